@@ -1,0 +1,35 @@
+"""The settings of local training. No torch here: the command line imports this."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from mechanisms.settings import Settings
+
+
+class Local(Settings):
+    """Local training of a client in one round"""
+
+    steps: int | None = Field(1, ge=1, description="local work [steps per round]; 'none' where epochs is given")
+    epochs: float | None = Field(
+        None, gt=0, description="local work [expected passes over the client's records per round], instead of steps"
+    )
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimizer's direction from the noisy gradient")
+    lr: float = Field(1.0, gt=0, description="local learning rate [parameter units per unit of direction]")
+    momentum: float = Field(0.0, ge=0, lt=1, description="local momentum, afresh in each round (Adam: its beta1)")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="decay of lr over the run's local steps"
+    )
+    max_records: int = Field(
+        4096, ge=1, description="memory bound of a gradient computation [records in one pass, all clients together]"
+    )
+
+    @model_validator(mode="after")
+    def _one_amount_of_work(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"steps is {self.steps} and epochs is {self.epochs:g}, but only one may be given: drop one"
+            )
+        if self.steps is None and self.epochs is None:
+            raise ValueError("steps and epochs are both none: give --steps or --epochs")
+        return self

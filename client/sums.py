@@ -1,0 +1,44 @@
+"""Exact sums: updates in int64 fixed point, so that the order and the grouping of clients change no bit.
+
+One unit is 2^-32. The sum holds while ``sum_k weight_k |update_k| < 2^31`` in every coordinate; anything larger, or not
+finite, is refused. (It is also the form that secure aggregation adds.)
+"""
+
+import numpy as np
+import torch
+
+SCALE = 2.0**32
+LIMIT = 2.0**31
+
+
+class WeightedSum:
+    """A running ``sum_k weight_k update_k`` over clients; its size does not depend on their number."""
+
+    def __init__(self, size: int):
+        self.total = np.zeros(size, dtype=np.int64)
+        self.weight = 0
+        self._largest = 0.0
+
+    def add(self, updates: torch.Tensor, weights: np.ndarray) -> None:
+        """Add the updates ``[K, P]`` (float32) of K clients with whole-number ``weights [K]``.
+
+        Raises:
+            ValueError: an update is not finite or too large for the sum.
+        """
+        largest = updates.abs().amax(dim=1).double().cpu().numpy() if updates.shape[1] else np.zeros(len(updates))
+        self._largest += float(largest @ weights)
+        if not self._largest < LIMIT:  # also NaN
+            worst = int(np.argmax(np.where(np.isfinite(largest), largest, np.inf)))
+            raise ValueError(
+                f"the update of client {worst} of this chunk has a coordinate of size {largest[worst]:g}: "
+                f"training diverged (the weighted sum must stay below {LIMIT:g}); lower --lr"
+            )
+        units = (updates.double() * SCALE).round().to(torch.int64)
+        column = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)[:, None]
+        self.total += (units * column).sum(dim=0).cpu().numpy()
+        self.weight += int(weights.sum())
+
+
+def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:
+    """The weighted mean update ``[P]`` (float64) of all groups from their int64 totals and total weight."""
+    return np.sum(totals, axis=0, dtype=np.int64) / (SCALE * weight)

@@ -1,0 +1,47 @@
+"""Finished uploads of a release on disk, so that a crash elsewhere does not make clients pay twice."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from client.messages import Upload
+from mechanisms import durable
+
+
+class Uploads:
+    """The folder of finished uploads: one file per group, named by round and group."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def keep(self, upload: Upload, params: np.ndarray) -> None:
+        """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
+        labels = {"group": str(upload.group), "weight": str(upload.weight), "seconds": str(upload.seconds)}
+        tensors = {"total": upload.total, "clients": upload.clients}
+        durable.write(path, save(tensors, metadata=labels | {"model": _digest(params)}))
+        for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
+            if old != path:
+                old.unlink()
+
+    def finished(self, round_: int, params: np.ndarray) -> list[Upload]:
+        """The uploads of this round that were made from this very model, by group."""
+        found = []
+        for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
+            try:
+                with safe_open(path, "np") as file:
+                    labels, total, clients = file.metadata(), file.get_tensor("total"), file.get_tensor("clients")
+            except SafetensorError:
+                continue
+            if labels["model"] == _digest(params):
+                group, weight, seconds = int(labels["group"]), int(labels["weight"]), float(labels["seconds"])
+                found.append(Upload(round_, group, clients, total, weight, seconds))
+        return found
+
+
+def _digest(params: np.ndarray) -> str:
+    return hashlib.blake2b(params.tobytes()).hexdigest()

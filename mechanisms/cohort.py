@@ -1,0 +1,76 @@
+"""What a mechanism's step sees: K clients' data, plans, streams and optimizer; and the state that it moves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mechanisms.gradients import RecordGradients
+from mechanisms.optimizers import Optimizer
+from mechanisms.plan import Plan
+from mechanisms.randomness import Streams
+from mechanisms.sampling import CohortData
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The surroundings of one local round of K clients; nothing in it changes but the streams' positions.
+
+    Attributes:
+        gradients: sums of scaled per-record gradients of the model.
+        data: the clients' records.
+        plans: length K, all of the mechanism's own type.
+        streams: the clients' random streams for this round.
+        optimizer: what turns a gradient into a direction.
+        learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
+    """
+
+    gradients: RecordGradients
+    data: CohortData
+    plans: Sequence[Plan]
+    streams: Streams
+    optimizer: Optimizer
+    learning_rate: Callable[[torch.Tensor], torch.Tensor]
+
+    def plan(self, name: str) -> torch.Tensor:
+        """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
+        return torch.tensor([float(getattr(p, name)) for p in self.plans], device=self.data.x.device)
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """All that a local round changes, a row per client: restoring a row leaves no trace of a step.
+
+    Attributes:
+        params: ``[K, P]``.
+        optimizer: tensors ``[K, ...]``.
+        taken: float32 ``[K]``, steps taken in this round.
+    """
+
+    params: torch.Tensor
+    optimizer: tuple[torch.Tensor, ...]
+    taken: torch.Tensor
+
+    @classmethod
+    def start(cls, cohort: Cohort, params: torch.Tensor) -> "LocalState":
+        """All K clients at the same model ``params [P]`` with a fresh optimizer."""
+        rows = params.expand(len(cohort.plans), -1).clone()
+        return cls(rows, cohort.optimizer.init(rows), rows.new_zeros(len(rows)))
+
+    def descend(self, cohort: Cohort, gradient: torch.Tensor) -> "LocalState":
+        """One optimizer step along ``gradient [K, P]``."""
+        direction, optimizer = cohort.optimizer.update(gradient, self.optimizer)
+        rate = cohort.learning_rate(self.taken)[:, None]
+        return replace(self, params=self.params - rate * direction, optimizer=optimizer, taken=self.taken + 1)
+
+    def where(self, keep: torch.Tensor, other: "LocalState") -> "LocalState":
+        """This state for the clients with ``keep [K]`` true, ``other``'s for the rest."""
+
+        def choose(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+            return torch.where(keep.view(-1, *[1] * (ours.dim() - 1)), ours, theirs)
+
+        return LocalState(
+            choose(self.params, other.params),
+            tuple(choose(a, b) for a, b in zip(self.optimizer, other.optimizer, strict=True)),
+            choose(self.taken, other.taken),
+        )

@@ -1,0 +1,35 @@
+"""The memory format of images: channels-last where it pays.
+
+On a CPU, pooling in the contiguous layout is about half of the time of a small convolutional network; channels-last is
+four times as fast. The values are the same, only their order in memory differs.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """`x [n, C, H, W]` in the channels-last layout, with its strides also where a size of 1 leaves them open."""
+    _, channels, height, width = x.shape
+    strides = (channels * height * width, 1, width * channels, channels)
+    return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
+
+
+def gains_from_channels_last(module: nn.Module, records: Tensor) -> bool:
+    """Whether `module` convolves images `records [n, C, H, W]` on a CPU, and gives the same output in this layout.
+
+    A model that calls `view` where the layout forbids it does not.
+    """
+    images = records.dim() == 4 and records.is_floating_point() and records.device.type == "cpu"
+    if not images or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return False
+    twin = copy.deepcopy(module).double()
+    probe = torch.linspace(-1, 1, records[:1].numel() * 2, dtype=torch.float64).view(2, *records.shape[1:])
+    with torch.no_grad():
+        expected = twin(probe)
+        try:
+            return torch.allclose(twin(channels_last(probe)), expected)
+        except RuntimeError:
+            return False

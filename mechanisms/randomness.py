@@ -1,0 +1,80 @@
+"""Named random streams: every draw is named by (key, purpose, round, client), never by who computes it.
+
+A stream is numpy's Philox counter generator whose 128-bit key is the BLAKE2b digest of its name. Streams of different
+names are independent; the same name gives the same draws on any worker, in any group and in any order.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+SERVER = -1
+"""The client number of draws that belong to nobody: picking clients, partitions, initial weights."""
+
+
+def seed_key(seed: int) -> bytes:
+    """The key of a seeded simulation: whoever knows the seed can subtract the noise."""
+    return f"seed:{seed}".encode()
+
+
+def fresh_key() -> bytes:
+    """256 bits of the operating system's entropy, for a release; kept nowhere."""
+    return secrets.token_bytes(32)
+
+
+def _digest(key: bytes, purpose: str, round_: int, client: int, bits: int) -> int:
+    name = f"{purpose}|{round_}|{client}".encode()
+    return int.from_bytes(hashlib.blake2b(name, key=hashlib.sha256(key).digest(), digest_size=bits // 8).digest())
+
+
+def generator(key: bytes, purpose: str, round_: int = 0, client: int = SERVER) -> np.random.Generator:
+    """The stream of this name, at its start."""
+    return np.random.Generator(np.random.Philox(key=_digest(key, purpose, round_, client, 128)))
+
+
+class Streams:
+    """The streams of a cohort for one local round: one per purpose and client, drawn from in step order.
+
+    Args:
+        key: of the run (``seed_key``) or of one release (``fresh_key``).
+        round_: the round's number.
+        clients: the cohort's client numbers, length K.
+        device: where tensors are wanted. On CUDA, normal draws come from the device's own Philox generators, whose keys
+            are 64 bits of the same digest; their values differ from the CPU's.
+    """
+
+    def __init__(self, key: bytes, round_: int, clients: Sequence[int], device: torch.device):
+        self._key, self._round, self._clients, self._device = key, round_, [int(c) for c in clients], device
+        self._host: dict[str, list[np.random.Generator]] = {}
+        self._cuda: dict[str, list[torch.Generator]] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def of(self, purpose: str) -> list[np.random.Generator]:
+        """The K generators of a purpose; each goes on where its last draw ended."""
+        if purpose not in self._host:
+            self._host[purpose] = [generator(self._key, purpose, self._round, c) for c in self._clients]
+        return self._host[purpose]
+
+    def normal(self, purpose: str, size: int) -> torch.Tensor:
+        """Standard normal draws, float32 ``[K, size]``, row k from client k's stream."""
+        if self._device.type == "cuda":
+            return self._normal_on_device(purpose, size)
+        rows = np.empty((len(self), size), dtype=np.float32)
+        for stream, row in zip(self.of(purpose), rows, strict=True):
+            stream.standard_normal(out=row, dtype=np.float32)
+        return torch.from_numpy(rows).to(self._device)
+
+    def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
+        if purpose not in self._cuda:
+            seeds = (_digest(self._key, purpose, self._round, c, 64) for c in self._clients)
+            # manual_seed reads a signed 64-bit integer
+            self._cuda[purpose] = [torch.Generator(self._device).manual_seed(s - 2**63) for s in seeds]
+        rows = torch.empty(len(self), size, device=self._device)
+        for stream, row in zip(self._cuda[purpose], rows, strict=True):
+            row.normal_(generator=stream)
+        return rows

@@ -1,0 +1,40 @@
+"""Sets of client ids as short text: ``"0-99,105"``."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+PATTERN = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", re.ASCII)
+
+
+def format_ranges(ids: Sequence[int] | NDArray[np.int64]) -> str:
+    """Distinct ids (at least 0, any order, shape ``[n]``) as ascending ranges; "" for none."""
+    ordered = np.unique(np.asarray(ids, dtype=np.int64))
+    if not ordered.size:
+        return ""
+    breaks = np.flatnonzero(np.diff(ordered) > 1)
+    firsts = ordered[np.concatenate(([0], breaks + 1))].tolist()
+    lasts = ordered[np.concatenate((breaks, [ordered.size - 1]))].tolist()
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
+
+
+def parse_ranges(text: str) -> NDArray[np.int64]:
+    """The ids that :func:`format_ranges` wrote, ascending, int64 ``[n]``.
+
+    Raises:
+        ValueError: the text is no list of ascending, disjoint ranges of ids below 10^18.
+    """
+    if text == "":
+        return np.empty(0, dtype=np.int64)
+    if not PATTERN.fullmatch(text):
+        raise ValueError(f"ranges = {text[:60]!r} must be ids below 10^18 and first-last pairs; write 0-99,105")
+    pairs = [part.partition("-") for part in text.split(",")]
+    firsts = np.array([first for first, _, _ in pairs], dtype=np.int64)
+    lasts = np.array([last or first for first, _, last in pairs], dtype=np.int64)
+    if (firsts > lasts).any() or (firsts[1:] <= lasts[:-1]).any():
+        raise ValueError(f"ranges = {text[:60]!r} must ascend without overlap; write 0-99,105")
+    lengths = lasts - firsts + 1
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum(), dtype=np.int64) + np.repeat(firsts - starts, lengths)

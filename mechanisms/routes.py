@@ -1,0 +1,102 @@
+"""Which way of computing per-record gradients a model allows: found by comparison, once for each shape of a record.
+
+Taps rest on properties of a model that no look at its layers can show: that records do not mix, that no weight is used
+around its layer. So before they are trusted, two records are computed both ways in float64, at parameters and inputs
+made up for the purpose, and must give the same norms and the same sum. A model that fails takes the general way.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mechanisms.forms import Pass
+from mechanisms.image_format import channels_last, gains_from_channels_last
+from mechanisms.layout import Layout
+from mechanisms.materialised import Looped, Loss, Vectorized
+from mechanisms.metric import IDENTITY, Metric
+from mechanisms.tapped import Tapped
+from mechanisms.taps import Untappable
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way to compute passes, and the number of tensor entries that it holds for each record."""
+
+    engine: Looped | Vectorized | Tapped
+    entries: int
+
+
+class Routes:
+    """The routes of one module and loss by shape of a record; what is found for a shape is kept."""
+
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
+        self._module, self._loss, self._layout = module, loss, layout
+        recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+        self._general = Route((Looped if recurrent else Vectorized)(module, loss, layout), layout.size)
+        self._routes: dict[tuple[object, ...], Route] = {}
+        self._formats: dict[tuple[object, ...], bool] = {}
+
+    def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
+        """The fastest route for records `x [n, ...]` with targets `y [n, ...]`, n >= 1.
+
+        Of float inputs only the shape matters. Integer ones index embeddings, so records are taken as they are: as long
+        as no two differ, nothing can be found out and the general route is taken. Errors of the model pass through.
+        """
+        key = (x.dtype, *x.shape[1:])
+        if key not in self._routes:
+            pair = _two_records(x)
+            if pair is None:
+                return self._general
+            self._routes[key] = self._find(x, pair, y)
+        route = self._routes[key]
+        fits = not isinstance(route.engine, Tapped) or route.engine.takes(metric)
+        return route if fits else self._general
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """`x [n, ...]` in the memory format that suits the module."""
+        key = (x.dtype, *x.shape[1:])
+        if key not in self._formats:
+            self._formats[key] = gains_from_channels_last(self._module, x)
+        return channels_last(x) if self._formats[key] else x
+
+    def _find(self, x: Tensor, pair: Tensor, y: Tensor) -> Route:
+        twin = copy.deepcopy(self._module).cpu().double()
+        start = self._layout.initial(twin)
+        params = (start + 0.1 * _wave(start)).unsqueeze(0)
+        targets = y[:2].expand(2, *y.shape[1:]) if y.shape[0] == 1 else y[:2]
+        targets = (targets.double() if y.is_floating_point() else targets).cpu().unsqueeze(0)
+        expected = Looped(twin, self._loss, self._layout).run(params, pair.unsqueeze(0), targets, IDENTITY)
+        try:
+            tapped = Tapped(twin, self._loss, self._layout, lambda records: records)
+            found = tapped.run(params, pair.unsqueeze(0), targets, IDENTITY)
+            if _agree(found, expected):
+                return Route(Tapped(self._module, self._loss, self._layout, self.arranged), found.entries // 2)
+        except (Untappable, RuntimeError):
+            pass
+        return self._general
+
+
+def _two_records(x: Tensor) -> Tensor | None:
+    """Two different records `[2, ...]` shaped as those of `x [n, ...]`, on the CPU; None if there are none."""
+    if x.is_floating_point():
+        return _wave(torch.empty(2, *x.shape[1:], dtype=torch.float64))
+    differs = (x != x[:1]).flatten(1).any(1)
+    return torch.stack([x[0], x[differs][0]]).cpu() if bool(differs.any()) else None
+
+
+def _wave(like: Tensor) -> Tensor:
+    """Numbers in [-1, 1] without a pattern that a model could be blind to, in the shape of `like`."""
+    return torch.sin(12.9898 * torch.arange(1, like.numel() + 1, dtype=like.dtype)).view(like.shape)
+
+
+def _agree(found: Pass, expected: Pass) -> bool:
+    norms = expected.squared_norms()
+    halved = torch.linspace(1, 0.5, norms.shape[1], dtype=norms.dtype).unsqueeze(0)
+    totals = [one.weighted_sum(halved, None) for one in (found, expected)]
+    same_norms = torch.allclose(found.squared_norms(), norms, rtol=_TOLERANCE)
+    same_totals = bool((totals[0] - totals[1]).norm() <= _TOLERANCE * totals[1].norm())
+    return bool((norms > 0).all()) and same_norms and same_totals

@@ -1,0 +1,54 @@
+"""Poisson batches of a cohort as padded masks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch per client, padded to the cohort's largest draw.
+
+    ``x [K, B, ...]``, ``y [K, B]``, ``mask [K, B]`` (False: padding, to be given factor 0).
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CohortData:
+    """The records of K clients: views into one data set, never copies of it.
+
+    ``x [N, ...]`` and ``y [N]`` live on the device; ``records[k]`` are client k's record numbers.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    records: Sequence[np.ndarray]
+
+    def sizes(self) -> torch.Tensor:
+        """``n_k``, float64 ``[K]``: public (adjacency is zero-out)."""
+        return torch.tensor([len(r) for r in self.records], dtype=torch.float64)
+
+    def gather(self, chosen: Sequence[np.ndarray]) -> Batch:
+        """The batch of the given record numbers, ``chosen[k]`` for client k (possibly none)."""
+        lengths = np.array([len(c) for c in chosen])
+        width = int(lengths.max(initial=0))
+        inside = np.arange(width)[None, :] < lengths[:, None]
+        numbers = np.zeros((len(chosen), width), dtype=np.int64)
+        numbers[inside] = np.concatenate(chosen) if len(chosen) else []
+        index = torch.from_numpy(numbers).to(self.x.device)
+        return Batch(self.x[index], self.y[index], torch.from_numpy(inside).to(self.x.device))
+
+
+def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[np.random.Generator]) -> Batch:
+    """Each record of client k enters on its own with probability ``sample_rate[k]``; a batch may be empty."""
+    chosen = [
+        records if rate >= 1 else records[stream.random(len(records)) < rate]
+        for records, rate, stream in zip(data.records, sample_rate, streams, strict=True)
+    ]
+    return data.gather(chosen)

@@ -1,0 +1,63 @@
+"""Who may still take part: a client retires rather than overspend."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from mechanisms.accountant import Charges, epsilon
+from mechanisms.events import Event
+from mechanisms.plan import PlanTable, merge
+
+
+class Budgets:
+    """What every client has spent, and what a further round would cost it.
+
+    Clients with the same history of charges share it, so that a round costs as many evaluations as there are distinct
+    histories, not clients.
+
+    Args:
+        plans: the clients' plans.
+        target: epsilon per client; ``inf`` never retires anybody.
+        delta: per client.
+        spent: charges so far by client, as the ledger's files say.
+    """
+
+    def __init__(self, plans: PlanTable, target: float, delta: float, spent: Mapping[int, Mapping[Event, int]]):
+        self._plans, self._target, self._delta = plans, target, delta
+        self._histories: list[Charges] = []
+        self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
+        self._history = np.array([self._number(spent.get(client, {})) for client in range(len(plans.which))])
+
+    def _number(self, charges: Charges) -> int:
+        number = self._numbers.setdefault(frozenset(charges.items()), len(self._histories))
+        if number == len(self._histories):
+            self._histories.append(charges)
+        return number
+
+    def _after_a_round(self) -> tuple[list[Charges], np.ndarray]:
+        """The distinct histories after one more round of everybody, and each client's place among them."""
+        pairs, place = np.unique(np.stack([self._history, self._plans.which]), axis=1, return_inverse=True)
+        after = [merge(self._histories[h], self._plans.plans[p].round_charges()) for h, p in pairs.T]
+        return after, place.reshape(-1)
+
+    def charge(self, clients: Iterable[int]) -> None:
+        """Note that these clients have paid for a round."""
+        after, place = self._after_a_round()
+        numbers = {p: self._number(after[p]) for p in set(place[np.asarray(clients)].tolist())}
+        for client in clients:
+            self._history[client] = numbers[place[client]]
+
+    def eligible(self) -> np.ndarray:
+        """Bool ``[clients]``: whose next round stays within the target."""
+        after, place = self._after_a_round()
+        within = [np.isinf(self._target) or epsilon(c, self._delta).epsilon <= self._target for c in after]
+        return np.array(within, dtype=bool)[place]
+
+    def epsilons(self, column: str) -> np.ndarray:
+        """Float64 ``[clients]``: spent so far, in the column ``certified`` or ``published``."""
+        used, place = np.unique(self._history, return_inverse=True)
+        return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[place]
+
+    def charges_of(self, client: int) -> Charges:
+        """What one client has paid so far."""
+        return self._histories[self._history[client]]

@@ -1,0 +1,68 @@
+"""The server's state after each round: a safetensors file and a small JSON that vouches for it.
+
+The JSON is written last and holds the tensors' digest, so a checkpoint is whole or is not one. A damaged one is passed
+over, with a warning, for the one before it.
+"""
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from mechanisms import durable
+from strategies.strategy import ServerState
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after ``round`` rounds: the model float32 ``[P]`` and the strategy's state."""
+
+    round: int
+    params: np.ndarray
+    state: ServerState
+
+
+class Checkpoints:
+    """The folder of checkpoints; the newest ``keep`` are kept."""
+
+    def __init__(self, folder: Path, keep: int):
+        self._folder, self._keep = folder, keep
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, then remove those that are too old."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"params": checkpoint.params} | {f"state.{k}": v for k, v in checkpoint.state.items()}
+        content = save(tensors)
+        path = self._folder / f"round-{checkpoint.round:06d}.safetensors"
+        durable.write(path, content)
+        label = {"round": checkpoint.round, "sha256": hashlib.sha256(content).hexdigest()}
+        durable.write(path.with_suffix(".json"), json.dumps(label).encode())
+        for old in self._labels()[self._keep :]:
+            old.with_suffix(".safetensors").unlink(missing_ok=True)
+            old.unlink()
+
+    def _labels(self) -> list[Path]:
+        return sorted(self._folder.glob("round-*.json"), reverse=True)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None; a damaged one is warned about and passed over."""
+        for label in self._labels():
+            try:
+                return _read(label)
+            except (OSError, ValueError, KeyError) as fault:
+                warnings.warn(f"checkpoint {label.stem} is damaged ({fault}); using the one before it", stacklevel=2)
+        return None
+
+
+def _read(label: Path) -> Checkpoint:
+    fields = json.loads(label.read_text())
+    content = label.with_suffix(".safetensors").read_bytes()
+    if hashlib.sha256(content).hexdigest() != fields["sha256"]:
+        raise ValueError("its digest does not match")
+    tensors = load(content)
+    state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
+    return Checkpoint(fields["round"], tensors["params"], state)

@@ -1,0 +1,47 @@
+"""A run's fixed inputs on the server's side."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.messages import TrainRequest, Upload
+from mechanisms.plan import PlanTable
+from strategies.strategy import Strategy
+
+Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
+"""Carries requests to the groups and brings their uploads, in any order. Engines differ in nothing else."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the round loop is given.
+
+    Attributes:
+        group_of: int64 ``[clients]``, the node that hosts each client.
+        plans: the clients' privacy plans.
+        strategy: how uploads become the next model.
+        initial: the first model, float32 ``[P]``.
+        evaluate: from a model to (accuracy, mean loss) on the test set.
+        rounds: how many.
+        fraction: of the clients still eligible, picked each round, in (0, 1].
+        target: epsilon per client, ``inf`` for none.
+        delta: per client.
+        seed: of a simulation; None for a release, which draws from the operating system's entropy.
+    """
+
+    group_of: np.ndarray
+    plans: PlanTable
+    strategy: Strategy
+    initial: np.ndarray
+    evaluate: Callable[[np.ndarray], tuple[float, float]]
+    rounds: int
+    fraction: float
+    target: float
+    delta: float
+    seed: int | None
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.group_of)

@@ -1,0 +1,135 @@
+"""The round loop: pick clients, ask their groups, add the uploads, take the strategy's step, write everything down.
+
+It knows neither Flower nor Ray; an exchange carries its requests. A crash at any moment loses no charge (a node writes
+them before it trains) and no finished round (a checkpoint follows each).
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from client import sums
+from client.messages import TrainRequest, Upload
+from mechanisms import ledger
+from mechanisms.randomness import fresh_key, generator, seed_key
+from server.budgets import Budgets
+from server.checkpoints import Checkpoint
+from server.federation import Exchange, Federation
+from server.records import RoundRecord
+from server.store import Store
+from strategies.strategy import Strategy
+
+Observer = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a run stands after its last finished round.
+
+    Attributes:
+        now: the model and the strategy's state.
+        records: of all finished rounds.
+        budgets: what the clients have spent; it goes on counting.
+    """
+
+    now: Checkpoint
+    records: tuple[RoundRecord, ...]
+    budgets: Budgets
+
+
+def restore(federation: Federation, store: Store) -> Standing:
+    """Where the run of this directory stands: at its newest whole checkpoint, or before the first round.
+
+    The ledger's files say what the clients have spent. In a seeded run a round that was begun but not finished will be
+    replayed as the same release, which is charged once; it is counted when it is replayed.
+    """
+    now = store.checkpoints.newest()
+    if now is None:
+        now = Checkpoint(0, federation.initial, federation.strategy.init(federation.initial))
+    spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
+    budgets = Budgets(federation.plans, federation.target, federation.delta, spent)
+    return Standing(now, tuple(store.records(up_to=now.round)), budgets)
+
+
+def run(
+    federation: Federation, exchange: Exchange, store: Store, standing: Standing, observers: Sequence[Observer]
+) -> Standing:
+    """Run the rounds that are left; ends early when every client has retired.
+
+    Raises:
+        ValueError: training diverged in a client.
+    """
+    while standing.now.round < federation.rounds:
+        began = time.perf_counter()
+        uploads = _train(federation, exchange, store, standing)
+        if not uploads:
+            break
+        trained = time.perf_counter() - began
+        now = _advance(federation.strategy, standing.now, uploads)
+        record = _record(federation, standing.budgets, now, uploads, began, trained)
+        store.append(record)
+        store.checkpoints.save(now)
+        standing = replace(standing, now=now, records=(*standing.records, record))
+        for observe in observers:
+            observe(record)
+    return standing
+
+
+def _train(federation: Federation, exchange: Exchange, store: Store, standing: Standing) -> list[Upload]:
+    """One round's uploads, by group; none when no client is left."""
+    now, budgets = standing.now, standing.budgets
+    number = now.round + 1
+    finished = store.uploads.finished(number, now.params) if federation.seed is None else []
+    eligible = budgets.eligible()
+    for upload in finished:
+        eligible[federation.group_of == upload.group] = False
+    clients = _pick(federation, number, eligible)
+    release = f"round-{number}" if federation.seed is not None else f"round-{number}-{secrets.token_hex(4)}"
+    group_of = federation.group_of[clients]
+    requests = [TrainRequest(number, int(g), release, clients[group_of == g], now.params) for g in np.unique(group_of)]
+    uploads = list(exchange(requests)) if requests else []
+    budgets.charge(clients)
+    return sorted(uploads + finished, key=lambda upload: upload.group)
+
+
+def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
+    """The round's clients, ascending: ``ceil(fraction * clients)`` of the eligible ones, without replacement."""
+    able = np.flatnonzero(eligible)
+    wanted = min(len(able), math.ceil(federation.fraction * federation.clients))
+    key = fresh_key() if federation.seed is None else seed_key(federation.seed)
+    return np.sort(generator(key, "pick", number).choice(able, wanted, replace=False)) if wanted else able
+
+
+def _advance(strategy: Strategy, now: Checkpoint, uploads: Sequence[Upload]) -> Checkpoint:
+    """The state after the strategy's step along the weighted mean update."""
+    update = sums.mean([u.total for u in uploads], sum(u.weight for u in uploads))
+    state, params = strategy.aggregate(now.state, now.params, update)
+    return Checkpoint(now.round + 1, params, state)
+
+
+def _record(
+    federation: Federation,
+    budgets: Budgets,
+    now: Checkpoint,
+    uploads: Sequence[Upload],
+    began: float,
+    trained: float,
+) -> RoundRecord:
+    accuracy, loss = federation.evaluate(now.params)
+    certified, published = budgets.epsilons("certified"), budgets.epsilons("published")
+    return RoundRecord(
+        round=now.round,
+        accuracy=accuracy,
+        loss=loss,
+        epsilon_certified_max=float(certified.max()),
+        epsilon_certified_median=float(np.median(certified)),
+        epsilon_published_max=float(published.max()),
+        retired=int((~budgets.eligible()).sum()),
+        participants=sum(len(u.clients) for u in uploads),
+        seconds=time.perf_counter() - began,
+        seconds_training=trained,
+    )

@@ -1,0 +1,131 @@
+"""What rounds hand out: frozen records, to be watched by observers and written as JSON."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+Epsilon = float | None
+"""A guarantee in nats; None, infinite or NaN where there is none."""
+
+
+def finite(value: Any) -> Any:
+    """``value`` as JSON can hold it: infinite and NaN numbers become None, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return value
+
+
+def largest(epsilons: Sequence[Epsilon]) -> Epsilon:
+    """The largest epsilon; None if one of them is no guarantee, or there are none."""
+    return None if None in finite(epsilons) else max(epsilons, default=None)
+
+
+def middle(epsilons: Sequence[Epsilon]) -> Epsilon:
+    """The median epsilon, where no guarantee counts as infinite; None if that is the median, or there are none."""
+    values = [math.inf if e is None else e for e in finite(epsilons)]
+    return finite(statistics.median(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record that goes to JSON and back; numbers that are not finite become None there."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of numbers, texts, lists and None."""
+        return finite(asdict(self))
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, Any]) -> Self:
+        """The record of a dictionary; keys of later versions are passed over."""
+        known = {f.name: entries[f.name] for f in fields(cls) if f.name in entries}
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
+
+
+@dataclass(frozen=True)
+class RunInfo(Record):
+    """What is known when a run starts or goes on.
+
+    Attributes:
+        rounds: planned length of the run.
+        finished: rounds that were finished before (a resumed run).
+        clients: how many there are.
+        run_dir: where the files go.
+    """
+
+    rounds: int
+    finished: int
+    clients: int
+    run_dir: str
+
+
+@dataclass(frozen=True)
+class RoundRecord(Record):
+    """One finished round: a line of ``rounds.jsonl``.
+
+    Attributes:
+        round: its number, from 1.
+        accuracy: of the new model on the test part, in [0, 1]; None or NaN where not evaluated.
+        loss: mean cross-entropy on the test part [nats]; None or NaN where not evaluated or not finite.
+        epsilon_certified_max: the largest proved epsilon spent by a client so far.
+        epsilon_certified_median: the median over all clients.
+        epsilon_published_max: the largest epsilon that the paper would claim.
+        retired: clients whose budget pays for no further round.
+        participants: clients that trained in this round.
+        seconds: wall time of the round.
+        seconds_training: the part of it spent on the clients' training and on messages.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    epsilon_certified_max: Epsilon
+    epsilon_certified_median: Epsilon
+    epsilon_published_max: Epsilon
+    retired: int
+    participants: int
+    seconds: float
+    seconds_training: float
+
+
+@dataclass(frozen=True)
+class Summary(Record):
+    """A finished run: ``summary.json``. The tuples have one entry per client, in client order.
+
+    Attributes:
+        accuracy: of the final model on the test part, in [0, 1].
+        loss: mean cross-entropy on the test part [nats].
+        epsilon_certified: proved epsilon of each client.
+        epsilon_published: epsilon that the paper would claim, of each client.
+        epsilon_pld: the tighter epsilon of the client with the largest certified one, by privacy-loss distributions;
+            None where that accountant does not apply.
+        delta: of each client's guarantee.
+        order: the Renyi order that gives the largest certified epsilon; None without privacy.
+        noise_multiplier: of each client; 0 without privacy.
+        events: privacy events charged to each client, counted with multiplicity.
+        retired: clients whose budget pays for no further round.
+        rounds: finished rounds.
+        seconds: wall time of the whole run, over all its resumptions.
+        run_dir: where the files are.
+        release: whether noise and batches came from the system's entropy.
+    """
+
+    accuracy: float | None
+    loss: float | None
+    epsilon_certified: tuple[Epsilon, ...]
+    epsilon_published: tuple[Epsilon, ...]
+    epsilon_pld: Epsilon
+    delta: float
+    order: float | None
+    noise_multiplier: tuple[float, ...]
+    events: tuple[int, ...]
+    retired: int
+    rounds: int
+    seconds: float
+    run_dir: str
+    release: bool

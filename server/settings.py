@@ -1,0 +1,16 @@
+"""The settings of the round loop. No torch here: the command line imports this."""
+
+from pydantic import Field
+
+from mechanisms.settings import Settings
+
+
+class Rounds(Settings):
+    """Rounds, and who takes part in them"""
+
+    rounds: int = Field(20, ge=1, description="length of the run [rounds]")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients picked in each round")
+    max_participations: int | None = Field(
+        None, ge=1, description="rounds that a client's budget is planned for; 'none': fraction * rounds, rounded up"
+    )
+    keep_checkpoints: int = Field(2, ge=2, description="finished rounds kept on disk [checkpoints]")

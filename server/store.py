@@ -1,0 +1,36 @@
+"""The server's part of a run directory: checkpoints, finished rounds, the ledger's files and kept uploads."""
+
+import json
+import os
+from pathlib import Path
+
+from client.uploads import Uploads
+from mechanisms import durable
+from server.checkpoints import Checkpoints
+from server.records import RoundRecord
+
+
+class Store:
+    """A run directory as the server sees it."""
+
+    def __init__(self, folder: Path, keep_checkpoints: int):
+        self.folder = folder
+        self.ledger = folder / "ledger"
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints)
+        self.uploads = Uploads(folder / "uploads")
+        self._rounds = folder / "rounds.jsonl"
+
+    def append(self, record: RoundRecord) -> None:
+        """Add a round's record, flushed to disk."""
+        with open(self._rounds, "a") as file:
+            file.write(json.dumps(record.to_json()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self, up_to: int) -> list[RoundRecord]:
+        """The records of the rounds up to ``up_to``; what a crash left after them is removed."""
+        lines = self._rounds.read_text().splitlines() if self._rounds.exists() else []
+        kept = [line for line in lines[:up_to] if line.endswith("}")]
+        if len(kept) < len(lines):
+            durable.write(self._rounds, "".join(line + "\n" for line in kept).encode())
+        return [RoundRecord.from_json(json.loads(line)) for line in kept]

@@ -1,0 +1,165 @@
+"""The command line: a flag for every setting, from the packages' own slices. Imports no torch, numpy, flwr or ray."""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sim.config import Config, differences, load
+from sim.fields import NONE, SETTINGS, TABLES, Setting, did_you_mean
+from sim.presets import PRESETS
+from sim.settings import EXECUTION_ONLY
+
+_METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
+_FILES = {
+    "--config": ("FILE.toml", "settings from a file, as a run directory's config.toml has them; flags go before it"),
+    "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        config: the resolved configuration.
+        resume: the run directory to go on with, or None for a new run.
+        given: names of the settings that were given as flags.
+    """
+
+    config: Config
+    resume: Path | None
+    given: frozenset[str]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; {self.prog} --help lists the flags")
+
+
+def parse(argv: Sequence[str], prog: str, description: str) -> Request:
+    """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    parser = build_parser(prog, description)
+    known, unknown = parser.parse_known_args(_joined(argv))
+    if unknown:
+        raise ValueError(_describe_unknown(unknown))
+    texts = vars(known)
+    config_file, run_dir = texts.pop("config", None), texts.pop("resume", None)
+    given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
+    if run_dir is None:
+        return Request(load(Path(config_file) if config_file else None, given), None, frozenset(given))
+    if config_file is not None:
+        raise ValueError(
+            f"--config {config_file} and --resume {run_dir}: a resumed run keeps its configuration; drop one"
+        )
+    return Request(_resumed(Path(run_dir), given), Path(run_dir), frozenset(given))
+
+
+def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """The parser: a group of flags per table; only flags that are given appear in the result."""
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog=f"'{NONE}' is a value where the help says what it means. Precedence: default < data set < file < flag.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+        usage="%(prog)s [--flag value | --flag=value ...]",
+    )
+    files = parser.add_argument_group("Files")
+    for flag, (metavar, text) in _FILES.items():
+        files.add_argument(flag, metavar=metavar, help=text)
+    for table, model in TABLES.items():
+        group = parser.add_argument_group(f"{model.__doc__} [{table}]")
+        for setting in (s for s in SETTINGS.values() if s.table == table):
+            _add_flag(group, setting)
+    return parser
+
+
+def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
+    """Run ``command(argv)`` (default: the process's own arguments) and return the exit code.
+
+    A ValueError is the user's fault: one line ``error: ...`` on stderr and code 2. ``python -X dev`` shows a traceback.
+    """
+    warnings.formatwarning = _one_line_warning
+    try:
+        command(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        if sys.flags.dev_mode:
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _one_line_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
+    kind = "warning" if category is UserWarning else category.__name__
+    return f"{kind}: {' '.join(str(message).split())}\n"
+
+
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    text = f"{setting.info.description} (default: {_defaults(setting)})".replace("%", "%%")
+    if setting.kind is bool:
+        group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
+        return
+    metavar = f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[setting.kind]
+    group.add_argument(setting.flag, metavar=metavar, help=text)
+
+
+def _defaults(setting: Setting) -> str:
+    """The default, and what some data sets have instead."""
+    own = {dataset: row[setting.name] for dataset, row in PRESETS.items() if setting.name in row}
+    values = [_shown(setting.info.default)]
+    values += [f"{dataset}: {_shown(v)}" for dataset, v in own.items() if v != setting.info.default]
+    return "; ".join(values)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--flag value`` as ``--flag=value``, so that a value may begin with a minus sign."""
+    takes_value = {*_FILES, *(s.flag for s in SETTINGS.values() if s.kind is not bool)}
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1] in takes_value and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _describe_unknown(unknown: Sequence[str]) -> str:
+    first = unknown[0]
+    if not first.startswith("-"):
+        return f"unexpected argument {first!r}: every value follows its flag"
+    name = first.partition("=")[0]
+    return f"unknown flag {name}{did_you_mean(name, [*_FILES, *(s.flag for s in SETTINGS.values())])}"
+
+
+def _resumed(run_dir: Path, given: dict[str, Any]) -> Config:
+    """The saved configuration, with the given settings that change no number of the result."""
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of a run")
+    saved, wanted = load(path, {}), load(path, given)
+    for name in differences(saved, wanted):
+        if name not in EXECUTION_ONLY:
+            raise ValueError(
+                f"a resumed run keeps its configuration: {name} is {saved.value(name)} in {path}, {wanted.value(name)} "
+                f"was given: leave {SETTINGS[name].flag} out, or start a new run"
+            )
+    return wanted

@@ -1,0 +1,142 @@
+"""The configuration of a run: default < the data set's preset < file < flag, validated, saved in full."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from client.settings import Local
+from mechanisms import durable
+from mechanisms.settings import Privacy, Settings
+from server.settings import Rounds
+from sim.fields import NONE, SETTINGS, TABLES, did_you_mean, fault
+from sim.presets import preset
+from sim.settings import Data, Execution
+from strategies.settings import Aggregation
+
+Values = dict[str, Any]
+"""Settings by name."""
+
+RIVALS = (("steps", "epochs"),)
+"""Pairs of which one only is set: a layer that sets one unsets the other of the layers below."""
+
+IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_client": ("partition", ("shards",))}
+"""Setting -> another one, and the values of that one which use it; the first is implied."""
+
+_HEADER = f'# The whole configuration of a run. "{NONE}" means: not set.\n\n'
+
+
+class Config(Settings):
+    """A run's whole configuration, one table per package."""
+
+    data: Data
+    privacy: Privacy
+    local: Local
+    strategy: Aggregation
+    rounds: Rounds
+    run: Execution
+
+    def value(self, name: str) -> Any:
+        """The setting ``name``, whatever its table."""
+        return getattr(getattr(self, SETTINGS[name].table), name)
+
+
+def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
+    """The configuration from a TOML file (or none) and explicitly given settings by name.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    file, flags = _read(path) if path else {}, dict(overrides)
+    _refuse_contradictions(flags)
+    dataset = (file | flags).get("dataset", SETTINGS["dataset"].info.default)
+    values: Values = {}
+    for layer in (preset(dataset), file, flags):
+        _put(values, layer)
+    tables: dict[str, Values] = {table: {} for table in TABLES}
+    for name, value in values.items():
+        tables[SETTINGS[name].table][name] = value
+    try:
+        return Config.model_validate({table: TABLES[table](**entries) for table, entries in tables.items()})
+    except ValidationError as error:
+        raise ValueError(fault(error)) from None
+
+
+def save(config: Config, path: Path) -> None:
+    """Write every setting, so that loading the file gives an equal configuration whatever the defaults have become."""
+    tables = {
+        table: {name: NONE if value is None else value for name, value in entries.items()}
+        for table, entries in config.model_dump().items()
+    }
+    durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode())
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The names of the settings in which two configurations differ."""
+    return [name for name in SETTINGS if a.value(name) != b.value(name)]
+
+
+def _put(values: Values, layer: Values) -> None:
+    """Lay ``layer`` over ``values``, with what its settings imply and unset."""
+    for name, (other, wanted) in IMPLIED.items():
+        below = values.get(other, SETTINGS[other].info.default)
+        if name in layer and other not in layer and below not in wanted:
+            values[other] = wanted[0]
+    for pair in RIVALS:
+        for name, other in (pair, pair[::-1]):
+            if layer.get(name) is not None and other not in layer:
+                values[other] = None
+    values.update(layer)
+
+
+def _refuse_contradictions(flags: Values) -> None:
+    implied = {name: (other, wanted) for name, (other, wanted) in IMPLIED.items() if name in flags}
+    for name, (other, wanted) in implied.items():
+        if other in flags and flags[other] not in wanted:
+            raise ValueError(
+                f"{SETTINGS[name].flag} {flags[name]} is of no use with {SETTINGS[other].flag} {flags[other]}; it "
+                f"belongs to {' and '.join(wanted)}: drop one of the two"
+            )
+    if len(implied) > 1 and "partition" not in flags:
+        raise ValueError(
+            f"{' and '.join(SETTINGS[n].flag for n in implied)} contradict each other: drop one of the two"
+        )
+
+
+def _read(path: Path) -> Values:
+    """The settings of a file by name, ``none`` turned into None."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the configuration file {path} cannot be read ({error.strerror}): check --config") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
+    values: Values = {}
+    for table, entries in tables.items():
+        _check_table(path, table, entries)
+        for name, value in entries.items():
+            _check_name(path, table, name)
+            values[name] = None if value == NONE and SETTINGS[name].optional else value
+    return values
+
+
+def _check_table(path: Path, table: str, entries: object) -> None:
+    if table in TABLES and isinstance(entries, dict):
+        return
+    if table in SETTINGS and not isinstance(entries, dict):
+        raise ValueError(f"{path}: {table} stands outside its table: put it under [{SETTINGS[table].table}]")
+    hint = did_you_mean(table, list(TABLES) if isinstance(entries, dict) else [*TABLES, *SETTINGS])
+    raise ValueError(f"{path}: unknown table {table}{hint} (tables: {', '.join(TABLES)})")
+
+
+def _check_name(path: Path, table: str, name: str) -> None:
+    known = list(TABLES[table].model_fields)
+    if name in known:
+        return
+    if name in SETTINGS:
+        raise ValueError(f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move it")
+    hint = did_you_mean(name, known) or did_you_mean(name, list(SETTINGS)) or f" (known: {', '.join(known)})"
+    raise ValueError(f"{path}: unknown setting {name} in [{table}]{hint}")

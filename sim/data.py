@@ -1,0 +1,163 @@
+"""Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, or a user's `.npz` file.
+
+Pixels are normalised by constants that were public before any training (below), never by statistics of the records at
+hand: those would be a release that nobody charges for. Images of torchvision's sets stay uint8 until normalised.
+"""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sim.arrays import fixed_split, read_npz
+from sim.names import suggest
+from sim.torchvision_compat import import_torchvision
+
+DATA_DIR_VARIABLE = "DP_FED_DATA"
+DEFAULT_DATA_DIR = "~/.cache/dp-federated-simulator"
+DIGITS_TEST = 360
+"""Test records of `digits`, out of 1,797."""
+TIMEOUT = 10.0
+"""Seconds without an answer after which a download is given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A classification data set. N training and M test records; images are [C, H, W], features [F].
+
+    Attributes:
+        name: as it was asked for.
+        x: float32 [N, ...] training records, y: int64 [N] their labels in 0 .. classes - 1.
+        x_test: float32 [M, ...] test records, y_test: int64 [M] their labels.
+        classes: number of classes.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A data set of torchvision: its class, its files under the data directory, and the published pixel statistics."""
+
+    kind: str
+    files: str
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+# Mean and standard deviation of each channel of the training images, pixels in [0, 1], as published with the data sets
+# and used throughout the literature.
+_SOURCES = {
+    "mnist": _Source("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
+    "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
+    "cifar10": _Source("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+NAMES = ("digits", *_SOURCES)
+
+
+def load(name: str, data_dir: str | None = None) -> Dataset:
+    """The data set `name`: one of `NAMES`, or the path of an `.npz` file (see `sim.arrays`).
+
+    Args:
+        name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download), `mnist`, `fmnist`,
+            `cifar10` or a path that ends in `.npz`.
+        data_dir: where torchvision's sets lie. Default: the environment variable `DP_FED_DATA`, else
+            `~/.cache/dp-federated-simulator`. Missing files are downloaded to it.
+
+    Raises:
+        ValueError: unknown name; `data_dir` or `DP_FED_DATA` names no directory; files missing, damaged and not to be
+            downloaded; a faulty `.npz`.
+    """
+    if name == "digits":
+        return _digits()
+    if name in _SOURCES:
+        return _images(name, _directory(data_dir))
+    if name.endswith(".npz"):
+        return Dataset(name, *read_npz(name))
+    raise ValueError(f"dataset = {name!r} is unknown: {suggest(name, NAMES)}, or the path of an .npz file")
+
+
+def _digits() -> Dataset:
+    """1,437 training and 360 test scans; (x - 8) / 8 maps the format's range 0 .. 16 to [-1, 1]."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ValueError(f"dataset = 'digits' needs scikit-learn ({error}): pip install scikit-learn") from error
+    scans = load_digits()
+    x = ((scans.images - 8) / 8).astype(np.float32)[:, None]
+    y = scans.target.astype(np.int64)
+    train, test = fixed_split(len(x), DIGITS_TEST)
+    return Dataset("digits", x[train], y[train], x[test], y[test], 10)
+
+
+def _directory(data_dir: str | None) -> Path:
+    """The data directory; only the default one may be absent."""
+    for origin, value in (("data_dir", data_dir), (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE))):
+        if value:
+            path = Path(value).expanduser()
+            if not path.is_dir():
+                raise ValueError(f"{origin} = {value!r} is no directory: create it or correct the path")
+            return path
+    return Path(DEFAULT_DATA_DIR).expanduser()
+
+
+def _images(name: str, root: Path) -> Dataset:
+    """A data set of torchvision, read from `root` or else downloaded to it, normalised."""
+    source = _SOURCES[name]
+    kind = getattr(import_torchvision().datasets, source.kind)
+    try:
+        parts = _read(kind, root, download=False)
+    except Exception:  # whatever is amiss with the files, a download is the cure, and the next failure is reported
+        try:
+            with _impatient():
+                parts = _read(kind, root, download=True)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"dataset = {name!r}: its files are missing or damaged and could not be downloaded ({reason}): "
+                f"put them into {root / source.files} as torchvision expects them, or take --dataset digits"
+            ) from error
+    (x, y), (x_test, y_test) = parts
+    return Dataset(name, _normalised(x, source), y, _normalised(x_test, source), y_test, 10)
+
+
+def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The training and the test part: pixels uint8 [N, C, H, W] and labels int64 [N]."""
+    parts = []
+    for train in (True, False):
+        part = kind(str(root), train=train, download=download)
+        pixels = np.asarray(part.data)  # [N, H, W], or [N, H, W, C] in colour
+        pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+        parts.append((pixels, np.asarray(part.targets, dtype=np.int64)))
+    return parts
+
+
+def _normalised(pixels: np.ndarray, source: _Source) -> np.ndarray:
+    """(pixel / 255 - mean) / deviation of each channel, as contiguous float32 [N, C, H, W]."""
+    x = pixels.astype(np.float32, order="C")
+    mean, deviation = (np.array(c, np.float32)[:, None, None] for c in (source.mean, source.deviation))
+    x *= 1 / (255 * deviation)
+    x -= mean / deviation
+    return x
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Connections give up after `TIMEOUT` seconds; what torchvision prints goes to stderr, beside its progress bar."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        socket.setdefaulttimeout(before)

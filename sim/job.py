@@ -1,0 +1,200 @@
+"""From a configuration to a run's inputs (data, clients, plans, model, groups), and from there to its two ends."""
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from client.node import GroupData, Node, Training
+from client.uploads import Uploads
+from mechanisms.gradients import RecordGradients
+from mechanisms.ledger import Ledger
+from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.plan import PlanTable
+from mechanisms.randomness import generator, seed_key
+from mechanisms.registry import MECHANISMS, plan_table
+from server.federation import Federation
+from sim.config import Config
+from sim.data import Dataset, load
+from sim.models import build as build_model
+from sim.partition import Partition, partition
+from strategies.fedavg import STRATEGIES
+
+EVALUATION_BATCH = 2_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run's inputs, the same in every process.
+
+    Attributes:
+        config: resolved.
+        dataset: all clients' records and the test set.
+        partition: who holds which record.
+        model: the module; its initial parameters are the first model.
+        plans: the clients' privacy plans.
+        groups: for each group, the chunks of client numbers that are computed together.
+    """
+
+    config: Config
+    dataset: Dataset
+    partition: Partition
+    model: torch.nn.Module
+    plans: PlanTable
+    groups: tuple[tuple[np.ndarray, ...], ...]
+
+    @functools.cached_property
+    def gradients(self) -> RecordGradients:
+        """Per-record gradients of the model.
+
+        Raises:
+            ValueError: the model has a layer that mixes records.
+        """
+        return RecordGradients(self.model, max_records=self.config.local.max_records)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of every draw, or None for a release."""
+        return None if self.config.run.release else self.config.run.seed
+
+
+def build(config: Config) -> Job:
+    """Load, partition, calibrate and group.
+
+    Raises:
+        ValueError: anything the user can mend.
+    """
+    device_of(config)
+    dataset = load(config.data.dataset, config.data.data_dir)
+    key = seed_key(config.run.seed)
+    rng = generator(key, "partition")
+    data = config.data
+    parts = partition(
+        dataset.y,
+        data.clients,
+        data.partition,
+        rng,
+        alpha=data.dirichlet,
+        shards_per_client=data.shards_per_client,
+        minimum=data.min_records,
+    )
+    shape = dataset.x.shape[1:]
+    model = build_model(data.model, shape, dataset.classes, int(generator(key, "model").integers(2**63)), activation=data.activation)
+    plans = plan_table(config.privacy, local_steps(config), participations(config), parts.sizes)
+    job = Job(
+        config, dataset, parts, model, plans, group(parts.sizes, config.run.chunk_clients, config.run.groups or 1)
+    )
+    _ = job.gradients  # refuses a model that mixes records before anything is written
+    return job
+
+
+def single_thread() -> None:
+    """One thread of torch per process: sums then have one order, and processes share the cores."""
+    torch.set_num_threads(1)
+
+
+def device_of(config: Config) -> torch.device:
+    """The computing device.
+
+    Raises:
+        ValueError: CUDA was asked for and there is none.
+    """
+    present = torch.cuda.is_available()
+    if config.run.device == "cuda" and not present:
+        raise ValueError("device = cuda, but no CUDA device is present: use --device auto or --device cpu")
+    return torch.device("cuda" if present and config.run.device != "cpu" else "cpu")
+
+
+def local_steps(config: Config) -> int:
+    """Local steps a round: as given, or enough for the expected number of passes."""
+    if config.local.steps is not None:
+        return config.local.steps
+    return math.ceil(config.local.epochs / config.privacy.sample_rate)
+
+
+def participations(config: Config) -> int:
+    """Rounds for which a client's budget is planned."""
+    rounds = config.rounds
+    return min(rounds.rounds, rounds.max_participations or math.ceil(rounds.fraction * rounds.rounds))
+
+
+def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.ndarray, ...], ...]:
+    """Chunks of clients of similar size, dealt to groups so that their work is even.
+
+    Chunks depend on the sizes and the chunk size only, so results do not depend on the number of groups (as long as
+    every group gets a chunk; with more groups than that, chunks are made smaller).
+
+    Returns:
+        For each group its chunks, each an int64 array of client numbers in ascending order.
+    """
+    groups = min(groups, len(sizes))
+    width = min(chunk_clients, len(sizes) // groups)
+    by_size = np.argsort(-sizes, kind="stable")
+    chunks = [np.sort(by_size[at : at + width]) for at in range(0, len(by_size), width)]
+    dealt: list[list[np.ndarray]] = [[] for _ in range(groups)]
+    load = np.zeros(groups)
+    for chunk in chunks:  # largest first, to the least loaded
+        least = int(np.argmin(load))
+        dealt[least].append(chunk)
+        load[least] += len(chunk) * sizes[chunk].max()
+    return tuple(tuple(chunks) for chunks in dealt)
+
+
+def node(job: Job, number: int, run_dir: Path) -> Node:
+    """The node of group ``number``: its clients' data on the computing device, and its ledger in the run directory."""
+    config, device = job.config, device_of(job.config)
+    schedule, steps = SCHEDULES[config.local.lr_schedule], local_steps(config)
+    training = Training(
+        mechanism=MECHANISMS[config.privacy.mechanism],
+        gradients=job.gradients,
+        optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
+        learning_rate=lambda round_, taken: (
+            config.local.lr * schedule(((round_ - 1) * steps + taken) / (config.rounds.rounds * steps))
+        ),
+        seed=job.seed,
+    )
+    data = GroupData(
+        x=torch.from_numpy(job.dataset.x).to(device),
+        y=torch.from_numpy(job.dataset.y).to(device),
+        records=job.partition.of,
+        chunks=job.groups[number],
+        weights=STRATEGIES[config.strategy.strategy](config.strategy).weights(job.partition.sizes),
+    )
+    ledger = Ledger(run_dir / "ledger" / f"group-{number:04d}.jsonl")
+    return Node(training, data, job.plans, ledger, Uploads(run_dir / "uploads"))
+
+
+def federation(job: Job) -> Federation:
+    """The server's inputs."""
+    config = job.config
+    group_of = np.empty(config.data.clients, dtype=np.int64)
+    for number, chunks in enumerate(job.groups):
+        group_of[np.concatenate(chunks)] = number
+    return Federation(
+        group_of=group_of,
+        plans=job.plans,
+        strategy=STRATEGIES[config.strategy.strategy](config.strategy),
+        initial=job.gradients.layout.initial(job.model).numpy().copy(),
+        evaluate=functools.partial(evaluate, job),
+        rounds=config.rounds.rounds,
+        fraction=config.rounds.fraction,
+        target=math.inf if config.privacy.epsilon is None else config.privacy.epsilon,
+        delta=config.privacy.delta,
+        seed=job.seed,
+    )
+
+
+def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
+    """(accuracy, mean cross-entropy) of the model ``[P]`` on the test set."""
+    rows = torch.from_numpy(params)[None]
+    right = loss = 0.0
+    for at in range(0, len(job.dataset.y_test), EVALUATION_BATCH):
+        x = torch.from_numpy(job.dataset.x_test[at : at + EVALUATION_BATCH])
+        y = torch.from_numpy(job.dataset.y_test[at : at + EVALUATION_BATCH])
+        logits = job.gradients.logits(rows, x[None])[0]
+        right += float((logits.argmax(dim=1) == y).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+    return right / len(job.dataset.y_test), loss / len(job.dataset.y_test)

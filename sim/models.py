@@ -1,0 +1,187 @@
+"""Models: a table of small classifiers, or any `torch.nn.Module` of the user's; weights depend on `seed` alone.
+
+All models of the table are `nn.Sequential` of layers that treat records independently. Their weights and biases are
+uniform in +-1 / sqrt(fan-in), PyTorch's own rule, but drawn from a generator of their own; no global random state is
+touched.
+"""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import skip_init
+
+from sim.names import suggest
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+_DEFAULTS = {"digits": "linear", "mnist": "cnn", "fmnist": "cnn", "cifar10": "cnn-cifar"}
+
+Shape = tuple[int, ...]
+"""Of one record: (F,) features or (C, H, W) image."""
+
+
+def default_model(dataset: str) -> str:
+    """The model of a data set for which none was chosen; `linear` for a user's own arrays."""
+    return _DEFAULTS.get(dataset, "linear")
+
+
+def build(name: str, input_shape: Shape, classes: int, seed: int, activation: str = "tanh") -> nn.Module:
+    """A model from records [B, *input_shape] to logits [B, classes], on the CPU, in training mode.
+
+    Args:
+        name: one of `NAMES`, or `package.module:Class` of the user's. Such a class receives those of the keyword
+            arguments `input_shape` and `classes` that its constructor names, and nothing else; PyTorch's CPU generator
+            has the given seed while it is built and its own state again afterwards.
+        input_shape: of one record, (F,) or (C, H, W).
+        classes: number of logits, at least 2.
+        seed: of the initial weights, 0 .. 2**63 - 1; the same seed gives the same weights.
+        activation: `tanh` or `relu`, between the layers of `mlp`, `cnn` and `cnn-cifar`. `linear` and classes of the
+            user's have no use for it.
+
+    Raises:
+        ValueError: unknown name or activation; a value outside its range; images too small, or no images, for a
+            convolutional model; a class that cannot be imported, built or run, that is no `nn.Module`, or whose output
+            is not [B, classes].
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation = {activation!r} is unknown: {suggest(activation, ACTIVATIONS)}")
+    if min(input_shape, default=0) < 1 or classes < 2:
+        raise ValueError(
+            f"input_shape = {input_shape}, classes = {classes}: a model needs sizes of at least 1 and 2 classes"
+        )
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed = {seed} is outside 0 .. 2**63 - 1: choose one within")
+    if ":" in name:
+        return _custom(name, input_shape, classes, seed)
+    if name not in _BUILDERS:
+        raise ValueError(f"model = {name!r} is unknown: {suggest(name, NAMES)}, or package.module:Class")
+    module = nn.Sequential(*_BUILDERS[name](input_shape, classes, ACTIVATIONS[activation]))
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    for layer in module:
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            _initialise(layer, rng)
+    return module
+
+
+def _initialise(layer: nn.Linear | nn.Conv2d, rng: np.random.Generator) -> None:
+    """Weights and biases uniform in +-1 / sqrt(inputs of one output), drawn in this order."""
+    bound = 1 / math.sqrt(layer.weight[0].numel())
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            draw = rng.uniform(-bound, bound, tuple(parameter.shape)).astype(np.float32)
+            parameter.copy_(torch.from_numpy(draw))
+
+
+def _dense(inputs: int, outputs: int) -> nn.Module:
+    """A linear layer whose weights are not drawn yet."""
+    return skip_init(nn.Linear, inputs, outputs)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Module:
+    """A convolution whose weights are not drawn yet."""
+    return skip_init(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding)
+
+
+def _linear(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """Softmax regression on all numbers of a record."""
+    return [nn.Flatten(), _dense(math.prod(shape), classes)]
+
+
+def _mlp(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """One hidden layer of 32."""
+    return [nn.Flatten(), _dense(math.prod(shape), 32), activation(), _dense(32, classes)]
+
+
+def _cnn(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """DPSUR's appendix, MNIST and Fashion-MNIST: 26,010 parameters on 1x28x28 with 10 classes."""
+    channels, *sides = _image("cnn", shape, 16)
+    height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+    return [
+        _convolution(channels, 16, 8, stride=2, padding=2),
+        activation(),
+        nn.MaxPool2d(2, stride=1),
+        _convolution(16, 32, 4, stride=2),
+        activation(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        _dense(32 * height * width, 32),
+        activation(),
+        _dense(32, classes),
+    ]
+
+
+def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """DPSUR's appendix, CIFAR-10 (3x3 kernels, padding 1): 550,570 parameters on 3x32x32 with 10 classes."""
+    channels, height, width = _image("cnn-cifar", shape, 8)
+    layers: list[nn.Module] = []
+    for wide in (32, 64, 128):
+        layers += [_convolution(channels, wide, 3, padding=1), activation()]
+        layers += [_convolution(wide, wide, 3, padding=1), activation(), nn.MaxPool2d(2)]
+        channels = wide
+    features = channels * (height // 8) * (width // 8)
+    return [*layers, nn.Flatten(), _dense(features, 128), activation(), _dense(128, classes)]
+
+
+_BUILDERS: dict[str, Callable[[Shape, int, type[nn.Module]], list[nn.Module]]] = {
+    "linear": _linear,
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "cnn-cifar": _cnn_cifar,
+}
+NAMES = tuple(_BUILDERS)
+
+
+def _image(name: str, shape: Shape, least: int) -> Shape:
+    """The shape, if it is that of an image of at least least x least pixels."""
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise ValueError(
+            f"model = {name!r} needs images (C, H, W) of at least {least}x{least} pixels, and records here have shape "
+            f"{tuple(shape)}: take linear or mlp"
+        )
+    return shape
+
+
+def _custom(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Module:
+    """Builds `package.module:Class` and runs it once on two records of zeros."""
+    kind = _import_class(name)
+    given = {"input_shape": tuple(input_shape), "classes": classes}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            named = inspect.signature(kind).parameters
+            module = kind(**{key: value for key, value in given.items() if key in named})
+            module.eval()
+            with torch.no_grad():
+                output = module(torch.zeros(2, *input_shape))
+        except Exception as error:  # the user's code can raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"model = {name!r} cannot be built and run on two records of shape {tuple(input_shape)} ({reason}): "
+                "its constructor may take input_shape and classes, and every other argument needs a default"
+            ) from error
+    if not isinstance(output, torch.Tensor) or output.shape != (2, classes):
+        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ValueError(
+            f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in {classes} outputs"
+        )
+    return module.train()
+
+
+def _import_class(name: str) -> type[nn.Module]:
+    """The class of `package.module:Class`."""
+    path, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(path), attribute, None)
+    except Exception as error:  # the user's module can raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add it to PYTHONPATH"
+        ) from error
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        what = "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
+        raise ValueError(f"model = {name!r}: module {path!r} {what}: name a subclass of torch.nn.Module")
+    return found

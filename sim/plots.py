@@ -1,0 +1,154 @@
+"""The pictures of a run: figures from records, drawn without pyplot and without a screen."""
+
+import io
+import math
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from server.records import Epsilon, RoundRecord
+
+BLUE, ORANGE, GREY, RED = "#2b6cb0", "#dd7a1b", "#8a94a3", "#c53030"
+INK, RULE = "#2d3748", "#e2e8f0"
+
+MAX_COLUMNS = 200
+"""Clients that the partition's picture shows one by one; more of them are drawn in this many bands."""
+
+_STYLE = {
+    "font.size": 9,
+    "font.family": "DejaVu Sans",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GREY,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "svg.hashsalt": "report",
+}
+
+
+def svg(figure: Figure) -> bytes:
+    """A figure as SVG, equal for equal figures."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def accuracy_and_loss(records: Sequence[RoundRecord]) -> Figure:
+    """Test accuracy and test loss by round, side by side."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        rounds = [r.round for r in records]
+        _by_round(left, rounds, [r.accuracy for r in records], BLUE)
+        left.set(ylabel="test accuracy", ylim=(0, 1))
+        _by_round(right, rounds, [r.loss for r in records], BLUE)
+        right.set(ylabel="test loss [nats]")
+        right.set_ylim(bottom=0)
+        return figure
+
+
+def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
+    """Certified epsilon (largest and median client) and published epsilon by round, against the target."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+        axes = figure.subplots()
+        rounds = [r.round for r in records]
+        _by_round(axes, rounds, [r.epsilon_certified_max for r in records], BLUE, "certified, largest")
+        _by_round(axes, rounds, [r.epsilon_certified_median for r in records], GREY, "certified, median", "--")
+        _by_round(axes, rounds, [r.epsilon_published_max for r in records], ORANGE, "published, largest", ":")
+        _target(axes, target)
+        axes.set(ylabel="epsilon spent")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return figure
+
+
+def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon], target: Epsilon) -> Figure:
+    """The clients' epsilons in ascending order of the certified one."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+        axes = figure.subplots()
+        values, claims = _numbers(certified), _numbers(published)
+        order = np.argsort(values, kind="stable")
+        places = np.arange(1, len(values) + 1)
+        axes.fill_between(places, values[order], step="mid", color=BLUE, alpha=0.15, linewidth=0)
+        axes.step(places, values[order], where="mid", color=BLUE, label="certified")
+        axes.step(places, claims[order], where="mid", color=ORANGE, linestyle=":", label="published")
+        _target(axes, target)
+        axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(0.5, len(values) + 0.5))
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(_whole_numbers())
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return figure
+
+
+def partition(counts: np.ndarray) -> Figure:
+    """Who holds what: records per client above, their classes as a heat map below.
+
+    Args:
+        counts: int64 ``[clients, classes]``. More than ``MAX_COLUMNS`` clients are sorted by their main class and drawn
+            as the means of neighbours.
+    """
+    bands, label = _bands(counts)
+    clients, classes = counts.shape
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 1.9 + 0.19 * min(classes, 20)), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
+        edges = np.linspace(-0.5, clients - 0.5, len(bands) + 1)
+        above.stairs(bands.sum(axis=1), edges, fill=True, color=BLUE, alpha=0.8)
+        above.set(ylabel="records")
+        extent = (-0.5, clients - 0.5, classes - 0.5, -0.5)
+        image = below.imshow(bands.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent)
+        below.set(xlabel=label, ylabel="class")
+        below.grid(False)
+        below.xaxis.set_major_locator(_whole_numbers())
+        below.yaxis.set_major_locator(_whole_numbers())
+        figure.colorbar(image, ax=below, label="records", pad=0.01)
+        return figure
+
+
+def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
+    """Rows to draw, float64 ``[at most MAX_COLUMNS, classes]``, and what they are."""
+    if len(counts) <= MAX_COLUMNS:
+        return counts.astype(np.float64), "client"
+    order = np.lexsort((counts.sum(axis=1), counts.argmax(axis=1)))
+    bands = np.array([counts[part].mean(axis=0) for part in np.array_split(order, MAX_COLUMNS)])
+    return bands, f"clients, sorted by their main class (means of {MAX_COLUMNS} bands)"
+
+
+def _by_round(
+    axes: Axes, rounds: Sequence[int], values: Sequence[float | None], color: str, label: str = "", style: str = "-"
+) -> None:
+    marker = "o" if len(rounds) <= 40 else ""
+    axes.plot(rounds, _numbers(values), color=color, label=label, linestyle=style, marker=marker, markersize=3)
+    axes.set(xlabel="round", xlim=(0, max(rounds) + 0.5))
+    axes.xaxis.set_major_locator(_whole_numbers())
+
+
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+
+
+def _target(axes: Axes, target: Epsilon) -> None:
+    if target is not None:
+        axes.axhline(target, color=RED, linewidth=1.2, linestyle=(0, (6, 3)), label=f"target {target:g}")
+
+
+def _numbers(values: Sequence[float | None]) -> np.ndarray:
+    """Float64; what is None or not finite becomes NaN, which is not drawn."""
+    numbers = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    return np.where(np.isfinite(numbers), numbers, math.nan)

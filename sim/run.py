@@ -1,0 +1,26 @@
+"""``python -m sim.run``: train many clients with local differential privacy, and say what it cost each of them."""
+
+from collections.abc import Sequence
+
+from sim.cli import main_guard, parse
+
+DESCRIPTION = "Federated learning with local differential privacy. Every client keeps its own ledger of what it spent."
+
+
+def command(argv: Sequence[str]) -> None:
+    """Run, or go on with a run, as the arguments say.
+
+    Raises:
+        ValueError: anything the user can mend.
+    """
+    request = parse(argv, "python -m sim.run", DESCRIPTION)
+    from sim.environment import prepare
+
+    prepare()
+    from sim.session import train
+
+    train(request)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main_guard(command))

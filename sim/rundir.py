@@ -1,0 +1,84 @@
+"""The run directory: made whole or not at all, and finished with the model, the summary and the report."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from mechanisms import durable
+from mechanisms.accountant import epsilon, pld_epsilon
+from server.loop import Standing
+from server.records import Summary
+from sim import config as configs
+from sim.config import Config
+from sim.job import Job
+
+
+def choose(config: Config) -> Path:
+    """Where a new run will be; nothing is made yet but the parent folder.
+
+    Raises:
+        ValueError: the folder exists, or its parent cannot be written.
+    """
+    parent = Path(config.run.out)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
+    name = config.run.name or time.strftime("%Y%m%d-%H%M%S")
+    folder, copy = parent / name, 2
+    while folder.exists():
+        if config.run.name:
+            raise ValueError(f"name = {name}: {folder} exists; give another --name, or go on with --resume {folder}")
+        folder, copy = parent / f"{name}-{copy}", copy + 1
+    return folder
+
+
+def create(folder: Path, job: Job) -> None:
+    """Make the run directory with its configuration and partition, under a temporary name first."""
+    part = folder.with_name(f".{folder.name}.part")
+    for name in ("ledger", "checkpoints"):
+        (part / name).mkdir(parents=True, exist_ok=True)
+    configs.save(job.config, part / "config.toml")
+    counts = job.partition.counts(job.dataset.y, job.dataset.classes)
+    np.savez_compressed(part / "partition.npz", counts=counts, sizes=job.partition.sizes)
+    part.rename(folder)
+    durable.sync_folder(folder.parent)
+
+
+def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
+    """The run's closing figures, from what was charged."""
+    budgets, records = standing.budgets, standing.records
+    clients, delta = range(len(job.plans.which)), job.config.privacy.delta
+    certified = budgets.epsilons("certified")
+    worst = budgets.charges_of(int(np.argmax(certified)))
+    last = records[-1]
+    return Summary(
+        accuracy=last.accuracy,
+        loss=last.loss,
+        epsilon_certified=tuple(certified.tolist()),
+        epsilon_published=tuple(budgets.epsilons("published").tolist()),
+        epsilon_pld=pld_epsilon(worst, delta),
+        delta=delta,
+        order=epsilon(worst, delta).order,
+        noise_multiplier=tuple(getattr(job.plans.of(c), "noise_multiplier", 0.0) for c in clients),
+        events=tuple(sum(budgets.charges_of(c).values()) for c in clients),
+        retired=last.retired,
+        rounds=last.round,
+        seconds=sum(r.seconds for r in records),
+        run_dir=str(folder),
+        release=job.config.run.release,
+    )
+
+
+def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
+    """Write the final model and the summary."""
+    tensors = job.gradients.layout.unflatten(torch.from_numpy(params))
+    durable.write(folder / "model.safetensors", save({name: t.contiguous() for name, t in tensors.items()}))
+    durable.write(folder / "summary.json", json.dumps(summary.to_json(), indent=1).encode())

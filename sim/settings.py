@@ -1,0 +1,74 @@
+"""The settings of the data and of the simulation itself. No torch here: the command line imports this."""
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from mechanisms.settings import Settings
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Data(Settings):
+    """Records, model, and who holds which record"""
+
+    dataset: str = Field("digits", description="digits, mnist, fmnist, cifar10, or the path of an .npz file with x, y")
+    data_dir: str | None = Field(
+        None, description="folder of downloaded data sets; 'none': the environment's, or the user's cache"
+    )
+    model: str = Field("linear", description="model by name, or package.module:Class; each data set has its default")
+    activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the built-in models")
+    clients: int = Field(100, ge=1, description="clients that hold the records, disjointly [clients]")
+    partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
+        "dirichlet", description="who holds which record"
+    )
+    dirichlet: float = Field(
+        0.5, gt=0, description="concentration of label or quantity skew; small is skewed; implies --partition dirichlet"
+    )
+    min_records: int = Field(2, ge=1, description="least number of records of a client [records]")
+    shards_per_client: int = Field(
+        2, ge=1, description="pieces of the label-sorted records per client [shards]; implies --partition shards"
+    )
+
+
+class Execution(Settings):
+    """Seeds, machines and output"""
+
+    seed: int = Field(
+        0, ge=0, le=2**63 - 1, description="names every random stream; whoever knows it can subtract the noise"
+    )
+    release: bool = Field(
+        False, description="draw noise and batches from the system's entropy and keep no seed of them"
+    )
+    engine: Literal["ray", "inline"] = Field("ray", description="what carries messages; inline is this process alone")
+    workers: int | None = Field(None, ge=1, description="processes of the ray engine; 'none': one per CPU core")
+    groups: int | None = Field(None, ge=1, description="groups of clients, one Flower node each; 'none': as workers")
+    chunk_clients: int = Field(
+        50, ge=1, description="clients computed together [clients]; part of the result's float rounding"
+    )
+    ray_address: str | None = Field(
+        None, description="existing Ray cluster, or auto; 'none': start one on this machine"
+    )
+    cpus_per_worker: float = Field(1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]")
+    gpus_per_worker: float | None = Field(
+        None, ge=0, description="share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, divided evenly"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live; auto is cuda where present")
+    out: str = Field("runs", description="parent folder of run directories")
+    name: str | None = Field(None, description="the run directory's name; 'none': from the time, unique")
+    quiet: bool = Field(False, description="print errors and warnings only")
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder_name(cls, name: str | None) -> str | None:
+        if name is not None and not RUN_NAME.fullmatch(name):
+            raise ValueError(
+                f"name is {name!r}; it must consist of letters, digits, '.', '_' and '-' and begin with a letter or "
+                "digit: choose another --name, and the parent folder by --out"
+            )
+        return name
+
+
+EXECUTION_ONLY = frozenset({"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"})
+"""Settings that change no number of the result: a resumed run may have others."""

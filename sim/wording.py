@@ -1,0 +1,49 @@
+"""Numbers and notices as the terminal and the report say them."""
+
+from collections.abc import Sequence
+from decimal import ROUND_CEILING, Context
+
+from server.records import Epsilon, finite
+
+SEEDED = (
+    "This is a seeded simulation: whoever knows the seed can subtract the noise. "
+    "For a model that leaves your hands, use --release."
+)
+RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."
+
+
+def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not private)") -> str:
+    """Significant digits, rounded up so that what is shown is a guarantee too; or that there is none.
+
+    The default text is plain ASCII: not every terminal has more.
+    """
+    if finite(value) is None:
+        return infinite
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)):.{digits}g}"
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    """A measured number, or that there is none."""
+    return "unknown" if finite(value) is None else f"{value:.{digits}f}"
+
+
+def span(values: Sequence[float]) -> str:
+    """``1.2``, or ``1.2 to 3.4`` where the values differ."""
+    ends = sorted({f"{one:.4g}": one for one in (min(values), max(values))}.items(), key=lambda item: item[1])
+    return " to ".join(text for text, _ in ends)
+
+
+def clock(seconds: float) -> str:
+    """``0:12``, ``3:20`` or ``2:05:00``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,167 @@
+"""``python -m sim.account``: figures, ledgers, and one clear line for everything else."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mechanisms import accountant
+from mechanisms.events import SampledGaussian, Unprotected, to_dict
+from mechanisms.ledger import Ledger
+from sim.account import main
+from tests.reference_values import REFERENCE
+
+ROOT = Path(__file__).parent.parent
+DPSGD = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000"]
+
+
+def run(capsys, *arguments):
+    assert main([*map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("row", REFERENCE["epsilon"])
+def test_epsilons_of_the_reference(capsys, row):
+    flags = {"sample-rate": row["q"], "noise-multiplier": row["sigma"], "steps": row["steps"], "delta": row["delta"]}
+    found = run(capsys, "dpsgd", *(f"--{name}={value}" for name, value in flags.items()))
+    assert found["epsilon_published"] == pytest.approx(row["epsilon"], rel=1e-9)
+    assert found["order_published"] == row["order"]
+    assert found["epsilon_pld"] < found["epsilon_certified"] <= found["epsilon_published"]
+    assert {name: found[name.replace("-", "_")] for name in flags} == flags
+
+
+def test_a_curve_at_chosen_orders_is_that_of_all_steps(capsys):
+    found = run(capsys, *DPSGD, "--noise-multiplier", 1.1, "--orders", "2,4,8.5")
+    charges = {SampledGaussian(0.01, 1.1): 1000}
+    assert found["orders"] == [2, 4, 8.5]
+    for column in ("certified", "published"):
+        assert found[f"rdp_{column}"] == accountant.rdp(charges, [2, 4, 8.5], column).tolist()
+    assert found["epsilon_certified"] == accountant.epsilon(charges, 1e-5).epsilon
+
+
+def test_a_budget_gives_the_noise_that_meets_it(capsys):
+    found = run(capsys, *DPSGD, "--epsilon", 3)
+    assert 2.99 < found["epsilon_certified"] <= 3
+    again = run(capsys, *DPSGD, "--noise-multiplier", repr(found["noise_multiplier"]))
+    assert again["epsilon_certified"] == found["epsilon_certified"]
+
+
+def test_an_infinite_figure_is_null(capsys):
+    found = run(capsys, "dpsgd", "--sample-rate=0.5", "--noise-multiplier=1e-200")
+    assert (found["epsilon_certified"], found["epsilon_pld"], found["order"]) == (None, None, None)
+
+
+def test_the_table_shows_the_figures(capsys):
+    assert main([*DPSGD, "--noise-multiplier", "1.1"]) == 0
+    out = capsys.readouterr().out
+    assert "1.71195" in out
+    assert "1.72529" in out
+
+
+def make_run(folder, config):
+    with Ledger(folder / "ledger" / "group0.jsonl") as ledger:
+        ledger.charge("round 0", 0, [0, 2], {SampledGaussian(0.01, 1.1): 600, SampledGaussian(1.0, 50.0): 1})
+        ledger.charge("round 1", 1, [2], {SampledGaussian(0.01, 1.1): 400})
+    (folder / "config.toml").write_text(config)
+    return folder
+
+
+def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
+    make_run(tmp_path, "[privacy]\ndelta = 1e-6\n[data]\nclients = 4\n")
+    clients = run(capsys, "--ledger", tmp_path)["clients"]
+    assert [row["client"] for row in clients] == [0, 1, 2, 3]
+    charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
+    assert clients[2]["events"] == [{**to_dict(event), "count": count} for event, count in charges.items()]
+    for column in ("certified", "published"):
+        assert clients[2][f"epsilon_{column}"] == accountant.epsilon(charges, 1e-6, column).epsilon
+    unused = {"client": 3, "epsilon_certified": 0, "epsilon_published": 0, "delta": 1e-6, "events": []}
+    assert clients[3] == unused
+    assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
+
+
+def test_clients_with_equal_figures_share_a_line_of_the_table(capsys, tmp_path):
+    make_run(tmp_path, "[privacy]\ndelta = 1e-6\n[data]\nclients = 100\n")
+    assert main(["--ledger", str(tmp_path)]) == 0
+    assert "1,3-99" in capsys.readouterr().out
+
+
+def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
+    (tmp_path / "config.toml").write_text('[privacy]\nmechanism = "none"\ndelta = 1e-6\n[data]\nclients = 2\n')
+    assert [row["epsilon_certified"] for row in run(capsys, "--ledger", tmp_path)["clients"]] == [None, None]
+    with Ledger(tmp_path / "ledger" / "g.jsonl") as ledger:
+        ledger.charge("round 0", 0, [0], {Unprotected(0.5): 3})
+    rows = run(capsys, "--ledger", tmp_path)["clients"]
+    assert [(row["epsilon_certified"], row["epsilon_published"]) for row in rows] == [(None, None)] * 2
+    assert [len(row["events"]) for row in rows] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("dpsgd --sampl-rate 0.1 --noise-multiplier 1", "--sampl-rate did you mean '--sample-rate'"),
+        ("dpsgd --sample 0.1 --noise-multiplier 1", "--sample unknown"),
+        ("dpsgd --sample-rate=0.1 --noise=1", "--noise --noise-multiplier"),
+        ("--ledgr runs", "--ledgr '--ledger'"),
+        ("dpsdg --sample-rate 0.1", "dpsdg dpsgd"),
+        ("dpsgd --noise-multiplier 1", "--sample-rate is missing"),
+        ("dpsgd --sample-rate 0.1", "--noise-multiplier --epsilon"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --epsilon 1", "--noise-multiplier --epsilon not both"),
+        ("dpsgd --sample-rate 1.5 --noise-multiplier 1", "sample_rate = 1.5 (0, 1]"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 0", "noise_multiplier = 0.0 above 0"),
+        ("dpsgd --sample-rate many --noise-multiplier 1", "--sample-rate 'many'"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --steps 0", "--steps = 0 at least 1"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --delta 2", "delta = 2.0 (0, 1)"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 1,2", "--orders = '1,2' above 1"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 2;3", "--orders = '2;3' commas"),
+        ("dpsgd --sample-rate 0.1 --epsilon 1e-4", "budget too small raise epsilon"),
+        ("--delta 0.1 dpsgd --sample-rate 0.1 --noise-multiplier 1", "--delta = 0.1 after dpsgd"),
+        ("--ledger no/such/run", "no/such/run existing run directory"),
+        ("", "--ledger dpsgd"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):
+    try:
+        status = main(arguments.split())
+    except SystemExit as stop:
+        status = stop.code
+    out, err = capsys.readouterr()
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    for word in words.split():
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("[data]\nclients = 4\n", "delta --delta"),
+        ("[privacy]\ndelta = 0.0\n", "delta = 0.0"),
+        ("[privacy]\ndelta = 'x'\n", "delta = 'x'"),
+        ("[privacy]\ndelta = 1e-5\n[data]\nclients = true\n", "clients = True"),
+        ("privacy = 3\n", "privacy"),
+        ("[privacy\n", "TOML"),
+    ],
+)
+def test_a_run_that_cannot_be_used_is_one_clear_line_and_status_2(capsys, tmp_path, config, words):
+    assert main(["--ledger", str(make_run(tmp_path, config))]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    for word in words.split():
+        assert word in err
+
+
+def test_a_warning_of_the_accountant_is_a_line_beside_clean_json():
+    command = [sys.executable, "-m", "sim.account", "dpsgd", "--sample-rate=1e-3", "--noise-multiplier=50", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["order"] == 512
+    assert "warning: epsilon = " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_quick():
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "sim.account", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert time.perf_counter() - start < 1.0
+    assert "dpsgd" in done.stdout

@@ -1,0 +1,126 @@
+"""From charges to epsilon: reference values, composition, conversion and the exact Gaussian trade-off."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from mechanisms import accountant, curves
+from mechanisms.events import SampledGaussian, Unprotected
+from tests.reference_values import REFERENCE
+
+A, B = SampledGaussian(0.01, 1.1), SampledGaussian(0.2, 4.0)
+COUNTS = st.integers(min_value=0, max_value=10**6)
+
+
+@pytest.mark.parametrize("row", REFERENCE["epsilon"])
+def test_reference_epsilons(row):
+    charges = {SampledGaussian(row["q"], row["sigma"]): row["steps"]}
+    found = accountant.epsilon(charges, row["delta"], "published")
+    assert found.epsilon == pytest.approx(row["epsilon"], rel=1e-9)
+    assert found.order == row["order"]
+
+
+def test_the_grids():
+    assert tuple(range(2, 65)) == accountant.PUBLISHED_ORDERS
+    assert set(accountant.PUBLISHED_ORDERS) <= set(accountant.ORDERS)
+    assert (accountant.ORDERS[0], accountant.ORDERS[-1]) == (1.25, 512)
+    assert {1.25, 5.5, 10.75} <= set(accountant.ORDERS)
+    assert sorted(set(accountant.ORDERS)) == list(accountant.ORDERS)
+
+
+@given(COUNTS, COUNTS)
+def test_charges_compose_by_addition_of_every_application(a, b):
+    for column in curves.COLUMNS:
+        one, two = (curves.rdp(event, accountant.ORDERS, column) for event in (A, B))
+        assert accountant.rdp({A: a, B: b}, accountant.ORDERS, column) == pytest.approx(a * one + b * two, rel=1e-12)
+
+
+@settings(max_examples=30)
+@given(COUNTS, COUNTS, st.floats(min_value=1e-12, max_value=0.5))
+def test_epsilon_is_the_smallest_conversion_and_never_negative(a, b, delta):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = accountant.epsilon({A: a, B: b}, delta)
+    rdp = accountant.rdp({A: a, B: b}, accountant.ORDERS, "certified")
+    brute = min(
+        value + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        for order, value in zip(accountant.ORDERS, rdp, strict=True)
+    )
+    assert found.epsilon == pytest.approx(max(0.0, brute) if a + b else 0.0, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_the_guarantee_holds_against_the_exact_gaussian_tradeoff(noise, delta):
+    """The exact delta of a Gaussian at our epsilon (Balle, Wang 2018, Theorem 8) is below delta, but not by far."""
+
+    def exact(epsilon):
+        mean = 1 / noise
+        return norm.cdf(mean / 2 - epsilon / mean) - math.exp(epsilon) * norm.cdf(-mean / 2 - epsilon / mean)
+
+    charges = {SampledGaussian(1.0, noise): 1}
+    found, tighter = accountant.epsilon(charges, delta).epsilon, accountant.pld_epsilon(charges, delta)
+    assert exact(found) <= delta
+    assert exact(0.8 * found) > delta
+    assert exact(tighter) <= delta
+    assert exact(0.999 * tighter) > delta
+
+
+def test_pld_is_tighter_for_sampled_gaussians_and_absent_for_others():
+    charges = {A: 300, B: 20}
+    tighter = accountant.pld_epsilon(charges, 1e-5)
+    assert 0.5 * accountant.epsilon(charges, 1e-5).epsilon < tighter < accountant.epsilon(charges, 1e-5).epsilon
+    assert accountant.pld_epsilon({A: 300, Unprotected(0.1): 1}, 1e-5) is None
+    assert accountant.pld_epsilon({SampledGaussian(1.0, 0.01): 1}, 1e-5) is None
+    assert accountant.pld_epsilon({A: 0}, 1e-5) == 0.0
+
+
+def test_nothing_charged_costs_nothing_and_no_noise_costs_everything():
+    assert accountant.epsilon({}, 1e-5) == (0.0, None)
+    assert accountant.epsilon({A: 0, Unprotected(0.1): 0}, 1e-5) == (0.0, None)
+    assert accountant.epsilon({A: 5, Unprotected(0.1): 1}, 1e-5) == (math.inf, None)
+    assert accountant.rdp({A: 0, Unprotected(0.1): 0}, [2.0], "certified") == [0.0]
+
+
+def test_an_end_of_the_grid_is_reported_unless_nothing_depends_on_it():
+    with pytest.warns(UserWarning, match="order 512, an end of the grid"):
+        accountant.epsilon({SampledGaussian(0.001, 50.0): 1}, 1e-5)
+    with pytest.warns(UserWarning, match="order 2, an end of the grid"):
+        accountant.epsilon({SampledGaussian(1.0, 0.3): 9}, 1e-5, orders=(2, 3, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert accountant.epsilon({SampledGaussian(0.001, 50.0): 1}, 0.9).epsilon == 0.0
+        accountant.epsilon({A: 1000}, 1e-5)
+        accountant.epsilon({Unprotected(0.1): 1}, 1e-5)
+
+
+def test_equal_charges_cost_one_computation(monkeypatch):
+    charges = {SampledGaussian(0.0123, 1.77): 5}
+    accountant.epsilon(charges, 1e-5)
+    monkeypatch.setattr(curves, "rdp", lambda *_: pytest.fail("computed again"))
+    assert [accountant.epsilon(dict(charges), 1e-5) for _ in range(3)]
+
+
+def test_epsilon_does_not_depend_on_the_order_of_the_charges():
+    many = [(SampledGaussian(0.01 * n, 1.0 + n), 3 * n) for n in range(1, 30)]
+    one = accountant.rdp(dict(many), accountant.ORDERS, "certified")
+    assert np.array_equal(one, accountant.rdp(dict(reversed(many)), accountant.ORDERS, "certified"))
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True, "2", None])
+def test_a_count_that_is_no_number_of_applications_is_refused(count):
+    with pytest.raises(ValueError, match="count = "):
+        accountant.rdp({A: count}, [2.0], "certified")
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_outside_its_bounds_is_refused(delta):
+    with pytest.raises(ValueError, match="delta = "):
+        accountant.epsilon({A: 1}, delta)
+    with pytest.raises(ValueError, match="delta = "):
+        accountant.pld_epsilon({A: 1}, delta)

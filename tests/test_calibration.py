@@ -1,0 +1,59 @@
+"""Calibration inverts the accountant, from the safe side."""
+
+import math
+
+import pytest
+
+from mechanisms import accountant
+from mechanisms.calibration import smallest
+from mechanisms.events import SampledGaussian, Unprotected
+
+CASES = [
+    (0.01, 1000, 1.0, 1e-5),
+    (0.01, 1000, 8.0, 1e-5),
+    (0.1, 50, 0.2, 1e-6),
+    (1.0, 30, 4.0, 1e-5),
+    (1e-3, 10**5, 3, 1e-7),
+]
+
+
+@pytest.mark.parametrize(("rate", "steps", "budget", "delta"), CASES)
+def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, delta):
+    noise = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, delta)
+    assert budget * (1 - 1e-3) <= accountant.epsilon({SampledGaussian(rate, noise): steps}, delta).epsilon <= budget
+    assert accountant.epsilon({SampledGaussian(rate, noise * (1 - 2e-4)): steps}, delta).epsilon > budget
+
+
+def test_parts_with_fixed_noise_are_paid_first():
+    fixed = {SampledGaussian(0.05, 5.0): 40}
+    noise = smallest(lambda s: {**fixed, SampledGaussian(0.01, s): 500}, 2.0, 1e-5)
+    assert noise > smallest(lambda s: {SampledGaussian(0.01, s): 500}, 2.0, 1e-5)
+    assert accountant.epsilon({**fixed, SampledGaussian(0.01, noise): 500}, 1e-5).epsilon <= 2.0
+
+
+def test_a_budget_that_the_lower_end_meets_is_given_the_lower_end():
+    assert smallest(lambda s: {SampledGaussian(0.01, s): 1}, 9.0, 1e-5, lower=3.0) == 3.0
+    assert smallest(lambda s: {}, 1.0, 1e-5) == 1e-2
+
+
+@pytest.mark.parametrize("charges", [{SampledGaussian(1.0, 1.0): 99}, {Unprotected(1.0): 1}])
+def test_a_budget_that_no_noise_meets_is_refused_with_a_remedy(charges):
+    with pytest.raises(ValueError, match=r"budget too small for a single step: epsilon = 0.5 .* raise epsilon"):
+        smallest(lambda s: charges, 0.5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("epsilon", {"epsilon": 0.0}),
+        ("epsilon", {"epsilon": math.inf}),
+        ("delta", {"delta": 0.0}),
+        ("lower", {"lower": 0.0}),
+        ("lower", {"lower": 2.0, "upper": 1.0}),
+        ("tolerance", {"tolerance": 0.0}),
+    ],
+)
+def test_arguments_out_of_bounds_are_refused_by_name(name, change):
+    arguments = {"epsilon": 1.0, "delta": 1e-5, **change}
+    with pytest.raises(ValueError, match=f"{name} = "):
+        smallest(lambda s: {SampledGaussian(0.1, s): 1}, **arguments)

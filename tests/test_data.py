@@ -1,0 +1,218 @@
+"""Data sets: known counts and scales, the readers' formats, and errors that name the fault."""
+
+import hashlib
+import os
+import pickle
+import socket
+import struct
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+
+from sim import data
+from sim.arrays import fixed_split, read_npz
+from sim.data import load
+from sim.torchvision_compat import import_torchvision
+
+GREY = {"mnist": ("MNIST", 0.1307, 0.3081), "fmnist": ("FashionMNIST", 0.2860, 0.3530)}
+
+
+def write_grey(root: Path, folder: str, train: int = 20, test: int = 10) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A tiny set in the IDX format of MNIST; returns {file prefix: (pixels [N, 28, 28], labels [N])}."""
+    raw = root / folder / "raw"
+    raw.mkdir(parents=True)
+    rng, parts = np.random.default_rng(0), {}
+    for prefix, records in (("train", train), ("t10k", test)):
+        pixels = rng.integers(0, 256, (records, 28, 28), dtype=np.uint8)
+        labels = rng.integers(0, 10, records, dtype=np.uint8)
+        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 2051, records, 28, 28) + pixels.tobytes())
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, records) + labels.tobytes())
+        parts[prefix] = pixels, labels
+    return parts
+
+
+def test_fixed_split_is_the_same_everywhere() -> None:
+    train, test = fixed_split(10, 3)
+    assert test.tolist() == [0, 2, 9] and train.tolist() == [1, 3, 4, 5, 6, 7, 8]
+    train, test = fixed_split(1797, 360)
+    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(1797)) and len(test) == 360
+
+
+def test_digits_need_no_files() -> None:
+    digits = load("digits", "/nowhere")
+    assert digits.x.shape == (1437, 1, 8, 8) and digits.x_test.shape == (360, 1, 8, 8) and digits.classes == 10
+    assert digits.x.dtype == np.float32 and digits.y.dtype == np.int64
+    assert digits.x.min() == -1 and digits.x.max() == 1
+    assert np.bincount(digits.y_test).tolist() == [25, 36, 42, 29, 46, 37, 21, 50, 41, 33]
+
+
+@pytest.mark.parametrize("name", GREY)
+def test_grey_images_are_read_and_normalised(name: str, tmp_path: Path) -> None:
+    folder, mean, deviation = GREY[name]
+    parts = write_grey(tmp_path, folder)
+    images = load(name, str(tmp_path))
+    for (pixels, labels), x, y in zip(
+        parts.values(), (images.x, images.x_test), (images.y, images.y_test), strict=True
+    ):
+        assert x.shape == (len(pixels), 1, 28, 28) and x.dtype == np.float32 and x.flags.c_contiguous
+        np.testing.assert_allclose(x[:, 0], (pixels / 255 - mean) / deviation, atol=1e-5)
+        assert np.array_equal(y, labels) and y.dtype == np.int64
+
+
+def test_colour_images_have_their_channels_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, rng = import_torchvision().datasets.CIFAR10, np.random.default_rng(1)
+    folder = tmp_path / kind.base_folder
+    folder.mkdir()
+
+    def write(name: str, content: dict) -> list[str]:
+        blob = pickle.dumps(content)
+        (folder / name).write_bytes(blob)
+        return [name, hashlib.md5(blob).hexdigest()]
+
+    train, test = (rng.integers(0, 256, (6, 3072), dtype=np.uint8) for _ in range(2))
+    monkeypatch.setattr(kind, "train_list", [write("data_batch_1", {"data": train, "labels": list(range(6))})])
+    monkeypatch.setattr(kind, "test_list", [write("test_batch", {"data": test, "labels": [9] * 6})])
+    meta = write("batches.meta", {"label_names": list("abcdefghij")})
+    monkeypatch.setattr(kind, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
+    images = load("cifar10", str(tmp_path))
+    planes = train.reshape(6, 3, 32, 32) / 255
+    for channel, (mean, deviation) in enumerate([(0.4914, 0.2470), (0.4822, 0.2435), (0.4465, 0.2616)]):
+        np.testing.assert_allclose(images.x[:, channel], (planes[:, channel] - mean) / deviation, atol=1e-5)
+    assert images.x.flags.c_contiguous and images.y.tolist() == list(range(6)) and images.y_test.tolist() == [9] * 6
+
+
+@pytest.mark.skipif(not os.environ.get("DP_FED_DATA"), reason="DP_FED_DATA names no folder with the real data sets")
+@pytest.mark.parametrize(("name", "records"), [("mnist", 60_000), ("fmnist", 60_000), ("cifar10", 50_000)])
+def test_real_images_have_mean_zero_and_deviation_one(name: str, records: int) -> None:
+    images = load(name)
+    assert len(images.x) == len(images.y) == records and len(images.x_test) == len(images.y_test) == 10_000
+    sample = images.x[::20]
+    assert np.abs(sample.mean((0, 2, 3))).max() < 0.03 and np.abs(sample.std((0, 2, 3)) - 1).max() < 0.03
+    expected = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009] if name == "mnist" else [1000] * 10
+    assert np.bincount(images.y_test).tolist() == expected
+
+
+def test_the_data_directory_is_the_argument_then_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grey(tmp_path / "argument", "MNIST", train=3)
+    write_grey(tmp_path / "variable", "MNIST", train=4)
+    monkeypatch.setenv("DP_FED_DATA", str(tmp_path / "variable"))
+    assert len(load("mnist", str(tmp_path / "argument")).x) == 3 and len(load("mnist").x) == 4
+    monkeypatch.setenv("DP_FED_DATA", str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match=r"DP_FED_DATA = .*absent' is no directory"):
+        load("mnist")
+    with pytest.raises(ValueError, match=r"data_dir = .*elsewhere' is no directory"):
+        load("mnist", str(tmp_path / "elsewhere"))
+    monkeypatch.delenv("DP_FED_DATA")
+    monkeypatch.setattr(data, "DEFAULT_DATA_DIR", str(tmp_path / "argument"))
+    assert len(load("mnist").x) == 3
+
+
+@pytest.mark.parametrize("damage", [None, 100, 2000])
+def test_a_failed_download_says_where_files_belong(damage: int | None, tmp_path: Path, monkeypatch) -> None:
+    """Missing files, a cut header and cut pixels: one download is tried, with a timeout that is gone afterwards."""
+    timeouts = []
+
+    def download(self: object) -> None:
+        print("downloading")
+        timeouts.append(socket.getdefaulttimeout())
+        raise URLError("no\nnetwork")
+
+    monkeypatch.setattr(import_torchvision().datasets.MNIST, "download", download)
+    if damage is not None:
+        write_grey(tmp_path, "MNIST")
+        file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+        file.write_bytes(file.read_bytes()[:damage])
+    with pytest.raises(ValueError) as caught:
+        load("mnist", str(tmp_path))
+    message = str(caught.value)
+    assert str(tmp_path / "MNIST" / "raw") in message and "--dataset digits" in message and "\n" not in message
+    assert timeouts == [data.TIMEOUT] and socket.getdefaulttimeout() is None
+
+
+@pytest.mark.parametrize(("name", "near"), [("minst", "mnist"), ("MNIST", "mnist"), ("cifar", "cifar10"), ("?", "npz")])
+def test_an_unknown_name_is_answered_by_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ValueError, match=f"is unknown: .*{near}"):
+        load(name)
+
+
+def test_torchvision_is_imported_once_and_its_absence_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert import_torchvision() is import_torchvision()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="torchvision is not installed: install"):
+        import_torchvision()
+
+
+def saved(tmp_path: Path, **arrays: object) -> str:
+    np.savez(tmp_path / "mine.npz", **arrays)
+    return str(tmp_path / "mine.npz")
+
+
+def test_npz_features_images_and_test_parts(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(25, 3)), np.arange(25) % 4
+    own = load(saved(tmp_path, x=x, y=y, names=np.array(["kept out"])))
+    train, test = fixed_split(25, 5)
+    assert own.classes == 4 and own.x.dtype == np.float32 and own.y.dtype == np.int64
+    np.testing.assert_allclose(own.x, x[train], rtol=1e-6)
+    assert np.array_equal(own.y_test, y[test]) and len(own.x_test) == 5
+    pixels = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
+    own = load(saved(tmp_path, x=pixels, y=np.array([0, 2], np.uint8), x_test=pixels[:1], y_test=[1]))
+    assert own.x.shape == (2, 1, 4, 4) and own.classes == 3 and own.y_test.tolist() == [1]
+    np.testing.assert_allclose(own.x[:, 0], pixels / 255, rtol=1e-6)
+    assert load(saved(tmp_path, x=np.zeros((5, 3, 4, 4)), y=y[:5])).x.shape == (4, 3, 4, 4)
+
+
+X, Y = np.ones((6, 2)), np.arange(6) % 3
+NAN, HUGE = X.copy(), X.copy()
+NAN[4, 1], HUGE[2, 0] = np.nan, 1e300
+BAD_ARRAYS = [
+    ({"y": Y}, "array 'x' is missing, the file holds y"),
+    ({"x": X}, "array 'y' is missing"),
+    ({"x_train": X, "y_train": Y}, "holds x_train, y_train"),
+    ({"x": X, "y": Y, "x_test": X}, "array 'y_test' is missing"),
+    ({"x": X, "y": Y, "X_test": X}, "'X_test' is unknown, did you mean 'x_test'"),
+    ({"x": NAN, "y": Y}, "x[4, 1] = nan"),
+    ({"x": HUGE, "y": Y}, "x[2, 0] = 1e+300, not finite as float32"),
+    ({"x": X, "y": Y, "x_test": NAN, "y_test": Y}, "x_test[4, 1] = nan"),
+    ({"x": X, "y": Y.astype(float)}, "y has dtype float64"),
+    ({"x": X, "y": Y - 1}, "y[0] = -1 is outside 0 .. 65535"),
+    ({"x": X, "y": Y + 2**40}, "y[0] = 1099511627776"),
+    ({"x": X, "y": Y[:, None]}, "y has shape (6, 1)"),
+    ({"x": X, "y": Y * 0}, "at least 2 classes"),
+    ({"x": X, "y": Y[:5]}, "x holds 6 records, y 5 labels"),
+    ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test holds the label 3, those of y end at 2"),
+    ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "x_test has records of shape (1,), x of (2,)"),
+    ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "x is float64, x_test uint8"),
+    ({"x": X[:0], "y": Y[:0]}, "x has shape (0, 2)"),
+    ({"x": X[:, 0], "y": Y}, "x has shape (6,)"),
+    ({"x": X[:1], "y": Y[1:2]}, "x holds 1 record"),
+    ({"x": X.astype(str), "y": Y}, "not numbers"),
+    ({"x": X.astype(complex), "y": Y}, "dtype complex128"),
+    ({"x": X.astype(object), "y": Y}, "Object arrays cannot be loaded"),
+    ({"x": np.ones((6, 8, 8, 3), np.uint8), "y": Y}, "channels last"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "words"), BAD_ARRAYS)
+def test_faulty_arrays_are_named(arrays: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_npz(saved(tmp_path, **arrays))
+    message = str(caught.value)
+    assert words in message and "mine.npz" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "flipped", "npy"])
+def test_a_file_that_is_no_npz_is_refused(damage: str, tmp_path: Path) -> None:
+    path = Path(saved(tmp_path, x=X, y=Y))
+    whole = path.read_bytes()
+    middle = len(whole) // 4
+    flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+    path.write_bytes({"empty": b"", "text": b"hello", "cut": whole[:-30], "flipped": flipped}.get(damage, b""))
+    if damage == "npy":
+        with path.open("wb") as file:
+            np.save(file, X)
+    with pytest.raises(ValueError, match=r"mine\.npz is no \.npz of plain arrays"):
+        load(str(path))
+    with pytest.raises(ValueError, match="no such file"):
+        load(str(tmp_path / "absent.npz"))

@@ -1,0 +1,214 @@
+"""The ledger: what was charged is on the disk, once, whatever dies."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mechanisms import ledger as module
+from mechanisms.events import SampledGaussian, to_dict
+from mechanisms.ledger import Ledger, read
+
+A, B = SampledGaussian(0.01, 1.1), SampledGaussian(0.2, 4.0)
+
+WRITER = """
+import sys
+from mechanisms.events import SampledGaussian
+from mechanisms.ledger import Ledger
+
+ledger = Ledger(sys.argv[1])
+for number in range(10**6):
+    events = {SampledGaussian(0.01, 1.0 + part): 2 for part in range(20)}
+    ledger.charge(f"release {number}", number, range(0, 4000, 1 + number % 3), events)
+    print(number, flush=True)
+"""
+
+
+def charge(path, *charges):
+    with Ledger(path) as ledger:
+        for release, clients, events in charges:
+            ledger.charge(release, 0, clients, events)
+
+
+def test_every_client_is_charged_with_every_event_of_every_release(tmp_path):
+    charge(tmp_path / "g0.jsonl", ("one", range(3), {A: 5, B: 2}), ("two", [1], {A: 7}))
+    charge(tmp_path / "g1.jsonl", ("one", [10], {A: 5}))
+    expected = {0: Counter({A: 5, B: 2}), 1: Counter({A: 12, B: 2}), 2: Counter({A: 5, B: 2}), 10: Counter({A: 5})}
+    assert read(tmp_path) == expected
+
+
+def test_the_lines_are_plain_json(tmp_path):
+    charge(tmp_path / "g.jsonl", ("one", [4, 2, 3, 9], {A: 5}))
+    line = {"release": "one", "round": 0, "clients": "2-4,9", "event": to_dict(A), "count": 5}
+    assert json.loads((tmp_path / "g.jsonl").read_text()) == line
+
+
+def test_a_replayed_release_is_charged_once(tmp_path):
+    path = tmp_path / "g.jsonl"
+    charge(path, ("one", [0, 1], {A: 5}), ("one", [0, 1, 2], {A: 5, B: 1}))
+    charge(path, ("one", [2, 3], {A: 5}))
+    assert read(tmp_path) == {0: {A: 5, B: 1}, 1: {A: 5, B: 1}, 2: {A: 5, B: 1}, 3: {A: 5}}
+    before = path.read_bytes()
+    charge(path, ("one", [3, 0], {A: 5}))
+    assert path.read_bytes() == before
+
+
+def test_a_release_in_two_files_counts_once_with_its_largest_count(tmp_path):
+    charge(tmp_path / "g0.jsonl", ("one", [0, 1], {A: 5}))
+    charge(tmp_path / "g1.jsonl", ("one", [1, 2], {A: 6}), ("two", [1], {A: 1}))
+    assert read(tmp_path) == {0: {A: 5}, 1: {A: 7}, 2: {A: 6}}
+
+
+def test_the_order_of_charges_and_files_does_not_matter(tmp_path):
+    charges = [(f"r{n}", range(n, 20, 3), {A: n + 1, B: 2}) for n in range(6)]
+    for folder, names in (("x", "ab"), ("y", "ba")):
+        shuffled = random.Random(folder).sample(charges, len(charges))
+        charge(tmp_path / folder / f"{names[0]}.jsonl", *shuffled[:2])
+        charge(tmp_path / folder / f"{names[1]}.jsonl", *shuffled[2:])
+    assert read(tmp_path / "x") == read(tmp_path / "y")
+
+
+def test_another_count_under_the_same_name_is_refused(tmp_path):
+    with Ledger(tmp_path / "g.jsonl") as ledger:
+        ledger.charge("one", 0, [0, 1], {A: 5})
+        with pytest.raises(ValueError, match=r"count = 6 .* client 1 must be 5"):
+            ledger.charge("one", 0, [1, 2], {B: 1, A: 6})
+    assert read(tmp_path) == {0: {A: 5}, 1: {A: 5}}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("release", ("", 0, [0], {A: 1})),
+        ("release", (" ", 0, [0], {A: 1})),
+        ("round", ("r", -1, [0], {A: 1})),
+        ("client", ("r", 0, [-1], {A: 1})),
+        ("client", ("r", 0, [2, 2], {A: 1})),
+        ("count", ("r", 0, [0], {A: 0})),
+        ("count", ("r", 0, [0], {A: -3})),
+        ("count", ("r", 0, [0], {A: 1.0})),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name_and_nothing_is_written(tmp_path, name, arguments):
+    with Ledger(tmp_path / "g.jsonl") as ledger, pytest.raises(ValueError, match=f"{name} = "):
+        ledger.charge(*arguments)
+    assert (tmp_path / "g.jsonl").read_bytes() == b""
+
+
+def test_the_lines_and_the_files_name_are_flushed_before_charge_returns(tmp_path, monkeypatch):
+    flushed = {}
+    real = os.fsync
+
+    def fsync(handle):
+        real(handle)
+        flushed[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "new" / "ledger" / "g.jsonl"
+    with Ledger(path) as ledger:
+        assert {folder.stat().st_ino for folder in (tmp_path, tmp_path / "new", path.parent)} <= set(flushed)
+        for number in range(3):
+            ledger.charge(f"r{number}", number, range(100), {A: 1, B: 2})
+            assert flushed[path.stat().st_ino] == path.stat().st_size > 0
+
+
+def test_a_disk_that_refuses_leaves_no_charge_and_a_closed_ledger(tmp_path, monkeypatch):
+    path = tmp_path / "g.jsonl"
+    with Ledger(path) as ledger:
+        ledger.charge("one", 0, [0], {A: 1})
+        before = path.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(module.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space")))
+            with pytest.raises(OSError, match="no space"):
+                ledger.charge("two", 1, [0], {A: 1})
+        assert path.read_bytes() == before
+        with pytest.raises(ValueError, match="is closed"):
+            ledger.charge("two", 1, [0], {A: 1})
+
+
+@pytest.mark.parametrize("torn", [b'{"release": "two", "ro', b"\0\0\0\0", b'{"release": "tw\n', b"\0\0\n"])
+def test_a_torn_last_line_is_cut_off_with_a_warning(tmp_path, torn):
+    path = tmp_path / "g.jsonl"
+    charge(path, ("one", [0], {A: 1}))
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    with pytest.warns(UserWarning, match="torn last line"):
+        assert read(tmp_path) == {0: {A: 1}}
+    assert path.read_bytes() == whole + torn
+    with pytest.warns(UserWarning, match="torn last line"):
+        charge(path, ("two", [0], {A: 2}))
+    assert path.read_bytes().startswith(whole + b'{"release": "two"')
+    assert read(tmp_path) == {0: {A: 3}}
+
+
+def test_a_line_cut_at_any_byte_loses_itself_alone(tmp_path):
+    path = tmp_path / "g.jsonl"
+    charge(path, ("one", [0], {A: 1}), ("two", [0], {A: 2}))
+    data = path.read_bytes()
+    first = data.index(b"\n") + 1
+    for cut in range(first + 1, len(data)):
+        path.write_bytes(data[:cut])
+        with pytest.warns(UserWarning, match="torn last line"):
+            assert read(tmp_path) == {0: {A: 1}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: line[:-10],
+        lambda line: line.replace('"count": 2', '"count": 0'),
+        lambda line: line.replace('"count": 2', '"count": true'),
+        lambda line: line.replace("sampled_gaussian", "sampled_gausian"),
+        lambda line: line.replace('"clients": "0"', '"clients": "1-0"'),
+        lambda line: line.replace('"clients": "0"', '"clients": 0'),
+        lambda line: line.replace('"round"', '"rounds"'),
+        lambda line: "[]",
+        lambda line: "",
+    ],
+)
+def test_a_damaged_line_elsewhere_is_an_error_with_file_and_line(tmp_path, change):
+    path = tmp_path / "g.jsonl"
+    charge(path, ("one", [0], {A: 1}), ("two", [0], {A: 2}), ("three", [0], {A: 3}))
+    lines = path.read_text().splitlines()
+    assert change(lines[1]) != lines[1]
+    path.write_text("\n".join([lines[0], change(lines[1]), lines[2]]) + "\n")
+    for action in (lambda: read(tmp_path), lambda: Ledger(path)):
+        with pytest.raises(ValueError, match=r"g\.jsonl, line 2 is damaged"):
+            action()
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="must be an existing folder"):
+        read(tmp_path / "none")
+
+
+def test_every_acknowledged_charge_survives_the_death_of_the_writer(tmp_path):
+    """The child is killed at random moments, mostly while it writes; each charge that returned must be in the file."""
+    path, rng = tmp_path / "g.jsonl", random.Random(7)
+    acknowledged = -1
+    for _ in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", WRITER, str(path)],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parent.parent,
+            text=True,
+        )
+        target = acknowledged + rng.randrange(1, 12)
+        while acknowledged < target:
+            acknowledged = max(acknowledged, int(child.stdout.readline()))
+        signal.sigtimedwait([], rng.random() * 0.004)
+        child.send_signal(signal.SIGKILL)
+        acknowledged = max([acknowledged, *map(int, child.stdout.read().split())])
+        child.wait()
+    with pytest.warns(UserWarning) if not path.read_bytes().endswith(b"\n") else open(os.devnull):
+        spent = read(tmp_path)
+    for client in (0, 1, 2, 6, 3999):
+        paid = sum(client % (1 + number % 3) == 0 for number in range(acknowledged + 1))
+        for part in range(20):
+            assert spent[client][SampledGaussian(0.01, 1.0 + part)] >= 2 * paid

@@ -1,0 +1,145 @@
+"""Models: the papers' sizes, weights that depend on the seed alone, and users' own classes."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sim.models import NAMES, build, default_model
+
+SIZES = [
+    ("linear", (1, 8, 8), 10, 650),
+    ("linear", (5,), 3, 18),
+    ("mlp", (1, 28, 28), 10, 784 * 32 + 32 + 330),
+    ("cnn", (1, 28, 28), 10, 26_010),
+    ("cnn", (3, 16, 17), 4, 16 * 193 + 8_224 + 32 * 33 + 33 * 4),
+    ("cnn-cifar", (3, 32, 32), 10, 550_570),
+    ("cnn-cifar", (1, 8, 8), 10, 286_432 + 128 * 129 + 1_290),
+]
+
+
+def parameters(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "size"), SIZES)
+def test_models_have_their_papers_sizes(name: str, shape: tuple[int, ...], classes: int, size: int) -> None:
+    module = build(name, shape, classes, 0)
+    assert parameters(module).numel() == size
+    assert module(torch.randn(3, *shape)).shape == (3, classes) and module.training
+
+
+@pytest.mark.parametrize(("dataset", "shape"), [("digits", (1, 8, 8)), ("mnist", (1, 28, 28)), ("fmnist", (1, 28, 28))])
+def test_default_models_fit_their_data(dataset: str, shape: tuple[int, ...]) -> None:
+    assert build(default_model(dataset), shape, 10, 0)(torch.zeros(1, *shape)).shape == (1, 10)
+
+
+def test_default_of_cifar_and_of_own_arrays() -> None:
+    assert default_model("cifar10") == "cnn-cifar" and default_model("mine.npz") == "linear"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_depend_on_the_seed_alone(name: str) -> None:
+    state = torch.get_rng_state()
+    first = parameters(build(name, (1, 28, 28), 10, 7))
+    assert torch.equal(state, torch.get_rng_state())
+    torch.rand(3)
+    assert torch.equal(first, parameters(build(name, (1, 28, 28), 10, 7)))
+    assert not torch.equal(first, parameters(build(name, (1, 28, 28), 10, 8)))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn", (1, 28, 28)), ("cnn-cifar", (3, 32, 32))])
+def test_weights_are_uniform_within_one_over_root_fan_in(name: str, shape: tuple[int, ...]) -> None:
+    """The variance of n uniform draws strays by 0.9 / sqrt(n); 6 deviations: false alarms below 1e-8."""
+    for layer in build(name, shape, 10, 1):
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            assert layer.weight.abs().max() <= bound and layer.bias.abs().max() <= bound
+            scaled = layer.weight.detach() / bound
+            assert abs(3 * scaled.square().mean() - 1) < 5.4 / math.sqrt(scaled.numel())
+            assert layer.weight.dtype == torch.float32 and layer.weight.requires_grad
+
+
+def test_the_activation_is_the_one_asked_for() -> None:
+    for activation, kind in (("tanh", nn.Tanh), ("relu", nn.ReLU)):
+        found = [type(layer) for layer in build("cnn", (1, 28, 28), 10, 0, activation)]
+        assert found.count(kind) == 3 and len({nn.Tanh, nn.ReLU} & set(found)) == 1
+
+
+FAULTS = [
+    ({"name": "lineer"}, "'lineer' is unknown: did you mean 'linear'"),
+    ({"name": "resnet"}, "package.module:Class"),
+    ({"activation": "rellu"}, "did you mean 'relu'"),
+    ({"name": "cnn", "input_shape": (1, 8, 8)}, "at least 16x16 pixels"),
+    ({"name": "cnn", "input_shape": (64,)}, "(64,): take linear or mlp"),
+    ({"name": "cnn-cifar", "input_shape": (3, 7, 32)}, "at least 8x8 pixels"),
+    ({"classes": 1}, "classes = 1"),
+    ({"input_shape": ()}, "input_shape = ()"),
+    ({"input_shape": (0,)}, "input_shape = (0,)"),
+    ({"seed": -1}, "seed = -1"),
+    ({"seed": 2**63}, "outside 0 .. 2**63 - 1"),
+    ({"name": "no.such.module:Net"}, "module 'no.such.module' cannot be imported (ModuleNotFoundError"),
+    ({"name": "own_nets:Absent"}, "has no such class"),
+    ({"name": "own_nets:"}, "has no such class"),
+    ({"name": ":Net"}, "cannot be imported"),
+    ({"name": "own_nets:SIZE"}, "holds a int of that name"),
+    ({"name": "own_nets:Plain"}, "holds a type of that name"),
+    ({"name": "own_nets:Needy"}, "(TypeError: "),
+    ({"name": "own_nets:Fixed", "classes": 5}, "maps 2 records to (2, 3), not to logits (2, 5)"),
+    ({"name": "own_nets:Fixed", "input_shape": (7,)}, "(RuntimeError: "),
+    ({"name": "own_nets:Pair"}, "maps 2 records to tuple"),
+    ({"name": "broken_nets:Net"}, "(ZeroDivisionError: division by zero)"),
+]
+OWN_NETS = """
+import torch
+from torch import nn
+SIZE = 3
+class Plain: pass
+class Net(nn.Module):
+    def __init__(self, classes, hidden=4, *, input_shape):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(input_shape[0], hidden), nn.Dropout(), nn.Linear(hidden, classes))
+    def forward(self, x):
+        return self.layers(x)
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+    def forward(self, x):
+        return self.layer(x)
+class Needy(Fixed):
+    def __init__(self, width):
+        super().__init__()
+class Pair(Fixed):
+    def forward(self, x):
+        return self.layer(x), x
+"""
+
+
+@pytest.fixture
+def own_nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_nets.py").write_text(OWN_NETS)
+    (tmp_path / "broken_nets.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(("change", "words"), FAULTS)
+@pytest.mark.usefixtures("own_nets")
+def test_faulty_arguments_are_named(change: dict, words: str) -> None:
+    arguments = {"name": "linear", "input_shape": (6,), "classes": 3, "seed": 0} | change
+    with pytest.raises(ValueError) as caught:
+        build(**arguments)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("own_nets")
+def test_own_classes_get_what_their_constructor_names_and_leave_the_random_state() -> None:
+    state = torch.get_rng_state()
+    first = build("own_nets:Net", (6,), 3, 5)
+    assert torch.equal(state, torch.get_rng_state()) and first.training
+    assert first.layers[0].weight.shape == (4, 6) and first.layers[2].weight.shape == (3, 4)
+    assert torch.equal(parameters(first), parameters(build("own_nets:Net", (6,), 3, 5)))
+    assert not torch.equal(parameters(first), parameters(build("own_nets:Net", (6,), 3, 6)))
+    assert build("own_nets:Fixed", (6,), 3, 0).layer.weight.shape == (3, 6)
