@@ -1,7 +1,9 @@
 """The Flower ClientApp: a message in, a message out; the work is client/node.py's."""
 
+import json
 from collections.abc import Callable
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -15,35 +17,44 @@ NodeOf = Callable[[ConfigRecord, Context], Node]
 def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
     """A request as Flower content; ``run`` is what a node needs to build itself."""
     ask = {"round": request.round, "group": request.group, "release": request.release}
-    arrays = ArrayRecord({"params": Array(request.params), "clients": Array(request.clients)})
-    return RecordDict({"arrays": arrays, "config": ConfigRecord(ask | run)})
+    arrays = {"params": request.params, "clients": request.clients, "nth": request.nth}
+    return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(ask | run)})
 
 
 def decode_request(content: RecordDict) -> TrainRequest:
     """The inverse of ``encode_request``."""
     arrays, ask = content["arrays"], content["config"]
-    clients, params = arrays["clients"].numpy(), arrays["params"].numpy()
-    return TrainRequest(ask["round"], ask["group"], ask["release"], clients, params)
+    clients, nth, params = (arrays[name].numpy() for name in ("clients", "nth", "params"))
+    return TrainRequest(ask["round"], ask["group"], ask["release"], clients, nth, params)
 
 
 def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
     answer = {"round": upload.round, "group": upload.group, "weight": upload.weight, "seconds": upload.seconds}
-    arrays = ArrayRecord({"total": Array(upload.total), "clients": Array(upload.clients)})
-    return RecordDict({"arrays": arrays, "config": ConfigRecord(answer)})
+    answer["figures"] = json.dumps(upload.figures)
+    arrays = {"total": upload.total, "clients": upload.clients}
+    return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(answer)})
 
 
 def decode_upload(content: RecordDict) -> Upload:
     """The inverse of ``encode_upload``."""
     arrays, answer = content["arrays"], content["config"]
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
-    return Upload(answer["round"], answer["group"], clients, total, answer["weight"], answer["seconds"])
+    figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
+    return Upload(answer["round"], answer["group"], clients, total, answer["weight"], answer["seconds"], figures)
+
+
+def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def client_app(node_of: NodeOf) -> ClientApp:
     """A ClientApp whose ``train`` trains a group, and whose ``query`` says which group this Flower node hosts.
 
     Flower's simulation engine and ``--node-config "partition-id=0 num-partitions=2"`` both name the group.
+
+    Raises:
+        ValueError: at the query, the node's configuration does not.
     """
     app = ClientApp()
 
@@ -54,7 +65,17 @@ def client_app(node_of: NodeOf) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        place = {name: int(context.node_config[name]) for name in ("partition-id", "num-partitions")}
-        return Message(RecordDict({"config": ConfigRecord(place)}), reply_to=message)
+        return Message(RecordDict({"config": ConfigRecord(_place(context))}), reply_to=message)
 
     return app
+
+
+def _place(context: Context) -> dict[str, int]:
+    place = {name: context.node_config.get(name) for name in ("partition-id", "num-partitions")}
+    for name, value in place.items():
+        if not isinstance(value, int):
+            raise ValueError(
+                f"{name} is {value!r} in the node's configuration; it must be an integer: start the SuperNode with, "
+                'for instance, --node-config "partition-id=0 num-partitions=2"'
+            )
+    return place

@@ -1,6 +1,6 @@
 """What travels between the server and a node, free of any transport."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,6 +14,7 @@ class TrainRequest:
         group: the node that is asked.
         release: the name of the round's draws; the ledger charges it once.
         clients: int64 client numbers, all of this group, ascending.
+        nth: int64, each client's count of rounds, this one included.
         params: the model, float32 ``[P]``.
     """
 
@@ -21,6 +22,7 @@ class TrainRequest:
     group: int
     release: str
     clients: np.ndarray
+    nth: np.ndarray
     params: np.ndarray
 
 
@@ -33,6 +35,7 @@ class Upload:
         total: int64 ``[P]`` in fixed-point units (client/sums.py).
         weight: sum of the clients' weights.
         seconds: time spent training.
+        figures: the mechanism's public figures, each as (sum over clients, number of clients).
     """
 
     round: int
@@ -41,3 +44,4 @@ class Upload:
     total: np.ndarray
     weight: int
     seconds: float
+    figures: dict[str, tuple[float, int]] = field(default_factory=dict)

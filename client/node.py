@@ -1,5 +1,6 @@
 """A Flower node's work: a group of clients is charged, trained chunk by chunk as cohorts, and summed."""
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from client.figures import Figures
 from client.messages import TrainRequest, Upload
 from client.sums import WeightedSum
 from client.uploads import Uploads
+from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort
 from mechanisms.gradients import RecordGradients
 from mechanisms.ledger import Ledger
@@ -77,34 +80,52 @@ class Node:
         began = time.perf_counter()
         seed = self._training.seed
         key = fresh_key() if seed is None else seed_key(seed)
-        self._charge(request, f"{request.release}-{key[:4].hex()}" if seed is None else request.release)
-        total = WeightedSum(len(request.params))
+        release = f"{request.release}-{secrets.token_hex(4)}" if seed is None else request.release
+        self._charge(request, release)
+        total, figures = WeightedSum(len(request.params)), Figures()
         for chunk in self._data.chunks:
-            clients = chunk[np.isin(chunk, request.clients)]
-            if len(clients):
-                total.add(self._train_chunk(request, clients, key), self._data.weights[clients])
+            inside = np.isin(request.clients, chunk)
+            if inside.any():
+                clients = request.clients[inside]
+                cohort = self._cohort(request, clients, request.nth[inside], key)
+                start = torch.tensor(request.params, device=self._data.x.device)
+                end = local_round(self._training.mechanism, cohort, start)
+                self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
+                figures.add(self._training.mechanism.report(cohort, end))
+                total.add(end.params - start, self._data.weights[clients])
         seconds = time.perf_counter() - began
-        upload = Upload(request.round, request.group, request.clients, total.total, total.weight, seconds)
+        upload = Upload(
+            request.round, request.group, request.clients, total.total, total.weight, seconds, figures.pairs
+        )
         if seed is None:
             self._uploads.keep(upload, request.params)
         return upload
 
     def _charge(self, request: TrainRequest, release: str) -> None:
-        which = self._plans.which[request.clients]
-        for number in np.unique(which):
-            charges = self._plans.plans[number].round_charges()
-            self._ledger.charge(release, request.round, request.clients[which == number].tolist(), charges)
+        """Write the planned maximum of the round to the ledger, for every asked client."""
+        kinds, place = np.unique(
+            np.stack([self._plans.which[request.clients], request.nth]), axis=1, return_inverse=True
+        )
+        payments = [
+            (request.clients[place.reshape(-1) == n], self._plans.plans[plan].round_charges(int(nth)))
+            for n, (plan, nth) in enumerate(kinds.T)
+        ]
+        self._ledger.charge_all(release, request.round, payments)
 
-    def _train_chunk(self, request: TrainRequest, clients: np.ndarray, key: bytes) -> torch.Tensor:
-        """The updates ``[K, P]`` of some clients of one chunk."""
+    def _settle(self, request: TrainRequest, release: str, clients: np.ndarray, realized: Sequence[Charges]) -> None:
+        """Write down what an allotment really paid for."""
+        payments = [([int(c)], charges) for c, charges in zip(clients, realized, strict=True) if charges]
+        self._ledger.charge_all(release, request.round, payments)
+
+    def _cohort(self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, key: bytes) -> Cohort:
+        """The surroundings of a local round of some clients of one chunk."""
         training, device = self._training, self._data.x.device
-        cohort = Cohort(
+        return Cohort(
             gradients=training.gradients,
             data=CohortData(self._data.x, self._data.y, [self._data.records(int(c)) for c in clients]),
             plans=[self._plans.of(int(c)) for c in clients],
             streams=Streams(key, request.round, clients.tolist(), device),
             optimizer=training.optimizer,
             learning_rate=lambda taken: training.learning_rate(request.round, taken),
+            nth=nth.tolist(),
         )
-        start = torch.tensor(request.params, device=device)
-        return local_round(training.mechanism, cohort, start) - start

@@ -40,5 +40,11 @@ class WeightedSum:
 
 
 def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:
-    """The weighted mean update ``[P]`` (float64) of all groups from their int64 totals and total weight."""
+    """The weighted mean update ``[P]`` (float64) of all groups from their int64 totals and total weight.
+
+    Raises:
+        ValueError: the groups' totals are too large to be added.
+    """
+    if not np.abs(totals, dtype=np.float64).sum(axis=0).max(initial=0.0) < SCALE * LIMIT:
+        raise ValueError(f"training diverged (the groups' sums together exceed {LIMIT:g}); lower --lr")
     return np.sum(totals, axis=0, dtype=np.int64) / (SCALE * weight)

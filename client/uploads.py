@@ -1,6 +1,7 @@
 """Finished uploads of a release on disk, so that a crash elsewhere does not make clients pay twice."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,9 @@ class Uploads:
         """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
-        labels = {"group": str(upload.group), "weight": str(upload.weight), "seconds": str(upload.seconds)}
+        figures = json.dumps([upload.group, upload.weight, upload.seconds, upload.figures])
         tensors = {"total": upload.total, "clients": upload.clients}
-        durable.write(path, save(tensors, metadata=labels | {"model": _digest(params)}))
+        durable.write(path, save(tensors, metadata={"upload": figures, "model": _digest(params)}))
         for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
             if old != path:
                 old.unlink()
@@ -38,8 +39,8 @@ class Uploads:
             except SafetensorError:
                 continue
             if labels["model"] == _digest(params):
-                group, weight, seconds = int(labels["group"]), int(labels["weight"]), float(labels["seconds"])
-                found.append(Upload(round_, group, clients, total, weight, seconds))
+                group, weight, seconds, figures = json.loads(labels["upload"])
+                found.append(Upload(round_, group, clients, total, weight, seconds, figures))
         return found
 
 

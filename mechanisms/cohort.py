@@ -1,7 +1,7 @@
 """What a mechanism's step sees: K clients' data, plans, streams and optimizer; and the state that it moves."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -23,6 +23,7 @@ class Cohort:
         streams: the clients' random streams for this round.
         optimizer: what turns a gradient into a direction.
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
+        nth: int64 ``[K]``, each client's count of rounds, this one included.
     """
 
     gradients: RecordGradients
@@ -31,6 +32,7 @@ class Cohort:
     streams: Streams
     optimizer: Optimizer
     learning_rate: Callable[[torch.Tensor], torch.Tensor]
+    nth: Sequence[int]
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
@@ -45,17 +47,23 @@ class LocalState:
         params: ``[K, P]``.
         optimizer: tensors ``[K, ...]``.
         taken: float32 ``[K]``, steps taken in this round.
+        memory: tensors ``[K, ...]`` of the mechanism's own, by name.
     """
 
     params: torch.Tensor
     optimizer: tuple[torch.Tensor, ...]
     taken: torch.Tensor
+    memory: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def start(cls, cohort: Cohort, params: torch.Tensor) -> "LocalState":
-        """All K clients at the same model ``params [P]`` with a fresh optimizer."""
+        """All K clients at the same model ``params [P]`` with a fresh optimizer and no memory."""
         rows = params.expand(len(cohort.plans), -1).clone()
         return cls(rows, cohort.optimizer.init(rows), rows.new_zeros(len(rows)))
+
+    def remember(self, **memory: torch.Tensor) -> "LocalState":
+        """This state with some of the mechanism's tensors replaced."""
+        return replace(self, memory={**self.memory, **memory})
 
     def descend(self, cohort: Cohort, gradient: torch.Tensor) -> "LocalState":
         """One optimizer step along ``gradient [K, P]``."""
@@ -73,4 +81,5 @@ class LocalState:
             choose(self.params, other.params),
             tuple(choose(a, b) for a, b in zip(self.optimizer, other.optimizer, strict=True)),
             choose(self.taken, other.taken),
+            {name: choose(tensor, other.memory[name]) for name, tensor in self.memory.items()},
         )

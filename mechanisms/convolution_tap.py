@@ -5,15 +5,40 @@ pixels of (gradient of the pixel) times (patch of the input under it). Stride, d
 on how patches are cut only.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd
 
-from mechanisms.forms import Form, Held, Outer
+from mechanisms.forms import Form, Held, outer_products
 from mechanisms.taps import Tap
 
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+# Stride, padding and dilation, as torch takes them.
+Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
+
+
+def each_client(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int) -> Tensor:
+    """`[K * B, out, ...]`: `x [K * B, in, ...]` convolved with `weight [K, out, in / groups, ...]`, `bias [K, out]`.
+
+    `geometry` is (stride, padding, dilation). Clients go one after the other: the faster way on a CPU.
+    """
+    clients, convolve = len(weight), _CONVOLUTIONS[x.dim() - 2]
+    shifts = [None] * clients if bias is None else bias
+    if clients == 1:
+        return convolve(x, weight[0], shifts[0], *geometry, groups)
+    outputs = [convolve(*one, *geometry, groups) for one in zip(x.chunk(clients), weight, shifts, strict=True)]
+    return torch.cat(outputs)
+
+
+def all_clients(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int) -> Tensor:
+    """As `each_client`, in one call: K clients are K times as many groups of channels."""
+    clients, convolve = len(weight), _CONVOLUTIONS[x.dim() - 2]
+    channels = x.unflatten(0, (clients, -1)).transpose(0, 1).flatten(1, 2)
+    shift = None if bias is None else bias.flatten()
+    output = convolve(channels, weight.flatten(0, 1), shift, *geometry, groups * clients)
+    return output.unflatten(1, (clients, -1)).transpose(0, 1).flatten(0, 1)
 
 
 class ConvolutionTap(Tap):
@@ -21,21 +46,18 @@ class ConvolutionTap(Tap):
 
     _layer: nn.Conv1d | nn.Conv2d | nn.Conv3d
 
+    @property
+    def maps_output(self) -> bool:
+        """With several groups an output index has patches of its own."""
+        return self._layer.groups == 1
+
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """K > 1 clients are K times as many groups of channels."""
-        layer, clients, weight = self._layer, self._clients, self._own["weight"]
-        bias = self._own["bias"].flatten() if "bias" in self._own else None
+        layer = self._layer
         plain = layer.padding_mode == "zeros"
         padded, padding = (x, layer.padding) if plain else (self._pad(x), 0)
-        if clients > 1:
-            padded = self._by_client(padded).transpose(0, 1).flatten(1, 2)
-        convolve = _CONVOLUTIONS[x.dim() - 2]
-        output = convolve(
-            padded, weight.flatten(0, 1), bias, layer.stride, padding, layer.dilation, layer.groups * clients
-        )
-        if clients > 1:
-            output = output.unflatten(1, (clients, layer.out_channels)).transpose(0, 1).flatten(0, 1)
-        return output, x
+        weight, bias = self._own["weight"], self._own.get("bias")
+        convolve = each_client if x.device.type == "cpu" else all_clients
+        return convolve(padded, weight, bias, (layer.stride, padding, layer.dilation), layer.groups), x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         left = self._by_client(gradient.flatten(2))
@@ -44,7 +66,7 @@ class ConvolutionTap(Tap):
         if name == "bias":
             return Held(left.sum(3))
         left = left.unflatten(2, (self._layer.groups, -1)).transpose(3, 4)
-        return Outer(left, self._by_client(self._patches(kept)), self._arrange)
+        return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
 
     def _patches(self, x: Tensor) -> Tensor:
         """`[n, G, T, in]`: under each of the T output pixels the input's patch, its entries by kernel, then channel.

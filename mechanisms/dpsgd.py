@@ -46,7 +46,7 @@ class DpsgdPlan:
         """Standard deviation of the noise on the sum of clipped gradients: s C."""
         return self.noise_multiplier * self.clip_norm
 
-    def round_charges(self) -> Charges:
+    def round_charges(self, nth: int) -> Charges:
         """``steps`` sampled Gaussians."""
         return {SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}
 
@@ -85,6 +85,6 @@ class NonPrivatePlan:
     clip_norm: float = math.inf
     noise_std: float = 0.0
 
-    def round_charges(self) -> Charges:
+    def round_charges(self, nth: int) -> Charges:
         """``steps`` steps without a guarantee."""
         return {Unprotected(self.sample_rate): self.steps}

@@ -3,37 +3,62 @@
 An event says which mechanism ran and with which parameters; how often it ran is a count kept beside it (the ledger, the
 accountant). Events are hashable, compare by value and survive JSON exactly. What one application costs is the business
 of `mechanisms.curves`; a new kind of event is one frozen class here, listed in `KINDS`, and one curve there.
+
+Each event has a certified and a published cost. Where a paper counts other things than the proof does (accepted steps
+instead of trials), two events stand side by side: one that costs nothing in the published column, and a `PaperClaim`
+that costs nothing in the certified one. `mechanisms.bundles` puts them together.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+from mechanisms.event import Event, number, positive, rate, share, text
 
-@dataclass(frozen=True)
-class Event:
-    """Base of all events; `kind` is the name under which a subclass is written to files."""
-
-    kind: ClassVar[str] = ""
+ACCOUNTING = ("visible", "selective", "every-trial")
+SCREENING = ("public-test", "clipped", "unproved")
 
 
 @dataclass(frozen=True)
 class SampledGaussian(Event):
-    """One Poisson-sampled sum with Gaussian noise (Mironov, Talwar, Zhang 2019).
+    """One Poisson-sampled sum with Gaussian noise, SGM(q, s) (Mironov, Talwar, Zhang 2019).
 
     Attributes:
-        sample_rate: probability with which each record enters, in (0, 1].
-        noise_multiplier: noise standard deviation over the sum's L2 sensitivity, positive.
+        sample_rate: q, probability with which each record enters, in (0, 1].
+        noise_multiplier: s, noise standard deviation over the sum's L2 sensitivity, positive.
     """
 
     kind: ClassVar[str] = "sampled_gaussian"
-    sample_rate: float
-    noise_multiplier: float
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
 
-    def __post_init__(self) -> None:
-        require_rate(self, "sample_rate")
-        require_positive(self, "noise_multiplier")
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """One vector or sum of all records with Gaussian noise: a / (2 s^2).
+
+    Attributes:
+        noise_multiplier: s, noise standard deviation over the L2 sensitivity, positive.
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class PaperClaim(Event):
+    """What a paper charges where the proof charges other events: certified 0, published SGM(q, s).
+
+    It is a claim, not a release: never charge it without the events that the proof needs (`mechanisms.bundles`).
+
+    Attributes:
+        sample_rate: q, in (0, 1].
+        noise_multiplier: s, positive.
+    """
+
+    kind: ClassVar[str] = "paper_claim"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
 
 
 @dataclass(frozen=True)
@@ -45,36 +70,153 @@ class Unprotected(Event):
     """
 
     kind: ClassVar[str] = "unprotected"
-    sample_rate: float
+    sample_rate: float = rate()
+
+
+@dataclass(frozen=True)
+class Unproved(Event):
+    """A release for which no finite epsilon is proved: certified infinite, published 0 (its claim is a `PaperClaim`).
+
+    Attributes:
+        release: what was released, in words.
+    """
+
+    kind: ClassVar[str] = "unproved"
+    release: str = text()
+
+
+@dataclass(frozen=True)
+class DpsurStep(Event):
+    """DPSUR (Fu et al., PVLDB 17(6), 2024): a proposal from SGM(q_t, s_t) and its noisy acceptance test; published 0.
+
+    The test compares the loss difference, clipped to C_v, plus noise of 2 C_v s_v with beta C_v on a Poisson batch of its
+    own. Count trials for "visible" and "every-trial", accepted steps for "selective".
+
+    Attributes:
+        sample_rate: q_t, in (0, 1].
+        noise_multiplier: s_t, positive.
+        validation_rate: q_v, in (0, 1].
+        validation_noise: s_v, noise of the test in units of its sensitivity 2 C_v, positive.
+        beta: threshold in units of C_v.
+        accounting: "visible" (the accept/reject bit is public, rejected proposals stay hidden), "selective" (rejections
+            are hidden altogether) or "every-trial" (rejected proposals are public too).
+    """
+
+    kind: ClassVar[str] = "dpsur_step"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+    validation_rate: float = rate()
+    validation_noise: float = positive()
+    beta: float = number()
+    accounting: str = text(*ACCOUNTING)
+
+
+@dataclass(frozen=True)
+class ImportanceSampledGaussian(Event):
+    """DPIS (Wei et al., CCS 2022, Lemma 3.1): one importance-sampled step, SGM(b C / K, s C N / K).
+
+    Attributes:
+        batch_size: b, expected batch size [records], positive.
+        clip_norm: C, bound on a record's gradient, positive.
+        norm_sum: K, the noisy sum of gradient norms in use, at least b C.
+        records: N, number of records, positive.
+        noise_multiplier: s, noise standard deviation over C, positive.
+    """
+
+    kind: ClassVar[str] = "importance_sampled_gaussian"
+    batch_size: float = positive()
+    clip_norm: float = positive()
+    norm_sum: float = positive()
+    records: float = positive()
+    noise_multiplier: float = positive()
 
     def __post_init__(self) -> None:
-        require_rate(self, "sample_rate")
+        super().__post_init__()
+        if self.norm_sum < self.batch_size * self.clip_norm:
+            least = self.batch_size * self.clip_norm
+            raise ValueError(f"{self.kind}: norm_sum = {self.norm_sum} must be at least b C = {least}; raise K to it last")
 
 
-KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in (SampledGaussian, Unprotected)}
+@dataclass(frozen=True)
+class NoisyNormSum(Event):
+    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so its multiplier is s_K p_K.
+
+    Certified SGM(p_K, s_K p_K), published SGM(p_K, s_K).
+
+    Attributes:
+        sample_rate: p_K, in (0, 1].
+        noise_multiplier: s_K as the paper writes it, positive.
+    """
+
+    kind: ClassVar[str] = "noisy_norm_sum"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
 
 
-def require_rate(event: Event, name: str) -> None:
-    """Make field `name` a float and refuse it outside (0, 1]."""
-    value = _finite(event, name)
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{event.kind}: {name} = {value} must be in (0, 1]; it is a probability per record")
-    object.__setattr__(event, name, value)
+@dataclass(frozen=True)
+class HeterogeneousGaussian(Event):
+    """DP-Hero (Zheng et al.) with isotropic clipping: certified SGM(q, s min(v)), published SGM(q, s).
+
+    Attributes:
+        sample_rate: q, in (0, 1].
+        noise_multiplier: s, positive.
+        smallest_scale: min(v) over all layers and directions, in [0, 1]; 0 leaves a direction without noise.
+    """
+
+    kind: ClassVar[str] = "heterogeneous_gaussian"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+    smallest_scale: float = share()
 
 
-def require_positive(event: Event, name: str) -> None:
-    """Make field `name` a float and refuse it unless it is above zero."""
-    value = _finite(event, name)
-    if value <= 0.0:
-        raise ValueError(f"{event.kind}: {name} = {value} must be above 0; without noise no epsilon is finite")
-    object.__setattr__(event, name, value)
+@dataclass(frozen=True)
+class ScreenedStep(Event):
+    """Noise screening (Fu, Chen, Ling 2022): a proposal from SGM(q, s) and its acceptance test; published 0.
+
+    Attributes:
+        sample_rate: q, in (0, 1].
+        noise_multiplier: s, positive.
+        test_rate: q_v, probability that a record is in the test batch, in (0, 1]; unused unless "clipped".
+        lowest_acceptance: exp(-c Q0 tau) for loss differences clipped to [-c, c], in [0, 1]; unused unless "clipped".
+        accounting: "public-test" (test data outside the guarantee: count trials, SGM(q, s) each), "clipped" (own records,
+            clipped differences, hidden rejections: count accepted steps) or "unproved" (infinite).
+    """
+
+    kind: ClassVar[str] = "screened_step"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+    test_rate: float = rate()
+    lowest_acceptance: float = share()
+    accounting: str = text(*SCREENING)
 
 
-def _finite(event: Event, name: str) -> float:
-    raw = getattr(event, name)
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
-        raise ValueError(f"{event.kind}: {name} = {raw!r} must be a finite number; give it as int or float")
-    return float(raw)
+@dataclass(frozen=True)
+class VisibleChoice(Event):
+    """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with noise of its own.
+
+    Attributes:
+        share_rate: p, in (0, 1].
+        noise_multiplier: s, noise standard deviation over the bound on a record's norm, positive.
+    """
+
+    kind: ClassVar[str] = "visible_choice"
+    share_rate: float = rate()
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(Event):
+    """One label by k-ary randomized response.
+
+    Attributes:
+        epsilon: its pure epsilon, positive.
+    """
+
+    kind: ClassVar[str] = "randomized_response"
+    epsilon: float = positive()
+
+
+KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
 
 
 def to_dict(event: Event) -> dict[str, Any]:

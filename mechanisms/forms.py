@@ -1,10 +1,10 @@
 """Forms in which the per-record gradients of one parameter are known, and the two things asked of each.
 
-A form answers `squared_norms() -> [K, B]` and `weighted_sum(factors [K, B], keep) -> [K, *shape]`. `keep [K, B]` marks the
-records that may take part (a record outside adds exactly 0 whatever it holds), None stands for all.
+A form answers `squared_norms() -> [K, B]` and `weighted_sum(factors [K, B], keep) -> [K, *shape]`. `keep [K, B]` marks
+the records that may take part (one outside adds exactly 0 whatever it holds), None stands for all.
 
 - `Held`: the gradients themselves;
-- `Outer`: sums of outer products, `sum_t left_t right_t^T`: linear layers (t: positions of a sequence) and convolutions
+- `Outer`: not formed, sums of outer products, `sum_t left_t right_t^T`: linear layers (t: positions of a sequence) and convolutions
   (t: pixels of the output, right: patches of the input); Goodfellow 2015 (arXiv 1510.01799) for one position, Rochette
   et al. 2019 (arXiv 1912.06015) and Li et al. 2022 (arXiv 2110.05679, section 4) for many;
 - `Looked`: rows of an embedding.
@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mechanisms.layout import Layout
 
@@ -25,8 +26,14 @@ _SMALLEST_SQUARE = 1e-30
 _GRAM_ADVANTAGE = 4
 
 
+Arrange = Callable[[Tensor], Tensor]
+
+
 class Form(Protocol):
-    """The per-record gradients of one parameter for K clients with B records each."""
+    """The per-record gradients of one parameter for K clients with B records each.
+
+    `entries` counts the tensor entries that exist at one time while the form is made and used.
+    """
 
     entries: int
 
@@ -36,12 +43,12 @@ class Form(Protocol):
 
 
 class Held:
-    """Gradients `[K, B, *shape]` that are held."""
+    """Gradients `[K, B, *shape]` that are held, made from `sources` other entries."""
 
-    def __init__(self, gradient: Tensor) -> None:
+    def __init__(self, gradient: Tensor, sources: int = 0) -> None:
         self._rows = gradient.flatten(2) if gradient.dim() > 2 else gradient.unsqueeze(2)
         self._shape = gradient.shape[2:]
-        self.entries = gradient.numel()
+        self.entries = gradient.numel() + sources
 
     def squared_norms(self) -> Tensor:
         """`[K, B]`."""
@@ -54,27 +61,14 @@ class Held:
 
 
 class Outer:
-    """Gradients `sum_t left_t right_t^T [K, B, G, out, in]` of `left [K, B, G, T, out]`, `right [K, B, G, T, in]`.
+    """Gradients `sum_t left_t right_t^T [K, B, G, out, in]` that are not formed; see `outer_products`."""
 
-    G counts the groups of a convolution. Norms take the cheapest form: for T = 1 the product of the two norms; the Gram
-    form `sum_{t,t'} (left_t . left_t') (right_t . right_t')` where T is small beside `out` and `in`, in float64
-    because its terms cancel; else the gradients are formed and held, which makes the weighted sum nearly free.
-    `arrange` brings a sum `[K, G, out, in]` into the parameter's shape `[K, *shape]`.
-    """
-
-    def __init__(self, left: Tensor, right: Tensor, arrange: Callable[[Tensor], Tensor]) -> None:
-        self._left, self._right, self._arrange = left, right, arrange
-        self._held: Held | None = None
-        positions, out, features = *left.shape[3:], right.shape[-1]
-        self._gram = _GRAM_ADVANTAGE * positions * (out + features) < out * features
-        if positions > 1 and not self._gram:
-            self._held = Held(torch.matmul(left.transpose(-1, -2), right))
-        self.entries = left.numel() + right.numel() + (self._held.entries if self._held else 0)
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self._left, self._right = left, right
+        self.entries = left.numel() + right.numel()
 
     def squared_norms(self) -> Tensor:
-        """`[K, B]`."""
-        if self._held is not None:
-            return self._held.squared_norms()
+        """`[K, B]`: for T = 1 from the two norms, else `sum_{t,t'} (left_t . left_t') (right_t . right_t')`."""
         if self._left.shape[3] == 1:
             left, right = (torch.linalg.vector_norm(t, dim=(3, 4)).square() for t in (self._left, self._right))
             return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
@@ -83,12 +77,40 @@ class Outer:
         return products.sum((2, 3, 4)).clamp(min=0).to(self._left.dtype)
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
+        """`[K, G, out, in]`: one product per client, with the factors in its left side."""
+        scaled = _kept(self._left, keep) * factors[:, :, None, None, None]
+        left, right = (t.transpose(1, 2).flatten(2, 3) for t in (scaled, _kept(self._right, keep)))
+        return left.transpose(-1, -2) @ right
+
+
+class Arranged:
+    """A form whose sums `[K, ...]` are brought into the parameter's shape; norms do not depend on it."""
+
+    def __init__(self, form: Form, arrange: Arrange) -> None:
+        self._form, self._arrange = form, arrange
+        self.entries = form.entries
+
+    def squared_norms(self) -> Tensor:
+        """`[K, B]`."""
+        return self._form.squared_norms()
+
+    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, *shape]`."""
-        if self._held is not None:
-            return self._arrange(self._held.weighted_sum(factors, keep))
-        left = _kept(self._left, keep) * factors[:, :, None, None, None]
-        left, right = (t.transpose(1, 2).flatten(2, 3) for t in (left, _kept(self._right, keep)))
-        return self._arrange(torch.matmul(left.transpose(-1, -2), right))
+        return self._arrange(self._form.weighted_sum(factors, keep))
+
+
+def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
+    """The cheapest form of `sum_t left_t right_t^T` from `left [K, B, G, T, out]`, `right [K, B, G, T, in]`.
+
+    G counts the groups of a convolution. For T = 1, and where T is small beside `out` and `in`, the gradients are not
+    formed: norms come from products of norms and from Gram matrices, these in float64 because their terms cancel.
+    Else they are formed and held, which makes the weighted sum nearly free. `arrange` maps a sum `[K, G, out, in]` to
+    the parameter's shape `[K, *shape]`.
+    """
+    positions, out, features = *left.shape[3:], right.shape[-1]
+    if positions == 1 or _GRAM_ADVANTAGE * positions * (out + features) < out * features:
+        return Arranged(Outer(left, right), arrange)
+    return Arranged(Held(left.transpose(-1, -2) @ right, left.numel() + right.numel()), arrange)
 
 
 class Looked:
@@ -102,11 +124,10 @@ class Looked:
         """`[K, B]`: rows that occur several times in a record are summed first."""
         order = self._index.argsort(dim=2, stable=True)
         sorted_index = self._index.gather(2, order)
-        starts = torch.nn.functional.pad(sorted_index.diff(dim=2) != 0, (1, 0))
+        starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
         rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
         slots = self._gradient.shape[2]
-        flat = self._gradient.flatten(0, 1)
-        summed = _add_rows(rank.flatten(0, 1), flat, slots)
+        summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
         return torch.linalg.vector_norm(summed, dim=(1, 2)).square().view(self._index.shape[:2])
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:

@@ -104,7 +104,7 @@ class RecordGradients:
 
     def is_tapped(self, x: Tensor, y: Tensor) -> bool:
         """Whether the gradients of records `x [K, B, ...]`, `y [K, B, ...]` take the fast route; K and B at least 1."""
-        return isinstance(self._routes.of(x[0], y[0]).engine, Tapped)
+        return isinstance(self._routes.of(x, y).engine, Tapped)
 
     @torch.no_grad()
     def losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -136,16 +136,16 @@ class RecordGradients:
     def _gradients(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Iterator[tuple[slice, slice, Pass]]:
         if y.shape[:2].numel() == 0:
             return
-        route = self._routes.of(x.flatten(0, 1), y.flatten(0, 1), metric)
-        for c, b in self._passes(x, route.entries):
+        route = self._routes.of(x, y, metric)
+        for c, b in self._passes(x, route.entries, self._alone and not isinstance(route.engine, Tapped)):
             matrices = {layer: matrix[c] for layer, matrix in metric.items()}
             yield c, b, route.engine.run(params[c], x[c, b], y[c, b], matrices)
 
     def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
         entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), _held(x) // _FORWARD_RECORDS)
-        return self._passes(x, entries)
+        return self._passes(x, entries, self._alone)
 
-    def _passes(self, x: Tensor, entries: int) -> Iterator[tuple[slice, slice]]:
+    def _passes(self, x: Tensor, entries: int, alone: bool) -> Iterator[tuple[slice, slice]]:
         """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one client's records."""
         clients, records = x.shape[:2]
         if clients * records == 0:
@@ -153,7 +153,7 @@ class RecordGradients:
         fitting = max(1, _held(x) // max(1, entries))
         fitting = fitting if self._max_records is None else min(self._max_records, fitting)
         step = min(records, fitting)
-        together = 1 if self._alone else max(1, fitting // records)
+        together = 1 if alone else max(1, fitting // records)
         for c in range(0, clients, together):
             for b in range(0, records, step):
                 yield slice(c, min(c + together, clients)), slice(b, min(b + step, records))
@@ -183,8 +183,8 @@ def _norms(one: Pass) -> Tensor:
 
 
 def _needs_single_clients(module: nn.Module) -> bool:
-    """Whether clients go one by one: batched convolution weights are slow grouped kernels on a CPU, and recurrent
-    kernels have no batching rule at all."""
+    """Whether vmap over clients is to be avoided: convolutions with batched weights are slow grouped kernels on a CPU,
+    and recurrent kernels have no batching rule at all."""
     on_cpu = all(p.device.type == "cpu" for p in module.parameters())
     slow = (nn.RNNBase, nn.modules.conv._ConvNd) if on_cpu else (nn.RNNBase,)
     return any(isinstance(layer, slow) for layer in module.modules())

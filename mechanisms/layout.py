@@ -47,7 +47,7 @@ class Layout:
             )
         lead = flat.shape[:-1]
         entries = zip(self.names, self.shapes, self.offsets, strict=True)
-        return {name: flat.narrow(-1, start, prod(shape)).view(*lead, *shape) for name, shape, start in entries}
+        return {name: flat.narrow(-1, start, prod(shape)).view((*lead, *shape)) for name, shape, start in entries}
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
         """The row `[..., P]` of `{name: [..., *shape]}`; leading axes are equal for all names.

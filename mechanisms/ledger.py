@@ -8,7 +8,7 @@ however often a round is replayed. Every epsilon can be recomputed from these fi
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +59,20 @@ class Ledger:
             ValueError: a bad argument, or a release charged before with another count.
             OSError: the disk refused; the ledger is closed and what was written of this charge is cut off.
         """
-        check_charge(release, round, charges)
-        ids = sorted_clients(clients)
+        self.charge_all(release, round, [(clients, charges)])
+
+    def charge_all(self, release: str, round: int, payments: Iterable[tuple[Sequence[int] | Ids, Charges]]) -> None:
+        """Charge several sets of clients, disjoint for each event, at the price of one: all (clients, charges) pairs
+        are on the disk on return. Arguments and errors are those of :meth:`charge`.
+        """
         fresh = []
-        for event, count in charges.items():
-            unpaid = self._unpaid((release, event), count, ids)
-            if unpaid.size:
-                fresh.append(Entry(release, int(round), unpaid, event, int(count)))
+        for clients, charges in payments:
+            check_charge(release, round, charges)
+            ids = sorted_clients(clients)
+            for event, count in charges.items():
+                unpaid = self._unpaid((release, event), count, ids)
+                if unpaid.size:
+                    fresh.append(Entry(release, int(round), unpaid, event, int(count)))
         if fresh:
             self._append("".join(entry.line() for entry in fresh).encode())
             for entry in fresh:

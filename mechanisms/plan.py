@@ -4,7 +4,8 @@ A plan is calibrated before training from the events it will charge, by the same
 is drawn, what is clipped and what is accounted cannot drift apart.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from mechanisms.accountant import Charges, epsilon
 from mechanisms.calibration import smallest
 from mechanisms.events import Event
+from mechanisms.settings import Privacy, Settings
 
 
 class Plan(Protocol):
@@ -22,8 +24,32 @@ class Plan(Protocol):
     def steps(self) -> int:
         """Local steps of one round (accepted ones, where a mechanism rejects)."""
 
-    def round_charges(self) -> Charges:
-        """The most that one round can cost: event -> count. It is paid when the round starts."""
+    def round_charges(self, nth: int) -> Charges:
+        """The most that the client's ``nth`` round (from 1) can cost: event -> count. It is paid when it starts."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a client's plan is made from.
+
+    Attributes:
+        privacy: the privacy settings.
+        own: the mechanism's own settings, where it has any.
+        steps: local steps a round.
+        rounds: rounds in which the client is to take part.
+        size: its public number of records.
+    """
+
+    privacy: Privacy
+    own: Settings | None
+    steps: int
+    rounds: int
+    size: int
+
+    @property
+    def target(self) -> float:
+        """Epsilon over the whole run; infinite for none."""
+        return math.inf if self.privacy.epsilon is None else self.privacy.epsilon
 
 
 @dataclass(frozen=True)
@@ -43,18 +69,27 @@ class PlanTable:
         return self.plans[self.which[client]]
 
 
-def repeat(charges: Charges, times: int) -> Charges:
-    """The same charges ``times`` times over."""
-    return {event: count * times for event, count in charges.items()}
+def merge(*charges: Charges) -> Charges:
+    """The sum of several charges, event by event."""
+    total: dict[Event, int] = {}
+    for one in charges:
+        for event, count in one.items():
+            total[event] = total.get(event, 0) + count
+    return total
 
 
-def calibrate(plan_of: Callable[[float], Plan], rounds: int, target: float, delta: float) -> Plan:
-    """The plan with the smallest noise multiplier whose ``rounds`` rounds cost at most (target, delta).
+def planned(plan: Plan, rounds: int) -> Charges:
+    """What the first ``rounds`` rounds of a plan can cost together."""
+    return merge(*(plan.round_charges(nth) for nth in range(1, rounds + 1)))
+
+
+def calibrate(plan_of: Callable[[float], Plan], terms: Terms) -> Plan:
+    """The plan with the smallest noise multiplier whose rounds together cost at most (epsilon, delta).
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
-    return plan_of(smallest(lambda noise: repeat(plan_of(noise).round_charges(), rounds), target, delta))
+    return plan_of(smallest(lambda noise: planned(plan_of(noise), terms.rounds), terms.target, terms.privacy.delta))
 
 
 def affordable_rounds(plan: Plan, target: float, delta: float, at_most: int) -> int:
@@ -66,12 +101,12 @@ def affordable_rounds(plan: Plan, target: float, delta: float, at_most: int) -> 
     low, high = 0, at_most
     while low < high:
         middle = (low + high + 1) // 2
-        if epsilon(repeat(plan.round_charges(), middle), delta).epsilon <= target:
+        if epsilon(planned(plan, middle), delta).epsilon <= target:
             low = middle
         else:
             high = middle - 1
     if low == 0:
-        cost = epsilon(plan.round_charges(), delta).epsilon
+        cost = epsilon(planned(plan, 1), delta).epsilon
         raise ValueError(
             f"epsilon = {target:g} is too small for a single round, which costs {cost:.4g} at delta = {delta:g}: "
             "raise --epsilon or --noise-multiplier, or lower --steps or --sample-rate"
@@ -79,19 +114,9 @@ def affordable_rounds(plan: Plan, target: float, delta: float, at_most: int) -> 
     return low
 
 
-def tabulate(plan_of_size: Callable[[int], Plan], sizes: Sequence[int]) -> PlanTable:
-    """A table of plans by client size ``n_k``; ``plan_of_size`` is asked once per distinct size."""
-    distinct, inverse = np.unique(np.asarray(sizes), return_inverse=True)
+def tabulate(plan_of_size: Callable[[int], Plan], sizes: np.ndarray) -> PlanTable:
+    """A table of plans by client size ``n_k`` ``[clients]``; ``plan_of_size`` is asked once per distinct size."""
+    distinct, inverse = np.unique(sizes, return_inverse=True)
     plans: dict[Plan, int] = {}
     number = [plans.setdefault(plan_of_size(int(n)), len(plans)) for n in distinct]
     return PlanTable(tuple(plans), np.asarray(number, dtype=np.int64)[inverse])
-
-
-def merge(*charges: Charges) -> Charges:
-    """The sum of several charges, event by event."""
-    total: dict[Event, int] = {}
-    for one in charges:
-        for event, count in one.items():
-            total[event] = total.get(event, 0) + count
-    return total
-

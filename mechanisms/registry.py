@@ -1,15 +1,16 @@
 """The mechanisms by name: a new one is one file and one row here."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mechanisms import dpsgd
+from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.plan import Plan, PlanTable, affordable_rounds, calibrate, tabulate
-from mechanisms.settings import Privacy
+from mechanisms.plan import Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
+from mechanisms.settings import Privacy, Settings
 
 
 @dataclass(frozen=True)
@@ -17,26 +18,36 @@ class Mechanism:
     """A local optimizer on the client axis, as pure functions.
 
     Attributes:
-        plan: from the settings, the steps of a round and a noise multiplier, a client's plan.
+        plan: from the terms and a noise multiplier, a client's plan.
         step: one (tried) step of a cohort.
         active: bool ``[K]``, who goes on in this round; a client that is done idles.
+        start: the state before the first step.
+        report: public figures of a finished local round, for the round record: name -> a figure of each client ``[K]``.
+        calibrate: the plan that meets the budget, from ``plan`` with the noise left open.
+        sized: whether a plan depends on the client's number of records.
+        realized: what each client's releases really were, where a plan pays for them in advance by an allotment.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
     """
 
-    plan: Callable[[Privacy, int, float], Plan]
+    plan: Callable[[Terms, float], Plan]
     step: Callable[[Cohort, LocalState], LocalState]
     active: Callable[[Cohort, LocalState], torch.Tensor]
+    start: Callable[[Cohort, torch.Tensor], LocalState] = LocalState.start
+    report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
+    realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: [{}] * len(cohort.plans)
+    calibrate: Callable[[Callable[[float], Plan], Terms], Plan] = calibrate
+    sized: bool = False
     private: bool = True
 
 
 MECHANISMS: dict[str, Mechanism] = {
     "dpsgd": Mechanism(
-        plan=lambda s, steps, noise: dpsgd.DpsgdPlan(s.sample_rate, noise, s.clip_norm, steps),
+        plan=lambda t, noise: dpsgd.DpsgdPlan(t.privacy.sample_rate, noise, t.privacy.clip_norm, t.steps),
         step=dpsgd.step,
         active=dpsgd.active,
     ),
     "none": Mechanism(
-        plan=lambda s, steps, noise: dpsgd.NonPrivatePlan(s.sample_rate, steps),
+        plan=lambda t, noise: dpsgd.NonPrivatePlan(t.privacy.sample_rate, t.steps),
         step=dpsgd.step,
         active=dpsgd.active,
         private=False,
@@ -44,37 +55,37 @@ MECHANISMS: dict[str, Mechanism] = {
 }
 
 
-def local_round(mechanism: Mechanism, cohort: Cohort, params: torch.Tensor) -> torch.Tensor:
-    """A whole local round of K clients from the model ``params [P]``: their models ``[K, P]`` at its end."""
-    state = LocalState.start(cohort, params)
+def local_round(mechanism: Mechanism, cohort: Cohort, params: torch.Tensor) -> LocalState:
+    """A whole local round of K clients from the model ``params [P]``: the state at its end."""
+    state = mechanism.start(cohort, params)
     while (active := mechanism.active(cohort, state)).any():
         state = mechanism.step(cohort, state).where(active, state)
-    return state.params
+    return state
 
 
-def plan_table(settings: Privacy, steps: int, rounds: int, sizes: Sequence[int]) -> PlanTable:
+def plan_table(privacy: Privacy, own: Settings | None, steps: int, rounds: int, sizes: np.ndarray) -> PlanTable:
     """Every client's plan, its noise calibrated so that ``rounds`` rounds meet (epsilon, delta).
 
     Args:
-        settings: the privacy settings; with a noise multiplier given, epsilon only bounds the number of rounds.
+        privacy: the privacy settings; with a noise multiplier given, epsilon only bounds the number of rounds.
+        own: the mechanism's own settings, where it has any.
         steps: local steps a round.
         rounds: rounds in which a client is to take part.
-        sizes: public numbers of records, length ``clients``.
+        sizes: public numbers of records, int64 ``[clients]``.
 
     Raises:
         ValueError: the budget does not pay for one round.
     """
-    mechanism = MECHANISMS[settings.mechanism]
-    target = math.inf if settings.epsilon is None else settings.epsilon
+    mechanism = MECHANISMS[privacy.mechanism]
 
     def plan_of_size(size: int) -> Plan:
+        terms = Terms(privacy, own, steps, rounds, size)
         if not mechanism.private:
-            return mechanism.plan(settings, steps, 0.0)
-        if settings.noise_multiplier is None:
-            return calibrate(lambda noise: mechanism.plan(settings, steps, noise), rounds, target, settings.delta)
-        plan = mechanism.plan(settings, steps, settings.noise_multiplier)
-        affordable_rounds(plan, target, settings.delta, at_most=1)
+            return mechanism.plan(terms, 0.0)
+        if privacy.noise_multiplier is None:
+            return mechanism.calibrate(lambda noise: mechanism.plan(terms, noise), terms)
+        plan = mechanism.plan(terms, privacy.noise_multiplier)
+        affordable_rounds(plan, terms.target, privacy.delta, at_most=1)
         return plan
 
-    plan = plan_of_size(1)
-    return tabulate(lambda size: plan, sizes)
+    return tabulate(plan_of_size, sizes if mechanism.sized else np.ones_like(sizes))

@@ -41,17 +41,17 @@ class Routes:
         self._formats: dict[tuple[object, ...], bool] = {}
 
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
-        """The fastest route for records `x [n, ...]` with targets `y [n, ...]`, n >= 1.
+        """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at least 1.
 
         Of float inputs only the shape matters. Integer ones index embeddings, so records are taken as they are: as long
         as no two differ, nothing can be found out and the general route is taken. Errors of the model pass through.
         """
-        key = (x.dtype, *x.shape[1:])
+        key = (x.dtype, *x.shape[2:])
         if key not in self._routes:
             pair = _two_records(x)
             if pair is None:
                 return self._general
-            self._routes[key] = self._find(x, pair, y)
+            self._routes[key] = self._find(pair, y)
         route = self._routes[key]
         fits = not isinstance(route.engine, Tapped) or route.engine.takes(metric)
         return route if fits else self._general
@@ -63,16 +63,16 @@ class Routes:
             self._formats[key] = gains_from_channels_last(self._module, x)
         return channels_last(x) if self._formats[key] else x
 
-    def _find(self, x: Tensor, pair: Tensor, y: Tensor) -> Route:
+    def _find(self, pair: Tensor, y: Tensor) -> Route:
         twin = copy.deepcopy(self._module).cpu().double()
         start = self._layout.initial(twin)
         params = (start + 0.1 * _wave(start)).unsqueeze(0)
-        targets = y[:2].expand(2, *y.shape[1:]) if y.shape[0] == 1 else y[:2]
-        targets = (targets.double() if y.is_floating_point() else targets).cpu().unsqueeze(0)
-        expected = Looped(twin, self._loss, self._layout).run(params, pair.unsqueeze(0), targets, IDENTITY)
+        targets = y[:1, :1].repeat(1, 2, *(1,) * (y.dim() - 2)).cpu()
+        targets = targets.double() if y.is_floating_point() else targets
+        expected = Looped(twin, self._loss, self._layout).run(params, pair, targets, IDENTITY)
         try:
             tapped = Tapped(twin, self._loss, self._layout, lambda records: records)
-            found = tapped.run(params, pair.unsqueeze(0), targets, IDENTITY)
+            found = tapped.run(params, pair, targets, IDENTITY)
             if _agree(found, expected):
                 return Route(Tapped(self._module, self._loss, self._layout, self.arranged), found.entries // 2)
         except (Untappable, RuntimeError):
@@ -81,11 +81,12 @@ class Routes:
 
 
 def _two_records(x: Tensor) -> Tensor | None:
-    """Two different records `[2, ...]` shaped as those of `x [n, ...]`, on the CPU; None if there are none."""
+    """Two different records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, on the CPU; None if there are none."""
     if x.is_floating_point():
-        return _wave(torch.empty(2, *x.shape[1:], dtype=torch.float64))
-    differs = (x != x[:1]).flatten(1).any(1)
-    return torch.stack([x[0], x[differs][0]]).cpu() if bool(differs.any()) else None
+        return _wave(torch.empty(1, 2, *x.shape[2:], dtype=torch.float64))
+    rows = x.flatten(0, 1)
+    differs = (rows != rows[:1]).reshape(rows.shape[0], -1).any(1)
+    return torch.stack([rows[0], rows[differs][0]]).unsqueeze(0).cpu() if bool(differs.any()) else None
 
 
 def _wave(like: Tensor) -> Tensor:

@@ -117,11 +117,14 @@ def _trapezoid(q: Floats, s: Floats, order: float) -> Floats:
 def log_power_gap(log_ratio: Floats, order: float) -> Floats:
     """``log((1 + u)^a - 1 - a u)`` given ``log(1 + u)``; the argument is non-negative for a > 1 (Bernoulli)."""
     near = np.abs(log_ratio) < SERIES_BELOW
-    far = np.where(near, 1.0, log_ratio)
-    decay = 1.0 - order * np.exp((1.0 - order) * far) + (order - 1.0) * np.exp(-order * far)
+    above = np.where(log_ratio >= SERIES_BELOW, log_ratio, 1.0)
+    decay = 1.0 - order * np.exp((1.0 - order) * above) + (order - 1.0) * np.exp(-order * above)
+    below = np.where(log_ratio <= -SERIES_BELOW, log_ratio, -1.0)
+    rest = (order - 1.0) - order * np.exp(below) + np.exp(order * below)
     u = np.expm1(np.where(near, log_ratio, 0.0))
     series = np.zeros_like(u)
     for n in range(8, 2, -1):
         series = (order - n + 1.0) / n * u * (1.0 + series)
     close = np.log(order * (order - 1.0) / 2.0 * u**2 * (1.0 + series))
-    return np.asarray(np.where(near, close, order * far + np.log(decay)), dtype=np.float64)
+    far = np.where(log_ratio > 0.0, order * above + np.log(decay), np.log(rest))
+    return np.asarray(np.where(near, close, far), dtype=np.float64)

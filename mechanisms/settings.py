@@ -11,7 +11,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-MechanismName = Literal["dpsgd", "none"]
+MechanismName = Literal["dpsgd", "dphero", "none"]
 MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
 
@@ -43,3 +43,27 @@ class Privacy(Settings):
         if self.mechanism != "none" and self.noise_multiplier is None and self.epsilon is None:
             raise ValueError("epsilon and noise_multiplier are both none: give --epsilon or --noise-multiplier")
         return self
+
+
+class Dpsur(Settings):
+    """DPSUR: accept a step only if a noisy test says that the loss falls"""
+
+
+class Dpis(Settings):
+    """DPIS: importance sampling by gradient norm"""
+
+
+class DpHero(Settings):
+    """DP-Hero: noise shaped by the previous model"""
+
+    hero_clipping: Literal["whitened", "isotropic"] = Field(
+        "whitened", description="clip in the noise's own geometry, or as published, where the guarantee nearly vanishes"
+    )
+    hero_floor: float = Field(
+        0.1, gt=0, le=1, description="least scale of the noise in a direction [share of the mean scale]"
+    )
+    hero_refresh: int = Field(1, ge=1, description="steps between two looks at the model [steps]")
+
+
+class Screening(Settings):
+    """Noise screening: accept a step with the probability of simulated annealing"""

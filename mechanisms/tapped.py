@@ -32,7 +32,8 @@ class Tapped:
     """Computes the passes of a module all of whose trainable parameters belong to layers that can be tapped.
 
     Every such layer must be used exactly once, through its own forward, on the records as they come. Raises Untappable
-    where that is seen not to hold: the constructor for a layer of another kind or a parameter of several layers. What it cannot see (a weight read around its layer, operations that mix records) `Routes` finds by comparison.
+    where that is seen not to hold: the constructor for a layer of another kind or a parameter of several layers. What
+    is not seen here (a weight read around its layer, operations that mix records) `Routes` finds by comparison.
 
     `arranged` brings the folded records `[K * B, ...]` into the memory format that suits the module.
     """

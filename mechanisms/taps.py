@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
-from mechanisms.forms import Form, Held, Looked, Outer
+from mechanisms.forms import Form, Held, Looked, outer_products
 from mechanisms.metric import transform_index
 
 
@@ -23,8 +23,6 @@ class Untappable(RuntimeError):
 
 class Tap(ABC):
     """One layer's stand-in: `bind` the clients' weights, run the model, take the `forms`."""
-
-    maps_output = True  # whether a metric acts on the output index alone
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
@@ -50,6 +48,11 @@ class Tap(ABC):
         output, self._kept = self._apply(x)
         self._edge = get_gradient_edge(output)
         return output
+
+    @property
+    def maps_output(self) -> bool:
+        """Whether a matrix on the layer's output index maps its parameters' gradients."""
+        return True
 
     @property
     def edge(self) -> GradientEdge:
@@ -100,7 +103,7 @@ class LinearTap(Tap):
             left = left @ matrix.transpose(1, 2).unsqueeze(1)
         if name == "bias":
             return Held(left.sum(2))
-        return Outer(left.unsqueeze(2), self._positions(kept).unsqueeze(2), lambda total: total.squeeze(1))
+        return outer_products(left.unsqueeze(2), self._positions(kept).unsqueeze(2), lambda total: total.squeeze(1))
 
     def _positions(self, folded: Tensor) -> Tensor:
         return folded.reshape(self._clients, self._records, -1, folded.shape[-1])
@@ -109,8 +112,12 @@ class LinearTap(Tap):
 class EmbeddingTap(Tap):
     """`nn.Embedding` on indices `[K * B, ...]`; `padding_idx` gets no gradient."""
 
-    maps_output = False
     _layer: nn.Embedding
+
+    @property
+    def maps_output(self) -> bool:
+        """The first index of the weight is not the output's."""
+        return False
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
         weight = self._own["weight"]

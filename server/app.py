@@ -1,7 +1,8 @@
 """The Flower ServerApp and the exchange of requests over a Flower Grid; the work is server/loop.py's."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
@@ -10,8 +11,13 @@ from client.app import decode_upload, encode_request
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
 
-PATIENCE = 60.0
-"""Seconds to wait for Flower nodes to register."""
+PATIENCE = 120.0
+"""Seconds to wait for the first answer of every group's Flower node."""
+
+POLL = 0.2
+"""Seconds between looking for answers."""
+
+log = logging.getLogger("flwr")
 
 
 def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
@@ -25,54 +31,86 @@ def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
     return app
 
 
-def find_groups(grid: Grid) -> list[int]:
-    """Ask every Flower node once which group it hosts: node ids by group number.
+def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
+    """Ask every Flower node which group it hosts: node ids by group number.
+
+    Of several nodes of one group, the first to answer gets the work. A node that is registered but gone does no harm.
 
     Raises:
-        RuntimeError: the nodes of some groups did not register within a minute.
+        RuntimeError: no node answered for some groups, or a node answered with an error.
+        ValueError: the nodes' configurations contradict each other.
     """
-    host: dict[int, int] = {}
-    deadline, expected = time.monotonic() + PATIENCE, None
-    while time.monotonic() < deadline:
-        ask = [
-            Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY)
-            for node in grid.get_node_ids()
-            if node not in host.values()
-        ]
-        for reply in grid.send_and_receive(ask) if ask else []:
-            place = _content(reply)["config"]
-            host[place["partition-id"]] = reply.metadata.src_node_id
-            expected = place["num-partitions"]
-        if expected is not None and len(host) >= expected:
-            return [host[group] for group in range(expected)]
-        time.sleep(0.5)
+    log.info("Waiting up to %g s for the Flower nodes", patience)
+    hosts: list[int | None] = []
+    for places in _answers(grid, patience):
+        hosts = _hosts(places)
+        if hosts and None not in hosts:
+            return hosts
+    missing = [str(group) for group, node in enumerate(hosts) if node is None]
+    of = f"group {', '.join(missing)} of {len(hosts)}" if hosts else "any group"
     raise RuntimeError(
-        f"{len(host)} of {expected or 'an unknown number of'} Flower nodes registered within {PATIENCE:g} s"
+        f"no Flower node answered within {patience:g} s for {of}: start a SuperNode for each group, with --node-config "
+        '"partition-id=0 num-partitions=2" and so on'
     )
+
+
+def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]]:
+    """(Group, number of groups) by node id, again and again with what has become known."""
+    asked: set[int] = set()
+    waiting: set[str] = set()
+    places: dict[int, tuple[int, int]] = {}
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        new = [node for node in grid.get_node_ids() if node not in asked]
+        asked.update(new)
+        waiting.update(grid.push_messages([Message(RecordDict(), node, MessageType.QUERY) for node in new]))
+        for reply in grid.pull_messages(waiting):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            node = reply.metadata.src_node_id
+            if node in asked:  # otherwise it is the SuperLink's own word that a node is gone
+                place = _content(reply, f"Flower node {node}")["config"]
+                places[node] = place["partition-id"], place["num-partitions"]
+        yield places
+        time.sleep(POLL)
+
+
+def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
+    """Node ids by group number, None where there is none yet."""
+    size = max((groups for _, groups in places.values()), default=0)
+    hosts: list[int | None] = [None] * size
+    for node, (group, groups) in places.items():
+        if groups != size or not 0 <= group < size:
+            raise ValueError(
+                f"a Flower node says partition-id={group} num-partitions={groups}, but there are {size} partitions: "
+                "start all SuperNodes with the same num-partitions, and each with a partition-id from 0 to below it"
+            )
+        if hosts[group] is None:
+            hosts[group] = node
+    return hosts
 
 
 def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exchange:
     """An exchange that sends each group's request to its Flower node; ``run`` travels with every message.
 
     Raises:
-        RuntimeError: a node answered with an error (its group and reason are named).
+        RuntimeError: a node answered with an error (its group and the reason are named), or not at all.
     """
 
     def exchange(requests: Sequence[TrainRequest]) -> Iterator[Upload]:
         messages = [
-            Message(encode_request(r, run), dst_node_id=nodes[r.group], message_type=MessageType.TRAIN)
+            Message(encode_request(r, run), nodes[r.group], MessageType.TRAIN, group_id=f"group {r.group}")
             for r in requests
         ]
         replies = list(grid.send_and_receive(messages))
         if len(replies) < len(messages):
             raise RuntimeError(f"{len(messages) - len(replies)} of {len(messages)} groups sent no reply")
         for reply in replies:
-            yield decode_upload(_content(reply))
+            yield decode_upload(_content(reply, reply.metadata.group_id))
 
     return exchange
 
 
-def _content(reply: Message) -> RecordDict:
+def _content(reply: Message, sender: str) -> RecordDict:
     if reply.has_error():
-        raise RuntimeError(f"Flower node {reply.metadata.src_node_id} failed: {reply.error.reason}")
+        raise RuntimeError(f"{sender} failed: {reply.error.reason}")
     return reply.content

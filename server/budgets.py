@@ -1,6 +1,6 @@
 """Who may still take part: a client retires rather than overspend."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,10 +20,19 @@ class Budgets:
         target: epsilon per client; ``inf`` never retires anybody.
         delta: per client.
         spent: charges so far by client, as the ledger's files say.
+        taken: int64 ``[clients]``, finished rounds of each client.
     """
 
-    def __init__(self, plans: PlanTable, target: float, delta: float, spent: Mapping[int, Mapping[Event, int]]):
+    def __init__(
+        self,
+        plans: PlanTable,
+        target: float,
+        delta: float,
+        spent: Mapping[int, Mapping[Event, int]],
+        taken: np.ndarray,
+    ):
         self._plans, self._target, self._delta = plans, target, delta
+        self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
         self._history = np.array([self._number(spent.get(client, {})) for client in range(len(plans.which))])
@@ -36,16 +45,17 @@ class Budgets:
 
     def _after_a_round(self) -> tuple[list[Charges], np.ndarray]:
         """The distinct histories after one more round of everybody, and each client's place among them."""
-        pairs, place = np.unique(np.stack([self._history, self._plans.which]), axis=1, return_inverse=True)
-        after = [merge(self._histories[h], self._plans.plans[p].round_charges()) for h, p in pairs.T]
+        kinds = np.stack([self._history, self._plans.which, self.taken + 1])
+        distinct, place = np.unique(kinds, axis=1, return_inverse=True)
+        after = [merge(self._histories[h], self._plans.plans[p].round_charges(int(n))) for h, p, n in distinct.T]
         return after, place.reshape(-1)
 
-    def charge(self, clients: Iterable[int]) -> None:
-        """Note that these clients have paid for a round."""
+    def charge(self, clients: np.ndarray) -> None:
+        """Note that these clients (int64, distinct) have paid for their next round."""
         after, place = self._after_a_round()
-        numbers = {p: self._number(after[p]) for p in set(place[np.asarray(clients)].tolist())}
-        for client in clients:
-            self._history[client] = numbers[place[client]]
+        numbers = np.array([self._number(charges) for charges in after])
+        self._history[clients] = numbers[place[clients]]
+        self.taken[clients] += 1
 
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whose next round stays within the target."""

@@ -19,11 +19,19 @@ from strategies.strategy import ServerState
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after ``round`` rounds: the model float32 ``[P]`` and the strategy's state."""
+    """The state after some rounds.
+
+    Attributes:
+        round: how many.
+        params: the model, float32 ``[P]``.
+        state: the strategy's.
+        taken: int64 ``[clients]``, in how many rounds each client took part.
+    """
 
     round: int
     params: np.ndarray
     state: ServerState
+    taken: np.ndarray
 
 
 class Checkpoints:
@@ -35,7 +43,8 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then remove those that are too old."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"params": checkpoint.params} | {f"state.{k}": v for k, v in checkpoint.state.items()}
+        tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
+        tensors |= {f"state.{name}": value for name, value in checkpoint.state.items()}
         content = save(tensors)
         path = self._folder / f"round-{checkpoint.round:06d}.safetensors"
         durable.write(path, content)
@@ -53,7 +62,7 @@ class Checkpoints:
         for label in self._labels():
             try:
                 return _read(label)
-            except (OSError, ValueError, KeyError) as fault:
+            except (OSError, ValueError, KeyError, TypeError) as fault:
                 warnings.warn(f"checkpoint {label.stem} is damaged ({fault}); using the one before it", stacklevel=2)
         return None
 
@@ -63,6 +72,8 @@ def _read(label: Path) -> Checkpoint:
     content = label.with_suffix(".safetensors").read_bytes()
     if hashlib.sha256(content).hexdigest() != fields["sha256"]:
         raise ValueError("its digest does not match")
+    if label.stem != f"round-{fields['round']:06d}":
+        raise ValueError("it names another round")
     tensors = load(content)
     state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
-    return Checkpoint(fields["round"], tensors["params"], state)
+    return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"])

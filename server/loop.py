@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from client import sums
+from client import figures, sums
 from client.messages import TrainRequest, Upload
 from mechanisms import ledger
 from mechanisms.randomness import fresh_key, generator, seed_key
@@ -21,7 +21,6 @@ from server.checkpoints import Checkpoint
 from server.federation import Exchange, Federation
 from server.records import RoundRecord
 from server.store import Store
-from strategies.strategy import Strategy
 
 Observer = Callable[[RoundRecord], None]
 
@@ -49,9 +48,10 @@ def restore(federation: Federation, store: Store) -> Standing:
     """
     now = store.checkpoints.newest()
     if now is None:
-        now = Checkpoint(0, federation.initial, federation.strategy.init(federation.initial))
+        taken = np.zeros(federation.clients, dtype=np.int64)
+        now = Checkpoint(0, federation.initial, federation.strategy.init(federation.initial), taken)
     spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
-    budgets = Budgets(federation.plans, federation.target, federation.delta, spent)
+    budgets = Budgets(federation.plans, federation.target, federation.delta, spent, now.taken)
     return Standing(now, tuple(store.records(up_to=now.round)), budgets)
 
 
@@ -69,7 +69,7 @@ def run(
         if not uploads:
             break
         trained = time.perf_counter() - began
-        now = _advance(federation.strategy, standing.now, uploads)
+        now = _advance(federation, standing, uploads)
         record = _record(federation, standing.budgets, now, uploads, began, trained)
         store.append(record)
         store.checkpoints.save(now)
@@ -90,7 +90,11 @@ def _train(federation: Federation, exchange: Exchange, store: Store, standing: S
     clients = _pick(federation, number, eligible)
     release = f"round-{number}" if federation.seed is not None else f"round-{number}-{secrets.token_hex(4)}"
     group_of = federation.group_of[clients]
-    requests = [TrainRequest(number, int(g), release, clients[group_of == g], now.params) for g in np.unique(group_of)]
+    requests = [
+        TrainRequest(number, int(g), release, members, budgets.taken[members] + 1, now.params)
+        for g in np.unique(group_of)
+        if (members := clients[group_of == g]).size
+    ]
     uploads = list(exchange(requests)) if requests else []
     budgets.charge(clients)
     return sorted(uploads + finished, key=lambda upload: upload.group)
@@ -104,11 +108,11 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarr
     return np.sort(generator(key, "pick", number).choice(able, wanted, replace=False)) if wanted else able
 
 
-def _advance(strategy: Strategy, now: Checkpoint, uploads: Sequence[Upload]) -> Checkpoint:
+def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
     """The state after the strategy's step along the weighted mean update."""
     update = sums.mean([u.total for u in uploads], sum(u.weight for u in uploads))
-    state, params = strategy.aggregate(now.state, now.params, update)
-    return Checkpoint(now.round + 1, params, state)
+    state, params = federation.strategy.aggregate(standing.now.state, standing.now.params, update)
+    return Checkpoint(standing.now.round + 1, params, state, standing.budgets.taken.copy())
 
 
 def _record(
@@ -132,4 +136,5 @@ def _record(
         participants=sum(len(u.clients) for u in uploads),
         seconds=time.perf_counter() - began,
         seconds_training=trained,
+        figures=figures.means(u.figures for u in uploads),
     )

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 Epsilon = float | None
@@ -79,6 +79,7 @@ class RoundRecord(Record):
         participants: clients that trained in this round.
         seconds: wall time of the round.
         seconds_training: the part of it spent on the clients' training and on messages.
+        figures: the mechanism's public figures, each a mean over the round's clients.
     """
 
     round: int
@@ -91,6 +92,7 @@ class RoundRecord(Record):
     participants: int
     seconds: float
     seconds_training: float
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sim.config import Config, differences, load
-from sim.fields import NONE, SETTINGS, TABLES, Setting, did_you_mean
+from sim.fields import SETTINGS, TABLES, Setting, did_you_mean
 from sim.presets import PRESETS
 from sim.settings import EXECUTION_ONLY
 
@@ -67,7 +67,7 @@ def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
         description=description,
-        epilog=f"'{NONE}' is a value where the help says what it means. Precedence: default < data set < file < flag.",
+        epilog="'none' and '' are values where the help says what they mean. Order: default < data set < file < flag.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
@@ -119,15 +119,17 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
 def _defaults(setting: Setting) -> str:
     """The default, and what some data sets have instead."""
     own = {dataset: row[setting.name] for dataset, row in PRESETS.items() if setting.name in row}
-    values = [_shown(setting.info.default)]
-    values += [f"{dataset}: {_shown(v)}" for dataset, v in own.items() if v != setting.info.default]
+    values = [_shown(setting, setting.info.default)]
+    values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != setting.info.default]
     return "; ".join(values)
 
 
-def _shown(value: object) -> str:
+def _shown(setting: Setting, value: object) -> str:
+    if value is None:
+        return setting.unset or "''"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
@@ -156,10 +158,11 @@ def _resumed(run_dir: Path, given: dict[str, Any]) -> Config:
     if not path.is_file():
         raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of a run")
     saved, wanted = load(path, {}), load(path, given)
-    for name in differences(saved, wanted):
+    for name in sorted(differences(saved, wanted), key=lambda name: name not in given):
         if name not in EXECUTION_ONLY:
+            was, other = ("not set" if c.value(name) is None else c.value(name) for c in (saved, wanted))
             raise ValueError(
-                f"a resumed run keeps its configuration: {name} is {saved.value(name)} in {path}, {wanted.value(name)} "
-                f"was given: leave {SETTINGS[name].flag} out, or start a new run"
+                f"a resumed run keeps its configuration: {name} is {was} in {path}, {other} was given: "
+                f"leave {SETTINGS[name].flag} out, or start a new run"
             )
     return wanted

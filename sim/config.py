@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from client.settings import Local
 from mechanisms import durable
-from mechanisms.settings import Privacy, Settings
+from mechanisms.settings import DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
-from sim.fields import NONE, SETTINGS, TABLES, did_you_mean, fault
+from sim.fields import SETTINGS, TABLES, did_you_mean, fault
 from sim.presets import preset
 from sim.settings import Data, Execution
 from strategies.settings import Aggregation
@@ -26,7 +26,7 @@ RIVALS = (("steps", "epochs"),)
 IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_client": ("partition", ("shards",))}
 """Setting -> another one, and the values of that one which use it; the first is implied."""
 
-_HEADER = f'# The whole configuration of a run. "{NONE}" means: not set.\n\n'
+_HEADER = '# The whole configuration of a run. "none" and "" mean: not set.\n\n'
 
 
 class Config(Settings):
@@ -34,6 +34,10 @@ class Config(Settings):
 
     data: Data
     privacy: Privacy
+    dpsur: Dpsur
+    dpis: Dpis
+    dphero: DpHero
+    screening: Screening
     local: Local
     strategy: Aggregation
     rounds: Rounds
@@ -68,7 +72,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def save(config: Config, path: Path) -> None:
     """Write every setting, so that loading the file gives an equal configuration whatever the defaults have become."""
     tables = {
-        table: {name: NONE if value is None else value for name, value in entries.items()}
+        table: {name: SETTINGS[name].unset if value is None else value for name, value in entries.items()}
         for table, entries in config.model_dump().items()
     }
     durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode())
@@ -107,7 +111,7 @@ def _refuse_contradictions(flags: Values) -> None:
 
 
 def _read(path: Path) -> Values:
-    """The settings of a file by name, ``none`` turned into None."""
+    """The settings of a file by name, what is unset turned into None."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -119,7 +123,8 @@ def _read(path: Path) -> Values:
         _check_table(path, table, entries)
         for name, value in entries.items():
             _check_name(path, table, name)
-            values[name] = None if value == NONE and SETTINGS[name].optional else value
+            setting = SETTINGS[name]
+            values[name] = None if setting.optional and value == setting.unset else value
     return values
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from client.settings import Local
-from mechanisms.settings import Privacy, Settings
+from mechanisms.settings import DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.settings import Data, Execution
 from strategies.settings import Aggregation
@@ -18,15 +18,16 @@ from strategies.settings import Aggregation
 TABLES: dict[str, type[Settings]] = {
     "data": Data,
     "privacy": Privacy,
+    "dpsur": Dpsur,
+    "dpis": Dpis,
+    "dphero": DpHero,
+    "screening": Screening,
     "local": Local,
     "strategy": Aggregation,
     "rounds": Rounds,
     "run": Execution,
 }
 """The tables of the configuration file, and the groups of the help."""
-
-NONE = "none"
-"""How a file or a flag says that an optional setting is not set."""
 
 _NOUNS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 
@@ -55,6 +56,11 @@ class Setting:
         return types.NoneType in self._alternatives
 
     @property
+    def unset(self) -> str:
+        """How a file or a flag says that it is None: an empty text, where it is a text, else ``none``."""
+        return "" if self.kind is str else "none"
+
+    @property
     def kind(self) -> type:
         """``int``, ``float``, ``str`` or ``bool``."""
         return str if self.choices else next(a for a in self._alternatives if a is not types.NoneType)
@@ -68,7 +74,7 @@ class Setting:
     def expected(self) -> str:
         """What a value must be, with its bounds."""
         noun = f"one of {', '.join(self.choices)}" if self.choices else _NOUNS[self.kind] + self._interval()
-        return noun + (f", or {NONE}" if self.optional else "")
+        return noun + (f", or {self.unset or 'empty'}" if self.optional else "")
 
     def _interval(self) -> str:
         bounds = {k: getattr(m, k) for m in self.info.metadata for k in ("ge", "gt", "le", "lt") if hasattr(m, k)}
@@ -82,7 +88,7 @@ class Setting:
 
     def from_text(self, text: str) -> Any:
         """A flag's text as a value; a text that is no such value stays as it is, for the validation to name."""
-        if self.optional and text == NONE:
+        if self.optional and text == self.unset:
             return None
         try:
             return self.kind(text)

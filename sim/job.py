@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,8 +83,12 @@ def build(config: Config) -> Job:
         minimum=data.min_records,
     )
     shape = dataset.x.shape[1:]
-    model = build_model(data.model, shape, dataset.classes, int(generator(key, "model").integers(2**63)), activation=data.activation)
-    plans = plan_table(config.privacy, local_steps(config), participations(config), parts.sizes)
+    model = build_model(
+        data.model, shape, dataset.classes, int(generator(key, "model").integers(2**63)), activation=data.activation
+    )
+    check_delta(config, len(dataset.y))
+    own = getattr(config, config.privacy.mechanism, None)
+    plans = plan_table(config.privacy, own, local_steps(config), participations(config), parts.sizes)
     job = Job(
         config, dataset, parts, model, plans, group(parts.sizes, config.run.chunk_clients, config.run.groups or 1)
     )
@@ -113,6 +118,25 @@ def local_steps(config: Config) -> int:
     if config.local.steps is not None:
         return config.local.steps
     return math.ceil(config.local.epochs / config.privacy.sample_rate)
+
+
+def check_delta(config: Config, records: int) -> None:
+    """Warn of a delta that allows whole records to be given away; refuse it where ``strict_delta`` is set."""
+    privacy = config.privacy
+    if MECHANISMS[privacy.mechanism].private and privacy.delta >= 1 / records:
+        fault = (
+            f"delta = {privacy.delta:g} is not below 1 / {records} records = {1 / records:.2g}: "
+            "a mechanism that publishes a random record would meet it; lower --delta"
+        )
+        if privacy.strict_delta:
+            raise ValueError(fault)
+        warnings.warn(fault, stacklevel=2)
+
+
+def target(config: Config) -> float:
+    """Epsilon per client that no round may pass; infinite for none, and for training without privacy."""
+    private = MECHANISMS[config.privacy.mechanism].private
+    return config.privacy.epsilon if private and config.privacy.epsilon is not None else math.inf
 
 
 def participations(config: Config) -> int:
@@ -181,7 +205,7 @@ def federation(job: Job) -> Federation:
         evaluate=functools.partial(evaluate, job),
         rounds=config.rounds.rounds,
         fraction=config.rounds.fraction,
-        target=math.inf if config.privacy.epsilon is None else config.privacy.epsilon,
+        target=target(config),
         delta=config.privacy.delta,
         seed=job.seed,
     )

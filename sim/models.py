@@ -18,15 +18,9 @@ from torch.nn.utils import skip_init
 from sim.names import suggest
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
-_DEFAULTS = {"digits": "linear", "mnist": "cnn", "fmnist": "cnn", "cifar10": "cnn-cifar"}
 
 Shape = tuple[int, ...]
 """Of one record: (F,) features or (C, H, W) image."""
-
-
-def default_model(dataset: str) -> str:
-    """The model of a data set for which none was chosen; `linear` for a user's own arrays."""
-    return _DEFAULTS.get(dataset, "linear")
 
 
 def build(name: str, input_shape: Shape, classes: int, seed: int, activation: str = "tanh") -> nn.Module:

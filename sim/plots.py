@@ -84,12 +84,12 @@ def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon
         axes = figure.subplots()
         values, claims = _numbers(certified), _numbers(published)
         order = np.argsort(values, kind="stable")
-        places = np.arange(1, len(values) + 1)
-        axes.fill_between(places, values[order], step="mid", color=BLUE, alpha=0.15, linewidth=0)
-        axes.step(places, values[order], where="mid", color=BLUE, label="certified")
-        axes.step(places, claims[order], where="mid", color=ORANGE, linestyle=":", label="published")
+        edges = np.arange(len(values) + 1) + 0.5
+        axes.stairs(values[order], edges, fill=True, color=BLUE, alpha=0.15)
+        axes.stairs(values[order], edges, baseline=None, color=BLUE, linewidth=1.8, label="certified")
+        axes.stairs(claims[order], edges, baseline=None, color=ORANGE, linewidth=1.8, linestyle=":", label="published")
         _target(axes, target)
-        axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(0.5, len(values) + 0.5))
+        axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(edges[0], edges[-1]))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(_whole_numbers())
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -133,14 +133,14 @@ def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
 def _by_round(
     axes: Axes, rounds: Sequence[int], values: Sequence[float | None], color: str, label: str = "", style: str = "-"
 ) -> None:
-    marker = "o" if len(rounds) <= 40 else ""
+    marker = "o" if len(rounds) <= 40 and style == "-" else ""
     axes.plot(rounds, _numbers(values), color=color, label=label, linestyle=style, marker=marker, markersize=3)
     axes.set(xlabel="round", xlim=(0, max(rounds) + 0.5))
     axes.xaxis.set_major_locator(_whole_numbers())
 
 
 def _whole_numbers() -> MaxNLocator:
-    return MaxNLocator(integer=True, steps=[1, 2, 5, 10])
+    return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
 def _target(axes: Axes, target: Epsilon) -> None:

@@ -95,7 +95,11 @@ def read_run(run_dir: Path) -> Run:
 
 
 def _title(run: Run) -> str:
-    return f"{run.folder.resolve().name}: {run.config.data.dataset}, {len(run.counts)} clients"
+    return f"{run.folder.resolve().name}: {run.config.data.dataset}, {_clients(run)}"
+
+
+def _clients(run: Run) -> str:
+    return "1 client" if len(run.counts) == 1 else f"{len(run.counts)} clients"
 
 
 def _subtitle(run: Run) -> str:
@@ -120,9 +124,7 @@ def _headline(run: Run) -> str:
     published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
     accuracy = summary.accuracy if summary else last.accuracy
     goal = f"; target {run.target:g}" if run.target is not None else ""
-    note = (
-        f"at delta {delta:g}, largest of {len(run.counts)} clients{goal}" if run.private else "trained without privacy"
-    )
+    note = f"at delta {delta:g}, largest of {_clients(run)}{goal}" if run.private else "trained without privacy"
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
     entries = [
         (
@@ -206,7 +208,7 @@ def _configuration(config: Config) -> str:
         rows.append((f"{model.__doc__} [{table}]",))
         for name in model.model_fields:
             value = config.value(name)
-            rows.append((name, "none" if value is None else str(value), SETTINGS[name].info.description or ""))
+            rows.append((name, "" if value is None else str(value), SETTINGS[name].info.description or ""))
     return page.section("Configuration", page.table(("Setting", "Value", "Meaning"), rows))
 
 

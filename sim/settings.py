@@ -15,7 +15,7 @@ class Data(Settings):
 
     dataset: str = Field("digits", description="digits, mnist, fmnist, cifar10, or the path of an .npz file with x, y")
     data_dir: str | None = Field(
-        None, description="folder of downloaded data sets; 'none': the environment's, or the user's cache"
+        None, description="folder of downloaded data sets; '': the environment's, or the user's cache"
     )
     model: str = Field("linear", description="model by name, or package.module:Class; each data set has its default")
     activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the built-in models")
@@ -47,16 +47,14 @@ class Execution(Settings):
     chunk_clients: int = Field(
         50, ge=1, description="clients computed together [clients]; part of the result's float rounding"
     )
-    ray_address: str | None = Field(
-        None, description="existing Ray cluster, or auto; 'none': start one on this machine"
-    )
+    ray_address: str | None = Field(None, description="existing Ray cluster, or auto; '': start one on this machine")
     cpus_per_worker: float = Field(1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]")
     gpus_per_worker: float | None = Field(
         None, ge=0, description="share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, divided evenly"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live; auto is cuda where present")
     out: str = Field("runs", description="parent folder of run directories")
-    name: str | None = Field(None, description="the run directory's name; 'none': from the time, unique")
+    name: str | None = Field(None, description="the run directory's name; '': from the time, unique")
     quiet: bool = Field(False, description="print errors and warnings only")
 
     @field_validator("name")

@@ -40,7 +40,9 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``12 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    """``1.5 s``, ``12 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from sim.models import NAMES, build, default_model
+from sim.models import NAMES, build
+from sim.presets import preset
 
 SIZES = [
     ("linear", (1, 8, 8), 10, 650),
@@ -33,11 +34,7 @@ def test_models_have_their_papers_sizes(name: str, shape: tuple[int, ...], class
 
 @pytest.mark.parametrize(("dataset", "shape"), [("digits", (1, 8, 8)), ("mnist", (1, 28, 28)), ("fmnist", (1, 28, 28))])
 def test_default_models_fit_their_data(dataset: str, shape: tuple[int, ...]) -> None:
-    assert build(default_model(dataset), shape, 10, 0)(torch.zeros(1, *shape)).shape == (1, 10)
-
-
-def test_default_of_cifar_and_of_own_arrays() -> None:
-    assert default_model("cifar10") == "cnn-cifar" and default_model("mine.npz") == "linear"
+    assert build(preset(dataset)["model"], shape, 10, 0)(torch.zeros(1, *shape)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,61 @@
+"""The private acceptance test of a selective mechanism, and the cost of its bit.
+
+DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low enough. The difference is
+clipped, so whatever the data are, the probability of acceptance lies in [lowest, highest]; the test batch is a Poisson
+batch of its own, so one record is in it with probability `rate`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+
+from mechanisms.sampled_gaussian import log_power_gap
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Bounds on the probability of acceptance.
+
+    Attributes:
+        lowest: lo, in [0, 1].
+        highest: hi, in [lo, 1].
+        rate: q_v, probability that a record enters the test batch, in (0, 1].
+    """
+
+    lowest: float
+    highest: float
+    rate: float
+
+    @classmethod
+    def of_noisy_loss(cls, rate: float, noise: float, beta: float) -> "Acceptance":
+        """DPSUR's test: ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of C_v."""
+        return cls(float(ndtr((beta - 1.0) / (2.0 * noise))), float(ndtr((beta + 1.0) / (2.0 * noise))), rate)
+
+    def bit_cost(self, orders: ArrayLike) -> Floats:
+        """Renyi divergence of the accept/reject bit alone, B(a), in nats, float64 ``[len(orders)]``.
+
+        The largest Bernoulli divergence between ``p`` and ``(1 - q_v) p + q_v pz`` in both orders, with (p, pz) the two
+        corners of [lowest, highest]: these divergences are jointly convex, so no other pair is worse.
+        """
+        gap = self.rate * (self.highest - self.lowest)
+        pairs = [(self.lowest, self.lowest + gap), (self.highest, self.highest - gap)]
+        both = [pair for x, y in pairs for pair in ((x, y), (y, x))]
+        return np.array(
+            [max(_bernoulli(x, y, order) for x, y in both) for order in np.asarray(orders, dtype=np.float64)]
+        )
+
+
+def _bernoulli(x: float, y: float, order: float) -> float:
+    """Renyi divergence of Bernoulli(x) from Bernoulli(y), through ``t^a - a t + a - 1`` so that tiny ones keep digits."""
+    if x == y:
+        return 0.0
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        changes = np.divide([x - y, y - x], [y, 1.0 - y])
+        ratios = np.where(np.abs(changes) < 0.5, np.log1p(changes), np.log([x / y, (1.0 - x) / (1.0 - y)]))
+        logs = np.log([y, 1.0 - y]) + log_power_gap(ratios, order)
+        value = float(np.logaddexp(0.0, np.logaddexp(*logs))) / (order - 1.0)
+    return np.inf if np.isnan(value) else value

@@ -1,0 +1,120 @@
+"""Checkpoints: whole or passed over, and the newest ones kept."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mechanisms import durable
+from server.checkpoints import Checkpoint, Checkpoints
+
+
+def checkpoint(round_: int) -> Checkpoint:
+    params = np.random.default_rng(round_).normal(size=50).astype(np.float32)
+    state = {"velocity": np.full(50, float(round_)), "steps": np.arange(round_)}
+    return Checkpoint(round_, params, state, taken=np.arange(7) + round_)
+
+
+def saved(folder: Path, rounds: int, keep: int = 3) -> Checkpoints:
+    checkpoints = Checkpoints(folder / "checkpoints", keep)
+    for round_ in range(1, rounds + 1):
+        checkpoints.save(checkpoint(round_))
+    return checkpoints
+
+
+def same(a: Checkpoint, b: Checkpoint) -> bool:
+    return (
+        a.round == b.round
+        and np.array_equal(a.params, b.params)
+        and np.array_equal(a.taken, b.taken)
+        and (a.params.dtype, a.taken.dtype) == (b.params.dtype, b.taken.dtype)
+        and a.state.keys() == b.state.keys()
+        and all(np.array_equal(a.state[name], b.state[name]) for name in a.state)
+    )
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_newest_comes_back_as_it_was(tmp_path):
+    assert same(saved(tmp_path, 11).newest(), checkpoint(11))
+    assert same(Checkpoints(tmp_path / "checkpoints", 3).newest(), checkpoint(11))
+
+
+def test_there_may_be_none(tmp_path):
+    assert Checkpoints(tmp_path / "nowhere", 2).newest() is None
+
+
+def test_the_newest_few_are_kept_and_nothing_else(tmp_path):
+    saved(tmp_path, 5, keep=2)
+    assert files(tmp_path) == [f"round-00000{n}.{kind}" for n in (4, 5) for kind in ("json", "safetensors")]
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-1],
+    "zeros": lambda content: bytes(len(content)),
+    "one bit": lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
+    "no object": lambda content: b"[]",
+}
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, kind, damage):
+    checkpoints = saved(tmp_path, 3)
+    path = tmp_path / "checkpoints" / f"round-000003.{kind}"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match="checkpoint round-000003 is damaged .* the one before"):
+        assert same(checkpoints.newest(), checkpoint(2))
+
+
+def test_a_label_of_another_round_is_damage(tmp_path):
+    """Kills trusting the label's round number, which the digest of the tensors does not cover."""
+    checkpoints = saved(tmp_path, 3)
+    path = tmp_path / "checkpoints" / "round-000003.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"round": 7}))
+    with pytest.warns(UserWarning, match="round-000003 is damaged"):
+        assert checkpoints.newest().round == 2
+
+
+def test_missing_tensors_are_damage_and_all_damaged_is_none(tmp_path):
+    checkpoints = saved(tmp_path, 2)
+    (tmp_path / "checkpoints" / "round-000002.safetensors").unlink()
+    with pytest.warns(UserWarning, match="round-000002 is damaged"):
+        assert checkpoints.newest().round == 1
+    (tmp_path / "checkpoints" / "round-000001.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert checkpoints.newest() is None
+
+
+def test_what_a_crash_leaves_behind_is_no_checkpoint(tmp_path):
+    """A death before the label is written, or under a temporary name; the round is then saved anew."""
+    checkpoints, folder = saved(tmp_path, 2), tmp_path / "checkpoints"
+    for name in ("round-000003.safetensors", "round-000003.json.part", "round-000003.safetensors.part"):
+        (folder / name).write_bytes(b"half")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(checkpoints.newest(), checkpoint(2))
+        checkpoints.save(checkpoint(3))
+        assert same(checkpoints.newest(), checkpoint(3))
+
+
+def test_a_file_is_replaced_whole_and_flushed_before_its_name_is(tmp_path, monkeypatch):
+    """At every flush the name holds the old content or the new one. Kills writing in place and renaming unflushed."""
+    path, seen, flush = tmp_path / "file", [], os.fsync
+    durable.write(path, b"old")
+
+    def watch(handle: int) -> None:
+        flush(handle)
+        seen.append((path.read_bytes(), os.path.samestat(os.fstat(handle), os.stat(tmp_path))))
+
+    monkeypatch.setattr(os, "fsync", watch)
+    durable.write(path, b"new content")
+    assert seen == [(b"old", False), (b"new content", True)]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,149 @@
+"""Laws of the configuration: precedence, round trip, one line for every fault."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim import presets
+from sim.config import Config, differences, load, save
+from sim.fields import SETTINGS, TABLES, Setting
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "given.toml"
+    path.write_text(text)
+    return path
+
+
+def values_of(setting: Setting) -> st.SearchStrategy:
+    if setting.choices:
+        return st.sampled_from(setting.choices)
+    if setting.kind is bool:
+        return st.booleans()
+    if setting.kind is str:
+        return st.text("abc/é \"'\\#\n" if setting.name != "name" else "ab.0", min_size=1).filter(lambda t: t[0] != ".")
+    if setting.kind is int:
+        return st.integers(2, 2**40)
+    return st.floats(0.001, 0.999) | st.sampled_from([1e-9, 0.1, 1 / 3])
+
+
+def overrides() -> st.SearchStrategy:
+    bound = ("epochs", "partition", "shards_per_client")  # they contradict others
+    free = {name: values_of(s) for name, s in SETTINGS.items() if name not in bound}
+    return st.fixed_dictionaries({}, optional=free)
+
+
+def test_a_setting_has_one_table():
+    assert len(SETTINGS) == sum(len(model.model_fields) for model in TABLES.values())
+
+
+def test_every_setting_says_what_it_is():
+    assert all(len(s.info.description) > 10 for s in SETTINGS.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(overrides())
+def test_a_saved_configuration_loads_equal(values):
+    config = load(None, values)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.toml"
+        save(config, path)
+        assert load(path, {}) == config
+        assert [p.name for p in Path(folder).iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize("unset", ["epsilon", "steps", "workers", "name"])
+def test_what_is_unset_stays_unset(tmp_path, unset):
+    config = load(None, {unset: None, "noise_multiplier": 1.0, **({"epochs": 2.0} if unset == "steps" else {})})
+    save(config, tmp_path / "config.toml")
+    assert load(tmp_path / "config.toml", {}).value(unset) is None
+
+
+def test_a_saved_configuration_outlives_its_preset(tmp_path, monkeypatch):
+    config = load(None, {"dataset": "mnist"})
+    save(config, tmp_path / "config.toml")
+    monkeypatch.setitem(presets.PRESETS, "mnist", {"model": "mlp", "epochs": 3.0, "workers": 7, "rounds": 99})
+    assert load(tmp_path / "config.toml", {}) == config
+
+
+@pytest.mark.parametrize("dataset", [*presets.PRESETS, "mine.npz"])
+def test_presets_are_valid(dataset):
+    config = load(None, {"dataset": dataset})
+    assert all(config.value(name) == value for name, value in presets.preset(dataset).items())
+
+
+def test_precedence(tmp_path, monkeypatch):
+    monkeypatch.setitem(presets.PRESETS, "mnist", {"rounds": 2, "clients": 2, "lr": 2.0})
+    file = write(tmp_path, '[data]\ndataset = "mnist"\nclients = 3\n[local]\nlr = 3\n')
+    config = load(file, {"lr": 4.0})
+    assert (config.data.min_records, config.rounds.rounds, config.data.clients, config.local.lr) == (2, 2, 3, 4.0)
+
+
+def test_a_flag_names_the_preset_before_the_file_does(tmp_path):
+    file = write(tmp_path, '[data]\ndataset = "mnist"\n')
+    assert load(file, {"dataset": "cifar10"}).data.model == presets.PRESETS["cifar10"]["model"]
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "expected"),
+    [
+        ("[local]\nepochs = 2", {}, {"epochs": 2, "steps": None}),
+        ("[local]\nepochs = 2", {"steps": 3}, {"epochs": None, "steps": 3}),
+        ("[local]\nsteps = 2", {"epochs": 3.0}, {"epochs": 3, "steps": None}),
+        ("[data]\ndirichlet = 0.1", {}, {"partition": "dirichlet", "dirichlet": 0.1}),
+        ('[data]\npartition = "iid"', {"dirichlet": 0.1}, {"partition": "dirichlet", "dirichlet": 0.1}),
+        ('[data]\npartition = "quantity"', {"dirichlet": 0.1}, {"partition": "quantity", "dirichlet": 0.1}),
+        ("", {"dirichlet": 0.1, "partition": "quantity"}, {"partition": "quantity", "dirichlet": 0.1}),
+        ('[data]\npartition = "iid"\ndirichlet = 0.1', {}, {"partition": "iid", "dirichlet": 0.1}),
+        ("", {"shards_per_client": 3}, {"partition": "shards", "shards_per_client": 3}),
+    ],
+)
+def test_a_layer_implies_and_unsets(tmp_path, file, flags, expected):
+    config = load(write(tmp_path, file), flags)
+    assert {name: config.value(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[data]\nclinets = 3", ["clinets", "[data]", "did you mean clients?"]),
+        ("[dta]\nclients = 3", ["dta", "did you mean data?"]),
+        ("[data]\nrounds = 3", ["rounds", "[rounds]", "[data]", "move it"]),
+        ("clients = 3", ["clients", "under [data]"]),
+        ("data = 3", ["data"]),
+        ("[data\nclients = 3", ["no TOML file"]),
+        ('[data]\nclients = "3"', ["clients is '3'", "an integer of at least 1", "--clients"]),
+        ("[data]\nclients = 2.0", ["clients is 2.0", "an integer"]),
+        ("[data]\nclients = true", ["clients is True", "an integer"]),
+        ("[run]\nquiet = 1", ["quiet is 1", "true or false"]),
+        ("[data]\ndataset = []", ["dataset is []", "a text"]),
+        ("[privacy]\nepsilon = nan", ["epsilon is nan", "above 0"]),
+        ("[privacy]\nepsilon = inf", ["epsilon is inf", "above 0"]),
+        ('[privacy]\ndelta = "none"', ["delta is 'none'", "in (0, 1)"]),
+        ('[privacy]\nepsilon = "none"', ["epsilon", "noise_multiplier", "--noise-multiplier"]),
+    ],
+)
+def test_faults_of_a_file_are_one_line(tmp_path, text, parts):
+    with pytest.raises(ValueError) as caught:
+        load(write(tmp_path, text), {})
+    assert "\n" not in str(caught.value)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere\.toml cannot be read"):
+        load(tmp_path / "nowhere.toml", {})
+
+
+def test_differences_are_names():
+    a: Config = load(None, {})
+    assert differences(a, a) == []
+    assert differences(a, load(None, {"clients": 7, "seed": 3})) == ["clients", "seed"]
+
+
+def test_a_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        load(None, {}).data.clients = 3

@@ -1,0 +1,112 @@
+"""Which models take the fast route, and that it computes what the general one does."""
+
+import pytest
+import torch
+from torch import nn
+
+from mechanisms.convolution_tap import all_clients, each_client
+from mechanisms.gradients import RecordGradients, cross_entropy
+from mechanisms.image_format import channels_last
+from mechanisms.materialised import Vectorized
+from mechanisms.metric import IDENTITY
+from tests.record_models import GENERAL, TAPPED, Apply, Case, Tokens, plain_gradients, problem
+from tests.test_gradients import ROUNDING, by_case, clip
+
+
+@by_case(TAPPED)
+def test_these_models_take_the_fast_route(case: Case) -> None:
+    p = problem(case)
+    assert p.gradients.is_tapped(p.x, p.y)
+
+
+@by_case(GENERAL)
+def test_these_models_take_the_general_route(case: Case) -> None:
+    p = problem(case)
+    assert not p.gradients.is_tapped(p.x, p.y)
+
+
+def network(*tail: nn.Module) -> nn.Sequential:
+    """The MNIST network of the DPSUR paper's appendix, with its 26,010 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1)
+    ).extend(tail or [nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)])
+
+
+def images(clients: int, records: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(clients, records, 1, 28, 28, generator=generator)
+    return x, torch.randint(0, 10, (clients, records), generator=generator)
+
+
+def test_fast_equals_general_in_float32() -> None:
+    module, (x, y) = network(), images(2, 8)
+    gradients = RecordGradients(module)
+    params = gradients.layout.initial(module) * torch.tensor([[1.0], [0.7]])
+    total, norms = gradients.scaled_sum(params, x, y, clip)
+    general = Vectorized(module, cross_entropy, gradients.layout).run(params, x, y, IDENTITY)
+    expected = general.squared_norms().sqrt()
+    assert gradients.layout.size == 26_010 and gradients.is_tapped(x, y)
+    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(total, general.weighted_sum(clip(expected), None), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["conv2d, stride, padding", "conv2d, groups", "conv2d, same, even kernel", "in place"])
+def test_images_in_channels_last_layout(name: str) -> None:
+    p = problem(TAPPED[name])
+    x = channels_last(p.x.flatten(0, 1)).unflatten(0, p.x.shape[:2])
+    total, norms = p.gradients.scaled_sum(p.params, x, p.y, clip)
+    expected = plain_gradients(p.module, p.params, p.x, p.y)
+    torch.testing.assert_close(norms, expected.norm(dim=2), **ROUNDING)
+    torch.testing.assert_close(total, (clip(norms).unsqueeze(2) * expected).sum(1), **ROUNDING)
+
+
+def test_a_model_that_cannot_take_channels_last_is_fast_without() -> None:
+    module = network(Apply(lambda h: h.view(-1, 512)), nn.Linear(512, 10))
+    gradients, (x, y) = RecordGradients(module), images(1, 3)
+    params = gradients.layout.initial(module).unsqueeze(0)
+    assert gradients.is_tapped(x, y)
+    expected = plain_gradients(module, params, x, y).norm(dim=2)
+    torch.testing.assert_close(gradients.norms(params, x, y), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "groups": 2}, {"padding": "same", "dilation": 2}])
+def test_convolutions_of_all_clients_at_once_are_those_of_each(clients: int, options: dict[str, object]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    layer = nn.Conv2d(4, 6, 3, **options)  # type: ignore[arg-type]
+    weight, bias = (torch.randn(clients, *p.shape, generator=generator) for p in (layer.weight, layer.bias))
+    x = torch.randn(clients * 2, 4, 6, 5, generator=generator)
+    rest = ((layer.stride, layer.padding, layer.dilation), layer.groups)
+    for shift in (bias, None):
+        torch.testing.assert_close(all_clients(x, weight, shift, *rest), each_client(x, weight, shift, *rest))
+
+
+def test_equal_index_records_do_not_settle_the_route() -> None:
+    """Records that mix cannot be told from records that do not while all are equal."""
+    gradients = RecordGradients(Tokens(centred=True))
+    x, y = torch.arange(6).expand(1, 4, 6), torch.zeros(1, 4, dtype=torch.long)
+    assert not gradients.is_tapped(x, y)
+    assert not gradients.is_tapped(x.clone().index_fill_(1, torch.tensor(0), 2), y)
+    fine = RecordGradients(Tokens())
+    assert not fine.is_tapped(x, y)
+    assert fine.is_tapped(x.clone().index_fill_(1, torch.tensor(0), 2), y)
+
+
+def test_gradients_leave_the_callers_module_and_the_global_generator_alone() -> None:
+    module, (x, y) = network(), images(1, 2)
+    before, state = [p.clone() for p in module.parameters()], torch.random.get_rng_state()
+    gradients = RecordGradients(module)
+    gradients.scaled_sum(gradients.layout.initial(module).unsqueeze(0), x, y, clip)
+    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(module.parameters(), before, strict=True))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert type(module[0]).forward is nn.Conv2d.forward and "forward" not in vars(module[0])
+
+
+def test_equal_inputs_give_equal_bits() -> None:
+    module, (x, y) = network(), images(3, 5)
+    runs = []
+    for _ in range(2):
+        gradients = RecordGradients(module)
+        params = gradients.layout.initial(module).expand(3, -1)
+        runs.append(torch.cat(gradients.scaled_sum(params, x, y, clip), dim=1))
+    assert torch.equal(*runs)

@@ -1,0 +1,74 @@
+"""Optimizers on the client axis are PyTorch's, row by row."""
+
+import functools
+
+import pytest
+import torch
+
+from mechanisms.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, adam, sgd
+
+CASES = {
+    "sgd": (sgd(), torch.optim.SGD),
+    "sgd, momentum": (sgd(0.9), functools.partial(torch.optim.SGD, momentum=0.9)),
+    "adam": (adam(), torch.optim.Adam),
+    "adam, betas": (adam(0.5, 0.9, 1e-3), functools.partial(torch.optim.Adam, betas=(0.5, 0.9), eps=1e-3)),
+}
+GRADIENTS = torch.randn(12, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+"""Steps, clients, parameters."""
+
+
+def descend(optimizer: Optimizer, gradients: torch.Tensor, lr: float = 0.1) -> torch.Tensor:
+    params = torch.zeros_like(gradients[0])
+    state = optimizer.init(params)
+    for gradient in gradients:
+        direction, state = optimizer.update(gradient, state)
+        params = params - lr * direction
+    return params
+
+
+@pytest.mark.parametrize(("ours", "reference"), CASES.values(), ids=CASES)
+def test_the_path_is_that_of_torch(ours, reference):
+    """Kills a missing bias correction, a damped momentum, and epsilon inside the root."""
+    params = torch.zeros(3, 5, dtype=torch.float64, requires_grad=True)
+    theirs = reference([params], lr=0.1)
+    for gradient in GRADIENTS:
+        params.grad = gradient.clone()
+        theirs.step()
+    torch.testing.assert_close(descend(ours, GRADIENTS), params.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ours", "reference"), CASES.values(), ids=CASES)
+def test_rows_are_independent(ours, reference):
+    together = descend(ours, GRADIENTS)
+    for row in range(3):
+        torch.testing.assert_close(together[row], descend(ours, GRADIENTS[:, [row]])[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ours", "reference"), CASES.values(), ids=CASES)
+def test_every_tensor_of_the_state_has_a_row_per_client(ours, reference):
+    """Kills a step counter shared by the cohort, which a rejected step could not restore."""
+    state = ours.init(torch.zeros(3, 5))
+    assert all(len(tensor) == 3 for tensor in state)
+    _, after = ours.update(torch.ones(3, 5), state)
+    assert [t.shape for t in after] == [t.shape for t in state]
+    assert all(not tensor.any() for tensor in state), "update must not write into the state it was given"
+
+
+def test_the_setting_momentum_means_adams_first_beta():
+    for momentum, expected in ((0.0, adam()), (0.7, adam(0.7))):
+        assert torch.equal(descend(OPTIMIZERS["adam"](momentum), GRADIENTS), descend(expected, GRADIENTS))
+    assert torch.equal(descend(OPTIMIZERS["sgd"](0.7), GRADIENTS), descend(sgd(0.7), GRADIENTS))
+
+
+def test_schedules_start_at_one_and_never_rise():
+    done = torch.linspace(0, 0.999, 50)
+    for schedule in SCHEDULES.values():
+        factors = schedule(done)
+        assert factors[0] == 1 and (factors > 0).all() and (factors.diff() <= 0).all()
+
+
+def test_schedules_half_way():
+    half = torch.tensor([0.5])
+    assert {name: float(schedule(half)) for name, schedule in SCHEDULES.items()} == pytest.approx(
+        {"constant": 1, "linear": 0.5, "cosine": 0.5}
+    )

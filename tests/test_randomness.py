@@ -1,0 +1,95 @@
+"""Named streams: a draw depends on (key, purpose, round, client) and on nothing else."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from mechanisms.randomness import SERVER, Streams, fresh_key, generator, seed_key
+from tests.gaussian import SPOILERS, alarms
+
+KEY = seed_key(5)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+
+
+def streams(*clients: int, key: bytes = KEY, round_: int = 1, device: str = "cpu") -> Streams:
+    return Streams(key, round_, clients, torch.device(device))
+
+
+def test_the_same_name_gives_the_same_draws():
+    assert generator(KEY, "noise", 3, 7).random(4).tolist() == generator(KEY, "noise", 3, 7).random(4).tolist()
+
+
+def test_any_other_name_gives_other_draws():
+    """Kills a name that leaves out the key, the purpose, the round or the client, or runs two of them together."""
+    keys = [seed_key(0), seed_key(1), seed_key(10), bytes(32)]
+    names = itertools.product(keys, ("noise", "batch"), (0, 1, 11, 12), (SERVER, 0, 1, 11, 2))
+    draws = [int(generator(*name).integers(2**63)) for name in names]
+    assert len(set(draws)) == len(draws) == 160
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_clients_draws_do_not_depend_on_its_cohort(device):
+    """Kills one generator for the whole cohort, and seeding by the row's number."""
+    together, order = streams(4, 9, 2, device=device), [4, 9, 2]
+    steps = [together.normal("noise", 5) for _ in range(3)]
+    for row, client in enumerate(order):
+        alone = streams(client, device=device)
+        assert all(torch.equal(step[row], alone.normal("noise", 5)[0]) for step in steps)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_purposes_do_not_disturb_each_other(device):
+    mixed, plain = streams(3, device=device), streams(3, device=device)
+    mixed.of("batch")[0].random(17)
+    assert torch.equal(mixed.normal("noise", 8), plain.normal("noise", 8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_two_draws_of_noise_are_the_same(device):
+    """Over steps, clients, rounds and keys. Kills noise that is drawn once and used twice."""
+    rows = [
+        row
+        for key, round_ in itertools.product((KEY, fresh_key()), (1, 2))
+        for cohort in [streams(0, 1, key=key, round_=round_, device=device)]
+        for _ in range(2)
+        for row in cohort.normal("noise", 2000)
+    ]
+    correlations = torch.corrcoef(torch.stack(rows)).cpu() - torch.eye(len(rows))
+    # 120 pairs: a false alarm has probability 120 * 4e-9 < 1e-6
+    assert len(rows) == 16 and correlations.abs().max() < 5.9 / 2000**0.5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_normal_draws_are_standard_normal(device):
+    rows = streams(*range(10), device=device).normal("noise", 4000)
+    assert rows.dtype == torch.float32 and rows.shape == (10, 4000)
+    assert alarms(rows.cpu().numpy(), 1.0) == set()
+
+
+@pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
+def test_the_test_of_normality_rejects_what_it_should(spoil):
+    """Negative controls, at a tenth of the sample's size."""
+    good = streams(0).normal("noise", 4000)[0].numpy()
+    assert alarms(good, 1.0) == set() and alarms(spoil(good, 1.0), 1.0) != set()
+
+
+def test_a_fresh_key_is_fresh():
+    keys = {fresh_key() for _ in range(100)}
+    assert len(keys) == 100 and {len(key) for key in keys} == {32}
+
+
+def test_global_random_state_is_neither_read_nor_written():
+    def states() -> list[bytes]:
+        return [torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()]  # noqa: NPY002
+
+    before, first = states(), streams(1).normal("noise", 3)
+    assert states() == before
+    torch.rand(1)
+    assert torch.equal(streams(1).normal("noise", 3), first)
+
+
+def test_nothing_to_draw():
+    assert streams().normal("noise", 3).shape == (0, 3)
+    assert streams(1).normal("noise", 0).shape == (1, 0)

@@ -1,0 +1,148 @@
+"""The report: one file, from the run directory alone, whatever state the run is in."""
+
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from server.records import RoundRecord, Summary, largest, middle
+from sim import plots
+from sim.cli import main_guard
+from sim.config import load, save
+from sim.report import command, write_report
+
+
+def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
+    """A handmade run directory of three finished rounds."""
+    folder.mkdir()
+    save(load(None, {"clients": clients, "mechanism": mechanism, "rounds": 3, **settings}), folder / "config.toml")
+    counts = np.random.default_rng(0).integers(0, 9, (clients, 4))
+    np.savez(folder / "partition.npz", counts=counts)
+    spent = [math.inf if mechanism == "none" else 2.5 * n for n in (1, 2, 3)]
+    rounds = [RoundRecord(n, 0.2 * n, 2.0 / n, e, e, e, 1, clients, 0.5, 0.4) for n, e in enumerate(spent, 1)]
+    lines = [json.dumps(r.to_json()) for r in rounds]
+    (folder / "rounds.jsonl").write_text("\n".join(lines) + ("\n" if finished else '\n{"round": 4, "accu'))
+    if finished:
+        each, none = (spent[-1],) * clients, mechanism == "none"
+        order, pld, noise = (None, math.inf, 0.0) if none else (5.5, 7.111, 3.123)
+        summary = Summary(
+            0.6123, 0.66, each, each, pld, 1e-5, order, (noise,) * clients, (3,) * clients, 1, 3, 1.5, "x", False
+        )
+        (folder / "summary.json").write_text(json.dumps(summary.to_json()))
+    return folder
+
+
+def text_of(folder):
+    """The page's words, without its pictures."""
+    page = write_report(folder).read_text()
+    return re.sub(r"\s+", " ", re.sub(r"data:image[^\"]*|<[^>]*>", " ", page))
+
+
+def test_a_finished_run(tmp_path):
+    text = text_of(make(tmp_path / "first"))
+    for part in ("first", "61.2%", "7.5", "Published epsilon", "7.111", "3.123", "at delta 1e-05", "target 8"):
+        assert part in text
+    for part in ("zero-out", "every upload", "seeded simulation", "python -m sim.account --ledger", "min_records"):
+        assert part in text
+
+
+def test_without_privacy_there_is_no_number(tmp_path):
+    text = text_of(make(tmp_path / "open", mechanism="none"))
+    assert "∞ (not private)" in text and "trained without privacy" in text
+    assert "Published epsilon" not in text and "zero-out" not in text and "target" not in text
+
+
+def test_an_unfinished_run_shows_its_last_whole_round(tmp_path):
+    text = text_of(make(tmp_path / "half", finished=False))
+    assert "60.0%" in text and "not finished" in text and "--resume" in text
+
+
+def test_a_run_without_rounds(tmp_path):
+    folder = make(tmp_path / "new", finished=False)
+    (folder / "rounds.jsonl").unlink()
+    assert "No round is finished yet" in text_of(folder)
+
+
+def test_a_single_client(tmp_path):
+    assert "largest of 1 client;" in text_of(make(tmp_path / "central", clients=1))
+
+
+def test_a_release_says_so(tmp_path):
+    text = text_of(make(tmp_path / "out", release=True))
+    assert "entropy" in text and "seeded simulation" not in text
+
+
+def test_a_large_delta_is_pointed_out(tmp_path):
+    assert "is not below 1 /" in text_of(make(tmp_path / "large", delta=0.4))
+
+
+def test_the_page_stands_alone_and_is_the_same_again(tmp_path):
+    folder = make(tmp_path / "one")
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+    page = re.sub(r"data:image/svg\+xml;base64,[^\"]*", "", first.decode())
+    assert not re.search(r"src=\"[^\"]|href|https?:|@import|url\(", page)
+    assert sorted(p.name for p in folder.iterdir() if p.suffix in (".svg", ".html", ".part")) == [
+        "partition.svg",
+        "report.html",
+    ]
+
+
+def test_names_are_escaped(tmp_path):
+    folder = make(tmp_path / "sly", dataset="<script>alert(1)</script>.npz")
+    assert "<script" not in write_report(folder).read_text()
+
+
+def test_many_clients_are_drawn_in_bands():
+    counts = np.random.default_rng(0).integers(0, 9, (450, 4))
+    bands, label = plots._bands(counts)
+    assert bands.shape == (plots.MAX_COLUMNS, 4) and "sorted" in label
+    assert bands.max() <= counts.max() and set(np.diff(bands.argmax(axis=1))) <= {0, 1}
+    assert plots._bands(counts[:200])[0].tolist() == counts[:200].tolist()
+
+
+@pytest.mark.parametrize("broken", ["config.toml", "partition.npz", "rounds.jsonl", "summary.json"])
+def test_a_damaged_directory_is_refused_in_one_line(tmp_path, capsys, broken):
+    folder = make(tmp_path / "bad")
+    (folder / broken).write_text("{}\n[}")
+    assert main_guard(command, [str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert str(folder) in err and err.count("\n") == 1
+    assert not (folder / "report.html").exists()
+
+
+def test_a_folder_that_is_no_run(tmp_path, capsys):
+    assert main_guard(command, [str(tmp_path)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
+
+
+def test_the_command_redraws(tmp_path, capsys):
+    folder = make(tmp_path / "again")
+    moved = shutil.move(folder, tmp_path / "moved")
+    assert main_guard(command, [str(moved)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "moved" / "report.html")
+
+
+def test_records_go_to_json_and_back():
+    record = RoundRecord(1, math.nan, 0.5, math.inf, 1.0, None, 0, 5, 0.1, 0.1)
+    line = json.dumps(record.to_json(), allow_nan=False)
+    back = RoundRecord.from_json(json.loads(line) | {"of a later version": 1})
+    assert (back.accuracy, back.loss, back.epsilon_certified_max, back.round) == (None, 0.5, None, 1)
+    assert back.to_json() == record.to_json()
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "worst", "median"),
+    [
+        ((1.0, 3.0, 2.0), 3.0, 2.0),
+        ((1.0, None, 2.0), None, 2.0),
+        ((1.0, math.inf, math.nan), None, None),
+        ((), None, None),
+        ((0.0,), 0.0, 0.0),
+    ],
+)
+def test_no_guarantee_counts_as_infinite(epsilons, worst, median):
+    assert (largest(epsilons), middle(epsilons)) == (worst, median)

@@ -1,0 +1,113 @@
+"""Poisson batches: every record enters on its own, with the probability that is charged for."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from mechanisms.randomness import generator, seed_key
+from mechanisms.sampling import Batch, CohortData, poisson
+
+RATE, RECORDS, STEPS = 0.3, 100, 3000
+
+
+def data(*records: list[int]) -> CohortData:
+    """Record i is the number i, its label is -i."""
+    numbers = torch.arange(1000)
+    return CohortData(numbers[:, None].float(), -numbers, [np.array(r, dtype=np.int64) for r in records])
+
+
+def streams(clients: int, seed: int = 0) -> list[np.random.Generator]:
+    return [generator(seed_key(seed), "batch", 1, client) for client in range(clients)]
+
+
+def chosen(batch: Batch) -> list[list[int]]:
+    """Each client's record numbers, from x and, the same, from y."""
+    rows = [x[m].flatten().long().tolist() for x, m in zip(batch.x, batch.mask, strict=True)]
+    assert rows == [(-y[m]).tolist() for y, m in zip(batch.y, batch.mask, strict=True)]
+    return rows
+
+
+def memberships(rate: float, seed: int = 0) -> np.ndarray:
+    """Bool ``[STEPS, RECORDS]`` of one client's successive batches."""
+    numbers, own = data(list(range(RECORDS))), streams(1, seed)
+    inside = np.zeros((STEPS, RECORDS), dtype=bool)
+    for row in inside:
+        row[chosen(poisson(numbers, [rate], own))[0]] = True
+    return inside
+
+
+def alarms(inside: np.ndarray, rate: float) -> set[str]:
+    """What differs from independent entries of probability ``rate``; false alarm below 1e-6, a quarter for each test."""
+    steps, records = inside.shape
+    counts, sizes = inside.sum(axis=0), inside.sum(axis=1)
+    each = 2 * np.minimum(stats.binom.cdf(counts, steps, rate), stats.binom.sf(counts - 1, steps, rate))
+    spread = (sizes - records * rate).astype(float) @ (sizes - records * rate) / (records * rate * (1 - rate))
+    again = (inside[1:] & inside[:-1]).sum()
+    p_values = {
+        "every record's frequency": each.min() * records,
+        "mean size": 2 * stats.norm.sf(abs(sizes.sum() - inside.size * rate) / (inside.size * rate * (1 - rate)) ** 0.5),
+        # the size's variance holds all covariances between records; a binomial's fourth moment is near a Gaussian's
+        "independence of records": 2 * min(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
+        # the overlap's variance is steps * records * rate^2 (1 - rate) (1 + 3 rate), below twice the first three factors
+        "independence of steps": 2
+        * stats.norm.sf(abs(again - (steps - 1) * records * rate**2) / (2 * steps * records * rate**2) ** 0.5),
+    }
+    return {name for name, p in p_values.items() if p < 1e-6 / 4}
+
+
+def test_records_enter_independently_with_their_rate():
+    assert alarms(memberships(RATE), RATE) == set()
+
+
+def fixed_size(rng: np.random.Generator) -> np.ndarray:
+    ranks = rng.random((STEPS, RECORDS)).argsort(axis=1)
+    return ranks < RATE * RECORDS
+
+
+SPOILED = {
+    "rate x 0.9": lambda rng: rng.random((STEPS, RECORDS)) < 0.9 * RATE,
+    "rate x 1.1": lambda rng: rng.random((STEPS, RECORDS)) < 1.1 * RATE,
+    "batches of a fixed size": fixed_size,
+    "one favoured record": lambda rng: rng.random((STEPS, RECORDS)) < np.where(np.arange(RECORDS) == 7, 0.4, RATE),
+    "records in pairs": lambda rng: np.repeat(rng.random((STEPS, RECORDS // 2)) < RATE, 2, axis=1),
+    "each batch used twice": lambda rng: np.repeat(rng.random((STEPS // 2, RECORDS)) < RATE, 2, axis=0),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_the_test_of_sampling_rejects_what_it_should(spoil):
+    assert alarms(spoil(np.random.default_rng(1)), RATE) != set()
+
+
+def test_every_client_has_its_own_rate_and_records():
+    batch = poisson(data([5, 6, 7], [], [8, 9], [10]), [1.0, 1.0, 1e-12, 1.0], streams(4))
+    assert chosen(batch) == [[5, 6, 7], [], [], [10]]
+
+
+def test_clients_draw_apart():
+    """A thousand records each; equal draws would give equal batches."""
+    first, second = chosen(poisson(data(list(range(1000)), list(range(1000))), [0.5, 0.5], streams(2)))
+    assert abs(len(set(first) & set(second)) - 250) < 5.2 * (1000 * 3 / 16) ** 0.5  # false alarm below 1e-6
+
+
+def test_a_cohorts_batches_are_its_clients_batches():
+    numbers = [list(range(40)), list(range(40, 100))]
+    together = chosen(poisson(data(*numbers), [0.4, 0.2], streams(2)))
+    alone = [chosen(poisson(data(own), [q], [s]))[0] for own, q, s in zip(numbers, [0.4, 0.2], streams(2), strict=True)]
+    assert together == alone
+
+
+def test_batches_are_padded_to_the_largest_and_the_mask_says_where():
+    batch = data().gather([np.array([3]), np.array([4, 5, 6]), np.array([], dtype=np.int64)])
+    assert batch.mask.tolist() == [[True, False, False], [True, True, True], [False, False, False]]
+    assert batch.x.shape == (3, 3, 1) and batch.y.shape == (3, 3) and chosen(batch) == [[3], [4, 5, 6], []]
+
+
+def test_a_batch_may_be_empty():
+    batch = poisson(data([1, 2], [3]), [1e-12, 1e-12], streams(2))
+    assert batch.x.shape == (2, 0, 1) and batch.mask.shape == (2, 0)
+
+
+def test_sizes_are_those_of_the_clients_not_of_the_batch():
+    assert data([1, 2, 3], [], [4]).sizes().tolist() == [3, 0, 1]
