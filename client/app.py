@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.messages import TrainRequest, Upload
-from client.node import Node
 
-NodeOf = Callable[[ConfigRecord, Context], Node]
+if TYPE_CHECKING:  # client.node imports torch, which an answer to a query does not need
+    from client.node import Node
+
+NodeOf = Callable[[ConfigRecord, Context], "Node"]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""
 
 

@@ -1,8 +1,8 @@
 """The private acceptance test of a selective mechanism, and the cost of its bit.
 
-DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low enough. The difference is
-clipped, so whatever the data are, the probability of acceptance lies in [lowest, highest]; the test batch is a Poisson
-batch of its own, so one record is in it with probability `rate`.
+DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low enough. The difference
+is clipped, so whatever the data are, the probability of acceptance lies in [lowest, highest]; the test batch is a
+Poisson batch of its own, so one record is in it with probability `rate`.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Acceptance:
 
 
 def _bernoulli(x: float, y: float, order: float) -> float:
-    """Renyi divergence of Bernoulli(x) from Bernoulli(y), through ``t^a - a t + a - 1`` so that tiny ones keep digits."""
+    """Renyi divergence of Bernoulli(x) from Bernoulli(y), through ``t^a - a t + a - 1``: exact for small ones too."""
     if x == y:
         return 0.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

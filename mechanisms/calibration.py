@@ -105,6 +105,7 @@ def _check(epsilon: float, delta: float, lower: float, upper: float, tolerance: 
 
 def _refuse(epsilon: float, delta: float, upper: float, reached: float) -> None:
     raise ValueError(
-        f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below {reached:.6g}, what "
-        f"noise multiplier {upper:g} still costs; raise epsilon or delta, or plan fewer steps or a lower sample rate"
+        f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below {reached:.6g}, what noise "
+        f"multiplier {upper:g} still costs; raise epsilon or delta, plan fewer steps, lower the rates, or add noise to "
+        "what else is released"
     )

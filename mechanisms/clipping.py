@@ -1,10 +1,15 @@
-"""Per-record scale factors that bound what one record adds to a sum."""
+"""Per-record scale factors that bound what one record adds to a sum: its scaled gradient has norm at most C."""
+
+from collections.abc import Callable
 
 import torch
 
+STABILITY = 0.01
+"""gamma of AUTO-S, in units of the gradient."""
+
 
 def clip_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
-    """``min(1, C / |g|)`` (Abadi et al. 2016, Algorithm 1): a record's scaled gradient has norm at most C.
+    """``min(1, C / |g|)`` (Abadi et al. 2016, Algorithm 1).
 
     Args:
         norms: ``[K, B]`` gradient norms over all parameters of the model. A non-finite norm gives factor 0.
@@ -16,3 +21,19 @@ def clip_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
     bound = clip_norm[:, None]
     factors = torch.where(norms <= bound, torch.ones_like(norms), bound / norms)
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))
+
+
+def automatic_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
+    """AUTO-S, ``C / (|g| + gamma)`` (Bu, Wang, Zha, Karypis 2023, equation 4): every record is scaled to nearly C.
+
+    Shapes and non-finite norms as in :func:`clip_factors`.
+    """
+    factors = clip_norm[:, None] / (norms + STABILITY)
+    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))
+
+
+CLIPPING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "flat": clip_factors,
+    "auto": automatic_factors,
+}
+"""By name, from norms ``[K, B]`` and bounds ``[K]`` to factors ``[K, B]``."""

@@ -11,11 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mechanisms import events, sampled_gaussian
+from mechanisms.acceptance import Acceptance
+from mechanisms.selective import selective
+from mechanisms.visible import every_trial, visible
+
+Floats = NDArray[np.float64]
 
 COLUMNS = ("certified", "published")
 
 
-def rdp(event: events.Event, orders: Sequence[float], column: str) -> NDArray[np.float64]:
+def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
     """Renyi divergence of one application of `event`.
 
     Args:
@@ -33,7 +38,7 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> NDArray[np
 
 
 @functools.lru_cache(maxsize=20_000)
-def _cached(event: events.Event, orders: tuple[float, ...], column: str) -> NDArray[np.float64]:
+def _cached(event: events.Event, orders: tuple[float, ...], column: str) -> Floats:
     if column not in COLUMNS:
         raise ValueError(f"column = {column!r} must be one of {', '.join(COLUMNS)}; certified is the proved one")
     if not all(order > 1.0 for order in orders):
@@ -45,16 +50,91 @@ def _cached(event: events.Event, orders: tuple[float, ...], column: str) -> NDAr
 
 
 @functools.singledispatch
-def curve(event: events.Event, orders: NDArray[np.float64], column: str) -> NDArray[np.float64]:
+def curve(event: events.Event, orders: Floats, column: str) -> Floats:
     """Uncached divergence of one application; one registered function per kind of event."""
     raise ValueError(f"event {event!r} has no curve; register one for {type(event).__name__} in mechanisms.curves")
 
 
 @curve.register
-def _sampled_gaussian(event: events.SampledGaussian, orders: NDArray[np.float64], column: str) -> NDArray[np.float64]:
+def _sampled_gaussian(event: events.SampledGaussian, orders: Floats, column: str) -> Floats:
     return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
 
 
 @curve.register
-def _unprotected(event: events.Unprotected, orders: NDArray[np.float64], column: str) -> NDArray[np.float64]:
+def _gaussian(event: events.Gaussian, orders: Floats, column: str) -> Floats:
+    return sampled_gaussian.curve(1.0, event.noise_multiplier, orders)
+
+
+@curve.register
+def _paper_claim(event: events.PaperClaim, orders: Floats, column: str) -> Floats:
+    if column == "certified":
+        return np.zeros(orders.shape)
+    return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
+
+
+@curve.register
+def _unprotected(event: events.Unprotected, orders: Floats, column: str) -> Floats:
     return np.full(orders.shape, np.inf)
+
+
+@curve.register
+def _unproved(event: events.Unproved, orders: Floats, column: str) -> Floats:
+    return np.full(orders.shape, np.inf if column == "certified" else 0.0)
+
+
+@curve.register
+def _dpsur_step(event: events.DpsurStep, orders: Floats, column: str) -> Floats:
+    if column == "published":
+        return np.zeros(orders.shape)
+    acceptance = Acceptance.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
+    price = {"visible": visible, "selective": selective, "every-trial": every_trial}[event.accounting]
+    return price(event.sample_rate, event.noise_multiplier, acceptance, orders)
+
+
+@curve.register
+def _importance_sampled(event: events.ImportanceSampledGaussian, orders: Floats, column: str) -> Floats:
+    """Lemma 3.1 at the largest gradient norm, |g| = C."""
+    rate = event.batch_size * event.clip_norm / event.norm_sum
+    return sampled_gaussian.curve(
+        rate, event.noise_multiplier * event.clip_norm * event.records / event.norm_sum, orders
+    )
+
+
+@curve.register
+def _noisy_norm_sum(event: events.NoisyNormSum, orders: Floats, column: str) -> Floats:
+    factor = event.sample_rate if column == "certified" else 1.0
+    return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier * factor, orders)
+
+
+@curve.register
+def _heterogeneous(event: events.HeterogeneousGaussian, orders: Floats, column: str) -> Floats:
+    factor = event.smallest_scale if column == "certified" else 1.0
+    if factor == 0.0:
+        return np.full(orders.shape, np.inf)
+    return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier * factor, orders)
+
+
+@curve.register
+def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> Floats:
+    if column == "published":
+        return np.zeros(orders.shape)
+    if event.accounting == "unproved":
+        return np.full(orders.shape, np.inf)
+    if event.accounting == "public-test":
+        return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
+    acceptance = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
+    return selective(event.sample_rate, event.noise_multiplier, acceptance, orders)
+
+
+@curve.register
+def _visible_choice(event: events.VisibleChoice, orders: Floats, column: str) -> Floats:
+    """``log(1 - p + p exp(a (a-1) / (2 s^2))) / (a-1)``, by way of the excess over one so that small ones are exact."""
+    with np.errstate(over="ignore", divide="ignore"):
+        exponent = orders * (orders - 1.0) / (2.0 * event.noise_multiplier) / event.noise_multiplier
+        log_excess = np.log(event.share_rate) + exponent + np.log(-np.expm1(-exponent))
+    return np.asarray(np.logaddexp(0.0, log_excess) / (orders - 1.0))
+
+
+@curve.register
+def _randomized_response(event: events.RandomizedResponse, orders: Floats, column: str) -> Floats:
+    return np.minimum(event.epsilon, orders * event.epsilon**2 / 2.0)

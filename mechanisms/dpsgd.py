@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import torch
 
 from mechanisms.accountant import Charges
-from mechanisms.clipping import clip_factors
+from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.events import SampledGaussian, Unprotected
+from mechanisms.metric import IDENTITY, Metric
+from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, poisson
 
 
@@ -31,24 +33,37 @@ class DpsgdPlan:
 
     Attributes:
         sample_rate: q in (0, 1].
-        noise_multiplier: s, noise standard deviation over the sensitivity C.
+        noise_multiplier: s of the first round, noise standard deviation over the sensitivity C.
         clip_norm: C, in units of the gradient.
         steps: local steps a round.
+        clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
+        noise_decay: by how much the logarithm of s falls from one of the client's rounds to the next (DP-SGD-Decay).
     """
 
     sample_rate: float
     noise_multiplier: float
     clip_norm: float
     steps: int
+    clipping: str = "flat"
+    noise_decay: float = 0.0
 
-    @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise on the sum of clipped gradients: s C."""
-        return self.noise_multiplier * self.clip_norm
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "DpsgdPlan":
+        """The plan of some terms with this noise multiplier."""
+        p = terms.privacy
+        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, p.noise_decay)
+
+    def multiplier(self, nth: int) -> float:
+        """The noise multiplier of the client's ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
+        return self.noise_multiplier * math.exp(-self.noise_decay * (nth - 1))
+
+    def noise_std(self, nth: int) -> float:
+        """Standard deviation of the noise on the sum of clipped gradients in the ``nth`` round."""
+        return self.multiplier(nth) * self.clip_norm
 
     def round_charges(self, nth: int) -> Charges:
         """``steps`` sampled Gaussians."""
-        return {SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}
+        return {SampledGaussian(self.sample_rate, self.multiplier(nth)): self.steps}
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
@@ -61,19 +76,31 @@ def draw(cohort: Cohort) -> Batch:
     return poisson(cohort.data, cohort.plan("sample_rate").tolist(), cohort.streams.of("batch"))
 
 
-def noisy_gradient(cohort: Cohort, params: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Clip each record, sum, add noise, divide by the expected batch size: ``[K, P]`` from ``params [K, P]``."""
-    bound = cohort.plan("clip_norm")
+def clipped_sum(cohort: Cohort, params: torch.Tensor, batch: Batch, metric: Metric = IDENTITY) -> torch.Tensor:
+    """The sum of clipped gradients ``[K, P]`` at ``params [K, P]``, clipped and summed in the given metric."""
+    bound, clip = cohort.plan("clip_norm"), CLIPPING[cohort.plans[0].clipping]
     total, _ = cohort.gradients.scaled_sum(
-        params, batch.x, batch.y, lambda norms: clip_factors(norms, bound) * batch.mask
+        params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask, metric
     )
-    noisy = total + cohort.plan("noise_std")[:, None] * cohort.streams.normal("noise", params.shape[1])
-    return noisy / (cohort.plan("sample_rate") * cohort.data.sizes().to(params))[:, None]
+    return total
+
+
+def noise(cohort: Cohort, size: int) -> torch.Tensor:
+    """This step's noise ``[K, size]``, of standard deviation s C in every coordinate."""
+    std = [plan.noise_std(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
+    draws = cohort.streams.normal("noise", size)
+    return torch.tensor(std, device=draws.device)[:, None] * draws
+
+
+def average(cohort: Cohort, noisy: torch.Tensor) -> torch.Tensor:
+    """A noisy sum ``[K, P]`` over the expected batch size q n."""
+    return noisy / (cohort.plan("sample_rate") * cohort.data.sizes().to(noisy))[:, None]
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """One step of every client of the cohort."""
-    return state.descend(cohort, noisy_gradient(cohort, state.params, draw(cohort)))
+    """One step of every client: clip each record, sum, add noise, divide by the expected size, then the optimizer."""
+    total = clipped_sum(cohort, state.params, draw(cohort))
+    return state.descend(cohort, average(cohort, total + noise(cohort, total.shape[1])))
 
 
 @dataclass(frozen=True)
@@ -83,7 +110,16 @@ class NonPrivatePlan:
     sample_rate: float
     steps: int
     clip_norm: float = math.inf
-    noise_std: float = 0.0
+    clipping: str = "flat"
+
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "NonPrivatePlan":
+        """The plan of some terms; there is no noise."""
+        return cls(terms.privacy.sample_rate, terms.steps)
+
+    def noise_std(self, nth: int) -> float:
+        """No noise."""
+        return 0.0
 
     def round_charges(self, nth: int) -> Charges:
         """``steps`` steps without a guarantee."""

@@ -89,8 +89,8 @@ class Unproved(Event):
 class DpsurStep(Event):
     """DPSUR (Fu et al., PVLDB 17(6), 2024): a proposal from SGM(q_t, s_t) and its noisy acceptance test; published 0.
 
-    The test compares the loss difference, clipped to C_v, plus noise of 2 C_v s_v with beta C_v on a Poisson batch of its
-    own. Count trials for "visible" and "every-trial", accepted steps for "selective".
+    The test compares the loss difference, clipped to C_v, plus noise of 2 C_v s_v with beta C_v on a Poisson batch of
+    its own. Count trials for "visible" and "every-trial", accepted steps for "selective".
 
     Attributes:
         sample_rate: q_t, in (0, 1].
@@ -134,7 +134,9 @@ class ImportanceSampledGaussian(Event):
         super().__post_init__()
         if self.norm_sum < self.batch_size * self.clip_norm:
             least = self.batch_size * self.clip_norm
-            raise ValueError(f"{self.kind}: norm_sum = {self.norm_sum} must be at least b C = {least}; raise K to it last")
+            raise ValueError(
+                f"{self.kind}: norm_sum = {self.norm_sum} must be at least b C = {least}; raise K to it last"
+            )
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ class ScreenedStep(Event):
         noise_multiplier: s, positive.
         test_rate: q_v, probability that a record is in the test batch, in (0, 1]; unused unless "clipped".
         lowest_acceptance: exp(-c Q0 tau) for loss differences clipped to [-c, c], in [0, 1]; unused unless "clipped".
-        accounting: "public-test" (test data outside the guarantee: count trials, SGM(q, s) each), "clipped" (own records,
-            clipped differences, hidden rejections: count accepted steps) or "unproved" (infinite).
+        accounting: "public-test" (test data outside the guarantee: count trials, SGM(q, s) each), "clipped" (own
+            records, clipped differences, hidden rejections: count accepted steps) or "unproved" (infinite).
     """
 
     kind: ClassVar[str] = "screened_step"

@@ -4,9 +4,9 @@ A form answers `squared_norms() -> [K, B]` and `weighted_sum(factors [K, B], kee
 the records that may take part (one outside adds exactly 0 whatever it holds), None stands for all.
 
 - `Held`: the gradients themselves;
-- `Outer`: not formed, sums of outer products, `sum_t left_t right_t^T`: linear layers (t: positions of a sequence) and convolutions
-  (t: pixels of the output, right: patches of the input); Goodfellow 2015 (arXiv 1510.01799) for one position, Rochette
-  et al. 2019 (arXiv 1912.06015) and Li et al. 2022 (arXiv 2110.05679, section 4) for many;
+- `Outer`: sums of outer products that are not formed, `sum_t left_t right_t^T`: linear layers (t: positions of a
+  sequence) and convolutions (t: pixels of the output, right: patches of the input); Goodfellow 2015 (arXiv 1510.01799)
+  for one position, Rochette et al. 2019 (arXiv 1912.06015), Li et al. 2022 (arXiv 2110.05679, section 4) for many;
 - `Looked`: rows of an embedding.
 """
 
@@ -25,14 +25,13 @@ _SMALLEST_SQUARE = 1e-30
 # The Gram form takes float64, whose products cost a few float32 ones; it must save that much to be chosen.
 _GRAM_ADVANTAGE = 4
 
-
 Arrange = Callable[[Tensor], Tensor]
 
 
 class Form(Protocol):
     """The per-record gradients of one parameter for K clients with B records each.
 
-    `entries` counts the tensor entries that exist at one time while the form is made and used.
+    `entries` is the number of tensor entries that the form holds or was made from.
     """
 
     entries: int
@@ -144,7 +143,7 @@ class Pass:
 
     @property
     def entries(self) -> int:
-        """The number of tensor entries the forms hold."""
+        """The number of tensor entries that the forms hold or were made from."""
         return sum(form.entries for form in self._forms.values())
 
     def squared_norms(self) -> Tensor:

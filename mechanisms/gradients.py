@@ -44,9 +44,10 @@ class RecordGradients:
     is the loss `[B]` of each record. A record's gradient is that of its loss with the record as a batch of its own.
 
     Records are taken in passes that hold a bounded number of tensor entries, and of at most `max_records` (K times B)
-    where that is given. The cut depends on sizes only, never on values, so equal inputs give equal bits on one machine.
+    where that is given. The cut depends on sizes only, never on values, so equal inputs give equal bits on one CPU.
 
-    How gradients are computed is found out from the first records of a shape (`Routes`); `is_tapped` tells.
+    How gradients are computed is found out from the first records of a shape (`Routes`); `is_tapped` tells. The module
+    is copied, and gives one tensor for a batch. An object serves one thread.
 
     Raises ValueError if the module has no trainable parameter, or a layer that `refuse_mixing_layers` refuses, or if
     `max_records` is below 1.

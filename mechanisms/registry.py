@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mechanisms import dpsgd
+from mechanisms import dphero, dpsgd
 from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
@@ -41,17 +41,9 @@ class Mechanism:
 
 
 MECHANISMS: dict[str, Mechanism] = {
-    "dpsgd": Mechanism(
-        plan=lambda t, noise: dpsgd.DpsgdPlan(t.privacy.sample_rate, noise, t.privacy.clip_norm, t.steps),
-        step=dpsgd.step,
-        active=dpsgd.active,
-    ),
-    "none": Mechanism(
-        plan=lambda t, noise: dpsgd.NonPrivatePlan(t.privacy.sample_rate, t.steps),
-        step=dpsgd.step,
-        active=dpsgd.active,
-        private=False,
-    ),
+    "dpsgd": Mechanism(dpsgd.DpsgdPlan.of, dpsgd.step, dpsgd.active),
+    "dphero": Mechanism(dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report),
+    "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),
 }
 
 

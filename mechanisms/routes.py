@@ -1,8 +1,9 @@
 """Which way of computing per-record gradients a model allows: found by comparison, once for each shape of a record.
 
 Taps rest on properties of a model that no look at its layers can show: that records do not mix, that no weight is used
-around its layer. So before they are trusted, two records are computed both ways in float64, at parameters and inputs
-made up for the purpose, and must give the same norms and the same sum. A model that fails takes the general way.
+around its layer. So before they are trusted, two records are computed both ways, in float64 where the model can, at
+parameters and inputs made up for the purpose, and must give the same norms and the same sum. A model that fails takes
+the general way.
 """
 
 import copy
@@ -17,9 +18,9 @@ from mechanisms.layout import Layout
 from mechanisms.materialised import Looped, Loss, Vectorized
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.tapped import Tapped
-from mechanisms.taps import Untappable
 
 _TOLERANCE = 1e-6
+_WIDE_TOLERANCE = 1e-3  # for a model that computes in its own type only
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,17 @@ class Routes:
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
         """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at least 1.
 
-        Of float inputs only the shape matters. Integer ones index embeddings, so records are taken as they are: as long
-        as no two differ, nothing can be found out and the general route is taken. Errors of the model pass through.
+        Of float inputs only the shape matters. Integer ones index embeddings, so records are taken as they are. As long
+        as no two differ, or they have no gradient, nothing can be found out and the general route is taken. Errors of
+        the model itself pass through.
         """
         key = (x.dtype, *x.shape[2:])
         if key not in self._routes:
             pair = _two_records(x)
-            if pair is None:
+            found = None if pair is None else self._find(pair, y)
+            if found is None:
                 return self._general
-            self._routes[key] = self._find(pair, y)
+            self._routes[key] = found
         route = self._routes[key]
         fits = not isinstance(route.engine, Tapped) or route.engine.takes(metric)
         return route if fits else self._general
@@ -63,21 +66,32 @@ class Routes:
             self._formats[key] = gains_from_channels_last(self._module, x)
         return channels_last(x) if self._formats[key] else x
 
-    def _find(self, pair: Tensor, y: Tensor) -> Route:
-        twin = copy.deepcopy(self._module).cpu().double()
-        start = self._layout.initial(twin)
-        params = (start + 0.1 * _wave(start)).unsqueeze(0)
-        targets = y[:1, :1].repeat(1, 2, *(1,) * (y.dim() - 2)).cpu()
-        targets = targets.double() if y.is_floating_point() else targets
-        expected = Looped(twin, self._loss, self._layout).run(params, pair, targets, IDENTITY)
+    def _find(self, pair: Tensor, y: Tensor) -> Route | None:
+        targets = y[:1, :1].repeat(1, 2, *(1,) * (y.dim() - 2))
         try:
-            tapped = Tapped(twin, self._loss, self._layout, lambda records: records)
+            twin = copy.deepcopy(self._module).cpu().double()
+            wide = targets.cpu().double() if y.is_floating_point() else targets.cpu()
+            return self._compare(twin, pair, wide, _TOLERANCE)
+        except RuntimeError:  # the model or the loss holds tensors that stay on their device or in their type
+            own = self._layout.initial(self._module)
+            pair = pair.to(own) if pair.is_floating_point() else pair.to(own.device)
+            return self._compare(self._module, pair, targets, _WIDE_TOLERANCE)
+
+    def _compare(self, module: nn.Module, pair: Tensor, targets: Tensor, tolerance: float) -> Route | None:
+        """The route, or None if the records `pair [1, 2, ...]` have no gradient to compare."""
+        start = self._layout.initial(module)
+        params = (start + 0.1 * _wave(start)).unsqueeze(0)
+        expected = Looped(module, self._loss, self._layout).run(params, pair, targets, IDENTITY)
+        if bool((expected.squared_norms() == 0).any()):
+            return None
+        try:
+            tapped = Tapped(module, self._loss, self._layout, lambda records: records)
             found = tapped.run(params, pair, targets, IDENTITY)
-            if _agree(found, expected):
-                return Route(Tapped(self._module, self._loss, self._layout, self.arranged), found.entries // 2)
-        except (Untappable, RuntimeError):
-            pass
-        return self._general
+        except RuntimeError:  # Untappable, or an operation of the model fails on what a tap gives it
+            return self._general
+        if not _agree(found, expected, tolerance):
+            return self._general
+        return Route(Tapped(self._module, self._loss, self._layout, self.arranged), found.entries // 2)
 
 
 def _two_records(x: Tensor) -> Tensor | None:
@@ -91,13 +105,12 @@ def _two_records(x: Tensor) -> Tensor | None:
 
 def _wave(like: Tensor) -> Tensor:
     """Numbers in [-1, 1] without a pattern that a model could be blind to, in the shape of `like`."""
-    return torch.sin(12.9898 * torch.arange(1, like.numel() + 1, dtype=like.dtype)).view(like.shape)
+    return torch.sin(12.9898 * torch.arange(1, like.numel() + 1).to(like)).view(like.shape)
 
 
-def _agree(found: Pass, expected: Pass) -> bool:
+def _agree(found: Pass, expected: Pass, tolerance: float) -> bool:
     norms = expected.squared_norms()
-    halved = torch.linspace(1, 0.5, norms.shape[1], dtype=norms.dtype).unsqueeze(0)
-    totals = [one.weighted_sum(halved, None) for one in (found, expected)]
-    same_norms = torch.allclose(found.squared_norms(), norms, rtol=_TOLERANCE)
-    same_totals = bool((totals[0] - totals[1]).norm() <= _TOLERANCE * totals[1].norm())
-    return bool((norms > 0).all()) and same_norms and same_totals
+    factors = norms.new_tensor([[1.0, 0.5]])
+    totals = [one.weighted_sum(factors, None) for one in (found, expected)]
+    same_norms = torch.allclose(found.squared_norms(), norms, rtol=tolerance)
+    return same_norms and bool((totals[0] - totals[1]).norm() <= tolerance * totals[1].norm())

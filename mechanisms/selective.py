@@ -1,14 +1,15 @@
 """Selective release: what an accepted proposal costs when the test depends on the data and rejections stay hidden.
 
 The released model has density ``p(w) a(w) / A`` with a(w) the acceptance probability and A its mean; A depends on the
-data, so an accepted step costs more than its proposal and its test (against Theorems 5.1 to 5.6 of DPSUR). For any m > 0
-and J > 0, if
+data, so an accepted step costs more than its proposal and its test (against Theorems 5.1 to 5.6 of DPSUR). For any m >
+0 and J > 0, if
 
-    E_{p'}[ max over corners (a, a') of  a^alpha a'^(1-alpha) L^alpha - J (alpha m^(alpha-1) a L - (alpha-1) m^alpha a') ]
+    E_{p'}[ max over corners (a, a') of
+            a^alpha a'^(1-alpha) L^alpha - J (alpha m^(alpha-1) a L - (alpha-1) m^alpha a') ]
 
-is not positive, then ``rdp(alpha) <= log(J) / (alpha - 1)``: the subtracted part is the tangent of t^alpha at m = A / A',
-the integrand is convex in the acceptance probabilities, and as a function of L it is an f-divergence of the proposals,
-so the one-dimensional sampled-Gaussian pair is the worst. The smallest J over m is attained by some test.
+is not positive, then ``rdp(alpha) <= log(J) / (alpha - 1)``: the subtracted part is the tangent of t^alpha at m = A /
+A', the integrand is convex in the acceptance probabilities, and as a function of L it is an f-divergence of the
+proposals, so the one-dimensional sampled-Gaussian pair is the worst. The smallest J over m is attained by some test.
 
 Unit: one record, zero-out adjacency, larger of both directions; nats. It assumes that nobody learns how often the
 mechanism rejected.
@@ -99,8 +100,8 @@ class _Bound:
     def solve(self, log_m: float, start: float) -> tuple[float, float]:
         """J at m (infinite when none is finite or found), and ``log(A / A') - log m`` of the extremal test.
 
-        Iterates J <- U / (alpha A / m - (alpha - 1) A') over the best corners at the last J (Dinkelbach 1967); after one
-        step from any start J rises monotonically to the solution.
+        Iterates J <- U / (alpha A / m - (alpha - 1) A') over the best corners at the last J (Dinkelbach 1967); after
+        one step from any start J rises monotonically to the solution.
         """
         pair, order, value = self.pair, self.pair.order, start
         for number in range(PASSES):

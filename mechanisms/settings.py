@@ -31,6 +31,12 @@ class Privacy(Settings):
     sample_rate: float = Field(
         1.0, gt=0, le=1, description="probability that a record enters a step's Poisson batch [per step]"
     )
+    clipping: Literal["flat", "auto"] = Field(
+        "flat", description="min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"
+    )
+    noise_decay: float = Field(
+        0.0, ge=0, description="fall of the noise multiplier's logarithm from a client's round to its next [per round]"
+    )
     strict_delta: bool = Field(False, description="refuse delta >= 1 / (records of all clients) instead of warning")
 
     @model_validator(mode="after")

@@ -70,7 +70,9 @@ class Tapped:
 
 def _tap(path: str, layer: nn.Module) -> Tap:
     kind = next((t for t in _TAPS if isinstance(layer, t)), None)
-    if kind is None or type(layer).forward is not kind.forward or not _tappable(layer):
+    own = [name for name, _ in layer.named_parameters(recurse=False)]
+    standard = kind is not None and type(layer).forward is kind.forward and own in (["weight"], ["weight", "bias"])
+    if kind is None or not standard or not _tappable(layer):
         raise Untappable(f"layer '{path}' ({type(layer).__name__}) is of no kind that can be tapped")
     tap = _TAPS[kind](layer)
     layer.forward = tap.forward  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
 """Trials whose accept/reject bit is public while a rejected proposal stays hidden.
 
-With U = E[L^alpha a^alpha a'^(1-alpha)], A = E[L a], A' = E[a'] over the denominator's proposal, the moment of one trial
-is ``U + (1-A)^alpha (1-A')^(1-alpha)``. Replacing the last term by its tangents and exchanging suprema, its maximum over
-all tests is the supremum over m of
+With U = E[L^alpha a^alpha a'^(1-alpha)], A = E[L a], A' = E[a'] over the denominator's proposal, the moment of one
+trial is ``U + (1-A)^alpha (1-A')^(1-alpha)``. Replacing the last term by its tangents and exchanging suprema, its
+maximum over all tests is the supremum over m of
 
     V(m) = E[ max over corners of (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1) m^alpha a') ]
            + alpha m^(alpha-1) - (alpha-1) m^alpha

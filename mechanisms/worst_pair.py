@@ -27,8 +27,8 @@ class WorstPair:
     """A direction of the pair at one order.
 
     Attributes:
-        basis: float64 ``[3, points]``, rows ``e^(-log_scale) p' L^a``, ``p' L`` and ``p'`` times the grid's spacing; the
-            last two sum to one exactly as the densities do.
+        basis: float64 ``[3, points]``, rows ``e^(-log_scale) p' L^a``, ``p' L`` and ``p'`` times the grid's spacing;
+            the last two sum to one exactly as the densities do.
         log_scale: natural logarithm by which the first row is scaled down.
         numerator: float64 ``[4]``, acceptance with the numerator's data at each corner.
         denominator: float64 ``[4]``, acceptance with the denominator's data at each corner.

@@ -3,23 +3,30 @@
 The run configuration has the flags of ``python -m sim.run`` as keys; an empty one is not given. The number of groups is
 the number of Flower nodes. Nodes write their ledgers into the run directory, so they share its file system. A relative
 path is resolved in the working directory of the SuperLink or the SuperNode that uses it.
+
+A deployed SuperNode starts a process for each message, so torch is imported where it is needed.
 """
+
+from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, UserConfig
 from flwr.serverapp import Grid
 
 from client.app import client_app
-from client.node import Node
 from server.app import exchange_over, find_groups, server_app
-from sim import environment, rundir, session
-from sim import job as jobs
+from sim import environment
 from sim.cli import parse
 from sim.config import Config
 
-environment.prepare()  # Flower starts Ray's workers after this module is imported: they inherit it
+if TYPE_CHECKING:
+    from client.node import Node
+    from sim.job import Job
+
+environment.prepare()  # before torch is imported, and before Flower starts Ray's workers, which inherit it
 
 
 def flags(run_config: UserConfig) -> list[str]:
@@ -39,18 +46,18 @@ def _serve(context: Context, grid: Grid) -> None:
     Raises:
         ValueError: anything the user can mend; before the run directory is made, or when training diverged.
     """
-    jobs.single_thread()
     request = parse(flags(context.run_config), "flwr run", "")
+    from sim import job as jobs
+    from sim import rundir, session
+
+    jobs.single_thread()
+    folder = (request.resume or rundir.choose(request.config)).resolve()
     nodes = find_groups(grid)
-    if request.resume is None:
-        config = _with_groups(request.config, len(nodes))
-        folder = rundir.choose(config).resolve()
-    else:
-        config, folder = request.config, request.resume.resolve()
+    config = request.config if request.resume else _with_groups(request.config, len(nodes))
     job = jobs.build(config)
     if len(job.groups) > len(nodes):
-        raise ValueError(f"{folder} has {len(job.groups)} groups of clients, but there are {len(nodes)} Flower nodes")
-    if request.resume is None:
+        raise ValueError(f"{folder} has {len(job.groups)} groups of clients, but only {len(nodes)} Flower nodes answered")
+    if not request.resume:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     session.run(job, folder, exchange_over(grid, nodes, settings))
@@ -61,7 +68,9 @@ def _with_groups(config: Config, groups: int) -> Config:
 
 
 @functools.lru_cache(maxsize=1)
-def _job(settings: str) -> jobs.Job:
+def _job(settings: str) -> Job:
+    from sim import job as jobs
+
     jobs.single_thread()
     return jobs.build(Config.model_validate_json(settings))
 
@@ -71,13 +80,15 @@ def _node(settings: str, run_dir: str, group: int) -> Node:
     """The node of a group; it stays in its process, which serves one run.
 
     Raises:
-        ValueError: the run directory is not there, so that nobody would find the charges.
+        ValueError: the run directory is not there, so that the server would never see the charges.
     """
     if not Path(run_dir, "config.toml").is_file():
         raise ValueError(
-            f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to an absolute "
-            "path that the server and all nodes share; ledgers are written there"
+            f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to the absolute "
+            "path of a folder that the server and all nodes share; ledgers are written there"
         )
+    from sim import job as jobs
+
     return jobs.node(_job(settings), group, Path(run_dir))
 
 

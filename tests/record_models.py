@@ -82,6 +82,14 @@ class Scaled(nn.Module):
         return self.layer(x) * self.scale + self.shift
 
 
+class Stretched(nn.Linear):
+    """A layer of a known kind with a parameter more."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.stretch = nn.Parameter(torch.ones(3))
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -173,6 +181,7 @@ GENERAL = {
     "twice": Case(Twice, (4,)),
     "read around": Case(ReadAround, (4,)),
     "own parameter": Case(Scaled, (4,)),
+    "parameter more": Case(Stretched, (4,)),
     "mixing": Case(mixing, (4,)),
     "mixing tokens": Case(lambda: Tokens(centred=True), (6,), indices=True),
     "lstm": Case(lambda: Recurrent(nn.LSTM), (5, 3)),

@@ -2,46 +2,55 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechanisms.clipping import clip_factors
+from mechanisms.clipping import CLIPPING
 
 NORMS = st.floats(0, width=32) | st.sampled_from([0.0, 1e-30, 1.0, math.inf, math.nan])
 BOUNDS = st.floats(2**-20, 2**40, width=32) | st.just(math.inf)
 
 
-def factor(norm: float, bound: float) -> float:
-    return float(clip_factors(torch.tensor([[norm]]), torch.tensor([bound])))
+def factor(norm: float, bound: float, clipping: str = "flat") -> float:
+    return float(CLIPPING[clipping](torch.tensor([[norm]]), torch.tensor([bound])))
 
 
-@given(NORMS, BOUNDS)
-def test_a_scaled_record_is_within_the_bound(norm, bound):
+@pytest.mark.parametrize("clipping", CLIPPING)
+@given(norm=NORMS, bound=BOUNDS.filter(math.isfinite))
+def test_a_scaled_record_is_within_the_bound(clipping, norm, bound):
     """Kills a factor without its minimum, and one that lets a NaN or infinite record through."""
-    scale = factor(norm, bound)
-    assert 0 <= scale <= 1
-    assert not math.isfinite(norm) or scale * norm <= bound * (1 + 1e-6)
+    scale = factor(norm, bound, clipping)
+    assert scale == 0 if not math.isfinite(norm) else 0 <= scale * norm <= bound * (1 + 1e-6)
 
 
 @given(NORMS.filter(math.isfinite), BOUNDS)
-def test_clipping_does_no_more_than_it_must(norm, bound):
-    """Kills scaling every record to norm C, and a clip at less than C."""
+def test_flat_clipping_does_no_more_than_it_must(norm, bound):
+    """Kills scaling every record to norm C, a clip at less than C, and a factor above 1."""
     expected = 1.0 if norm <= bound else bound / norm
     assert math.isclose(factor(norm, bound), expected, rel_tol=1e-6, abs_tol=1e-37)
 
 
-@given(st.sampled_from([math.inf, math.nan]), BOUNDS)
-def test_a_record_without_a_finite_norm_counts_for_nothing(norm, bound):
-    assert factor(norm, bound) == 0
+@given(st.floats(2**-20, 2**40, width=32), BOUNDS.filter(math.isfinite))
+def test_automatic_clipping_brings_every_record_near_the_bound(norm, bound):
+    """By the share that its stabiliser 0.01 leaves; AUTO-S, equation 4."""
+    assert math.isclose(factor(norm, bound, "auto") * norm, bound * norm / (norm + 0.01), rel_tol=1e-5, abs_tol=1e-37)
 
 
-def test_every_client_has_its_own_bound():
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_record_without_a_finite_norm_counts_for_nothing_even_unclipped(wrong):
+    assert factor(wrong, math.inf) == 0
+
+
+@pytest.mark.parametrize("clipping", CLIPPING)
+def test_every_client_has_its_own_bound(clipping):
     """Kills a bound along the wrong axis."""
-    factors = clip_factors(torch.full((2, 2), 4.0), torch.tensor([1.0, 2.0]))
-    assert factors.tolist() == [[0.25, 0.25], [0.5, 0.5]]
+    factors = CLIPPING[clipping](torch.full((2, 2), 4.0), torch.tensor([1.0, 2.0]))
+    assert torch.equal(2 * factors[0], factors[1]) and factors[0, 0] == factors[0, 1] > 0.24
 
 
-def test_no_clients_and_no_records():
-    assert clip_factors(torch.ones(0, 3), torch.ones(0)).shape == (0, 3)
-    assert clip_factors(torch.ones(2, 0), torch.ones(2)).shape == (2, 0)
+@pytest.mark.parametrize("clipping", CLIPPING)
+def test_no_clients_and_no_records(clipping):
+    assert CLIPPING[clipping](torch.ones(0, 3), torch.ones(0)).shape == (0, 3)
+    assert CLIPPING[clipping](torch.ones(2, 0), torch.ones(2)).shape == (2, 0)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from mechanisms.convolution_tap import all_clients, each_client
+from mechanisms.forms import outer_products
 from mechanisms.gradients import RecordGradients, cross_entropy
 from mechanisms.image_format import channels_last
 from mechanisms.materialised import Vectorized
@@ -110,3 +111,37 @@ def test_equal_inputs_give_equal_bits() -> None:
         params = gradients.layout.initial(module).expand(3, -1)
         runs.append(torch.cat(gradients.scaled_sum(params, x, y, clip), dim=1))
     assert torch.equal(*runs)
+
+
+def test_a_loss_bound_to_its_type_is_fast_too() -> None:
+    weights = torch.tensor([1.0, 2.0, 0.5])
+    gradients = RecordGradients(
+        nn.Linear(4, 3), lambda output, y: nn.functional.cross_entropy(output, y, weights, reduction="none")
+    )
+    assert gradients.is_tapped(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_records_without_gradient_do_not_settle_the_route() -> None:
+    gradients = RecordGradients(nn.Linear(4, 3), lambda output, y: output.sum(1) * y)
+    assert not gradients.is_tapped(torch.ones(1, 2, 4), torch.zeros(1, 2))
+    assert gradients.is_tapped(torch.ones(1, 2, 4), torch.ones(1, 2))
+
+
+def test_gram_norms_of_terms_that_cancel() -> None:
+    """|left_1 - 0.999 left_2|^2 is 1e-6 of its terms: in float32 products the norm would be wrong by percents."""
+    left = torch.randn(1, 1, 1, 2, 40, generator=torch.Generator().manual_seed(1))
+    left[..., 1, :] = -0.999 * left[..., 0, :]
+    form = outer_products(left, torch.ones(1, 1, 1, 2, 40), lambda total: total)
+    exact = (left[..., 0, :].double() + left[..., 1, :].double()).square().sum() * 40
+    torch.testing.assert_close(form.squared_norms().squeeze(), exact.float(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("records", [1, 5])
+def test_the_cheapest_form_of_outer_products_is_chosen(records: int) -> None:
+    def entries(positions: int, width: int) -> int:
+        left = torch.ones(1, records, 1, positions, width)
+        return outer_products(left, left, lambda total: total).entries // records
+
+    assert entries(1, 40) == 80  # norms
+    assert entries(2, 40) == 160  # Gram matrices
+    assert entries(9, 40) == 720 + 1600  # held

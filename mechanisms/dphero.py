@@ -1,0 +1,130 @@
+"""DP-Hero: noise shaped by the previous model (Zheng et al., "DP-Hero"), for K clients at once.
+
+Guidance (Section 4.1). For each layer with a weight W of k rows (a convolution reshaped to a matrix, rows its output
+channels), the model before the step gives the eigenvectors B and eigenvalues e of W W^T, and
+
+    v_i = e_i sqrt(k) / |e|,     floored at ``floor`` (the root mean square of v is 1)
+
+The noise on that layer is ``C s B diag(v) n`` with n standard normal: it is large where the model is. A bias shares its
+layer's output index and is treated with it; parameters without a matrix (or of more than ``MAX_ROWS`` rows) keep v = 1.
+
+The paper claims DPSGD's epsilon for this, since the total variance is DPSGD's. That is no proof: with v = (sqrt 2, 0)
+the second coordinate is released exactly. (Nor does Theorem 5 hold, that T steps cost as much as the largest of them.)
+
+- ``isotropic``, as published: records are clipped in Euclidean norm. The certified cost of a step is that of the
+  smallest noise, ``SGM(q, s min v)``; v depends on outputs, so the floor, which is fixed in advance, is charged.
+- ``whitened`` (ours, the default): ``h_i = diag(v)^-1 B^T g_i`` in every layer, the whole vector h_i is clipped to C,
+  gets isotropic noise ``C s n``, and is mapped back by ``B diag(v)``. The noise is exactly the paper's, and a step
+  costs exactly ``SGM(q, s)``: B and v come from the model before the step, which is charged already.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from mechanisms.accountant import Charges
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.dpsgd import DpsgdPlan, average, clipped_sum, draw, noise
+from mechanisms.events import HeterogeneousGaussian
+from mechanisms.metric import Metric, layer_of, transform
+from mechanisms.plan import Terms
+from mechanisms.settings import DpHero
+
+MAX_ROWS = 1_024
+"""A larger matrix (an embedding's) is left alone: its decomposition would cost more than the step."""
+
+
+@dataclass(frozen=True)
+class HeroPlan(DpsgdPlan):
+    """A client's plan: DPSGD's, and how the noise is shaped.
+
+    Attributes:
+        isotropic: clip in Euclidean norm, as published, instead of in the noise's geometry.
+        floor: least v, in (0, 1].
+        refresh: steps between two decompositions.
+    """
+
+    isotropic: bool = False
+    floor: float = 0.1
+    refresh: int = 1
+
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "HeroPlan":
+        """The plan of some terms with this noise multiplier."""
+        own = terms.own
+        if not isinstance(own, DpHero):
+            raise ValueError(f"own = {own!r} must be the settings of DP-Hero; give its table")
+        plain = super().of(terms, noise)
+        return replace(
+            plain, isotropic=own.hero_clipping == "isotropic", floor=own.hero_floor, refresh=own.hero_refresh
+        )
+
+    def round_charges(self, nth: int) -> Charges:
+        """``steps`` sampled Gaussians; the isotropic ones at the floor of the noise."""
+        if not self.isotropic:
+            return super().round_charges(nth)
+        return {HeterogeneousGaussian(self.sample_rate, self.multiplier(nth), self.floor): self.steps}
+
+
+def guidance(weight: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvectors and scales of the noise from weights ``[K, k, ...]`` and floors ``[K]``.
+
+    Returns:
+        B ``[K, k, k]``, whose columns are eigenvectors of W W^T, and v ``[K, k]`` in the same order; v = 1 where W = 0.
+    """
+    matrix = weight.flatten(2)
+    values, basis = torch.linalg.eigh(matrix @ matrix.mT)
+    length = values.norm(dim=1, keepdim=True)
+    scale = torch.where(length > 0, values * values.shape[1] ** 0.5 / length, torch.ones_like(values))
+    return basis, scale.clamp(min=floor[:, None])
+
+
+def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
+    """The state before the first step, with the guidance of the model ``params [P]``."""
+    state = LocalState.start(cohort, params)
+    return state.remember(**_look(cohort, state.params))
+
+
+def step(cohort: Cohort, state: LocalState) -> LocalState:
+    """One step of every client under the guidance in its memory; then, when it is due, a look at the new model."""
+    layout, batch = cohort.gradients.layout, draw(cohort)
+    forth, back = _maps(state.memory)
+    if cohort.plans[0].isotropic:
+        total = clipped_sum(cohort, state.params, batch)
+        noisy = total + transform(back, layout, noise(cohort, layout.size))
+    else:
+        total = clipped_sum(cohort, state.params, batch, forth)
+        noisy = transform(back, layout, total + noise(cohort, layout.size))
+    after = state.descend(cohort, average(cohort, noisy))
+    due = after.taken % cohort.plan("refresh") == 0
+    if not due.any():
+        return after
+    return after.remember(**_look(cohort, after.params)).where(due, after)
+
+
+def report(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
+    """The least and the largest v ``[K]`` over all layers at the round's end; a function of released models."""
+    scales = torch.cat([scale for name, scale in state.memory.items() if name.endswith("|v")], dim=1)
+    return {"hero_least_scale": scales.amin(dim=1), "hero_largest_scale": scales.amax(dim=1)}
+
+
+def _look(cohort: Cohort, params: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The guidance of models ``[K, P]`` as memory: ``layer|B`` and ``layer|v``."""
+    memory, floor = {}, cohort.plan("floor")
+    for name, weight in cohort.gradients.layout.unflatten(params).items():
+        if weight.dim() > 2 and name.rpartition(".")[2] == "weight" and weight.shape[1] <= MAX_ROWS:
+            memory[f"{layer_of(name)}|B"], memory[f"{layer_of(name)}|v"] = guidance(weight, floor)
+    return memory
+
+
+def _maps(memory: Mapping[str, torch.Tensor]) -> tuple[Metric, Metric]:
+    """By layer, ``diag(v)^-1 B^T`` and its way back ``B diag(v)``, each ``[K, k, k]``."""
+    forth, back = {}, {}
+    for name, basis in memory.items():
+        layer, _, kind = name.rpartition("|")
+        if kind == "B":
+            scale = memory[f"{layer}|v"]
+            forth[layer] = basis.mT / scale[:, :, None]
+            back[layer] = basis * scale[:, None, :]
+    return forth, back
