@@ -31,6 +31,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER = ROOT / "benchmarks" / "peers" / "flower_ray_opacus.py"
+OUR_MODELS = {"cnn": "benchmarks.digits_cnn:DigitsCNN"}
+"""Where our name for the peer's model is another one."""
+BASELINE_PRIVACY = ("--mechanism=dpsgd", "--clip-norm=1", "--epsilon=none")
+"""As the baseline: no client retires. Ours keeps its ledgers and writes its epsilons all the same, inside the time."""
 MEASURES = {"whole_process": "whole process", "round_after_first": "a round after the first"}
 
 
@@ -49,7 +53,7 @@ class Run:
 
 def task_flags(arguments: argparse.Namespace, seed: int) -> list[str]:
     """The flags that both sides understand alike."""
-    names = ("clients", "dirichlet", "rounds", "steps", "model", "workers", "noise_multiplier", "sample_rate", "lr")
+    names = ("clients", "dirichlet", "rounds", "steps", "workers", "noise_multiplier", "sample_rate", "lr")
     flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
     return [*flags, f"--seed={seed}"]
 
@@ -66,9 +70,8 @@ def execute(command: list[str], timeout: float) -> tuple[float, str]:
 
 def run_peer(arguments: argparse.Namespace, repeat: int) -> tuple[Run, dict]:
     load = load_average()
-    seconds, output = execute(
-        [arguments.peer_python, str(PEER), *task_flags(arguments, arguments.seed + repeat)], arguments.timeout
-    )
+    command = [arguments.peer_python, str(PEER), f"--model={arguments.model}"]
+    seconds, output = execute([*command, *task_flags(arguments, arguments.seed + repeat)], arguments.timeout)
     report = json.loads(output.strip().splitlines()[-1])
     run = Run("peer", repeat, seconds, report["seconds_per_round"], report["accuracy"], load)
     return run, {"versions": report["versions"], "parameters": report["parameters"]}
@@ -78,6 +81,7 @@ def run_ours(arguments: argparse.Namespace, repeat: int) -> Run:
     load = load_average()
     with tempfile.TemporaryDirectory() as folder:
         command = [arguments.ours_python, "-m", "sim.run", "--dataset=digits", f"--engine={arguments.engine}"]
+        command += [f"--model={OUR_MODELS.get(arguments.model, arguments.model)}", *BASELINE_PRIVACY]
         command += task_flags(arguments, arguments.seed + repeat)
         command += [f"--out={folder}", "--name=benchmark", "--quiet", *arguments.ours_flags]
         seconds, _ = execute(command, arguments.timeout)

@@ -12,6 +12,8 @@ from client.messages import TrainRequest, Upload
 
 if TYPE_CHECKING:  # client.node imports torch, which an answer to a query does not need
     from client.node import Node
+from mechanisms.events import from_dict, to_dict
+from mechanisms.ranges import format_ranges, parse_ranges
 
 NodeOf = Callable[[ConfigRecord, Context], "Node"]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""
@@ -35,6 +37,8 @@ def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
     answer = {"round": upload.round, "group": upload.group, "weight": upload.weight, "seconds": upload.seconds}
     answer["figures"] = json.dumps(upload.figures)
+    lines = [(format_ranges(ids), to_dict(e), n) for ids, charges in upload.realized for e, n in charges.items()]
+    answer["realized"] = json.dumps(lines)
     arrays = {"total": upload.total, "clients": upload.clients}
     return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(answer)})
 
@@ -44,7 +48,9 @@ def decode_upload(content: RecordDict) -> Upload:
     arrays, answer = content["arrays"], content["config"]
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
     figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
-    return Upload(answer["round"], answer["group"], clients, total, answer["weight"], answer["seconds"], figures)
+    realized = [(parse_ranges(ids), {from_dict(event): n}) for ids, event, n in json.loads(answer["realized"])]
+    head = (answer["round"], answer["group"], clients, total, answer["weight"], answer["seconds"])
+    return Upload(*head, figures, realized)
 
 
 def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:

@@ -4,6 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mechanisms.accountant import Charges
+
+Payments = list[tuple[np.ndarray, Charges]]
+"""Charges, and the clients (int64, ascending) of which each paid them."""
+
 
 @dataclass(frozen=True)
 class TrainRequest:
@@ -36,6 +41,7 @@ class Upload:
         weight: sum of the clients' weights.
         seconds: time spent training.
         figures: the mechanism's public figures, each as (sum over clients, number of clients).
+        realized: what the clients' ledgers say beside the planned charge of the round.
     """
 
     round: int
@@ -45,3 +51,4 @@ class Upload:
     weight: int
     seconds: float
     figures: dict[str, tuple[float, int]] = field(default_factory=dict)
+    realized: Payments = field(default_factory=list)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from client.carry import Carry
 from client.figures import Figures
-from client.messages import TrainRequest, Upload
+from client.messages import Payments, TrainRequest, Upload
 from client.sums import WeightedSum
 from client.uploads import Uploads
 from mechanisms.accountant import Charges
-from mechanisms.cohort import Cohort
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.events import Event
 from mechanisms.gradients import RecordGradients
 from mechanisms.ledger import Ledger
 from mechanisms.optimizers import Optimizer
@@ -51,6 +53,7 @@ class GroupData:
         records: from a client's number to its record numbers.
         chunks: the group's clients in the chunks that are computed together.
         weights: int64 ``[clients]``, every client's public weight.
+        public: records and labels that are public, where there are any.
     """
 
     x: torch.Tensor
@@ -58,14 +61,23 @@ class GroupData:
     records: Callable[[int], np.ndarray]
     chunks: Sequence[np.ndarray]
     weights: np.ndarray
+    public: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Node:
-    """One group of clients with its ledger."""
+    """One group of clients with its ledger; with a ``carry``, clients keep state from round to round."""
 
-    def __init__(self, training: Training, data: GroupData, plans: PlanTable, ledger: Ledger, uploads: Uploads):
+    def __init__(
+        self,
+        training: Training,
+        data: GroupData,
+        plans: PlanTable,
+        ledger: Ledger,
+        uploads: Uploads,
+        carry: Carry | None = None,
+    ):
         self._training, self._data, self._plans = training, data, plans
-        self._ledger, self._uploads = ledger, uploads
+        self._ledger, self._uploads, self._carry = ledger, uploads, carry
 
     def train(self, request: TrainRequest) -> Upload:
         """Charge the round to every asked client, then train them and sum their updates.
@@ -82,20 +94,24 @@ class Node:
         key = fresh_key() if seed is None else seed_key(seed)
         release = f"{request.release}-{secrets.token_hex(4)}" if seed is None else request.release
         self._charge(request, release)
-        total, figures = WeightedSum(len(request.params)), Figures()
+        if self._carry:
+            self._carry.open(request.round)
+        total, figures, realized = WeightedSum(len(request.params)), Figures(), Payments()
         for chunk in self._data.chunks:
             inside = np.isin(request.clients, chunk)
             if inside.any():
                 clients = request.clients[inside]
                 cohort = self._cohort(request, clients, request.nth[inside], key)
                 start = torch.tensor(request.params, device=self._data.x.device)
-                end = local_round(self._training.mechanism, cohort, start)
-                self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
+                end = self._local_round(cohort, clients, start)
+                realized += self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
                 figures.add(self._training.mechanism.report(cohort, end))
                 total.add(end.params - start, self._data.weights[clients])
+        if self._carry:
+            self._carry.close(request.round)
         seconds = time.perf_counter() - began
         upload = Upload(
-            request.round, request.group, request.clients, total.total, total.weight, seconds, figures.pairs
+            request.round, request.group, request.clients, total.total, total.weight, seconds, figures.pairs, realized
         )
         if seed is None:
             self._uploads.keep(upload, request.params)
@@ -112,10 +128,26 @@ class Node:
         ]
         self._ledger.charge_all(release, request.round, payments)
 
-    def _settle(self, request: TrainRequest, release: str, clients: np.ndarray, realized: Sequence[Charges]) -> None:
-        """Write down what an allotment really paid for."""
-        payments = [([int(c)], charges) for c, charges in zip(clients, realized, strict=True) if charges]
+    def _local_round(self, cohort: Cohort, clients: np.ndarray, start: torch.Tensor) -> LocalState:
+        """The chunk's local round, from what its clients kept and to what they keep."""
+        if not self._carry:
+            return local_round(self._training.mechanism, cohort, start)
+        carry = self._carry
+        end = local_round(self._training.mechanism, cohort, start, lambda fresh: carry.resume(clients, fresh))
+        carry.keep(clients, end)
+        return end
+
+    def _settle(
+        self, request: TrainRequest, release: str, clients: np.ndarray, realized: Sequence[Charges]
+    ) -> Payments:
+        """Write down what an allotment really paid for; clients with equal charges share a line."""
+        sharing: dict[frozenset[tuple[Event, int]], list[int]] = {}
+        for client, charges in zip(clients.tolist(), realized, strict=True):
+            if charges:
+                sharing.setdefault(frozenset(charges.items()), []).append(client)
+        payments = [(np.array(ids, dtype=np.int64), dict(items)) for items, ids in sharing.items()]
         self._ledger.charge_all(release, request.round, payments)
+        return payments
 
     def _cohort(self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, key: bytes) -> Cohort:
         """The surroundings of a local round of some clients of one chunk."""
@@ -128,4 +160,5 @@ class Node:
             optimizer=training.optimizer,
             learning_rate=lambda taken: training.learning_rate(request.round, taken),
             nth=nth.tolist(),
+            public=self._data.public,
         )

@@ -17,6 +17,7 @@ class Local(Settings):
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimizer's direction from the noisy gradient")
     lr: float = Field(1.0, gt=0, description="local learning rate [parameter units per unit of direction]")
     momentum: float = Field(0.0, ge=0, lt=1, description="local momentum, afresh in each round (Adam: its beta1)")
+    keep_state: bool = Field(False, description="clients keep momentum (and a moving clip bound) from round to round")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay of lr over the run's local steps"
     )

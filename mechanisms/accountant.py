@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms import curves
+from mechanisms import curves, trial_cap
 from mechanisms.events import Event, SampledGaussian
 
 Charges = Mapping[Event, int]
@@ -68,6 +68,23 @@ def convert(divergences: NDArray[np.float64], orders: Sequence[float], delta: fl
     return Guarantee(max(0.0, float(values[best])), float(grid[best]))
 
 
+def cap_delta(charges: Charges) -> float:
+    """The part of delta that all charges use up by leaving what their curves describe (`curves.failure`)."""
+    return math.fsum(count * curves.failure(event) for event, count in charges.items())
+
+
+def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
+    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on trials use up delta."""
+    divergences = rdp(charges, orders, column)
+    lost = cap_delta(charges) if column == "certified" else 0.0
+    if lost >= delta:
+        return Guarantee(math.inf, None)
+    found = convert(divergences, orders, delta - lost) if divergences.any() else Guarantee(0.0, None)
+    if not lost:
+        return found
+    return Guarantee(trial_cap.guarantee(found.epsilon, delta - lost, lost)[0], found.order)
+
+
 def epsilon(
     charges: Charges, delta: float, column: str = "certified", orders: Sequence[float] | None = None
 ) -> Guarantee:
@@ -101,10 +118,7 @@ def epsilon(
 
 @functools.lru_cache(maxsize=20_000)
 def _epsilon(items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...]) -> Guarantee:
-    divergences = rdp(dict(items), orders, column)
-    if not divergences.any():
-        return Guarantee(0.0, None)
-    return convert(divergences, orders, delta)
+    return guarantee(dict(items), delta, column, orders)
 
 
 def check_delta(delta: float) -> None:

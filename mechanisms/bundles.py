@@ -6,7 +6,8 @@ nothing in the published column, beside `PaperClaim` events, which cost nothing 
 
 from collections import Counter
 
-from mechanisms.events import ACCOUNTING, SCREENING, DpsurStep, Event, NoisyNormSum, PaperClaim, ScreenedStep
+from mechanisms.events import DpsurStep, Event, NoisyNormSum, PaperClaim, ScreenedStep
+from mechanisms.selection_events import ACCOUNTING, SCREENING
 
 
 def dpsur(step: DpsurStep, accepted: int, trials: int) -> Counter[Event]:

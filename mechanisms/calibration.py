@@ -44,7 +44,7 @@ def smallest(
     grid = accountant.ORDERS
 
     def spent(noise: float, orders: Sequence[float]) -> accountant.Guarantee:
-        return accountant.convert(accountant.rdp(charges_of(noise), orders, "certified"), orders, delta)
+        return accountant.guarantee(charges_of(noise), delta, "certified", orders)
 
     def meets(noise: float, orders: Sequence[float]) -> bool:
         return spent(noise, orders).epsilon <= epsilon
@@ -105,7 +105,7 @@ def _check(epsilon: float, delta: float, lower: float, upper: float, tolerance: 
 
 def _refuse(epsilon: float, delta: float, upper: float, reached: float) -> None:
     raise ValueError(
-        f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below {reached:.6g}, what noise "
-        f"multiplier {upper:g} still costs; raise epsilon or delta, plan fewer steps, lower the rates, or add noise to "
-        "what else is released"
+        f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below {reached:.6g}, what "
+        f"noise multiplier {upper:g} still costs; raise epsilon or delta, plan fewer steps, lower the rates, "
+        "or add noise to what else is released"
     )

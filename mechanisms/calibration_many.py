@@ -1,9 +1,9 @@
 """The smallest noise multipliers of many clients at once, whose sampling rates or steps differ.
 
-`mechanisms.calibration.smallest` for Poisson-sampled Gaussian steps, with one row per client. Epsilon at any single
-Renyi order is an upper bound, so each row carries one order: solve for the noise at that order, move to the order that
-is best at this noise, and repeat until no order changes. What is returned meets the budget at the row's order by the
-exact curve, hence altogether.
+`mechanisms.calibration.smallest` for Poisson-sampled Gaussian steps, one row per client. Epsilon at any single Renyi
+order is an upper bound of the smallest over all orders, so each row carries one order, which meets the budget by the
+exact curve at the noise that is returned. Where very many rates share their steps, the curve noise(rate) is solved on a
+fine grid of rates and interpolated, and each interpolated value is checked, and raised until it meets the budget.
 """
 
 import math
@@ -18,8 +18,9 @@ from mechanisms.accountant import ORDERS, check_delta
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-ROUNDS = 20  # changes of order at most; about three are needed
-NARROW = 0.8  # after the first round the noise hardly changes: try this part of it as the lower end
+FEW = 500  # distinct rates of equal steps up to which each is solved by itself
+RATIO = 1.02  # between neighbouring rates of the grid
+LIFT = 5e-5  # relative, added to interpolated values: the size of their error
 
 
 def smallest_many(
@@ -40,7 +41,7 @@ def smallest_many(
         delta: budget of each client, in (0, 1).
         lower: smallest noise multiplier looked at; returned where it meets the budget already.
         upper: largest noise multiplier looked at.
-        tolerance: relative width of the final brackets.
+        tolerance: relative width of the final brackets; interpolation may add as much again.
 
     Returns:
         float64 ``[n]``; ``accountant.epsilon({SampledGaussian(rate, x): steps}, delta).epsilon <= epsilon`` for each.
@@ -48,97 +49,112 @@ def smallest_many(
     Raises:
         ValueError: an argument is out of its bounds, or even `upper` does not meet the budget of some client.
     """
-    check_delta(delta)
     rates, counts = np.broadcast_arrays(np.asarray(sample_rates, np.float64), np.asarray(steps, np.float64))
+    check_delta(delta)
     if not ((rates > 0.0) & (rates <= 1.0)).all():
         raise ValueError(f"sample_rates = {rates.min()} to {rates.max()} must be in (0, 1]; they are probabilities")
     if not (counts >= 1.0).all() or not 0.0 < epsilon < math.inf:
         raise ValueError(f"steps = {counts.min()} must be at least 1 and epsilon = {epsilon} above 0; plan a step")
-    if not rates.size:
-        return np.empty(0)
-    (distinct, where) = np.unique(np.stack([rates.reshape(-1), counts.reshape(-1)]), axis=1, return_inverse=True)
-    rows = _Rows(distinct[0], distinct[1], epsilon, delta)
-    return _solve_all(rows, lower, upper, tolerance)[where.reshape(-1)]
+    if not 0.0 < lower < upper < math.inf or not 0.0 < tolerance < 1.0:
+        raise ValueError(
+            f"lower = {lower}, upper = {upper}, tolerance = {tolerance} must be 0 < lower < upper and in (0, 1)"
+        )
+    budget = _Budget(epsilon, delta, lower, upper, tolerance)
+    distinct, where = np.unique(np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True)
+    return budget.smallest(distinct[1], distinct[0])[where.reshape(-1)].reshape(rates.shape)
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The distinct clients: rate and steps ``[n]``, and their common budget."""
+class _Budget:
+    """A budget and a bracket. Rates, steps and noises are ``[n]``; orders are indices into the grid, ``[n]``."""
 
-    rates: Floats
-    steps: Floats
     epsilon: float
     delta: float
+    lower: float
+    upper: float
+    tolerance: float
 
-    def conversion(self) -> Floats:
-        """What each order of the grid adds to the divergence (Canonne, Kamath, Steinke 2020), ``[orders]``."""
-        grid = np.array(ORDERS)
-        return np.asarray(np.log1p(-1.0 / grid) - (math.log(self.delta) + np.log(grid)) / (grid - 1.0))
+    def smallest(self, rates: Floats, steps: Floats) -> Floats:
+        """Noise multipliers of distinct rows, sorted by steps and then by rate."""
+        result = np.empty(rates.size)
+        _, group, sizes = np.unique(steps, return_inverse=True, return_counts=True)
+        for number in np.flatnonzero(sizes > FEW):
+            members = group == number
+            result[members] = self.interpolate(rates[members], steps[members])
+        few = sizes[group] <= FEW
+        result[few] = self.solve(rates[few], steps[few])[0]
+        return result
 
-    def cost(self, which: Indices, noise: Floats, order: Indices) -> Floats:
-        """Epsilon of the rows `which` at `noise` and at one order (an index into the grid) each, ``[len(which)]``."""
-        result = self.conversion()[order]
+    def interpolate(self, rates: Floats, steps: Floats) -> Floats:
+        """Noise multipliers of sorted rates with equal steps by way of a grid of rates; every one is checked."""
+        points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(RATIO)) + 1
+        grid = np.geomspace(rates[0], rates[-1], points)
+        grid[[0, -1]] = rates[[0, -1]]
+        noises, orders = self.solve(grid, np.full(points, steps[0]))
+        right = np.searchsorted(grid, rates)
+        noise = np.exp(np.interp(np.log(rates), np.log(grid), np.log(noises))) * (1.0 + LIFT)
+        enough = noises[right]  # more sampling needs no less noise
+        noise = np.minimum(noise, enough)
+        open_ = np.flatnonzero(noise < enough)
+        while open_.size:
+            rows = rates[open_], steps[open_], noise[open_]
+            met = self.cost(*rows, orders[right[open_]]) <= self.epsilon
+            met |= self.cost(*rows, orders[right[open_] - 1]) <= self.epsilon
+            open_ = open_[~met]
+            noise[open_] = np.minimum(noise[open_] * (1.0 + LIFT), enough[open_])
+            open_ = open_[noise[open_] < enough[open_]]
+        return noise
+
+    def solve(self, rates: Floats, steps: Floats) -> tuple[Floats, Indices]:
+        """The smallest noise multipliers by bisection, and the order at which each meets the budget."""
+        conversion = _conversion(self.delta)
+        affordable = np.flatnonzero(conversion <= self.epsilon / 2.0)
+        order = np.full(rates.size, affordable[0] if affordable.size else int(np.argmin(conversion)))
+        low, high = np.full(rates.size, self.lower), np.full(rates.size, self.upper)
+        met, order = self.meets(rates, steps, high, order)
+        if not met.all():
+            raise ValueError(
+                f"budget too small for a single step: epsilon = {self.epsilon} at delta = {self.delta} is not met at "
+                f"sample rate {rates[~met].max():g} by noise multiplier {self.upper:g}; raise epsilon or delta, plan "
+                "fewer steps, or lower the rates"
+            )
+        met, at_low = self.meets(rates, steps, low, order)
+        high, order = np.where(met, low, high), np.where(met, at_low, order)
+        while (open_ := np.flatnonzero(high > low * (1.0 + self.tolerance))).size:
+            middle = np.sqrt(low[open_] * high[open_])
+            met, tried = self.meets(rates[open_], steps[open_], middle, order[open_])
+            high[open_[met]], order[open_[met]] = middle[met], tried[met]
+            low[open_[~met]] = middle[~met]
+        return high, order
+
+    def meets(self, rates: Floats, steps: Floats, noise: Floats, order: Indices) -> tuple[NDArray[np.bool_], Indices]:
+        """Whether each row meets the budget at some order, and that order.
+
+        Walks the grid up and then down from `order` while epsilon falls: ``(a - 1) rdp(a)`` is convex in a, so epsilon
+        falls and then rises along the grid.
+        """
+        best, value = order.copy(), self.cost(rates, steps, noise, order)
+        for step in (1, -1):
+            walking = np.flatnonzero(value > self.epsilon)
+            while walking.size:
+                walking = walking[(best[walking] + step >= 0) & (best[walking] + step < len(ORDERS))]
+                cost = self.cost(rates[walking], steps[walking], noise[walking], best[walking] + step)
+                falls = cost < value[walking]
+                walking = walking[falls]
+                best[walking], value[walking] = best[walking] + step, cost[falls]
+                walking = walking[value[walking] > self.epsilon]
+        return value <= self.epsilon, best
+
+    def cost(self, rates: Floats, steps: Floats, noise: Floats, order: Indices) -> Floats:
+        """Epsilon of each row at its own order, ``[n]``."""
+        result = _conversion(self.delta)[order]
         for index in np.unique(order):
             part = order == index
-            rows = which[part]
-            result[part] += self.steps[rows] * sampled_gaussian.rdp(self.rates[rows], noise[part], ORDERS[index])
+            result[part] += steps[part] * sampled_gaussian.rdp(rates[part], noise[part], ORDERS[index])
         return result
 
 
-def _solve_all(rows: _Rows, lower: float, upper: float, tolerance: float) -> Floats:
-    every = np.arange(rows.rates.size)
-    added = rows.conversion()
-    affordable = np.flatnonzero(added <= rows.epsilon / 2.0)  # about half of epsilon goes to the conversion
-    order = np.full(every.size, affordable[0] if affordable.size else int(np.argmin(added)))
-    noise = np.full(every.size, upper)
-    order = _best_orders(rows, every, noise, order)
-    over = rows.cost(every, noise, order) > rows.epsilon
-    if over.any():
-        rate = rows.rates[over].max()
-        raise ValueError(
-            f"budget too small for a single step: epsilon = {rows.epsilon} at delta = {rows.delta} is not met at sample "
-            f"rate {rate:g} by noise multiplier {upper:g}; raise epsilon or delta, plan fewer steps, or lower the rates"
-        )
-    order = np.full(every.size, affordable[0]) if affordable.size else order
-    active = every
-    for _ in range(ROUNDS):
-        noise[active] = _bisect(rows, active, order[active], lower, noise[active], tolerance)
-        better = _best_orders(rows, active, noise[active], order[active])
-        active, moved = active[better != order[active]], better[better != order[active]]
-        order[active] = moved
-        if not active.size:
-            break
-    return noise
-
-
-def _bisect(rows: _Rows, which: Indices, order: Indices, lower: float, high: Floats, tolerance: float) -> Floats:
-    """The smallest noise at a fixed order each, from above: `high` is returned where this order needs more."""
-    low = np.maximum(lower, NARROW * high)
-    low = np.where(rows.cost(which, low, order) <= rows.epsilon, lower, low)
-    met = rows.cost(which, low, order) <= rows.epsilon
-    high = np.where(met, low, high)
-    open_ = np.flatnonzero(high > low * (1.0 + tolerance))
-    while open_.size:
-        middle = np.sqrt(low[open_] * high[open_])
-        met = rows.cost(which[open_], middle, order[open_]) <= rows.epsilon
-        high[open_[met]], low[open_[~met]] = middle[met], middle[~met]
-        open_ = open_[high[open_] > low[open_] * (1.0 + tolerance)]
-    return high
-
-
-def _best_orders(rows: _Rows, which: Indices, noise: Floats, order: Indices) -> Indices:
-    """The order of least epsilon at `noise`, by walking the grid up and then down from `order`.
-
-    ``(a - 1) rdp(a)`` is convex in a, so epsilon falls and then rises along the grid.
-    """
-    best, value = order.copy(), rows.cost(which, noise, order)
-    for step in (1, -1):
-        walking = np.arange(which.size)
-        while walking.size:
-            tried = best[walking] + step
-            walking, tried = walking[(tried >= 0) & (tried < len(ORDERS))], tried[(tried >= 0) & (tried < len(ORDERS))]
-            cost = rows.cost(which[walking], noise[walking], tried)
-            gains = cost < value[walking]
-            walking = walking[gains]
-            best[walking], value[walking] = tried[gains], cost[gains]
-    return best
+def _conversion(delta: float) -> Floats:
+    """What each order of the grid adds to the divergence (Canonne, Kamath, Steinke 2020), ``[orders]``."""
+    grid = np.array(ORDERS)
+    return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))

@@ -24,6 +24,7 @@ class Cohort:
         optimizer: what turns a gradient into a direction.
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
         nth: int64 ``[K]``, each client's count of rounds, this one included.
+        public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers, where there are any.
     """
 
     gradients: RecordGradients
@@ -33,6 +34,7 @@ class Cohort:
     optimizer: Optimizer
     learning_rate: Callable[[torch.Tensor], torch.Tensor]
     nth: Sequence[int]
+    public: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mechanisms import events, sampled_gaussian
 from mechanisms.acceptance import Acceptance
 from mechanisms.selective import selective
+from mechanisms.trial_cap import cap_probability
 from mechanisms.visible import every_trial, visible
 
 Floats = NDArray[np.float64]
@@ -124,6 +125,33 @@ def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> F
         return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
     acceptance = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
     return selective(event.sample_rate, event.noise_multiplier, acceptance, orders)
+
+
+@curve.register
+def _trial_cap(event: events.TrialCap, orders: Floats, column: str) -> Floats:
+    return np.zeros(orders.shape)
+
+
+@curve.register
+def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
+    """A payment at one order only: whoever converts at another one finds no guarantee."""
+    return np.where(orders == event.order, event.rdp, np.inf) if column == "certified" else np.zeros(orders.shape)
+
+
+@curve.register
+def _covered(event: events.Covered, orders: Floats, column: str) -> Floats:
+    return np.zeros(orders.shape)
+
+
+@functools.singledispatch
+def failure(event: events.Event) -> float:
+    """Probability that ONE application of `event` leaves what its curve describes, a part of delta; mostly 0."""
+    return 0.0
+
+
+@failure.register
+def _too_many_rejections(event: events.TrialCap) -> float:
+    return cap_probability(event.lowest_acceptance, int(event.most_rejections), 1)
 
 
 @curve.register

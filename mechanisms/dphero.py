@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mechanisms import dpsgd
 from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import DpsgdPlan, average, clipped_sum, draw, noise
+from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.events import HeterogeneousGaussian
 from mechanisms.metric import Metric, layer_of, transform
 from mechanisms.plan import Terms
@@ -71,10 +72,13 @@ def guidance(weight: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, t
     """Eigenvectors and scales of the noise from weights ``[K, k, ...]`` and floors ``[K]``.
 
     Returns:
-        B ``[K, k, k]``, whose columns are eigenvectors of W W^T, and v ``[K, k]`` in the same order; v = 1 where W = 0.
+        B ``[K, k, k]``, whose columns are eigenvectors of W W^T, and v ``[K, k]`` in the same order. v = 1 where W = 0,
+        and where W W^T is not finite: training has diverged, which the sum of updates refuses by name.
     """
     matrix = weight.flatten(2)
-    values, basis = torch.linalg.eigh(matrix @ matrix.mT)
+    square = matrix @ matrix.mT
+    square = torch.where(square.isfinite().all(dim=2, keepdim=True).all(dim=1, keepdim=True), square, 0.0)
+    values, basis = torch.linalg.eigh(square)
     length = values.norm(dim=1, keepdim=True)
     scale = torch.where(length > 0, values * values.shape[1] ** 0.5 / length, torch.ones_like(values))
     return basis, scale.clamp(min=floor[:, None])
@@ -82,21 +86,21 @@ def guidance(weight: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, t
 
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     """The state before the first step, with the guidance of the model ``params [P]``."""
-    state = LocalState.start(cohort, params)
+    state = dpsgd.start(cohort, params)
     return state.remember(**_look(cohort, state.params))
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One step of every client under the guidance in its memory; then, when it is due, a look at the new model."""
-    layout, batch = cohort.gradients.layout, draw(cohort)
+    layout, batch = cohort.gradients.layout, dpsgd.draw(cohort)
     forth, back = _maps(state.memory)
     if cohort.plans[0].isotropic:
-        total = clipped_sum(cohort, state.params, batch)
-        noisy = total + transform(back, layout, noise(cohort, layout.size))
+        total, norms = dpsgd.clipped_sum(cohort, state, batch)
+        noisy = total + transform(back, layout, dpsgd.noise(cohort, state))
     else:
-        total = clipped_sum(cohort, state.params, batch, forth)
-        noisy = transform(back, layout, total + noise(cohort, layout.size))
-    after = state.descend(cohort, average(cohort, noisy))
+        total, norms = dpsgd.clipped_sum(cohort, state, batch, forth)
+        noisy = transform(back, layout, total + dpsgd.noise(cohort, state))
+    after = dpsgd.descend(cohort, state, noisy, norms, batch)
     due = after.taken % cohort.plan("refresh") == 0
     if not due.any():
         return after

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mechanisms import quantile
 from mechanisms.accountant import Charges
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
@@ -38,6 +39,7 @@ class DpsgdPlan:
         steps: local steps a round.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
         noise_decay: by how much the logarithm of s falls from one of the client's rounds to the next (DP-SGD-Decay).
+        clip_quantile: share of records that the clip bound is to leave whole, followed from C on; None keeps C.
     """
 
     sample_rate: float
@@ -46,24 +48,30 @@ class DpsgdPlan:
     steps: int
     clipping: str = "flat"
     noise_decay: float = 0.0
+    clip_quantile: float | None = None
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpsgdPlan":
         """The plan of some terms with this noise multiplier."""
         p = terms.privacy
-        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, p.noise_decay)
+        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, p.noise_decay, p.clip_quantile)
 
     def multiplier(self, nth: int) -> float:
         """The noise multiplier of the client's ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
         return self.noise_multiplier * math.exp(-self.noise_decay * (nth - 1))
 
-    def noise_std(self, nth: int) -> float:
-        """Standard deviation of the noise on the sum of clipped gradients in the ``nth`` round."""
-        return self.multiplier(nth) * self.clip_norm
+    def sum_multiplier(self, nth: int) -> float:
+        """The part of :meth:`multiplier` that is the sum's; all of it, unless a count is released beside it."""
+        return self.multiplier(nth) if self.clip_quantile is None else quantile.split(self.multiplier(nth))[0]
 
     def round_charges(self, nth: int) -> Charges:
         """``steps`` sampled Gaussians."""
         return {SampledGaussian(self.sample_rate, self.multiplier(nth)): self.steps}
+
+
+def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
+    """The state before the first step from ``params [P]``: the clip bound is memory, since it may move."""
+    return LocalState.start(cohort, params).remember(clip_norm=cohort.plan("clip_norm"))
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
@@ -76,31 +84,49 @@ def draw(cohort: Cohort) -> Batch:
     return poisson(cohort.data, cohort.plan("sample_rate").tolist(), cohort.streams.of("batch"))
 
 
-def clipped_sum(cohort: Cohort, params: torch.Tensor, batch: Batch, metric: Metric = IDENTITY) -> torch.Tensor:
-    """The sum of clipped gradients ``[K, P]`` at ``params [K, P]``, clipped and summed in the given metric."""
-    bound, clip = cohort.plan("clip_norm"), CLIPPING[cohort.plans[0].clipping]
-    total, _ = cohort.gradients.scaled_sum(
-        params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask, metric
+def clipped_sum(
+    cohort: Cohort, state: LocalState, batch: Batch, metric: Metric = IDENTITY
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given metric."""
+    bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
+    return cohort.gradients.scaled_sum(
+        state.params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask, metric
     )
-    return total
 
 
-def noise(cohort: Cohort, size: int) -> torch.Tensor:
-    """This step's noise ``[K, size]``, of standard deviation s C in every coordinate."""
-    std = [plan.noise_std(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
-    draws = cohort.streams.normal("noise", size)
-    return torch.tensor(std, device=draws.device)[:, None] * draws
+def noise(cohort: Cohort, state: LocalState) -> torch.Tensor:
+    """This step's noise ``[K, P]``, of standard deviation s C in every coordinate."""
+    multiplier = [plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
+    draws = cohort.streams.normal("noise", state.params.shape[1])
+    scale = torch.tensor(multiplier, device=draws.device)
+    std = torch.where(scale > 0, scale * state.memory["clip_norm"], 0.0)  # without noise the bound may be infinite
+    return std[:, None] * draws
 
 
-def average(cohort: Cohort, noisy: torch.Tensor) -> torch.Tensor:
-    """A noisy sum ``[K, P]`` over the expected batch size q n."""
-    return noisy / (cohort.plan("sample_rate") * cohort.data.sizes().to(noisy))[:, None]
+def expected_size(cohort: Cohort) -> torch.Tensor:
+    """Expected batch sizes q n ``[K]``: the divisor, never the drawn size."""
+    rate = cohort.plan("sample_rate")
+    return rate * cohort.data.sizes().to(rate)
+
+
+def descend(cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch.Tensor, batch: Batch) -> LocalState:
+    """The optimizer's step along a noisy sum ``[K, P]``; then the clip bound moves, where it follows a quantile."""
+    size = expected_size(cohort)
+    after = state.descend(cohort, noisy / size[:, None])
+    if cohort.plans[0].clip_quantile is None:
+        return after
+    count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
+    draws = cohort.streams.normal("count", 1)[:, 0]
+    spread = torch.tensor(count, device=draws.device) / 2 * draws
+    bound = state.memory["clip_norm"]
+    return after.remember(clip_norm=quantile.adapt(bound, cohort.plan("clip_quantile"), norms, batch, spread, size))
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One step of every client: clip each record, sum, add noise, divide by the expected size, then the optimizer."""
-    total = clipped_sum(cohort, state.params, draw(cohort))
-    return state.descend(cohort, average(cohort, total + noise(cohort, total.shape[1])))
+    batch = draw(cohort)
+    total, norms = clipped_sum(cohort, state, batch)
+    return descend(cohort, state, total + noise(cohort, state), norms, batch)
 
 
 @dataclass(frozen=True)
@@ -111,13 +137,14 @@ class NonPrivatePlan:
     steps: int
     clip_norm: float = math.inf
     clipping: str = "flat"
+    clip_quantile: None = None
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "NonPrivatePlan":
         """The plan of some terms; there is no noise."""
         return cls(terms.privacy.sample_rate, terms.steps)
 
-    def noise_std(self, nth: int) -> float:
+    def sum_multiplier(self, nth: int) -> float:
         """No noise."""
         return 0.0
 

@@ -43,6 +43,27 @@ def positive() -> Any:
     return _bounded(lambda x: x > 0.0, "must be above 0; without noise no epsilon is finite")
 
 
+def whole() -> Any:
+    """A field for a whole number of at least 1."""
+    return _bounded(lambda x: x >= 1.0 and x == math.floor(x), "must be a whole number of at least 1; it is a count")
+
+
+def above_one() -> Any:
+    """A field for a Renyi order above 1."""
+    return _bounded(lambda x: x > 1.0, "must be above 1; Renyi divergence is used above 1 only")
+
+
+def nested() -> Any:
+    """A field for another event."""
+
+    def check(value: object) -> Event:
+        if not isinstance(value, Event):
+            raise ValueError("must be an event; wrap the release that was made")
+        return value
+
+    return field(metadata={"check": check})
+
+
 def number() -> Any:
     """A field for a finite number."""
     return _bounded(lambda x: True, "")

@@ -2,7 +2,7 @@
 
 An event says which mechanism ran and with which parameters; how often it ran is a count kept beside it (the ledger, the
 accountant). Events are hashable, compare by value and survive JSON exactly. What one application costs is the business
-of `mechanisms.curves`; a new kind of event is one frozen class here, listed in `KINDS`, and one curve there.
+of `mechanisms.curves`; a new kind of event is one frozen class, listed in `KINDS`, and one curve there.
 
 Each event has a certified and a published cost. Where a paper counts other things than the proof does (accepted steps
 instead of trials), two events stand side by side: one that costs nothing in the published column, and a `PaperClaim`
@@ -10,13 +10,12 @@ that costs nothing in the certified one. `mechanisms.bundles` puts them together
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from mechanisms.event import Event, number, positive, rate, share, text
-
-ACCOUNTING = ("visible", "selective", "every-trial")
-SCREENING = ("public-test", "clipped", "unproved")
+from mechanisms.adaptive_events import Allotment, Covered
+from mechanisms.event import Event, positive, rate, share, text
+from mechanisms.selection_events import DpsurStep, ScreenedStep, TrialCap
 
 
 @dataclass(frozen=True)
@@ -86,32 +85,6 @@ class Unproved(Event):
 
 
 @dataclass(frozen=True)
-class DpsurStep(Event):
-    """DPSUR (Fu et al., PVLDB 17(6), 2024): a proposal from SGM(q_t, s_t) and its noisy acceptance test; published 0.
-
-    The test compares the loss difference, clipped to C_v, plus noise of 2 C_v s_v with beta C_v on a Poisson batch of
-    its own. Count trials for "visible" and "every-trial", accepted steps for "selective".
-
-    Attributes:
-        sample_rate: q_t, in (0, 1].
-        noise_multiplier: s_t, positive.
-        validation_rate: q_v, in (0, 1].
-        validation_noise: s_v, noise of the test in units of its sensitivity 2 C_v, positive.
-        beta: threshold in units of C_v.
-        accounting: "visible" (the accept/reject bit is public, rejected proposals stay hidden), "selective" (rejections
-            are hidden altogether) or "every-trial" (rejected proposals are public too).
-    """
-
-    kind: ClassVar[str] = "dpsur_step"
-    sample_rate: float = rate()
-    noise_multiplier: float = positive()
-    validation_rate: float = rate()
-    validation_noise: float = positive()
-    beta: float = number()
-    accounting: str = text(*ACCOUNTING)
-
-
-@dataclass(frozen=True)
 class ImportanceSampledGaussian(Event):
     """DPIS (Wei et al., CCS 2022, Lemma 3.1): one importance-sampled step, SGM(b C / K, s C N / K).
 
@@ -172,27 +145,6 @@ class HeterogeneousGaussian(Event):
 
 
 @dataclass(frozen=True)
-class ScreenedStep(Event):
-    """Noise screening (Fu, Chen, Ling 2022): a proposal from SGM(q, s) and its acceptance test; published 0.
-
-    Attributes:
-        sample_rate: q, in (0, 1].
-        noise_multiplier: s, positive.
-        test_rate: q_v, probability that a record is in the test batch, in (0, 1]; unused unless "clipped".
-        lowest_acceptance: exp(-c Q0 tau) for loss differences clipped to [-c, c], in [0, 1]; unused unless "clipped".
-        accounting: "public-test" (test data outside the guarantee: count trials, SGM(q, s) each), "clipped" (own
-            records, clipped differences, hidden rejections: count accepted steps) or "unproved" (infinite).
-    """
-
-    kind: ClassVar[str] = "screened_step"
-    sample_rate: float = rate()
-    noise_multiplier: float = positive()
-    test_rate: float = rate()
-    lowest_acceptance: float = share()
-    accounting: str = text(*SCREENING)
-
-
-@dataclass(frozen=True)
 class VisibleChoice(Event):
     """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with noise of its own.
 
@@ -218,12 +170,32 @@ class RandomizedResponse(Event):
     epsilon: float = positive()
 
 
-KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
+KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        SampledGaussian,
+        Gaussian,
+        PaperClaim,
+        Unprotected,
+        Unproved,
+        ImportanceSampledGaussian,
+        NoisyNormSum,
+        HeterogeneousGaussian,
+        VisibleChoice,
+        RandomizedResponse,
+        DpsurStep,
+        ScreenedStep,
+        TrialCap,
+        Allotment,
+        Covered,
+    )
+}
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """A JSON-ready dictionary: the event's fields and its name under `kind`."""
-    return {"kind": event.kind, **asdict(event)}
+    """A JSON-ready dictionary: the event's fields and its name under `kind`; an event within is one again."""
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {"kind": event.kind} | {n: to_dict(v) if isinstance(v, Event) else v for n, v in values.items()}
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
@@ -240,4 +212,4 @@ def from_dict(data: Mapping[str, Any]) -> Event:
     found = set(data) - {"kind"}
     if found != expected:
         raise ValueError(f"{kind}: fields {sorted(found)} must be {sorted(expected)}; the record is damaged")
-    return cls(**{name: data[name] for name in expected})
+    return cls(**{n: from_dict(data[n]) if isinstance(data[n], Mapping) else data[n] for n in expected})

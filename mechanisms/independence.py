@@ -1,7 +1,8 @@
-"""Refusal of layers that make one record's gradient depend on another record or on unnamed randomness.
+"""Refusal of layers under which a record has no gradient of its own.
 
 Per-record clipping bounds the influence of a record only if its gradient is a function of that record and of the
-parameters. Batch normalization breaks this (its statistics mix the batch), dropout draws from a global generator.
+parameters. Batch normalization breaks this (its statistics mix the batch), dropout draws from a global generator, and
+an embedding with `max_norm` changes its weights by the records it sees.
 """
 
 from torch import nn
@@ -15,7 +16,8 @@ def refuse_mixing_layers(module: nn.Module) -> None:
     """Raises ValueError naming the first layer of `module` under which records would not be independent.
 
     Refused are batch normalization in every form (also SyncBatchNorm, the lazy ones, and InstanceNorm with
-    `track_running_stats`), in train and eval mode alike, and dropout with p > 0 in any layer that has it.
+    `track_running_stats`), in train and eval mode alike, dropout with p > 0 in any layer that has it, and embeddings
+    that rewrite their weights (`max_norm`) or have sparse gradients.
     """
     for path, layer in module.named_modules():
         place = f"layer '{path}' ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
@@ -23,6 +25,12 @@ def refuse_mixing_layers(module: nn.Module) -> None:
             raise ValueError(
                 f"{place} mixes the records of a batch, so a record's influence cannot be bounded: "
                 "replace it by GroupNorm or LayerNorm"
+            )
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.sparse):
+            option, value = ("sparse", True) if layer.sparse else ("max_norm", layer.max_norm)
+            raise ValueError(
+                f"{place} has {option} = {value}: it rewrites its weights in a forward pass, or has no dense gradient; "
+                f"leave {option} at its default"
             )
         probability = _dropout(layer)
         if probability > 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mechanisms import dphero, dpsgd
+from mechanisms import dphero, dpsgd, dpsur, screening, trials
 from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
@@ -24,32 +24,64 @@ class Mechanism:
         start: the state before the first step.
         report: public figures of a finished local round, for the round record: name -> a figure of each client ``[K]``.
         calibrate: the plan that meets the budget, from ``plan`` with the noise left open.
+        lasting: names of the memory that a client keeps from round to round, where it keeps any.
         sized: whether a plan depends on the client's number of records.
         realized: what each client's releases really were, where a plan pays for them in advance by an allotment.
+        note: why the published figure differs from the certified one, in a sentence; empty where it does not.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
     """
 
     plan: Callable[[Terms, float], Plan]
     step: Callable[[Cohort, LocalState], LocalState]
     active: Callable[[Cohort, LocalState], torch.Tensor]
-    start: Callable[[Cohort, torch.Tensor], LocalState] = LocalState.start
+    start: Callable[[Cohort, torch.Tensor], LocalState] = dpsgd.start
     report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
     realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: [{}] * len(cohort.plans)
     calibrate: Callable[[Callable[[float], Plan], Terms], Plan] = calibrate
+    lasting: Sequence[str] = ("clip_norm",)
     sized: bool = False
+    note: str = ""
     private: bool = True
 
 
 MECHANISMS: dict[str, Mechanism] = {
     "dpsgd": Mechanism(dpsgd.DpsgdPlan.of, dpsgd.step, dpsgd.active),
+    "dpsur": Mechanism(
+        dpsur.DpsurPlan.of,
+        dpsur.step,
+        trials.active,
+        start=trials.start,
+        report=trials.report,
+        realized=trials.realized,
+        note="DPSUR's paper charges accepted steps only and takes the test for post-processing; but what is released "
+        "is the proposal weighted by its probability of acceptance, which depends on the data again.",
+    ),
+    "screening": Mechanism(
+        screening.ScreeningPlan.of,
+        screening.step,
+        trials.active,
+        start=trials.start,
+        report=trials.report,
+        realized=trials.realized,
+        note="Noise screening's paper charges accepted steps only, as if neither the choice among proposals nor the "
+        "loss that it looks at told anything about the data.",
+    ),
     "dphero": Mechanism(dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report),
     "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),
 }
 
 
-def local_round(mechanism: Mechanism, cohort: Cohort, params: torch.Tensor) -> LocalState:
-    """A whole local round of K clients from the model ``params [P]``: the state at its end."""
-    state = mechanism.start(cohort, params)
+def local_round(
+    mechanism: Mechanism,
+    cohort: Cohort,
+    params: torch.Tensor,
+    resume: Callable[[LocalState], LocalState] = lambda fresh: fresh,
+) -> LocalState:
+    """A whole local round of K clients from the model ``params [P]``: the state at its end.
+
+    ``resume`` turns the fresh state at the start into one with what clients kept from earlier rounds.
+    """
+    state = resume(mechanism.start(cohort, params))
     while (active := mechanism.active(cohort, state)).any():
         state = mechanism.step(cohort, state).where(active, state)
     return state

@@ -11,7 +11,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-MechanismName = Literal["dpsgd", "dphero", "none"]
+MechanismName = Literal["dpsgd", "dpsur", "dphero", "screening", "none"]
 MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
 
@@ -34,6 +34,9 @@ class Privacy(Settings):
     clipping: Literal["flat", "auto"] = Field(
         "flat", description="min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"
     )
+    clip_quantile: float | None = Field(
+        None, gt=0, lt=1, description="share of records that a moving clip bound leaves whole; 'none': it stays"
+    )
     noise_decay: float = Field(
         0.0, ge=0, description="fall of the noise multiplier's logarithm from a client's round to its next [per round]"
     )
@@ -54,6 +57,21 @@ class Privacy(Settings):
 class Dpsur(Settings):
     """DPSUR: accept a step only if a noisy test says that the loss falls"""
 
+    accounting: Literal["visible", "selective", "every-trial"] = Field(
+        "visible", description="what is released: accept/reject bits too; accepted steps alone; rejected steps too"
+    )
+    validation_rate: float = Field(
+        1.0, gt=0, le=1, description="probability that a record enters a trial's own test batch [per trial]"
+    )
+    validation_noise: float | None = Field(
+        None, gt=0, description="noise of the test [2 loss clips]; 'none': equal to the noise multiplier"
+    )
+    loss_clip: float = Field(0.001, gt=0, description="C_v, bound on the tested change of the mean loss [nats]")
+    beta: float = Field(-1.0, description="threshold below which the noisy change must lie [loss clips]")
+    cap_share: float = Field(
+        0.1, gt=0, lt=1, description="selective: share of delta for giving up after too many rejections [fraction]"
+    )
+
 
 class Dpis(Settings):
     """DPIS: importance sampling by gradient norm"""
@@ -73,3 +91,26 @@ class DpHero(Settings):
 
 class Screening(Settings):
     """Noise screening: accept a step with the probability of simulated annealing"""
+
+    screening_data: Literal["own", "public"] = Field(
+        "own", description="tested on the client's own records with hidden rejections, or on --public-records"
+    )
+    screening_gain: float = Field(
+        5.0, ge=0, description="inverse temperature at the run's end; it grows with the steps from 0 [per nat]"
+    )
+    screening_stages: int = Field(5, ge=1, description="equal steps in which the inverse temperature grows [stages]")
+    screening_rate: float = Field(
+        1.0, gt=0, le=1, description="own: probability that a record enters a trial's test batch [per trial]"
+    )
+    screening_clip: float | None = Field(
+        0.1, gt=0, description="own: c, bound on the tested change of the mean loss [nats]; 'none': --allow-unproved"
+    )
+    screening_cap_share: float = Field(
+        0.1, gt=0, lt=1, description="own: share of delta for giving up after too many rejections [fraction]"
+    )
+    forced_after: int = Field(
+        5, ge=1, description="public or unproved: rejections in a row after which a step is accepted anyway [trials]"
+    )
+    allow_unproved: bool = Field(
+        False, description="let own records be tested without a clip, as published: no finite epsilon is proved"
+    )

@@ -72,17 +72,11 @@ def _tap(path: str, layer: nn.Module) -> Tap:
     kind = next((t for t in _TAPS if isinstance(layer, t)), None)
     own = [name for name, _ in layer.named_parameters(recurse=False)]
     standard = kind is not None and type(layer).forward is kind.forward and own in (["weight"], ["weight", "bias"])
-    if kind is None or not standard or not _tappable(layer):
+    if kind is None or not standard or getattr(layer, "scale_grad_by_freq", False):
         raise Untappable(f"layer '{path}' ({type(layer).__name__}) is of no kind that can be tapped")
     tap = _TAPS[kind](layer)
     layer.forward = tap.forward  # type: ignore[method-assign]
     return tap
-
-
-def _tappable(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Embedding):
-        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
-    return True
 
 
 def _trains(layer: nn.Module) -> bool:

@@ -10,6 +10,8 @@ import math
 
 def cap_probability(lowest_acceptance: float, most_rejections: int, steps: int) -> float:
     """``T (1 - lo)^M``, a bound on the probability that the cap ends any of `steps` steps; at most 1."""
+    if lowest_acceptance == 1.0:
+        return 0.0
     return min(1.0, steps * math.exp(most_rejections * math.log1p(-lowest_acceptance)))
 
 
@@ -17,18 +19,20 @@ def smallest_cap(lowest_acceptance: float, steps: int, delta_cap: float) -> int:
     """The smallest M with ``T (1 - lo)^M <= delta_cap``.
 
     Args:
-        lowest_acceptance: lo, in (0, 1).
+        lowest_acceptance: lo, in (0, 1].
         steps: T, planned accepted steps of the whole run, at least 1.
         delta_cap: probability set aside, in (0, 1).
 
     Raises:
         ValueError: an argument is out of its bounds.
     """
-    if not 0.0 < lowest_acceptance < 1.0:
-        raise ValueError(f"lowest_acceptance = {lowest_acceptance} must be in (0, 1); add noise to the test")
+    if not 0.0 < lowest_acceptance <= 1.0:
+        raise ValueError(f"lowest_acceptance = {lowest_acceptance} must be in (0, 1]; add noise to the test")
     if steps < 1:
         raise ValueError(f"steps = {steps} must be at least 1; plan one accepted step or more")
     _check(delta_cap)
+    if lowest_acceptance == 1.0:
+        return 1
     cap = max(1, math.floor(math.log(steps / delta_cap) / -math.log1p(-lowest_acceptance)))
     while cap_probability(lowest_acceptance, cap, steps) > delta_cap:
         cap += 1

@@ -34,7 +34,7 @@ def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
 def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
     """Ask every Flower node which group it hosts: node ids by group number.
 
-    Of several nodes of one group, the first to answer gets the work. A node that is registered but gone does no harm.
+    Of several nodes of one group, one gets the work. A node that is registered but gone does no harm.
 
     Raises:
         RuntimeError: no node answered for some groups, or a node answered with an error.
@@ -78,7 +78,7 @@ def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
     """Node ids by group number, None where there is none yet."""
     size = max((groups for _, groups in places.values()), default=0)
     hosts: list[int | None] = [None] * size
-    for node, (group, groups) in places.items():
+    for node, (group, groups) in sorted(places.items()):
         if groups != size or not 0 <= group < size:
             raise ValueError(
                 f"a Flower node says partition-id={group} num-partitions={groups}, but there are {size} partitions: "

@@ -57,6 +57,12 @@ class Budgets:
         self._history[clients] = numbers[place[clients]]
         self.taken[clients] += 1
 
+    def add(self, clients: np.ndarray, charges: Charges) -> None:
+        """Note what these clients (int64, distinct) have paid beside the plan of their round."""
+        used, place = np.unique(self._history[clients], return_inverse=True)
+        numbers = np.array([self._number(merge(self._histories[h], charges)) for h in used])
+        self._history[clients] = numbers[place]
+
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whose next round stays within the target."""
         after, place = self._after_a_round()

@@ -87,6 +87,7 @@ def _train(federation: Federation, exchange: Exchange, store: Store, standing: S
     eligible = budgets.eligible()
     for upload in finished:
         eligible[federation.group_of == upload.group] = False
+        budgets.taken[upload.clients] += 1
     clients = _pick(federation, number, eligible)
     release = f"round-{number}" if federation.seed is not None else f"round-{number}-{secrets.token_hex(4)}"
     group_of = federation.group_of[clients]
@@ -97,13 +98,16 @@ def _train(federation: Federation, exchange: Exchange, store: Store, standing: S
     ]
     uploads = list(exchange(requests)) if requests else []
     budgets.charge(clients)
+    for upload in uploads:
+        for payers, charges in upload.realized:
+            budgets.add(payers, charges)
     return sorted(uploads + finished, key=lambda upload: upload.group)
 
 
 def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
     """The round's clients, ascending: ``ceil(fraction * clients)`` of the eligible ones, without replacement."""
     able = np.flatnonzero(eligible)
-    wanted = min(len(able), math.ceil(federation.fraction * federation.clients))
+    wanted = min(len(able), math.ceil(round(federation.fraction * federation.clients, 9)))
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)
     return np.sort(generator(key, "pick", number).choice(able, wanted, replace=False)) if wanted else able
 

@@ -4,7 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mechanisms.events import Event, SampledGaussian
+from mechanisms import bundles, events
+from mechanisms.noise_shape import smallest_scale
+from mechanisms.selection_events import ACCOUNTING, SCREENING
+
+Values = Mapping[str, Any]
+Charges = Mapping[events.Event, int]
 
 
 @dataclass(frozen=True)
@@ -46,19 +51,108 @@ class Mechanism:
         help: one line.
         flags: the mechanism's own flags, beside those that all share.
         charges: (values of the flags by name, noise multiplier, steps) -> event -> count.
+        extra: (values of the flags by name, noise multiplier) -> further figures to print.
     """
 
     help: str
     flags: tuple[Flag, ...]
-    charges: Callable[[Mapping[str, Any], float, int], dict[Event, int]]
+    charges: Callable[[Values, float, int], Charges]
+    extra: Callable[[Values, float], dict[str, float]] = lambda flags, noise: {}
 
 
-def _dpsgd(flags: Mapping[str, Any], noise_multiplier: float, steps: int) -> dict[Event, int]:
-    return {SampledGaussian(flags["sample_rate"], noise_multiplier): steps}
+def _dpsgd(flags: Values, noise_multiplier: float, steps: int) -> Charges:
+    return {events.SampledGaussian(flags["sample_rate"], noise_multiplier): steps}
+
+
+def _dpsur(flags: Values, noise_multiplier: float, steps: int) -> Charges:
+    proposal = (flags["sample_rate"], noise_multiplier)
+    test = (flags["validation_rate"], flags["validation_noise"], flags["beta"])
+    step = events.DpsurStep(*proposal, *test, flags["accounting"])
+    return bundles.dpsur(step, steps, steps if flags["trials"] is None else flags["trials"])
+
+
+def _dpis(flags: Values, noise_multiplier: float, steps: int) -> Charges:
+    sizes = (flags["batch_size"], flags["clip_norm"], flags["norm_sum"], flags["records"])
+    return {events.ImportanceSampledGaussian(*sizes, noise_multiplier): steps}
+
+
+def _hero_scale(flags: Values) -> float:
+    scale = smallest_scale([flags["eigenvalues"]])
+    return scale if flags["hero_clipping"] == "isotropic" else 1.0
+
+
+def _dphero(flags: Values, noise_multiplier: float, steps: int) -> Charges:
+    return {events.HeterogeneousGaussian(flags["sample_rate"], noise_multiplier, _hero_scale(flags)): steps}
+
+
+def _screening(flags: Values, noise_multiplier: float, steps: int) -> Charges:
+    test = (flags["test_rate"], flags["lowest_acceptance"], flags["accounting"])
+    step = events.ScreenedStep(flags["sample_rate"], noise_multiplier, *test)
+    return bundles.screening(step, steps, steps if flags["trials"] is None else flags["trials"])
+
+
+def _fedfed(flags: Values, noise_multiplier: float, steps: int) -> Charges:
+    return {events.VisibleChoice(flags["share_rate"], noise_multiplier): steps}
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers of ``3,2,1``."""
+    return [float(part) for part in text.split(",")]
 
 
 SAMPLE_RATE = Flag("sample_rate", float, "probability that a record enters a step's batch, in (0, 1]", required=True)
+TRIALS = Flag("trials", int, "planned trials, accepted or not; as many as steps when absent")
 
 MECHANISMS: dict[str, Mechanism] = {
     "dpsgd": Mechanism("DPSGD (Abadi et al. 2016): Poisson-sampled Gaussian steps", (SAMPLE_RATE,), _dpsgd),
+    "dpsur": Mechanism(
+        "DPSUR (Fu et al. 2024): steps that pass a noisy test; --steps counts accepted ones",
+        (
+            SAMPLE_RATE,
+            Flag("validation_rate", float, "probability that a record enters a test's batch, in (0, 1]", required=True),
+            Flag("validation_noise", float, "noise of the test over its sensitivity 2 C_v", required=True),
+            Flag("beta", float, "threshold of the test in units of C_v", -1.0),
+            Flag("accounting", str, "what the certified column charges", "visible", choices=ACCOUNTING),
+            TRIALS,
+        ),
+        _dpsur,
+    ),
+    "dpis": Mechanism(
+        "DPIS (Wei et al. 2022): importance-sampled Gaussian steps; the releases of K are not included",
+        (
+            Flag("batch_size", float, "expected batch size b [records]", required=True),
+            Flag("clip_norm", float, "bound C on a record's gradient", required=True),
+            Flag("norm_sum", float, "sum K of clipped gradient norms in use, at least b C", required=True),
+            Flag("records", float, "number of records N", required=True),
+        ),
+        _dpis,
+    ),
+    "dphero": Mechanism(
+        "DP-Hero (Zheng et al.): noise shaped by a layer's eigenvalues",
+        (
+            SAMPLE_RATE,
+            Flag("eigenvalues", numbers, "eigenvalues of W W^T of one layer, such as 3,2,1", required=True),
+            Flag("hero_clipping", str, "how records are clipped", "whitened", choices=("whitened", "isotropic")),
+        ),
+        _dphero,
+        lambda flags, noise: {"effective_noise_multiplier": noise * _hero_scale(flags)},
+    ),
+    "screening": Mechanism(
+        "noise screening (Fu, Chen, Ling 2022): steps that pass a test; --steps counts accepted ones",
+        (
+            SAMPLE_RATE,
+            Flag("accounting", str, "on which data the test runs, and how", "unproved", choices=SCREENING),
+            Flag("test_rate", float, "clipped: probability that a record enters a test's batch, in (0, 1]", 1.0),
+            Flag(
+                "lowest_acceptance", float, "clipped: exp(-c Q0 tau) for loss differences clipped to c, in [0, 1]", 0.0
+            ),
+            TRIALS,
+        ),
+        _screening,
+    ),
+    "fedfed": Mechanism(
+        "FedFed's shared features (Yang et al. 2023): noise on each record; --steps counts the views of a record",
+        (Flag("share_rate", float, "probability that a record is shared, by a public coin, in (0, 1]", required=True),),
+        _fedfed,
+    ),
 }

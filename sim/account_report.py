@@ -11,7 +11,7 @@ from mechanisms import ledger as ledgers
 from mechanisms.curves import COLUMNS
 from mechanisms.events import Event, to_dict
 from mechanisms.ranges import format_ranges
-from sim.account_mechanisms import MECHANISMS
+from sim.account_mechanisms import MECHANISMS, numbers
 
 Record = dict[str, Any]
 
@@ -34,6 +34,7 @@ def mechanism(flags: argparse.Namespace) -> Record:
     if flags.epsilon is not None:
         result |= {"epsilon_target": flags.epsilon}
     result |= {"noise_multiplier": noise, "steps": flags.steps, "delta": flags.delta}
+    result |= row.extra(values, noise)
     result |= {"epsilon_certified": certified.epsilon, "order": certified.order}
     result |= {"epsilon_published": published.epsilon, "order_published": published.order}
     result |= {"epsilon_pld": accountant.pld_epsilon(charges, flags.delta)}
@@ -108,7 +109,7 @@ def setting(config: Record, table: str, key: str, kind: type) -> Any:
 def parse_orders(text: str) -> list[float]:
     """The orders of ``2,4,8.5``; ValueError unless each is a number above 1."""
     try:
-        orders = [float(part) for part in text.split(",")]
+        orders = numbers(text)
     except ValueError as error:
         raise ValueError(f"--orders = {text!r} must be numbers above 1 with commas between; write 2,4,8.5") from error
     if not all(1.0 < order < math.inf for order in orders):

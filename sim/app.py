@@ -56,7 +56,7 @@ def _serve(context: Context, grid: Grid) -> None:
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
     job = jobs.build(config)
     if len(job.groups) > len(nodes):
-        raise ValueError(f"{folder} has {len(job.groups)} groups of clients, but only {len(nodes)} Flower nodes answered")
+        raise ValueError(f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered")
     if not request.resume:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}

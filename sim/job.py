@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client.carry import Carry
 from client.node import GroupData, Node, Training
 from client.uploads import Uploads
 from mechanisms.gradients import RecordGradients
@@ -22,9 +23,12 @@ from sim.config import Config
 from sim.data import Dataset, load
 from sim.models import build as build_model
 from sim.partition import Partition, partition
+from sim.public import Public, set_aside
 from strategies.fedavg import STRATEGIES
 
 EVALUATION_BATCH = 2_000
+CHUNK_ENTRIES = 2**24
+"""Parameters of all clients of a chunk together, at most (where a single client has fewer)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Job:
         model: the module; its initial parameters are the first model.
         plans: the clients' privacy plans.
         groups: for each group, the chunks of client numbers that are computed together.
+        public: records that no client holds and no guarantee covers, where there are any.
     """
 
     config: Config
@@ -46,6 +51,7 @@ class Job:
     model: torch.nn.Module
     plans: PlanTable
     groups: tuple[tuple[np.ndarray, ...], ...]
+    public: Public | None = None
 
     @functools.cached_property
     def gradients(self) -> RecordGradients:
@@ -69,10 +75,10 @@ def build(config: Config) -> Job:
         ValueError: anything the user can mend.
     """
     device_of(config)
-    dataset = load(config.data.dataset, config.data.data_dir)
-    key = seed_key(config.run.seed)
+    key, data = seed_key(config.run.seed), config.data
+    _check_public(config)
+    dataset, public = set_aside(load(data.dataset, data.data_dir), data.public_records, generator(key, "public"))
     rng = generator(key, "partition")
-    data = config.data
     parts = partition(
         dataset.y,
         data.clients,
@@ -89,9 +95,8 @@ def build(config: Config) -> Job:
     check_delta(config, len(dataset.y))
     own = getattr(config, config.privacy.mechanism, None)
     plans = plan_table(config.privacy, own, local_steps(config), participations(config), parts.sizes)
-    job = Job(
-        config, dataset, parts, model, plans, group(parts.sizes, config.run.chunk_clients, config.run.groups or 1)
-    )
+    width = config.run.chunk_clients or chunk_width(data.clients, sum(p.numel() for p in model.parameters()))
+    job = Job(config, dataset, parts, model, plans, group(parts.sizes, width, config.run.groups or 1), public)
     _ = job.gradients  # refuses a model that mixes records before anything is written
     return job
 
@@ -117,7 +122,14 @@ def local_steps(config: Config) -> int:
     """Local steps a round: as given, or enough for the expected number of passes."""
     if config.local.steps is not None:
         return config.local.steps
-    return math.ceil(config.local.epochs / config.privacy.sample_rate)
+    return math.ceil(round(config.local.epochs / config.privacy.sample_rate, 9))
+
+
+def _check_public(config: Config) -> None:
+    """Refuse a mechanism that looks at public records where there are none."""
+    looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
+    if looks and not config.data.public_records:
+        raise ValueError("screening_data is public, but public_records is 0: give --public-records")
 
 
 def check_delta(config: Config, records: int) -> None:
@@ -142,7 +154,13 @@ def target(config: Config) -> float:
 def participations(config: Config) -> int:
     """Rounds for which a client's budget is planned."""
     rounds = config.rounds
-    return min(rounds.rounds, rounds.max_participations or math.ceil(rounds.fraction * rounds.rounds))
+    return min(rounds.rounds, rounds.max_participations or math.ceil(round(rounds.fraction * rounds.rounds, 9)))
+
+
+def chunk_width(clients: int, parameters: int) -> int:
+    """Clients computed together where the user has not said: enough to fill a kernel, few enough to fit the cache."""
+    wanted = min(max(25, clients // 40), 250)
+    return max(1, min(wanted, CHUNK_ENTRIES // parameters))
 
 
 def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.ndarray, ...], ...]:
@@ -181,14 +199,22 @@ def node(job: Job, number: int, run_dir: Path) -> Node:
         seed=job.seed,
     )
     data = GroupData(
-        x=torch.from_numpy(job.dataset.x).to(device),
-        y=torch.from_numpy(job.dataset.y).to(device),
+        x=_on(device, job.dataset.x),
+        y=_on(device, job.dataset.y),
         records=job.partition.of,
         chunks=job.groups[number],
         weights=STRATEGIES[config.strategy.strategy](config.strategy).weights(job.partition.sizes),
+        public=None if job.public is None else (_on(device, job.public[0]), _on(device, job.public[1])),
     )
     ledger = Ledger(run_dir / "ledger" / f"group-{number:04d}.jsonl")
-    return Node(training, data, job.plans, ledger, Uploads(run_dir / "uploads"))
+    carry = None
+    if config.local.keep_state:
+        carry = Carry(run_dir / "clients" / f"group-{number:04d}", training.mechanism.lasting)
+    return Node(training, data, job.plans, ledger, Uploads(run_dir / "uploads"), carry)
+
+
+def _on(device: torch.device, array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 def federation(job: Job) -> Federation:

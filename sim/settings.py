@@ -30,6 +30,11 @@ class Data(Settings):
     shards_per_client: int = Field(
         2, ge=1, description="pieces of the label-sorted records per client [shards]; implies --partition shards"
     )
+    public_records: int = Field(
+        0,
+        ge=0,
+        description="training records taken out as public: no client holds them, nothing protects them [records]",
+    )
 
 
 class Execution(Settings):
@@ -44,8 +49,11 @@ class Execution(Settings):
     engine: Literal["ray", "inline"] = Field("ray", description="what carries messages; inline is this process alone")
     workers: int | None = Field(None, ge=1, description="processes of the ray engine; 'none': one per CPU core")
     groups: int | None = Field(None, ge=1, description="groups of clients, one Flower node each; 'none': as workers")
-    chunk_clients: int = Field(
-        50, ge=1, description="clients computed together [clients]; part of the result's float rounding"
+    chunk_clients: int | None = Field(
+        None,
+        ge=1,
+        description="clients computed together [clients]; part of the result's float rounding; 'none': by the number "
+        "of clients and the size of the model",
     )
     ray_address: str | None = Field(None, description="existing Ray cluster, or auto; '': start one on this machine")
     cpus_per_worker: float = Field(1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]")

@@ -90,6 +90,13 @@ class Stretched(nn.Linear):
         self.stretch = nn.Parameter(torch.ones(3))
 
 
+class Bounded(nn.Linear):
+    """A layer of a known kind with a forward of its own, which differs where no probe may look."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-30, 30)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -124,6 +131,10 @@ def frozen(model: nn.Module, *names: str) -> nn.Module:
     return model
 
 
+def averaged(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, nn.Tanh(), Apply(lambda x: x.mean(1)))
+
+
 def convolution(layer: nn.Module) -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), nn.Flatten(2), Apply(lambda x: x.mean(2)))
 
@@ -145,8 +156,8 @@ TAPPED = {
     "linear": Case(lambda: nn.Linear(4, 3), (4,)),
     "no bias": Case(lambda: nn.Linear(4, 3, bias=False), (4,)),
     "mlp": Case(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), (2, 3)),
-    "long sequence": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), Apply(lambda x: x.mean(1))), (9, 3)),
-    "gram": Case(lambda: nn.Sequential(nn.Linear(40, 40), nn.Tanh(), Apply(lambda x: x.mean(1))), (2, 40)),
+    "long sequence": Case(lambda: averaged(nn.Linear(3, 4)), (9, 3)),
+    "gram": Case(lambda: averaged(nn.Linear(40, 40)), (2, 40)),
     "positions in two axes": Case(
         lambda: nn.Sequential(nn.Linear(3, 3), Apply(lambda x: x.sin().sum((1, 2)))), (2, 5, 3)
     ),
@@ -161,7 +172,8 @@ TAPPED = {
     "conv2d, depthwise": _plane(4, 8, 3, groups=4),
     "conv2d, reflect": _plane(4, 6, 3, padding=(2, 1), padding_mode="reflect"),
     "conv2d, circular, same": _plane(4, 6, 4, padding="same", padding_mode="circular"),
-    "conv2d, gram": Case(lambda: convolution(nn.Conv2d(16, 40, 3)), (16, 3, 3)),
+    "conv2d, one pixel": Case(lambda: convolution(nn.Conv2d(4, 6, (3, 2))), (4, 3, 2)),
+    "conv2d, gram": Case(lambda: convolution(nn.Conv2d(16, 40, 3)), (16, 3, 4)),
     "conv1d": Case(lambda: convolution(nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)), (4, 9)),
     "conv3d": Case(lambda: convolution(nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1)), (2, 3, 4, 3)),
     "groupnorm": Case(
@@ -182,15 +194,14 @@ GENERAL = {
     "read around": Case(ReadAround, (4,)),
     "own parameter": Case(Scaled, (4,)),
     "parameter more": Case(Stretched, (4,)),
+    "forward of its own": Case(lambda: Bounded(4, 3), (4,)),
+    "scaled by frequency": Case(lambda: averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)), (6,), indices=True),
     "mixing": Case(mixing, (4,)),
     "mixing tokens": Case(lambda: Tokens(centred=True), (6,), indices=True),
     "lstm": Case(lambda: Recurrent(nn.LSTM), (5, 3)),
     "gru": Case(lambda: Recurrent(nn.GRU), (5, 3)),
     "transposed": Case(lambda: convolution(nn.ConvTranspose2d(2, 3, 2)), (2, 3, 3)),
-    "attention": Case(
-        lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True), Apply(lambda x: x.mean(1))),
-        (3, 4),
-    ),
+    "attention": Case(lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True)), (3, 4)),
 }
 
 
@@ -205,17 +216,15 @@ class Problem:
     y: Tensor
 
 
-def problem(
-    case: Case, clients: int = 2, records: int = 3, dtype: torch.dtype = torch.float64, **options: int
-) -> Problem:
+def problem(case: Case, clients: int = 2, records: int = 3, **options: int) -> Problem:
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        module = case.model().to(dtype)
+        module = case.model().double()
         gradients = RecordGradients(module, **options)
         start = gradients.layout.initial(module)
-        params = start + 0.3 * torch.randn(clients, len(start), dtype=dtype)
+        params = start + 0.3 * torch.randn(clients, len(start), dtype=torch.float64)
         shape = (clients, records, *case.shape)
-        x = torch.randint(0, 7, shape) if case.indices else torch.randn(shape, dtype=dtype)
+        x = torch.randint(0, 7, shape) if case.indices else torch.randn(shape, dtype=torch.float64)
         return Problem(module, gradients, params, x, torch.randint(0, 3, (clients, records)))
 
 

@@ -98,7 +98,7 @@ def request(round_: int, clients: Sequence[int], params: torch.Tensor | None = N
 
 
 def _rate(round_: int, taken: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(taken, 0.5 / round_)
+    return 0.5 / (round_ + taken)
 
 
 def plain_gradients(module: nn.Module, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:

@@ -41,7 +41,7 @@ WITNESS = Optimizer(lambda params: (torch.zeros_like(params),), lambda gradient,
 def gradients(world: Cohort, steps: int = 1, params: torch.Tensor | None = None) -> list[torch.Tensor]:
     """The noisy gradients ``[K, P]`` of successive steps, all at the same parameters (the model's, by default)."""
     world, params = dataclasses.replace(world, optimizer=WITNESS), start(model()) if params is None else params
-    return [DPSGD.step(world, LocalState.start(world, params)).optimizer[0] for _ in range(steps)]
+    return [DPSGD.step(world, DPSGD.start(world, params)).optimizer[0] for _ in range(steps)]
 
 
 def by_the_book(plan: DpsgdPlan, client: int, drawn: np.ndarray, noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def by_the_book(plan: DpsgdPlan, client: int, drawn: np.ndarray, noise: torch.Te
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0], ids=["no record clipped", "some", "nearly all"])
 def test_a_step_is_that_of_the_book(scale):
-    """Kills: no minimum, clipping by layer, noise without C or without s, a divisor that is not q n, padding counted."""
+    """Kills: no minimum, clipping by layer, noise without C or without s, a divisor other than q n, counted padding."""
     got, again = gradients(cohort(PLANS, x=scale * X))[0], streams(range(4))
     noise = again.normal("noise", got.shape[1])
     for client, (plan, stream) in enumerate(zip(PLANS, again.of("batch"), strict=True)):
@@ -207,10 +207,10 @@ def tensors(of: LocalState) -> list[torch.Tensor]:
 
 def test_a_rejected_step_leaves_no_trace():
     """Kills a state of which some part (momentum, step counters, memory) outlives the rejection."""
-    world = cohort([PLANS[0]] * 3, optimizer=adam())
-    before = LocalState.start(world, start(model())).remember(seen=torch.zeros(3, 2), best=torch.zeros(3))
+    world = cohort([dataclasses.replace(PLANS[0], clip_quantile=0.5)] * 3, optimizer=adam())
+    before = DPSGD.start(world, start(model())).remember(seen=torch.zeros(3, 2), best=torch.zeros(3))
     after = DPSGD.step(world, before).remember(seen=torch.ones(3, 2), best=torch.ones(3))
     mixed = after.where(torch.tensor([True, False, True]), before)
     parts = list(zip(tensors(mixed), tensors(after), tensors(before), strict=True))
-    assert len(parts) == 7 and all((new[1] != old[1]).any() for _, new, old in parts)
+    assert len(parts) == 8 and all((new[1] != old[1]).any() for _, new, old in parts)
     assert all(torch.equal(got[1], old[1]) and torch.equal(got[::2], new[::2]) for got, new, old in parts)

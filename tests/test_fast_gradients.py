@@ -10,6 +10,7 @@ from mechanisms.gradients import RecordGradients, cross_entropy
 from mechanisms.image_format import channels_last
 from mechanisms.materialised import Vectorized
 from mechanisms.metric import IDENTITY
+from mechanisms.taps import LinearTap, Untappable
 from tests.record_models import GENERAL, TAPPED, Apply, Case, Tokens, plain_gradients, problem
 from tests.test_gradients import ROUNDING, by_case, clip
 
@@ -80,6 +81,19 @@ def test_convolutions_of_all_clients_at_once_are_those_of_each(clients: int, opt
     rest = ((layer.stride, layer.padding, layer.dilation), layer.groups)
     for shift in (bias, None):
         torch.testing.assert_close(all_clients(x, weight, shift, *rest), each_client(x, weight, shift, *rest))
+
+
+def test_a_tap_follows_one_use_of_its_layer_on_the_records_as_they_come() -> None:
+    tap = LinearTap(nn.Linear(2, 2))
+    weights = {"weight": torch.ones(1, 2, 2, requires_grad=True), "bias": torch.ones(1, 2)}
+    tap.bind(weights, records=3)
+    with pytest.raises(Untappable, match="not used"):
+        _ = tap.edge
+    with pytest.raises(Untappable, match="start with the records"):
+        tap.forward(torch.ones(6, 2))
+    tap.forward(torch.ones(3, 2))
+    with pytest.raises(Untappable, match="more than once"):
+        tap.forward(torch.ones(3, 2))
 
 
 def test_equal_index_records_do_not_settle_the_route() -> None:

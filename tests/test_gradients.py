@@ -147,11 +147,11 @@ def test_a_tiny_gradient_counts_as_none_and_a_huge_one_as_non_finite() -> None:
 
 
 def test_a_norm_is_never_underestimated_by_underflow() -> None:
-    """The square of the input, 1e-44, has hardly a digit left in float32; the gradient's norm is 3e-4."""
-    gradients = RecordGradients(nn.Linear(1, 1, bias=False), lambda output, y: output.squeeze(1) * y)
-    x, y = torch.full((1, 1, 1), 3e-23), torch.full((1, 1), 1e19)
-    total, norms = gradients.scaled_sum(torch.ones(1, 1), x, y, lambda n: (1e-6 / n).clamp(max=1))
-    assert norms >= 3e-4 * (1 - 1e-5) and total.abs() <= 1e-6 * (1 + 1e-5)
+    """The squares of the inputs, 1e-46, are 0 in float32; the gradient's norm is 4e-4."""
+    gradients = RecordGradients(nn.Linear(16, 1, bias=False), lambda output, y: output.squeeze(1) * y)
+    x, y = torch.full((1, 1, 16), 1e-23), torch.full((1, 1), 1e19)
+    total, norms = gradients.scaled_sum(torch.ones(1, 16), x, y, lambda n: (1e-6 / n).clamp(max=1))
+    assert gradients.is_tapped(x, y) and norms >= 4e-4 and total.norm() <= 1e-6 * (1 + 1e-5)
 
 
 @by_case({name: CASES[name] for name in MAPPED})
@@ -213,6 +213,12 @@ def test_layers_that_mix_records_are_refused_by_name(layer: nn.Module, training:
 def test_dropout_is_refused_by_name(layer: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"'0'.*p = 0\.1.*set p to 0"):
         refuse_mixing_layers(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("options, name", [({"max_norm": 1.0}, "max_norm"), ({"sparse": True}, "sparse")])
+def test_embeddings_without_a_dense_gradient_are_refused_by_name(options: dict[str, float], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"'0' \(Embedding\) has {name}"):
+        refuse_mixing_layers(nn.Sequential(nn.Embedding(3, 2, **options)))  # type: ignore[arg-type]
 
 
 def test_per_record_normalization_and_silent_dropout_are_allowed() -> None:

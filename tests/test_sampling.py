@@ -37,8 +37,12 @@ def memberships(rate: float, seed: int = 0) -> np.ndarray:
     return inside
 
 
+def two_sided(z: float) -> float:
+    return 2 * stats.norm.sf(abs(z))
+
+
 def alarms(inside: np.ndarray, rate: float) -> set[str]:
-    """What differs from independent entries of probability ``rate``; false alarm below 1e-6, a quarter for each test."""
+    """What differs from independent entries of probability ``rate``; a false alarm has probability below 1e-6."""
     steps, records = inside.shape
     counts, sizes = inside.sum(axis=0), inside.sum(axis=1)
     each = 2 * np.minimum(stats.binom.cdf(counts, steps, rate), stats.binom.sf(counts - 1, steps, rate))
@@ -46,12 +50,13 @@ def alarms(inside: np.ndarray, rate: float) -> set[str]:
     again = (inside[1:] & inside[:-1]).sum()
     p_values = {
         "every record's frequency": each.min() * records,
-        "mean size": 2 * stats.norm.sf(abs(sizes.sum() - inside.size * rate) / (inside.size * rate * (1 - rate)) ** 0.5),
+        "mean size": two_sided((sizes.sum() - inside.size * rate) / (inside.size * rate * (1 - rate)) ** 0.5),
         # the size's variance holds all covariances between records; a binomial's fourth moment is near a Gaussian's
         "independence of records": 2 * min(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
-        # the overlap's variance is steps * records * rate^2 (1 - rate) (1 + 3 rate), below twice the first three factors
-        "independence of steps": 2
-        * stats.norm.sf(abs(again - (steps - 1) * records * rate**2) / (2 * steps * records * rate**2) ** 0.5),
+        # the overlap's variance is steps * records * rate^2 (1 - rate) (1 + 3 rate), of which the last two are below 2
+        "independence of steps": two_sided(
+            (again - (steps - 1) * records * rate**2) / (2 * steps * records * rate**2) ** 0.5
+        ),
     }
     return {name for name, p in p_values.items() if p < 1e-6 / 4}
 

@@ -73,10 +73,10 @@ CLIP_NORM = 1.0
 
 @lru_cache(maxsize=1)
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """All 1,797 records in one fixed order, pixels in [0, 1]; the first 1,437 are for training."""
+    """All 1,797 records in one fixed order, pixels in [-1, 1]; the first 1,437 are for training."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
-    return torch.from_numpy(x[order] / 16.0).float(), torch.from_numpy(y[order]).long()
+    return torch.from_numpy(x[order] / 8.0 - 1.0).float(), torch.from_numpy(y[order]).long()
 
 
 @lru_cache(maxsize=1)

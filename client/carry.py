@@ -1,0 +1,87 @@
+"""What clients keep from one of their rounds to the next: optimizer state and the mechanism's own lasting memory.
+
+It never leaves the node. It is on disk, one file per group and round, before the round's upload leaves, so that a run
+that is resumed goes on from the very state it had.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load, save
+
+from mechanisms import durable
+from mechanisms.cohort import LocalState
+
+KEPT_ROUNDS = 3
+
+
+class Carry:
+    """The kept state of one group's clients.
+
+    Args:
+        folder: of this group's files.
+        lasting: names of the mechanism's memory that are kept beside the optimizer's state.
+    """
+
+    def __init__(self, folder: Path, lasting: Sequence[str]):
+        self._folder, self._lasting = folder, lasting
+        self._round = 0
+        self._rows: dict[int, dict[str, np.ndarray]] = {}
+
+    def open(self, round_: int) -> None:
+        """Be at the state after the newest round before ``round_``; a later one, left by a crash, does not count."""
+        before = [n for n in self._saved() if n < round_]
+        newest = before[-1] if before else 0
+        if newest == self._round:
+            return
+        self._round = newest
+        tensors = load(self._path(newest).read_bytes()) if newest else {"clients": np.empty(0, np.int64)}
+        clients = tensors.pop("clients").tolist()
+        self._rows = {client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)}
+
+    def resume(self, clients: np.ndarray, fresh: LocalState) -> LocalState:
+        """The state of these clients at the start of a round: what they kept, or ``fresh`` for those without."""
+        known = [int(c) in self._rows for c in clients]
+        if not any(known):
+            return fresh
+        named = self._named(fresh)
+        kept = {
+            name: torch.stack(
+                [
+                    torch.as_tensor(self._rows[int(c)][name]).to(tensor) if has else tensor[k]
+                    for k, (c, has) in enumerate(zip(clients, known, strict=True))
+                ]
+            )
+            for name, tensor in named.items()
+        }
+        optimizer = tuple(kept[f"optimizer.{n}"] for n in range(len(fresh.optimizer)))
+        return replace(fresh, optimizer=optimizer).remember(**{name: kept[name] for name in self._lasting})
+
+    def keep(self, clients: np.ndarray, state: LocalState) -> None:
+        """Note the state of these clients at the end of their round."""
+        named = {name: tensor.cpu().numpy() for name, tensor in self._named(state).items()}
+        for k, client in enumerate(clients):
+            self._rows[int(client)] = {name: np.array(rows[k]) for name, rows in named.items()}
+
+    def close(self, round_: int) -> None:
+        """Write the state after ``round_`` to disk and forget that of rounds long past."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        clients = sorted(self._rows)
+        tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in self._rows[clients[0]]}
+        durable.write(self._path(round_), save(tensors | {"clients": np.array(clients, dtype=np.int64)}))
+        self._round = round_
+        for old in self._saved()[:-KEPT_ROUNDS]:
+            self._path(old).unlink()
+
+    def _named(self, state: LocalState) -> Mapping[str, torch.Tensor]:
+        optimizer = {f"optimizer.{n}": tensor for n, tensor in enumerate(state.optimizer)}
+        return optimizer | {name: state.memory[name] for name in self._lasting}
+
+    def _path(self, round_: int) -> Path:
+        return self._folder / f"round-{round_:06d}.safetensors"
+
+    def _saved(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("round-")) for path in self._folder.glob("round-*.safetensors"))

@@ -1,0 +1,123 @@
+"""DPSUR: Fu, Ye, Hu, Chen, Wang, Wang, Ran, "DPSUR: Accelerating Differentially Private Stochastic Gradient Descent
+Using Selective Update and Release", PVLDB 17(6), 2024. For K clients at once.
+
+A trial (Algorithms 1 and 2), with the model w, clip C_v, threshold beta and noise s_v of the test:
+
+    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t
+    dE  = loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v, independent of B_t
+    dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2)
+    accept w' iff dE~ < beta C_v             else restore w and the optimizer's state
+
+An empty B_v gives dE = 0. A dE that is not finite counts as +C_v: a candidate that is never accepted would break every
+bound below. Both losses are on the same batch; the paper's code reuses the loss of the last accepted model, an
+un-noised statistic of an old batch, and keeps the momentum of rejected trials. Within a round the learning rate follows
+the accepted steps alone.
+
+Guarantee: one record of one client, zero-out adjacency. The paper (Theorems 5.1, 5.5, 5.6) charges accepted steps only,
+``SGM(q_t, s_t) + SGM(q_v, s_v)`` each: it takes the test for post-processing. What is released is the proposal weighted
+by its probability of acceptance, and that depends on the data a second time; the claim is exceeded by up to 17 times.
+Certified, by ``accounting``, which is fixed beforehand and stands in every event:
+
+- ``visible`` (the default): the accept/reject bits are public, rejected candidates are not; each trial is charged.
+- ``selective``: accepted steps alone are released; each is charged, and a part of delta pays for the cap on rejections.
+- ``every-trial``: each trial is charged as if rejected candidates were public too.
+"""
+
+from dataclasses import asdict, dataclass
+
+from mechanisms import dpsgd, trials
+from mechanisms.acceptance import Acceptance
+from mechanisms.accountant import Charges
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.events import DpsurStep, PaperClaim, TrialCap
+from mechanisms.plan import Terms, merge
+from mechanisms.sampling import poisson
+from mechanisms.settings import Dpsur
+from mechanisms.trials import TrialPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpsurPlan(TrialPlan):
+    """A client's plan: the proposals', and the test's.
+
+    Attributes:
+        validation_rate: q_v in (0, 1].
+        validation_noise: s_v, noise of the test in units of its sensitivity 2 C_v.
+        loss_clip: C_v, in nats.
+        beta: the threshold, in units of C_v.
+        accounting: ``visible``, ``selective`` or ``every-trial``.
+    """
+
+    validation_rate: float
+    validation_noise: float
+    loss_clip: float
+    beta: float
+    accounting: str
+
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "DpsurPlan":
+        """The plan of some terms with this noise multiplier.
+
+        Raises:
+            ValueError: ``selective``, and acceptance is too improbable for a cap on rejections.
+        """
+        own = terms.own
+        if not isinstance(own, Dpsur):
+            raise ValueError(f"own = {own!r} must be the settings of DPSUR; give its table")
+        test_noise = noise if own.validation_noise is None else own.validation_noise
+        most = _cap(own, terms, test_noise) if own.accounting == "selective" else 0
+        return cls(
+            **asdict(DpsgdPlan.of(terms, noise)),
+            most_rejections=most,
+            validation_rate=own.validation_rate,
+            validation_noise=test_noise,
+            loss_clip=own.loss_clip,
+            beta=own.beta,
+            accounting=own.accounting,
+        )
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """Bounds on the probability of acceptance."""
+        return Acceptance.of_noisy_loss(self.validation_rate, self.validation_noise, self.beta)
+
+    def round_charges(self, nth: int) -> Charges:
+        """``steps`` trials; ``selective``: ``steps`` accepted steps, their cap, and what the paper charges for them."""
+        step = DpsurStep(
+            self.sample_rate,
+            self.multiplier(nth),
+            self.validation_rate,
+            self.validation_noise,
+            self.beta,
+            self.accounting,
+        )
+        if not self.most_rejections:
+            return {step: self.steps}
+        cap = TrialCap(self.acceptance.lowest, self.most_rejections)
+        return merge({step: self.steps, cap: self.steps}, self.claims(self.steps, nth))
+
+    def claims(self, accepted: int, nth: int) -> Charges:
+        """Theorems 5.1, 5.5 and 5.6."""
+        proposal = PaperClaim(self.sample_rate, self.multiplier(nth))
+        test = PaperClaim(self.validation_rate, self.validation_noise)
+        return merge({proposal: accepted}, {test: accepted})
+
+
+def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
+    """M. Where there is none while the noise of the test is being searched for, one that makes the cost infinite."""
+    lowest = Acceptance.of_noisy_loss(own.validation_rate, test_noise, own.beta).lowest
+    most = trials.most_rejections(lowest, terms.steps * terms.rounds, own.cap_share * terms.privacy.delta)
+    if most is None and own.validation_noise is not None:
+        trials.refuse(lowest)
+    return 1 if most is None else most
+
+
+def step(cohort: Cohort, state: LocalState) -> LocalState:
+    """One trial of every client."""
+    candidate = dpsgd.step(cohort, state)
+    batch = poisson(cohort.data, cohort.plan("validation_rate").tolist(), cohort.streams.of("validation"))
+    bound = cohort.plan("loss_clip")
+    change = trials.clipped(trials.loss_change(cohort, state, candidate, batch), bound)
+    noise = 2 * bound * cohort.plan("validation_noise") * cohort.streams.normal("validation noise", 1)[:, 0]
+    return trials.settle(state, candidate, accept=change + noise < cohort.plan("beta") * bound)

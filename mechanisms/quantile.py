@@ -1,0 +1,50 @@
+"""A clip bound that follows a quantile of the records' gradient norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+
+Each step also releases how many of the batch's records have a norm within the bound, centred so that a record moves the
+count by 1/2, and moves the bound towards the wanted quantile gamma (their equation 3, with records for clients):
+
+    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n),      C <- C exp(-eta (b - gamma))
+
+Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s satisfies
+``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the right-hand side, and s is what the plan
+charges: nothing else has to be charged, and since noise scales with C, s does not depend on C.
+"""
+
+import math
+
+import torch
+
+from mechanisms.sampling import Batch
+
+SHARE = 0.01
+"""Share of the step's privacy (of 1/s^2) that the count gets."""
+RATE = 0.2
+"""eta, the bound's learning rate."""
+
+
+def split(multiplier: float) -> tuple[float, float]:
+    """The multipliers (s_g, s_b) of sum and count that together cost one sampled Gaussian of ``multiplier``."""
+    return multiplier / math.sqrt(1 - SHARE), multiplier / math.sqrt(SHARE)
+
+
+def adapt(
+    bound: torch.Tensor,
+    quantile: torch.Tensor,
+    norms: torch.Tensor,
+    batch: Batch,
+    noise: torch.Tensor,
+    expected: torch.Tensor,
+) -> torch.Tensor:
+    """The next bounds ``[K]``.
+
+    Args:
+        bound: C ``[K]``.
+        quantile: gamma ``[K]``, in (0, 1).
+        norms: ``[K, B]``; a record without a finite norm counts as above the bound.
+        batch: whose mask says which records count.
+        noise: of standard deviation s_b / 2, ``[K]``.
+        expected: expected batch sizes q n, ``[K]``.
+    """
+    centred = torch.where(norms <= bound[:, None], 0.5, -0.5) * batch.mask
+    within = 0.5 + (centred.sum(dim=1) + noise) / expected
+    return bound * torch.exp(-RATE * (within - quantile))

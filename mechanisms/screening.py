@@ -1,0 +1,165 @@
+"""Noise screening: Fu, Chen, Ling, "SA-DPSGD: Differentially Private Stochastic Gradient Descent based on Simulated
+Annealing", arXiv 2211.07218, 2022. For K clients at once.
+
+A trial, with the model w, gain Q0 and tau growing with the accepted steps:
+
+    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s)
+    dE = loss(w') - loss(w)                  mean losses on one test batch
+    accept w' with probability min(1, exp(-dE Q0 tau)), and always after mu0 rejections in a row; else restore w and the
+    optimizer's state
+
+``Q0 tau`` is the inverse temperature. Deviation: it grows in equal stages, so that the clipped test has few curves. In
+step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the paper's Q0 is ``gain / T``.
+
+Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for accepted steps only, and
+evaluates dE on the training set, without noise: no finite epsilon holds for that. What does:
+
+- ``public-test``: dE on records that are public. A function of the candidate, so each trial is charged ``SGM(q, s)``;
+  forced acceptance may stay. A dE that is not finite counts as infinite.
+- ``clipped``: dE on a fresh Poisson batch (rate q_v) of the client's own records, clipped to [-c, c] (0 for an empty
+  batch, +c where it is not finite), rejections hidden, and a cap M on them in place of forced acceptance. Acceptance
+  has a probability in [exp(-c Q0 tau), 1]: the exact bound of selective release, one curve for each stage.
+- ``unproved``: as published. Charged an infinite epsilon.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from mechanisms import dpsgd, trials
+from mechanisms.accountant import Charges
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.events import PaperClaim, ScreenedStep, TrialCap
+from mechanisms.plan import Terms, merge
+from mechanisms.sampling import Batch, poisson
+from mechanisms.settings import Screening
+from mechanisms.trials import TrialPlan
+
+LARGEST = 1e300
+"""Bound, in nats, where there is no clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreeningPlan(TrialPlan):
+    """A client's plan: the proposals', and the test's.
+
+    Attributes:
+        gain: inverse temperature at the run's end, per nat.
+        stage: accepted steps between two changes of the temperature.
+        planned: T, steps of the whole run.
+        test_rate: q_v in (0, 1], for own records.
+        clip: c, in nats; infinite for none, and for public records.
+        forced_after: mu0; unused where a cap is given.
+        accounting: ``public-test``, ``clipped`` or ``unproved``.
+    """
+
+    gain: float
+    stage: int
+    planned: int
+    test_rate: float
+    clip: float
+    forced_after: int
+    accounting: str
+
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "ScreeningPlan":
+        """The plan of some terms with this noise multiplier.
+
+        Raises:
+            ValueError: no epsilon is proved and that is not allowed, or acceptance is too improbable for a cap.
+        """
+        own, planned = terms.own, terms.steps * terms.rounds
+        if not isinstance(own, Screening):
+            raise ValueError(f"own = {own!r} must be the settings of noise screening; give its table")
+        public = own.screening_data == "public"
+        clip = math.inf if public or own.screening_clip is None else own.screening_clip
+        accounting = "public-test" if public else "clipped" if clip < math.inf else "unproved"
+        if accounting == "unproved":
+            _check_unproved(own, terms)
+        most = _cap(own, terms, math.exp(-clip * own.screening_gain)) if accounting == "clipped" else 0
+        return cls(
+            **asdict(DpsgdPlan.of(terms, noise)),
+            most_rejections=most,
+            gain=own.screening_gain,
+            stage=-(-planned // own.screening_stages),
+            planned=planned,
+            test_rate=own.screening_rate,
+            clip=clip,
+            forced_after=own.forced_after,
+            accounting=accounting,
+        )
+
+    def inverse_temperature(self, nth: int, taken: int) -> float:
+        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round (from 1)."""
+        step = (nth - 1) * self.steps + taken + 1
+        return self.gain * min(1.0, -(-step // self.stage) * self.stage / self.planned)
+
+    def round_charges(self, nth: int) -> Charges:
+        """``steps`` trials; ``clipped``: ``steps`` accepted steps, their cap, and what the paper charges for them."""
+        if not self.most_rejections:
+            return {self._event(nth, 0.0): self.steps}
+        levels = [math.exp(-self.clip * self.inverse_temperature(nth, taken)) for taken in range(self.steps)]
+        steps = ({self._event(nth, level): 1, TrialCap(level, self.most_rejections): 1} for level in levels)
+        return merge(*steps, self.claims(self.steps, nth))
+
+    def _event(self, nth: int, lowest: float) -> ScreenedStep:
+        return ScreenedStep(self.sample_rate, self.multiplier(nth), self.test_rate, lowest, self.accounting)
+
+    def claims(self, accepted: int, nth: int) -> Charges:
+        """``SGM(q, s)`` for each accepted step."""
+        return {PaperClaim(self.sample_rate, self.multiplier(nth)): accepted}
+
+
+def _cap(own: Screening, terms: Terms, lowest: float) -> int:
+    """M, from the least probability of acceptance in the whole run."""
+    most = trials.most_rejections(lowest, terms.steps * terms.rounds, own.screening_cap_share * terms.privacy.delta)
+    return trials.refuse(lowest) if most is None else most
+
+
+def _check_unproved(own: Screening, terms: Terms) -> None:
+    if not own.allow_unproved:
+        raise ValueError(
+            "screening_clip is none with screening_data = own: no finite epsilon is proved for that; give "
+            "--screening-clip, take --screening-data public, or say --allow-unproved"
+        )
+    if math.isfinite(terms.target):
+        raise ValueError(
+            f"epsilon is {terms.target:g}, but screening own records without a clip has no finite epsilon: "
+            "give --epsilon none and --noise-multiplier"
+        )
+
+
+def step(cohort: Cohort, state: LocalState) -> LocalState:
+    """One trial of every client."""
+    candidate = dpsgd.step(cohort, state)
+    plans = [plan for plan in cohort.plans if isinstance(plan, ScreeningPlan)]
+    change = _tested_change(cohort, plans, state, candidate)
+    taken = zip(plans, cohort.nth, state.taken.tolist(), strict=True)
+    inverse = change.new_tensor([plan.inverse_temperature(nth, int(steps)) for plan, nth, steps in taken])
+    coins = change.new_tensor([stream.random() for stream in cohort.streams.of("acceptance")])
+    force = torch.tensor([math.inf if p.most_rejections else p.forced_after for p in plans], device=coins.device)
+    accept = (coins < torch.exp(-change.clamp(min=0) * inverse)) | (state.memory["refused"] >= force)
+    return trials.settle(state, candidate, accept)
+
+
+def _tested_change(
+    cohort: Cohort, plans: Sequence[ScreeningPlan], state: LocalState, candidate: LocalState
+) -> torch.Tensor:
+    """dE on the test batch, clipped and finite: float64 ``[K]``."""
+    if plans[0].accounting == "public-test":
+        batch = _public_batch(cohort)
+    else:
+        batch = poisson(cohort.data, [plan.test_rate for plan in plans], cohort.streams.of("validation"))
+    change = trials.loss_change(cohort, state, candidate, batch)
+    return trials.clipped(change, change.new_tensor([min(plan.clip, LARGEST) for plan in plans]))
+
+
+def _public_batch(cohort: Cohort) -> Batch:
+    """All public records, for every client."""
+    if cohort.public is None:
+        raise ValueError("screening_data is public, but there are no public records: give --public-records")
+    x, y = (tensor.expand(len(cohort.plans), *tensor.shape) for tensor in cohort.public)
+    return Batch(x, y, torch.ones(y.shape, dtype=torch.bool, device=y.device))

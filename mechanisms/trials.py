@@ -1,0 +1,112 @@
+"""Trials: a step is proposed by DPSGD, tested, and kept or forgotten. What DPSUR and noise screening have in common.
+
+Nothing depends on rejected trials: a rejection restores the model, the optimizer's state and the count of steps taken.
+Two counters alone go on, of trials and of rejections in a row.
+
+- Rejections are public: the trials of a round are fixed (``steps``) and paid for in advance, one by one. What the paper
+  charges, the accepted steps, is recorded after the round, and so is the rate of acceptance.
+- Rejections are hidden: the accepted steps of a round are fixed (``steps``), and a client stops for the round after M
+  rejections in a row (`mechanisms.trial_cap`). Nothing that tells the number of rejections leaves a client. How long it
+  computes would tell too: the guarantee takes for granted that nobody measures that.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from mechanisms import dpsgd
+from mechanisms.accountant import Charges
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.sampling import Batch
+from mechanisms.trial_cap import smallest_cap
+
+MOST_REJECTIONS = 100_000
+"""A cap above this is of no use: a client could be busy with one step for as many trials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPlan(DpsgdPlan, ABC):
+    """A client's plan: DPSGD's for the proposals. ``steps`` counts trials, or accepted steps where a cap is given.
+
+    Attributes:
+        most_rejections: M, rejections in a row after which the client stops for the round; 0: rejections are public.
+    """
+
+    most_rejections: int
+
+    @abstractmethod
+    def claims(self, accepted: int, nth: int) -> Charges:
+        """What the paper charges for that many accepted steps of the ``nth`` round; certified 0."""
+
+
+def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> int | None:
+    """M for ``steps`` accepted steps in the whole run; None where it would be above `MOST_REJECTIONS`."""
+    cap = smallest_cap(lowest_acceptance, steps, delta_cap) if lowest_acceptance > 0 else math.inf
+    return int(cap) if cap <= MOST_REJECTIONS else None
+
+
+def refuse(lowest_acceptance: float) -> NoReturn:
+    """Refuse a test for which there is no cap that is of use."""
+    raise ValueError(
+        f"a step may be accepted with a probability of {lowest_acceptance:.2g} only, so that more than "
+        f"{MOST_REJECTIONS} rejections in a row would have to be allowed: test more gently (more noise, a higher "
+        "threshold, a lower temperature)"
+    )
+
+
+def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
+    """The state before the first trial, from the model ``params [P]``."""
+    none = torch.zeros(len(cohort.plans), dtype=torch.int64, device=params.device)
+    return dpsgd.start(cohort, params).remember(tried=none, refused=none)
+
+
+def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
+    """Bool ``[K]``: who goes on with trials in this round."""
+    steps, most = cohort.plan("steps"), cohort.plan("most_rejections")
+    hidden = (state.taken < steps) & (state.memory["refused"] < most)
+    return torch.where(most > 0, hidden, state.memory["tried"] < steps)
+
+
+def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> LocalState:
+    """The candidate for clients with ``accept [K]`` true, the state before for the rest; in any case one trial more."""
+    refused = torch.where(accept, 0, before.memory["refused"] + 1)
+    return candidate.where(accept, before).remember(tried=before.memory["tried"] + 1, refused=refused)
+
+
+def loss_change(cohort: Cohort, before: LocalState, candidate: LocalState, batch: Batch) -> torch.Tensor:
+    """``dE = mean loss of the candidate - mean loss of the model before it``, both on ``batch``: float64 ``[K]``.
+
+    Not finite where a loss is not; 0 for an empty batch.
+    """
+    new, old = (cohort.gradients.losses(state.params, batch.x, batch.y) for state in (candidate, before))
+    total = torch.where(batch.mask, new.double() - old.double(), 0.0).sum(dim=1)
+    return total / batch.mask.sum(dim=1).clamp(min=1)
+
+
+def clipped(change: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """``change [K]`` clipped to ``[-bound, bound]``, and ``bound [K]`` where it is not finite.
+
+    A change that is not finite must not be refused for certain: every bound rests on a least probability of acceptance.
+    """
+    return torch.where(change.isfinite(), change.clamp(-bound, bound), bound)
+
+
+def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
+    """The share of accepted trials ``[K]`` where that is public."""
+    if cohort.plan("most_rejections").any():
+        return {}
+    return {"acceptance_rate": state.taken / state.memory["tried"].clamp(min=1)}
+
+
+def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
+    """The paper's charges for the accepted steps, where their number is public."""
+    plans = [plan for plan in cohort.plans if isinstance(plan, TrialPlan)]
+    return [
+        plan.claims(int(taken), nth) if taken and not plan.most_rejections else {}
+        for plan, nth, taken in zip(plans, cohort.nth, state.taken.tolist(), strict=True)
+    ]

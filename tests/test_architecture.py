@@ -1,0 +1,176 @@
+"""The architecture's rules, over the syntax trees of the packages; each rule is shown to find a breach."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "mechanisms": {"mechanisms"},
+    "client": {"mechanisms", "client"},
+    "strategies": {"mechanisms", "strategies"},
+    "server": {"mechanisms", "client", "strategies", "server"},
+    "sim": {"mechanisms", "client", "strategies", "server", "sim"},
+}
+"""Imports go one way: mechanisms <- client, strategies <- server <- sim."""
+OURS = {*MAY_IMPORT, "tests", "benchmarks"}
+
+FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+LONGEST_FILE, LONGEST_FUNCTION = 320, 60
+
+NUMPY_RANDOM = {"Generator", "Philox", "SeedSequence", "BitGenerator"}
+DRAWS = {
+    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like"),
+    *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_"),
+    *("cauchy_", "geometric_", "trunc_normal_"),
+}
+GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
+DOCUMENTED = {
+    ("sim/models.py", name)
+    for name in ("torch.default_generator", "torch.default_generator.manual_seed", "torch.random.fork_rng")
+}
+"""A user's model class draws its initial weights from PyTorch's generator, which is given back as it was."""
+
+ACCOUNTING = (
+    "events curves accountant calibration ledger ledger_lines sampled_gaussian selective visible ranges durable"
+)
+
+Rule = Callable[[str, ast.Module], Iterator[str]]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Every import with the full names that it may load, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node, "." * node.level + (node.module or "")
+
+
+def one_way(file: str, tree: ast.Module) -> Iterator[str]:
+    allowed = MAY_IMPORT[file.partition("/")[0]]
+    for node, name in imported(tree):
+        top = name.partition(".")[0]
+        if name.startswith(".") or (top in OURS and top not in allowed):
+            yield f"{node.lineno}: imports {name}"
+
+
+def engines_at_the_rim(file: str, tree: ast.Module) -> Iterator[str]:
+    for node, name in imported(tree):
+        if name.partition(".")[0] in ("flwr", "ray") and not (file.endswith("/app.py") or file == "sim/engine.py"):
+            yield f"{node.lineno}: imports {name}"
+
+
+def short(file: str, tree: ast.Module) -> Iterator[str]:
+    longest = max((node.end_lineno or 0 for node in tree.body), default=0)
+    if longest > LONGEST_FILE:
+        yield f"{longest} lines"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            if length > LONGEST_FUNCTION:
+                yield f"{node.lineno}: {node.name} has {length} lines"
+
+
+def no_assert(file: str, tree: ast.Module) -> Iterator[str]:
+    yield from (f"{node.lineno}: assert" for node in ast.walk(tree) if isinstance(node, ast.Assert))
+
+
+def named_randomness(file: str, tree: ast.Module) -> Iterator[str]:
+    """Neither global generators, nor draws without a generator, nor the modules that have only a global one."""
+    for node, name in imported(tree):
+        if name == "random" or name.startswith("numpy.random") or name.startswith("torch.random"):
+            yield f"{node.lineno}: imports {name}"
+    with_generator = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and any(k.arg == "generator" for k in node.keywords):
+            with_generator.add(node.func)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or (file, ast.unparse(node)) in DOCUMENTED:
+            continue
+        owner = ast.unparse(node.value)
+        if owner in ("np.random", "numpy.random") and node.attr not in NUMPY_RANDOM:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+        in_torch = owner in ("torch", "torch.nn.init", "nn.init", "torch.random", "torch.cuda") or node.attr.endswith(
+            "_"
+        )
+        if in_torch and node.attr in DRAWS and node not in with_generator:
+            yield f"{node.lineno}: {ast.unparse(node)} without a generator"
+        if node.attr in GLOBAL_STATE and owner.partition(".")[0] == "torch" and "Generator" not in owner:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+BREACHES: dict[Rule, list[tuple[str, str]]] = {
+    one_way: [
+        ("mechanisms/a.py", "from client.node import Node"),
+        ("client/a.py", "def f():\n    import strategies.fedavg"),
+        ("strategies/a.py", "import server"),
+        ("server/a.py", "from sim import job"),
+        ("sim/a.py", "import tests.small"),
+        ("sim/a.py", "from . import job"),
+    ],
+    engines_at_the_rim: [
+        ("server/loop.py", "import flwr.app"),
+        ("sim/session.py", "def f():\n    from ray import get"),
+    ],
+    short: [("sim/a.py", "x = 1\n" * 321), ("sim/a.py", "def f():\n" + "    x = 1\n" * 60)],
+    no_assert: [("sim/a.py", "def f(x):\n    assert x")],
+    named_randomness: [
+        ("sim/models.py", "import random"),
+        ("sim/a.py", "from random import choice"),
+        ("sim/a.py", "import numpy as np\nnp.random.seed(0)"),
+        ("sim/a.py", "import numpy as np\nnp.random.default_rng()"),
+        ("sim/a.py", "import torch\ntorch.manual_seed(0)"),
+        ("sim/a.py", "import torch\ntorch.randn(3)"),
+        ("sim/a.py", "import torch\ntorch.empty(3).normal_()"),
+        ("sim/a.py", "from torch import nn\nnn.init.normal_(w)"),
+        ("sim/a.py", "import torch\ntorch.default_generator.manual_seed(0)"),
+    ],
+}
+
+
+@pytest.mark.parametrize("rule", BREACHES, ids=lambda rule: rule.__name__)
+def test_no_file_breaks_the_rule(rule):
+    found = {str(path.relative_to(ROOT)): list(rule(*parsed(path))) for path in FILES}
+    assert len(found) > 40 and {file: breaches for file, breaches in found.items() if breaches} == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "code"), [(rule, *breach) for rule, breaches in BREACHES.items() for breach in breaches]
+)
+def test_the_rule_finds_a_breach(rule, file, code):
+    assert list(rule(file, ast.parse(code)))
+
+
+def test_what_is_allowed_is_no_breach():
+    code = "import torch, numpy as np\ng = torch.Generator().manual_seed(0)\nx = torch.randn(3, generator=g)\n"
+    code += "x.normal_(generator=g)\ny = np.random.Generator(np.random.Philox(key=1)).normal()\n"
+    assert [*named_randomness("sim/a.py", ast.parse(code)), *one_way("sim/a.py", ast.parse("import server"))] == []
+
+
+def parsed(path: Path) -> tuple[str, ast.Module]:
+    return path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has after importing these."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def test_a_run_without_the_ray_engine_loads_neither_flower_nor_ray():
+    assert not loaded_by("sim.session", "sim.job", "sim.report") & {"flwr", "ray"}
+
+
+def test_accounting_loads_no_torch():
+    accounting = [f"mechanisms.{name}" for name in ACCOUNTING.split()]
+    assert not loaded_by(*accounting, "mechanisms.plan", "sim.account") & {"torch", "flwr", "ray"}
+
+
+def test_the_server_and_its_strategies_do_not_know_the_simulator():
+    assert "sim" not in loaded_by("server.loop", "server.app", "client.node", "client.app", "strategies.fedavg")

@@ -1,0 +1,62 @@
+"""Calibration of many clients at once: each meets its budget, and none has more noise than it needs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mechanisms import accountant
+from mechanisms.calibration import smallest
+from mechanisms.calibration_many import smallest_many
+from mechanisms.events import SampledGaussian
+
+
+def spent(rate, noise, steps, delta):
+    return accountant.epsilon({SampledGaussian(float(rate), float(noise)): int(steps)}, delta).epsilon
+
+
+@pytest.mark.parametrize(("budget", "delta"), [(0.3, 1e-6), (3.0, 1e-5), (30.0, 1e-5)])
+def test_few_clients_get_what_each_would_get_alone(budget, delta):
+    rates, steps = np.array([0.3, 0.01, 1.0, 0.01]), np.array([100, 400, 20, 400])
+    found = smallest_many(rates, steps, budget, delta)
+    for rate, count, noise in zip(rates, steps, found, strict=True):
+        alone = smallest(lambda s, rate=rate, count=int(count): {SampledGaussian(rate, s): count}, budget, delta)
+        assert noise == pytest.approx(alone, rel=2e-4)
+        assert spent(rate, noise, count, delta) <= budget
+    assert found[1] == found[3]
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(1.0, 50), (8.0, 2000)])
+def test_ten_thousand_rates_meet_their_budget_and_hardly_more(budget, steps):
+    rates = 10 ** np.random.default_rng(5).uniform(-3, -0.5, 10_000)
+    found = smallest_many(rates, steps, budget, 1e-5)
+    order = np.argsort(rates)
+    assert (np.diff(found[order]) >= -2e-4 * found[order][1:]).all()
+    for client in (*order[:3], *order[-3:], *order[1_000:9_000:800]):
+        assert spent(rates[client], found[client], steps, 1e-5) <= budget
+        assert spent(rates[client], found[client] * (1 - 5e-4), steps, 1e-5) > budget
+
+
+def test_the_shape_is_kept_and_nobody_is_nothing():
+    assert smallest_many([], 10, 1.0, 1e-5).shape == (0,)
+    assert smallest_many([[0.1, 0.2]], [[5], [9]], 1.0, 1e-5).shape == (2, 2)
+    assert smallest_many([1e-4], 1, 9.0, 1e-5, lower=3.0) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("sample_rates", {"sample_rates": [0.1, 0.0]}),
+        ("sample_rates", {"sample_rates": [0.1, math.nan]}),
+        ("steps", {"steps": 0}),
+        ("epsilon", {"epsilon": 0.0}),
+        ("delta", {"delta": 1.0}),
+        ("lower", {"lower": 3.0, "upper": 2.0}),
+        ("tolerance", {"tolerance": 0.0}),
+        ("budget too small", {"epsilon": 1e-4}),
+    ],
+)
+def test_arguments_out_of_bounds_are_refused_by_name(name, change):
+    arguments = {"sample_rates": [0.1, 0.2], "steps": 100, "epsilon": 1.0, "delta": 1e-5, **change}
+    with pytest.raises(ValueError, match=name):
+        smallest_many(**arguments)

@@ -1,0 +1,73 @@
+"""What clients keep from round to round, in memory and after a crash."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from client.carry import KEPT_ROUNDS, Carry
+from mechanisms.cohort import LocalState
+
+NAMES = ("clip_norm",)
+
+
+def state(value: float, clients: int) -> LocalState:
+    rows = torch.full((clients, 3), value) + torch.arange(clients)[:, None]
+    return LocalState(rows, (10 * rows,), rows[:, 0], {"clip_norm": rows[:, 0] / 2, "other": rows[:, 0]})
+
+
+def played(folder, rounds: int) -> Carry:
+    """Clients 4 and 7 took part in every round, client 9 in the first only."""
+    carry = Carry(folder, NAMES)
+    for n in range(1, rounds + 1):
+        carry.open(n)
+        carry.keep(np.array([4, 7]), state(float(n), 2))
+        if n == 1:
+            carry.keep(np.array([9]), state(100.0, 1))
+        carry.close(n)
+    return carry
+
+
+def check(carry: Carry, after: int) -> None:
+    fresh = replace(state(-1.0, 4), optimizer=(torch.zeros(4, 3),))
+    got = carry.resume(np.array([9, 4, 5, 7]), fresh)
+    kept = state(float(after), 2)
+    assert torch.equal(got.optimizer[0][1], kept.optimizer[0][0]) and torch.equal(
+        got.optimizer[0][3], kept.optimizer[0][1]
+    )
+    assert got.optimizer[0][0][0] == 1000.0, "kept from an earlier round"
+    assert torch.equal(got.optimizer[0][2], fresh.optimizer[0][2]), "never took part"
+    assert got.memory["clip_norm"].tolist() == [50.0, after / 2, fresh.memory["clip_norm"][2], (after + 1) / 2]
+    assert torch.equal(got.params, fresh.params) and torch.equal(got.memory["other"], fresh.memory["other"])
+
+
+def test_rounds_go_on_from_what_was_kept(tmp_path):
+    carry = played(tmp_path, 5)
+    carry.open(6)
+    check(carry, after=5)
+
+
+def test_a_new_process_goes_on_where_the_old_one_was(tmp_path):
+    played(tmp_path, 5)
+    carry = Carry(tmp_path, NAMES)
+    carry.open(6)
+    check(carry, after=5)
+
+
+def test_a_replayed_round_starts_from_the_round_before_it(tmp_path):
+    """Kills a resume that reads the newest file: the crash came after the file and before the checkpoint."""
+    carry = played(tmp_path, 5)
+    for fresh in (carry, Carry(tmp_path, NAMES)):
+        fresh.open(5)
+        check(fresh, after=4)
+
+
+def test_old_files_are_removed(tmp_path):
+    played(tmp_path, 9)
+    assert len(list(tmp_path.iterdir())) == KEPT_ROUNDS
+
+
+def test_the_first_round_is_fresh(tmp_path):
+    carry, fresh = Carry(tmp_path, NAMES), state(1.0, 2)
+    carry.open(1)
+    assert carry.resume(np.array([0, 1]), fresh) is fresh

@@ -1,0 +1,424 @@
+"""``flwr run``: Flower's own engines compute the same bits and charge the same privacy as the inline engine.
+
+Every process that Flower starts inherits a FLWR_HOME of this file, by which it is found again and ended.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.app import decode_request, decode_upload, encode_request, encode_upload
+from client.messages import TrainRequest, Upload
+from server.app import exchange_over, find_groups
+from sim import account, app
+from sim.cli import parse
+from sim.fields import SETTINGS
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONFIG = PROJECT["tool"]["flwr"]["app"]["config"]
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation", "flwr-serverapp")
+
+DECIDED_BY_FLOWER = {"engine", "workers", "groups", "ray_address", "cpus_per_worker", "gpus_per_worker"}
+RUN = {"clients": 20, "rounds": 2, "epsilon": 4.0}
+SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
+PATIENCE = 100
+"""Seconds that one ``flwr run`` may take."""
+
+MISSING = [command for command in COMMANDS if shutil.which(command, path=PATH) is None]
+
+
+class Flower:
+    """A FLWR_HOME and everything that runs in it."""
+
+    def __init__(self, home: Path, **environment: str):
+        self.home = home
+        off = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
+        self._environment = (
+            os.environ
+            | environment
+            | dict.fromkeys(off, "1")
+            | {
+                "PATH": PATH,
+                "FLWR_HOME": str(home),
+                "FLWR_TELEMETRY_ENABLED": "0",
+                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+                "RAY_USAGE_STATS_ENABLED": "0",
+            }
+        )
+        self._started: list[subprocess.Popen] = []
+
+    def start(self, *command: str) -> None:
+        with (self.home / f"{command[0]}-{len(self._started)}.log").open("wb") as log:
+            started = subprocess.Popen(
+                command, cwd=self.home, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self._started.append(started)
+
+    def run(self, connection: str, *flags: str, **config: object) -> str:
+        """What ``flwr run`` printed, the run's log included."""
+        line = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        command = ["flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line]
+        done = subprocess.run(
+            command,
+            cwd=self.home,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PATIENCE,
+        )
+        return done.stdout.decode()
+
+    def alive(self) -> list[int]:
+        """The processes whose environment has this home."""
+        mark, found = f"FLWR_HOME={self.home}".encode(), []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+        return found
+
+    def end(self) -> None:
+        deadline = time.monotonic() + 20
+        while (alive := self.alive()) and time.monotonic() < deadline:
+            for process in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            for process in self._started:
+                process.wait(10)
+            time.sleep(0.1)
+        assert not alive
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory) -> Iterator[Flower]:
+    """The simulation engine: ``flwr run`` starts a SuperLink of its own, on ports that nobody else uses."""
+    http, control = map(str, free_ports(2))
+    ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http, "FLWR_LOCAL_CONTROL_API_PORT": control}
+    flower = Flower(tmp_path_factory.mktemp("simulation"), **ports)
+    try:
+        yield flower
+    finally:
+        flower.end()
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory) -> Iterator[Flower]:
+    """The deployment engine: a SuperLink, two SuperNodes, and a connection by the name of lab."""
+    flower = Flower(tmp_path_factory.mktemp("deployment"))
+    superlink, *nodes = free_ports(3)
+    address = f"127.0.0.1:{superlink}"
+    (flower.home / "config.toml").write_text(f'[superlink.lab]\naddress = "{address}"\ninsecure = true\n')
+    try:
+        flower.start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(superlink))
+        for group, port in enumerate(nodes):
+            place = ("--node-config", f"partition-id={group} num-partitions=2")
+            listen = ("--host", "127.0.0.1", "--port", str(port))
+            flower.start("flower-supernode", "--insecure", "--superlink", address, *listen, *place)
+        deadline = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", superlink)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield flower
+    finally:
+        flower.end()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    """The same run by ``python -m sim.run --engine inline``."""
+    out = tmp_path_factory.mktemp("reference")
+    line = app.flags(RUN | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
+    subprocess.run([sys.executable, "-m", "sim.run", *line], cwd=ROOT, check=True, timeout=PATIENCE)
+    return out / "inline"
+
+
+def epsilons(folder: Path, capsys) -> dict:
+    """What ``python -m sim.account --ledger`` recomputes."""
+    capsys.readouterr()
+    assert account.main(["--ledger", str(folder), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    return {name: value for name, value in figures.items() if value != str(folder)}
+
+
+def rounds(folder: Path) -> list[dict]:
+    """The rounds' records without their durations."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in r.items() if not name.startswith("seconds")} for r in records]
+
+
+def assert_same_run(folder: Path, reference: Path, capsys, log: str = "") -> None:
+    assert (folder / "summary.json").is_file(), log
+    assert (folder / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes()
+    assert [record["round"] for record in rounds(folder)] == list(range(1, RUN["rounds"] + 1))
+    assert rounds(folder) == rounds(reference)
+    assert epsilons(folder, capsys) == epsilons(reference, capsys)
+    assert (folder / "report.html").is_file()
+
+
+def interrupted(run: Path, folder: Path) -> Path:
+    """A copy of a finished run as a crash before the last checkpoint would have left it."""
+    shutil.copytree(run, folder)
+    for name in ("model.safetensors", "summary.json", "report.html"):
+        (folder / name).unlink()
+    for part in (folder / "checkpoints").glob(f"*{RUN['rounds']}.*"):
+        part.unlink()
+    return folder
+
+
+def bundled(home: Path) -> set[str]:
+    """The files that ``flwr run`` sent to its engine, the project's own description aside."""
+    (bundle,) = (home / "apps").iterdir()
+    files = (path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
+    return {str(file) for file in files if not {"__pycache__", ".info"} & set(file.parts)} - {"pyproject.toml"}
+
+
+def modules() -> set[str]:
+    """The modules of the project's packages."""
+    packages = PROJECT["tool"]["setuptools"]["packages"]
+    return {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+class TestEngines:
+    """Whole runs, by the commands of docs/flower.md."""
+
+    def test_simulation(self, simulation, reference, capsys):
+        log = simulation.run("local", *SIMULATED, **RUN, out="results", name="simulated")
+        assert_same_run(simulation.home / "results" / "simulated", reference, capsys, log)
+        assert bundled(simulation.home) == modules(), "not what fab-include in pyproject.toml is meant to pick"
+
+    def test_resume_in_simulation(self, simulation, reference, capsys):
+        folder = interrupted(reference, simulation.home / "interrupted")
+        log = simulation.run("local", *SIMULATED, resume=str(folder))
+        assert_same_run(folder, reference, capsys, log)
+
+    def test_deployment(self, deployment, reference, capsys):
+        log = deployment.run("lab", **RUN, out=str(deployment.home / "results"), name="deployed")
+        assert_same_run(deployment.home / "results" / "deployed", reference, capsys, log)
+
+    def test_a_fault_is_named_in_the_log_and_leaves_nothing(self, deployment):
+        log = deployment.run("lab", clients=0, out=str(deployment.home / "faulty"))
+        assert "ValueError: clients is 0; it must be an integer of at least 1" in log
+        assert not (deployment.home / "faulty").exists()
+
+
+class LocalGrid(Grid):
+    """Flower nodes in this process, by id: a node configuration, or None for a node that is registered but gone."""
+
+    def __init__(self, nodes: Mapping[int, dict | None]):
+        self.nodes = dict(nodes)
+        self._replies: dict[str, Message] = {}
+        self._names = map(str, itertools.count())
+        self._run = Run.create_empty(1)
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        name, node = next(self._names), message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = name  # as Flower's grids do
+        if (config := self.nodes[node]) is not None:
+            try:
+                self._replies[name] = app.client(message, Context(1, node, config, RecordDict(), {}))
+            except Exception as fault:
+                self._replies[name] = Message(Error(2, f"{type(fault)}:<'{fault}'>"), reply_to=message)
+        return name
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(name) for name in set(message_ids) & self._replies.keys()]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+@pytest.fixture(autouse=True)
+def identity():
+    """What Flower tells each of its processes, and messages are made of."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+def place(group: int, groups: int = 2) -> dict:
+    return {"partition-id": group, "num-partitions": groups}
+
+
+def serve(grid: Grid, **config: object) -> None:
+    context = Context(1, 0, {}, RecordDict(), CONFIG | {name.replace("_", "-"): v for name, v in config.items()})
+    app.server(grid=grid, context=context)
+
+
+def test_nodes_are_known_by_their_group():
+    assert find_groups(LocalGrid({7: place(2, 3), 3: place(0, 3), 5: place(1, 3)})) == [3, 5, 7]
+
+
+def test_a_second_node_and_a_gone_one_do_no_harm():
+    assert find_groups(LocalGrid({9: None, 5: place(0), 6: place(0), 7: place(1)})) == [5, 7]
+
+
+def test_nodes_that_come_late_are_waited_for():
+    class LateGrid(LocalGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            self.looks = getattr(self, "looks", 0) + 1
+            return list(self.nodes)[: self.looks - 1]
+
+    assert find_groups(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fault", "message"),
+    [
+        ({}, RuntimeError, "no Flower node answered within 0.3 s for any group"),
+        ({5: place(1), 6: place(1)}, RuntimeError, "for group 0 of 2: start a SuperNode"),
+        ({5: place(2)}, ValueError, "partition-id=2 num-partitions=2, but there are 2 partitions"),
+        ({5: place(0), 6: place(1, 3)}, ValueError, "num-partitions=2, but there are 3 partitions"),
+        ({5: {}}, RuntimeError, "Flower node 5 failed.*partition-id is None.*--node-config"),
+        ({5: {"partition-id": 0, "num-partitions": "2"}}, RuntimeError, "num-partitions is '2'"),
+    ],
+)
+def test_nodes_that_are_amiss_are_named(nodes, fault, message):
+    with pytest.raises(fault, match=message):
+        find_groups(LocalGrid(nodes), patience=0.3)
+
+
+def test_both_apps_compute_what_the_inline_engine_computes(tmp_path, reference, capsys):
+    serve(LocalGrid({8: place(1), 4: place(0)}), **RUN, out=str(tmp_path), name="local")
+    assert_same_run(tmp_path / "local", reference, capsys)
+
+
+def test_nodes_without_a_client_idle(tmp_path, capsys):
+    serve(LocalGrid({n: place(n, 3) for n in range(3)}), clients=2, rounds=1, out=str(tmp_path), name="few")
+    assert rounds(tmp_path / "few")[0]["participants"] == 2
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path, reference, capsys):
+    folder = interrupted(reference, tmp_path / "interrupted")
+    serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder), clients=RUN["clients"])
+    assert_same_run(folder, reference, capsys)
+
+
+def test_a_resumed_run_needs_a_node_for_each_group(tmp_path, reference):
+    folder = interrupted(reference, tmp_path / "interrupted")
+    with pytest.raises(ValueError, match=r"has 2 groups, but only 1 Flower nodes answered"):
+        serve(LocalGrid({4: place(0, 1)}), resume=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"resume": "nowhere"}, "nowhere is no run directory"),
+        ({"clients": 20.0}, "clients is '20.0'; it must be an integer"),
+        ({"clients": "ten"}, "clients is 'ten'; it must be an integer"),
+        ({"release": "false"}, "release"),
+        ({"clients": False}, "unknown flag --no-clients"),
+        ({"dataset": "digit"}, "dataset = 'digit' is unknown: did you mean 'digits'?"),
+        ({"model": "perceptron"}, "perceptron"),
+        ({"name": "a/b"}, "name is 'a/b'"),
+    ],
+)
+def test_a_fault_in_the_run_configuration_leaves_nothing(tmp_path, config, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        serve(LocalGrid({4: place(0), 8: place(1)}), out=str(tmp_path), **config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_that_fails_is_named(tmp_path):
+    request = TrainRequest(1, 1, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
+    run = {"settings": "{}", "run_dir": str(tmp_path / "elsewhere")}
+    exchange = exchange_over(LocalGrid({4: place(0), 8: place(1)}), [4, 8], run)
+    with pytest.raises(RuntimeError, match=r"group 1 failed.*elsewhere is not there for the Flower node of group 1"):
+        list(exchange([request]))
+
+
+def test_a_node_that_is_silent_is_missed():
+    request = TrainRequest(1, 0, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
+    with pytest.raises(RuntimeError, match="1 of 1 groups sent no reply"):
+        list(exchange_over(LocalGrid({4: None}), [4], {})([request]))
+
+
+def assert_equal(one: object, other: object) -> None:
+    for name, value in vars(one).items():
+        twin = getattr(other, name)
+        assert type(value) is type(twin), name
+        if isinstance(value, np.ndarray):
+            assert value.dtype == twin.dtype and value.shape == twin.shape
+            assert value.tobytes() == twin.tobytes()  # NaN and the sign of zero too
+        else:
+            assert value == twin, name
+
+
+@pytest.mark.parametrize("clients", [[], [3], [0, 2, 2**40]])
+@pytest.mark.parametrize("params", [[], [0.0, -0.0, 1e-45, np.inf, -np.inf, np.nan]])
+def test_a_request_survives_the_journey(clients, params):
+    numbers = np.array(clients, np.int64)
+    request = TrainRequest(3, 1, "round-3-0a", numbers, numbers + 1, np.array(params, np.float32))
+    content = encode_request(request, {"settings": "{}", "run_dir": "x"})
+    assert_equal(decode_request(content), request)
+    assert (content["config"]["settings"], content["config"]["run_dir"]) == ("{}", "x")
+
+
+@pytest.mark.parametrize("figures", [{}, {"kept": (1.5, 3), "of": (0.1, 1)}])
+def test_an_upload_survives_the_journey(figures):
+    total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
+    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, 0.125, figures)
+    assert_equal(decode_upload(encode_upload(upload)), upload)
+
+
+def test_the_run_configuration_has_the_flags_of_the_command():
+    known = {setting.flag[2:] for setting in SETTINGS.values() if setting.name not in DECIDED_BY_FLOWER}
+    assert set(CONFIG) == known | {"config", "resume"}, "bring [tool.flwr.app.config] of pyproject.toml up to date"
+    assert set(CONFIG.values()) == {""}
+    assert parse(app.flags(CONFIG), "", "") == parse([], "", "")
+
+
+def test_values_are_those_of_the_flags():
+    config = {"clients": 7, "epsilon": 1, "delta": 1e-6, "dataset": "mnist", "release": True, "quiet": False}
+    line = "--clients 7 --epsilon 1 --delta 1e-6 --dataset mnist --release --no-quiet"
+    assert parse(app.flags(CONFIG | config), "", "") == parse(line.split(), "", "")
+
+
+def test_the_documented_run_configurations_are_valid():
+    lines = re.findall(r"--run-config '([^']*)'", (ROOT / "docs" / "flower.md").read_text())
+    assert len(lines) >= 3
+    for line in lines:
+        config = tomllib.loads("\n".join(re.findall(r'[^\s=]+=(?:"[^"]*"|\S+)', line)))
+        assert config.keys() <= CONFIG.keys()
+        parse(app.flags({name: value for name, value in config.items() if name != "resume"}), "", "")

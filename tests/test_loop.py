@@ -1,0 +1,218 @@
+"""The round loop, over real clients in this process: who is asked, what is written down, and how it goes on."""
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.messages import TrainRequest, Upload
+from mechanisms import ledger
+from server import loop
+from server.loop import Standing
+from server.store import Store
+from sim import config, session
+from sim import job as jobs
+
+CLIENTS, RECORDS = 10, 120
+SETTINGS = {"clients": CLIENTS, "partition": "iid", "groups": 3, "rounds": 5, "sample_rate": 0.5, "engine": "inline"}
+
+
+class Crash(Exception):
+    """The process dies here, as far as the loop can tell."""
+
+
+@dataclass
+class World:
+    """A run that can be interrupted and restored: what it is made of, and the requests that left the server."""
+
+    folder: Path
+    given: dict = field(default_factory=dict)
+    asked: list[TrainRequest] = field(default_factory=list)
+
+    @functools.cached_property
+    def job(self) -> jobs.Job:
+        x, y = np.random.default_rng(0).normal(size=(RECORDS, 4)), np.arange(RECORDS) % 3
+        self.folder.mkdir(parents=True, exist_ok=True)
+        np.savez(self.folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
+        return jobs.build(config.load(None, SETTINGS | {"dataset": str(self.folder / "records.npz")} | self.given))
+
+    @property
+    def store(self) -> Store:
+        (self.folder / "ledger").mkdir(exist_ok=True)
+        return Store(self.folder, keep_checkpoints=2)
+
+    def run(self, crash: tuple[int, int] | None = None) -> Standing:
+        """Restore and go on; with ``crash``, die in that round when that group is asked."""
+        federation = jobs.federation(self.job)
+        real = session.inline_exchange(self.job, self.folder)
+
+        def exchange(requests: list[TrainRequest]) -> Iterator[Upload]:
+            for request in requests:
+                if (request.round, request.group) == crash:
+                    raise Crash
+                self.asked.append(request)
+                yield from real([request])
+
+        return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])
+
+    def crashed(self, round_: int, group: int) -> "World":
+        with pytest.raises(Crash):
+            self.run((round_, group))
+        return self
+
+    def picks(self) -> dict[int, list[int]]:
+        """The clients that were asked, by round."""
+        rounds = {request.round for request in self.asked}
+        return {n: sorted(int(c) for r in self.asked if r.round == n for c in r.clients) for n in rounds}
+
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def outcome(standing: Standing) -> tuple:
+    """Everything of a result but the times."""
+    records = [{k: v for k, v in r.to_json().items() if not k.startswith("seconds")} for r in standing.records]
+    return standing.now.params.tobytes(), standing.now.taken.tolist(), json.dumps(records)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.05, 1), (0.3, 3), (0.7, 7), (0.75, 8), (1.0, 10)])
+def test_a_fraction_of_the_clients_is_asked_in_each_round(tmp_path, fraction, expected):
+    world = World(tmp_path, {"fraction": fraction, "rounds": 3, "max_participations": 3})
+    standing = world.run()
+    assert [len(set(picked)) for picked in world.picks().values()] == [expected] * 3
+    assert [record.participants for record in standing.records] == [expected] * 3
+
+
+def test_a_fraction_is_not_rounded_up_for_its_binary_digits(tmp_path):
+    """0.07 * 100 is 7.000000000000001 in floating point."""
+    world = World(tmp_path, {"clients": 100, "min_records": 1, "fraction": 0.07, "rounds": 1})
+    world.run()
+    assert len(world.picks()[1]) == 7
+
+
+def test_picks_depend_on_the_seed_and_the_round_alone(tmp_path):
+    picks = []
+    for name, given in (("a", {}), ("b", {"groups": 1}), ("c", {"seed": 1})):
+        world = World(tmp_path / name, {"fraction": 0.3, "max_participations": 5} | given)
+        world.run()
+        picks.append(world.picks())
+    assert picks[0] == picks[1] != picks[2]
+    assert len({tuple(clients) for clients in picks[0].values()}) > 1
+
+
+def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
+    world = World(tmp_path, {"fraction": 0.5})
+    world.run()
+    group_of = jobs.federation(world.job).group_of
+    assert all((group_of[request.clients] == request.group).all() for request in world.asked)
+    assert all((np.diff(request.clients) > 0).all() and len(request.clients) for request in world.asked)
+
+
+def test_clients_are_told_which_of_their_rounds_it_is(tmp_path):
+    world = World(tmp_path, {"fraction": 0.5, "max_participations": 5})
+    standing, seen = world.run(), np.zeros(CLIENTS, dtype=int)
+    for request in world.asked:
+        seen[request.clients] += 1
+        assert request.nth.tolist() == seen[request.clients].tolist()
+    assert standing.now.taken.tolist() == seen.tolist()
+
+
+def test_the_run_ends_when_every_client_has_retired(tmp_path):
+    """A budget for two rounds and some: three rounds would overspend, so there are two, and no client passes it."""
+    world = World(tmp_path, {"rounds": 9, "epsilon": 1.5, "noise_multiplier": 3.0})
+    standing = world.run()
+    assert 0 < len(standing.records) < 9 and standing.records[-1].retired == CLIENTS
+    assert standing.records[-2].retired == 0 and standing.records[-1].epsilon_certified_max <= 1.5
+    assert outcome(world.run()) == outcome(standing)
+
+
+def test_a_run_that_nobody_could_join_ends_without_a_round(tmp_path):
+    """A release that died in every client's only round."""
+    world = World(tmp_path, {"release": True, "rounds": 1}).crashed(1, 0)
+    for group in range(3):
+        ledger.Ledger(tmp_path / "ledger" / f"group-{group:04d}.jsonl").charge(
+            "lost", 1, range(CLIENTS), world.job.plans.of(0).round_charges(1)
+        )
+    assert world.run().records == ()
+
+
+@pytest.mark.parametrize("crash", [(1, 0), (1, 2), (3, 1), (5, 2)])
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, crash):
+    """Before the first group's charge, between two groups, in the first round and the last."""
+    straight, broken = World(tmp_path / "a"), World(tmp_path / "b")
+    expected = straight.run()
+    assert outcome(broken.crashed(*crash).run()) == outcome(expected)
+    assert ledger.read(broken.folder / "ledger") == ledger.read(straight.folder / "ledger")
+
+
+def test_after_a_crash_the_round_file_is_cut_back_to_the_checkpoint(tmp_path):
+    """A record whose checkpoint was not written, a torn line, and both."""
+    world = World(tmp_path).crashed(3, 0)
+    whole = (tmp_path / "rounds.jsonl").read_text()
+    for left in ('{"round": 3, "accu', world.lines()[1] | {"round": 3}):
+        extra = left if isinstance(left, str) else json.dumps(left) + '\n{"rou'
+        (tmp_path / "rounds.jsonl").write_text(whole + extra)
+        standing = loop.restore(jobs.federation(world.job), world.store)
+        assert (tmp_path / "rounds.jsonl").read_text() == whole and len(standing.records) == 2
+    world.run()
+    assert [line["round"] for line in world.lines()] == [1, 2, 3, 4, 5]
+
+
+def test_a_damaged_newest_checkpoint_costs_a_round_of_time_and_nothing_else(tmp_path):
+    expected = World(tmp_path / "a").run()
+    world = World(tmp_path / "b").crashed(4, 0)
+    (world.folder / "checkpoints" / "round-000003.safetensors").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="round-000003 is damaged"):
+        assert outcome(world.run()) == outcome(expected)
+    assert ledger.read(world.folder / "ledger") == ledger.read(tmp_path / "a" / "ledger")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    world = World(tmp_path)
+    standing, asked = world.run(), len(world.asked)
+    assert outcome(world.run()) == outcome(standing) and len(world.asked) == asked
+
+
+def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_path):
+    """Kills paying twice for an upload that is on disk, and forgetting that its clients took part."""
+    world = World(tmp_path, {"release": True, "epsilon": None, "noise_multiplier": 1.0}).crashed(2, 2)
+    asked = len(world.asked)
+    standing = world.run()
+    assert [r.group for r in world.asked[asked:] if r.round == 2] == [2]
+    assert [record.participants for record in standing.records] == [CLIENTS] * 5
+    assert standing.now.taken.tolist() == [5] * CLIENTS
+    assert set(ledger.read(tmp_path / "ledger")[0].values()) == {5}
+
+
+def test_a_release_never_passes_its_target_however_often_it_dies(tmp_path):
+    """Two deaths in round 2 after groups 0 and 1 have paid, the first of which loses their uploads: a planned round is
+    gone, and their clients retire a round early."""
+    world = World(tmp_path, {"release": True}).crashed(2, 2)
+    for lost in (tmp_path / "uploads").iterdir():
+        lost.unlink()
+    standing = world.crashed(2, 2).run()
+    paid = ledger.read(tmp_path / "ledger")
+    assert {client: sum(paid[client].values()) for client in paid} == dict.fromkeys(range(CLIENTS), 5)
+    last = np.concatenate(world.job.groups[2])
+    assert [record.participants for record in standing.records] == [10, 10, 10, 10, len(last)]
+    assert 7.9 < standing.budgets.epsilons("certified").max() <= 8.0
+
+
+def test_a_record_of_every_round_is_on_disk_and_shown(tmp_path):
+    seen = []
+    world = World(tmp_path)
+    federation, store = jobs.federation(world.job), world.store
+    exchange = session.inline_exchange(world.job, tmp_path)
+
+    def watch(record):
+        assert world.lines()[-1] == json.loads(json.dumps(record.to_json()))
+        seen.append(record)
+
+    standing = loop.run(federation, exchange, store, loop.restore(federation, store), [watch])
+    assert tuple(seen) == standing.records and [r.round for r in seen] == [1, 2, 3, 4, 5]
+    spent = [record.epsilon_certified_max for record in seen]
+    assert spent == sorted(spent) and 7.9 < spent[-1] <= 8.0 and seen[-1].retired == CLIENTS

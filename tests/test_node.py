@@ -1,0 +1,131 @@
+"""A node charges first, trains then, and keeps what must not be paid for twice."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.sums import SCALE
+from client.uploads import Uploads
+from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.events import SampledGaussian
+from mechanisms.ledger import read
+from mechanisms.registry import MECHANISMS, local_round
+from tests.small import OWNED, cohort, model, node, plan_table, request, start
+
+A, B = DpsgdPlan(0.5, 1.0, 1.0, 3), DpsgdPlan(0.2, 2.0, 1.0, 5)
+CHUNKS = [[0, 2], [1, 3]]
+ONCE = {SampledGaussian(0.5, 1.0): 3}
+
+
+def releases(folder: Path) -> list[str]:
+    lines = (line for path in (folder / "ledger").iterdir() for line in path.read_text().splitlines())
+    return [json.loads(line)["release"] for line in lines]
+
+
+class Breaking(nn.Module):
+    """Fails at the first record, with what the ledger's files say at that moment."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.weight, self.folder = nn.Parameter(torch.zeros(6, 3)), folder
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"charged so far: {sorted(read(self.folder / 'ledger'))}")
+
+
+def test_the_charge_is_on_disk_before_a_record_is_looked_at(tmp_path):
+    """Kills charging after training, and charging chunk by chunk."""
+    broken = Breaking(tmp_path)
+    with pytest.raises(RuntimeError, match=r"charged so far: \[0, 1, 2\]"):
+        node(tmp_path, module=broken).train(request(1, [0, 1, 2], start(broken)))
+    assert read(tmp_path / "ledger") == dict.fromkeys((0, 1, 2), ONCE)
+
+
+def test_every_asked_client_pays_for_its_own_plan(tmp_path):
+    here = node(tmp_path, plans=plan_table(A, B, A, B))
+    here.train(request(1, [0, 1, 2]))
+    here.train(request(2, [1]))
+    assert read(tmp_path / "ledger") == {0: ONCE, 1: {SampledGaussian(0.2, 2.0): 10}, 2: ONCE}
+
+
+def test_every_round_is_charged_as_the_round_that_it_is(tmp_path):
+    """A plan whose noise falls from round to round; client 1 joins late, so its second round is its first."""
+    here = node(tmp_path, plans=plan_table(*[dataclasses.replace(A, noise_decay=0.5)] * 4))
+    here.train(request(1, [0]))
+    here.train(dataclasses.replace(request(2, [0, 1]), nth=np.array([2, 1])))
+    first, second = (SampledGaussian(0.5, float(np.exp(-0.5 * before))) for before in (0, 1))
+    assert read(tmp_path / "ledger") == {0: {first: 3, second: 3}, 1: {first: 3}}
+
+
+def test_a_replayed_round_of_a_simulation_is_the_same_release_and_charged_once(tmp_path):
+    first = node(tmp_path).train(request(1, [0, 1]))
+    again = node(tmp_path).train(request(1, [0, 1]))
+    assert (first.total == again.total).all() and read(tmp_path / "ledger") == {0: ONCE, 1: ONCE}
+
+
+def test_a_round_of_a_release_that_is_asked_again_is_drawn_and_charged_anew(tmp_path):
+    """Kills a key that is kept, and a release name that is used twice."""
+    here = node(tmp_path, seed=None)
+    first, again = (here.train(request(1, [0, 1])) for _ in range(2))
+    assert (first.total != again.total).all()
+    assert read(tmp_path / "ledger") == {client: Counter({SampledGaussian(0.5, 1.0): 6}) for client in (0, 1)}
+    assert len(set(releases(tmp_path))) == 2
+
+
+def test_an_upload_is_the_exact_weighted_sum_of_the_clients_updates(tmp_path):
+    """Whatever asks for it: one node with both chunks, or two nodes with one each."""
+    whole = node(tmp_path / "one").train(request(1, [0, 1, 2, 3]))
+    parts = [node(tmp_path / "two", chunks=[c], group=g).train(request(1, c, group=g)) for g, c in enumerate(CHUNKS)]
+    assert (whole.total == parts[0].total + parts[1].total).all()
+    assert whole.weight == sum(part.weight for part in parts) == 60
+    weighted = torch.zeros(len(whole.total), dtype=torch.float64)
+    for chunk in CHUNKS:
+        end = local_round(MECHANISMS["dpsgd"], cohort([A] * 2, chunk), start(model())).params
+        weighted += torch.tensor([len(OWNED[c]) for c in chunk]).double() @ (end - start(model())).double()
+    np.testing.assert_allclose(whole.total / SCALE, weighted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_client_that_is_not_asked_neither_trains_nor_pays(tmp_path):
+    upload = node(tmp_path).train(request(1, [2]))
+    assert upload.weight == 39 and upload.clients.tolist() == [2] and set(read(tmp_path / "ledger")) == {2}
+
+
+def test_a_diverged_client_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="training diverged"):
+        node(tmp_path).train(request(1, [0], torch.full_like(start(model()), torch.nan)))
+
+
+def test_a_release_keeps_its_upload_until_the_next_one(tmp_path):
+    here, uploads, params = node(tmp_path, seed=None), Uploads(tmp_path / "uploads"), start(model()).numpy()
+    first = here.train(request(1, [0, 3]))
+    (found,) = uploads.finished(1, params)
+    assert (found.total == first.total).all() and found.clients.tolist() == [0, 3]
+    assert (found.round, found.group, found.weight, found.figures) == (1, 0, first.weight, first.figures)
+    node(tmp_path, seed=None, group=1).train(request(1, [1], group=1))
+    assert [upload.group for upload in uploads.finished(1, params)] == [0, 1]
+    here.train(request(2, [0, 3]))
+    assert [upload.group for upload in uploads.finished(1, params)] == [1]
+
+
+def test_only_a_whole_upload_of_this_round_and_this_model_is_found(tmp_path):
+    """Kills mixing an upload of another history of the run into this one."""
+    node(tmp_path, seed=None).train(request(2, [0]))
+    uploads, params = Uploads(tmp_path / "uploads"), start(model()).numpy()
+    assert len(uploads.finished(2, params)) == 1
+    assert uploads.finished(1, params) == [] and uploads.finished(2, params + 1) == []
+    (path,) = (tmp_path / "uploads").iterdir()
+    content = path.read_bytes()
+    for cut in (0, 5, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:cut])
+        assert uploads.finished(2, params) == []
+
+
+def test_a_simulation_keeps_no_uploads(tmp_path):
+    node(tmp_path).train(request(1, [0]))
+    assert not (tmp_path / "uploads").exists() and Uploads(tmp_path / "uploads").finished(1, np.zeros(1)) == []

@@ -1,0 +1,82 @@
+"""The clip bound that follows a quantile: what it releases, and where it goes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from mechanisms import quantile
+from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.registry import MECHANISMS
+from mechanisms.sampling import Batch
+from tests.gaussian import alarms
+from tests.small import OWNED, X, Y, cohort, model, plain_gradients, start
+
+PLAN = DpsgdPlan(1.0, 1.0, 1.0, 1, clip_quantile=0.5)
+DPSGD = MECHANISMS["dpsgd"]
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 1.0, 7.0])
+def test_sum_and_count_together_cost_the_planned_gaussian(multiplier):
+    """1/s^2 = 1/s_g^2 + 1/s_b^2; kills a count that is free, or a sum with the whole budget."""
+    total, count = quantile.split(multiplier)
+    assert total**-2 + count**-2 == pytest.approx(multiplier**-2)
+    assert total > multiplier and count > multiplier
+
+
+def test_the_plan_charges_what_it_charges_without_the_count():
+    assert PLAN.round_charges(1) == dataclasses.replace(PLAN, clip_quantile=None).round_charges(1)
+    assert PLAN.sum_multiplier(1) == quantile.split(1.0)[0]
+
+
+def next_bounds(noise: float = 0.0) -> torch.Tensor:
+    norms = torch.tensor([[0.1, 0.2, 5.0, float("inf"), 0.1]])
+    batch = Batch(norms, norms, torch.tensor([[True, True, True, True, False]]))
+    return quantile.adapt(
+        torch.tensor([1.0]), torch.tensor([0.5]), norms, batch, torch.tensor([noise]), torch.tensor([4.0])
+    )
+
+
+def test_the_bound_stays_at_its_quantile_and_follows_the_count():
+    """2 of 4 within: no move. Padding does not count, a record without a norm counts as above."""
+    assert next_bounds() == pytest.approx(1.0)
+    assert next_bounds(noise=2.0) == pytest.approx(torch.exp(torch.tensor(-0.2 * 0.5)).item())
+
+
+def test_a_record_moves_the_count_by_half():
+    """Adjacency: a null record adds to no sum, so the count changes by 1/2 whichever side the record is on."""
+    logs = []
+    for drawn in (torch.tensor([[True, True]]), torch.tensor([[True, False]])):
+        norms = torch.tensor([[0.5, 3.0]])
+        batch = Batch(norms, norms, drawn)
+        zero = torch.zeros(1)
+        logs.append(quantile.adapt(torch.ones(1), torch.tensor([0.5]), norms, batch, zero, torch.ones(1)).log())
+    assert abs(logs[0] - logs[1]).item() == pytest.approx(0.5 * quantile.RATE)
+
+
+def test_the_released_count_has_the_planned_noise():
+    """The moved bound, taken apart: N(0, (s_b / 2)^2) on the count. False alarm: 1e-6."""
+    released = []
+    params = start(model())
+    norms = [float(g.norm()) for g in plain_gradients(model(), params, X[OWNED[0]], Y[OWNED[0]])]
+    within = sum(n <= 1.0 for n in norms)
+    for seed in range(1_000):
+        world = cohort([PLAN], seed=seed)
+        bound = DPSGD.step(world, DPSGD.start(world, params)).memory["clip_norm"]
+        released.append(len(norms) * (-bound.log().item() / quantile.RATE + 0.5 - 0.5) - (within - len(norms) / 2))
+    std = quantile.split(1.0)[1] / 2
+    assert not alarms(torch.tensor(released).numpy(), std)
+    assert alarms(torch.tensor(released).numpy() * 0.67, std)
+
+
+def test_over_many_steps_the_bound_finds_the_median():
+    world = cohort([DpsgdPlan(1.0, 1e-3, 50.0, 60, clip_quantile=0.5)] * 3)
+    still = dataclasses.replace(world, learning_rate=lambda taken: torch.zeros_like(taken))
+    params = start(model())
+    state = DPSGD.start(still, params)
+    for _ in range(60):
+        state = DPSGD.step(still, state)
+    for client in range(3):
+        norms = torch.stack([g.norm() for g in plain_gradients(model(), params, X[OWNED[client]], Y[OWNED[client]])])
+        inside = (norms <= state.memory["clip_norm"][client]).float().mean()
+        assert 0.3 <= inside <= 0.7

@@ -1,0 +1,161 @@
+"""The documentation does what it says: its commands run, its files and links exist, its figures are the commands' own.
+
+Fenced blocks of a document are performed in order, in an empty folder: ``bash`` blocks line by line, ``python`` blocks as
+they are; a block whose first line is ``# NAME`` is a file of that name. Trainings are shortened to one round in this
+process; what needs a download or a cluster is only parsed, by the parser that the command itself has.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mechanisms.settings import MECHANISMS
+from sim import account, cli, report, run
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern) if path.is_file()
+)
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PATH = re.compile(r"`((?:mechanisms|client|strategies|server|sim|tests|docs|benchmarks|\.ci)/[\w./-]*)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+ELSEWHERE = {"mnist", "fmnist", "cifar10"}
+"""Data sets that are not part of the project."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The commands of a ``bash`` block: continued lines joined, chains taken apart, comments left out."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word != "&&":
+                words.append(word)
+            elif words:
+                yield words
+                words = []
+
+
+def train(arguments: list[str]) -> None:
+    request = cli.parse(arguments, "python -m sim.run", "")
+    if request.config.data.dataset in ELSEWHERE or request.config.run.ray_address:
+        return
+    shorter = [] if request.resume else ["--rounds=1"]
+    run.command([*arguments, "--engine=inline", "--quiet", *shorter])
+
+
+def price(arguments: list[str]) -> None:
+    assert account.main(arguments) == 0, f"python -m sim.account {shlex.join(arguments)}"
+
+
+def compare(arguments: list[str]) -> None:
+    first, second = map(Path, arguments)
+    assert first.read_bytes() == second.read_bytes(), f"{first} and {second} differ"
+
+
+PROGRAMS: dict[str, Callable[[list[str]], None]] = {
+    "sim.run": train,
+    "sim.account": price,
+    "sim.report": report.command,
+    "cmp": compare,
+}
+UNTRIED = {"pip", "pytest", "ruff", "mypy", ".", "flwr", "ray"}
+"""What installs, checks or belongs to others."""
+
+
+def perform(words: list[str]) -> None:
+    program, arguments = words[0], words[1:]
+    if program in ("python", "python3.11") and arguments[:1] == ["-m"]:
+        program, arguments = arguments[1], arguments[2:]
+    if program in PROGRAMS:
+        try:
+            PROGRAMS[program](arguments)
+        except SystemExit as end:
+            assert end.code in (0, None), shlex.join(words)
+    else:
+        assert program in UNTRIED | {"venv"} or program.endswith(".py"), f"{shlex.join(words)}: unknown to this test"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory; the report is drawn by its own command only, which takes the longest."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_what_a_page_says_can_be_done(page: Path, folder: Path) -> None:
+    if page.name != "README.md":
+        train(["--clients", "20", "--name", "example"])
+    for language, block in blocks(page):
+        named = re.match(r"# ([\w-]+\.\w+)\n", block)
+        if named:
+            (folder / named[1]).write_text(block, encoding="utf-8")
+        elif language == "python":
+            exec(compile(block, str(page), "exec"), {})
+        elif language == "bash":
+            for words in commands(block):
+                perform(words)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -m sim.run --no-such-flag 3",
+        "python -m sim.run --epsilon -1",
+        "python -m sim.account dpsgd --epsilon 3",
+        "python -m sim.report runs/absent",
+        "python -m sim.absent",
+    ],
+)
+def test_a_command_that_rots_would_be_noticed(line: str, folder: Path) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        perform(shlex.split(line))
+
+
+def test_installing_and_running_takes_two_commands() -> None:
+    install = "pip install -c constraints.txt -e '.[test]' && "
+    found = [block.strip() for language, block in blocks(ROOT / "README.md") if language == "bash"][:2]
+    assert found == [install + "python -m sim.run --clients 100 --dirichlet 0.5", install + "pytest"]
+
+
+def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    steps = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000", "--json"]
+    for given, asked in (
+        (["--noise-multiplier", "1.1"], "epsilon_certified"),
+        (["--epsilon", "3"], "noise_multiplier"),
+    ):
+        price([*steps, *given])
+        assert f" {json.loads(capsys.readouterr().out)[asked]:.3f}" in text
+
+
+def test_the_table_of_mechanisms_is_complete() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| `--mechanism` |") :].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(MECHANISMS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_named_files_and_links_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    absent = [name for name in PATH.findall(text) if not (ROOT / name).exists()]
+    headings = {
+        re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)
+    }
+    for link in LINK.findall(text):
+        name, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        if not (page.parent / name).exists() or (not name and anchor not in headings):
+            absent.append(link)
+    assert not absent, f"{page.name} names what does not exist: {absent}"

@@ -1,0 +1,152 @@
+"""Selective and visible release: reference values, closed forms, and attacks that must stay below."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mechanisms import sampled_gaussian
+from mechanisms.acceptance import Acceptance
+from mechanisms.selective import selective, simple_bound
+from mechanisms.visible import every_trial, visible
+from mechanisms.worst_pair import pairs
+from tests.one_dimension import Model
+from tests.reference_values import REFERENCE
+
+ROWS = REFERENCE["selective_release"]
+PRICES = [selective, visible, every_trial]
+SETTINGS = st.tuples(
+    st.floats(min_value=1e-3, max_value=1.0),  # rate
+    st.floats(min_value=0.5, max_value=20.0),  # noise
+    st.floats(min_value=1e-3, max_value=1.0),  # test rate
+    st.floats(min_value=0.6, max_value=4.0),  # noise of the test
+    st.floats(min_value=-1.5, max_value=1.0),  # beta
+)
+
+
+def setting(row):
+    test = Acceptance.of_noisy_loss(row["validation_rate"], row["validation_noise"], row["beta"])
+    return row["sample_rate"], row["noise_multiplier"], test, [row["alpha"]]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['sample_rate']},{row['alpha']}")
+def test_reference_values(row):
+    assert selective(*setting(row)) == pytest.approx([row["certified"]], rel=1e-5)
+    assert selective(*setting(row))[0] >= row.get("divergence_reached", 0.0)
+    assert every_trial(*setting(row)) == pytest.approx([row["every_trial"]], rel=1e-9)
+    assert visible(*setting(row)) <= every_trial(*setting(row))
+    if "visible" in row:
+        assert visible(*setting(row)) == pytest.approx([row["visible"]], rel=5e-5)
+
+
+@pytest.mark.parametrize("order", [2.0, 4.0, 8.0])
+def test_attacks_come_near_the_bounds_but_stay_below_and_refute_the_published_claim(order):
+    """One-dimensional integration with explicit acceptance functions; only thresholds, so a little is left."""
+    rate, noise, test = 0.02, 1.0, Acceptance.of_noisy_loss(0.005, 1.0, -1.0)
+    model = Model(rate, noise, 0.005, order, points=3_001)
+    claim = sum(float(sampled_gaussian.rdp([q], [1.0], order)[0]) for q in (0.02, 0.005))
+    hidden, open_ = (
+        model.attack(release, test.lowest, test.highest) for release in (model.selective, model.visible)
+    )
+    assert 1.5 * claim < hidden
+    for reached, price in ((hidden, selective), (open_, visible)):
+        bound = price(rate, noise, test, [order])[0]
+        assert 0.97 * bound < reached <= bound
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETTINGS, st.sampled_from([1.5, 3.0, 12.0]), st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1), st.booleans())
+def test_no_test_function_exceeds_the_bounds(case, order, pattern, added):
+    """Acceptance functions that jump between the extreme corners of their square at random places."""
+    rate, noise, test_rate, test_noise, beta = case
+    test = Acceptance.of_noisy_loss(test_rate, test_noise, beta)
+    model = Model(rate, noise, test_rate, order)
+    corners = np.array(pattern)[np.linspace(0, len(pattern), model.x.size, endpoint=False).astype(int)]
+    a0, az = np.where(corners, test.highest, test.lowest).T
+    for reached, price in ((model.selective, selective), (model.visible, visible)):
+        assert reached(a0, az, added) <= price(rate, noise, test, [order])[0] + 1e-12
+
+
+@settings(max_examples=15, deadline=None)
+@given(SETTINGS, st.sampled_from([1.25, 2.0, 16.0]))
+def test_the_supremum_over_m_is_not_missed(case, order):
+    """`visible` against a plain scan of m over its whole range, without any of its short cuts."""
+    rate, noise, test_rate, test_noise, beta = case
+    test = Acceptance.of_noisy_loss(test_rate, test_noise, beta)
+    reach = math.log((1 - test.lowest) / (1 - test.highest))
+    best = 0.0
+    for pair in pairs(rate, noise, test, order):
+        gain = np.exp(pair.log_gain + pair.log_scale)[:, None] * pair.basis[0]
+        for m in np.exp(np.linspace(-reach, reach, 401)):
+            linear, constant = order * m ** (order - 1), (order - 1) * m**order
+            corners = gain - linear * pair.numerator[:, None] * pair.basis[1]
+            corners += constant * pair.denominator[:, None] * pair.basis[2]
+            best = max(best, corners.max(axis=0).sum() + linear - constant - 1)
+    found = visible(rate, noise, test, [order])[0]
+    assert math.log1p(best) / (order - 1) <= found + 1e-13
+    if found < every_trial(rate, noise, test, [order])[0] * (1 - 1e-9):
+        assert found <= math.log1p(best) / (order - 1) * 1.05
+
+
+@settings(max_examples=25, deadline=None)
+@given(SETTINGS)
+def test_the_bounds_are_ordered_and_rise_with_the_order(case):
+    rate, noise, test_rate, test_noise, beta = case
+    test = Acceptance.of_noisy_loss(test_rate, test_noise, beta)
+    orders = [1.25, 2.0, 5.0, 20.0, 64.0]
+    hidden, open_, public = (price(rate, noise, test, orders) for price in PRICES)
+    assert (open_ <= public).all()
+    assert (public <= sampled_gaussian.curve(rate, noise, orders) + sampled_gaussian.curve(test_rate, test_noise, orders) + 1e-12).all()
+    assert (hidden <= [simple_bound(rate, noise, test, order) for order in orders]).all()
+    for values in (hidden, open_, public):
+        assert (np.diff(values) >= -3e-5 * values[1:]).all()
+
+
+@pytest.mark.parametrize("accepted", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize(("rate", "noise"), [(0.02, 1.0), (0.3, 4.0), (1.0, 2.0)])
+def test_a_test_that_ignores_the_data_costs_nothing_and_amplifies_visibly(rate, noise, accepted):
+    """With one acceptance probability p: selective is SGM, visible is ``log(1 - p + p A) / (a - 1)``."""
+    orders = np.array([1.5, 3.0, 8.0])
+    test = Acceptance(accepted, accepted, 0.1)
+    plain = sampled_gaussian.curve(rate, noise, orders)
+    assert selective(rate, noise, test, orders) == pytest.approx(plain, rel=3e-6)
+    assert every_trial(rate, noise, test, orders) == pytest.approx(plain, rel=1e-12)
+    mixture = np.log1p(accepted * np.expm1((orders - 1) * plain)) / (orders - 1)
+    assert visible(rate, noise, test, orders) == pytest.approx(mixture, rel=3e-5)
+
+
+def test_a_test_without_a_lowest_or_with_a_certain_acceptance():
+    assert np.isinf(selective(0.1, 1.0, Acceptance(0.0, 0.5, 0.1), [2.0, 8.0])).all()
+    for test in (Acceptance(0.0, 0.5, 0.1), Acceptance(0.2, 1.0, 0.1)):
+        assert visible(0.1, 1.0, test, [2.0, 8.0]) == pytest.approx(every_trial(0.1, 1.0, test, [2.0, 8.0]))
+    certain = selective(0.1, 1.0, Acceptance(0.2, 1.0, 0.1), [2.0])
+    assert selective(0.1, 1.0, Acceptance(0.2, 0.9, 0.1), [2.0]) < certain < selective(0.1, 1.0, Acceptance(0.1, 1.0, 0.1), [2.0])
+
+
+def test_where_the_grid_fails_closed_forms_hold():
+    """Tiny noise at a high order, and hardly ever accepting: finite, and not below the grid's answer nearby."""
+    test = Acceptance.of_noisy_loss(0.01, 1.0, -1.0)
+    assert pairs(0.1, 0.05, test, 200.0) is None
+    assert selective(0.1, 0.05, test, [200.0])[0] == simple_bound(0.1, 0.05, test, 200.0) < math.inf
+    assert visible(0.1, 0.05, test, [200.0]) == every_trial(0.1, 0.05, test, [200.0])
+    uneven = [Acceptance(0.5 / ratio, 0.5, 0.01) for ratio in (0.9e6, 1.1e6)]
+    within, beyond = (selective(0.1, 1.0, test, [4.0])[0] for test in uneven)
+    assert within < beyond < math.inf
+
+
+@pytest.mark.parametrize(("low", "high", "rate"), itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 1.0)))
+def test_the_bit_costs_what_bernoullis_do(low, high, rate):
+    orders = np.array([1.25, 2.0, 7.0, 64.0])
+    found = Acceptance(low, high, rate).bit_cost(orders)
+    brute = np.zeros(orders.size)
+    for p, pz in ((low, high), (high, low)):
+        x = (1 - rate) * p + rate * pz
+        for f, g in ((p, x), (x, p)):
+            logs = np.logaddexp(
+                orders * np.log(f) + (1 - orders) * np.log(g), orders * np.log1p(-f) + (1 - orders) * np.log1p(-g)
+            )
+            brute = np.maximum(brute, logs / (orders - 1))
+    assert found == pytest.approx(brute, rel=1e-6, abs=1e-13)
