@@ -41,21 +41,23 @@ class Acceptance:
         The largest Bernoulli divergence between ``p`` and ``(1 - q_v) p + q_v pz`` in both orders, with (p, pz) the two
         corners of [lowest, highest]: these divergences are jointly convex, so no other pair is worse.
         """
-        gap = self.rate * (self.highest - self.lowest)
-        pairs = [(self.lowest, self.lowest + gap), (self.highest, self.highest - gap)]
-        both = [pair for x, y in pairs for pair in ((x, y), (y, x))]
-        return np.array(
-            [max(_bernoulli(x, y, order) for x, y in both) for order in np.asarray(orders, dtype=np.float64)]
-        )
+        low, high, rate = self.lowest, self.highest, self.rate
+        gap = rate * (high - low)
+        pairs = [(low, (1.0 - rate) * low + rate * high, -gap), (high, (1.0 - rate) * high + rate * low, gap)]
+        both = [pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]
+        return np.array([max(_bernoulli(*pair, order) for pair in both) for order in np.asarray(orders, np.float64)])
 
 
-def _bernoulli(x: float, y: float, order: float) -> float:
-    """Renyi divergence of Bernoulli(x) from Bernoulli(y), through ``t^a - a t + a - 1``: exact for small ones too."""
-    if x == y:
+def _bernoulli(x: float, y: float, over: float, order: float) -> float:
+    """Renyi divergence of Bernoulli(x) from Bernoulli(y), where over = x - y exactly.
+
+    It goes through ``t^a - a t + a - 1`` of the likelihood ratios t, so that small divergences keep their digits.
+    """
+    if over == 0.0:
         return 0.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        changes = np.divide([x - y, y - x], [y, 1.0 - y])
-        ratios = np.where(np.abs(changes) < 0.5, np.log1p(changes), np.log([x / y, (1.0 - x) / (1.0 - y)]))
-        logs = np.log([y, 1.0 - y]) + log_power_gap(ratios, order)
+        here, there, change = np.array([x, 1.0 - x]), np.array([y, 1.0 - y]), np.array([over, -over])
+        ratios = np.where(np.abs(change) < 0.5 * there, np.log1p(change / there), np.log(here / there))
+        logs = np.log(there) + log_power_gap(ratios, order)
         value = float(np.logaddexp(0.0, np.logaddexp(*logs))) / (order - 1.0)
     return np.inf if np.isnan(value) else value

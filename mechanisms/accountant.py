@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms import curves, trial_cap
+from mechanisms import allotment, curves, trial_cap
 from mechanisms.events import Event, SampledGaussian
 
 Charges = Mapping[Event, int]
@@ -43,6 +43,8 @@ def default_orders(column: str) -> tuple[float, ...]:
 def rdp(charges: Charges, orders: Sequence[float], column: str) -> NDArray[np.float64]:
     """Renyi divergence of all charges together; float64 ``[len(orders)]`` in nats.
 
+    Infinite where covered releases cost more than the allotments that should pay for them.
+
     Raises:
         ValueError: a count that is not a non-negative integer, or what `curves.rdp` refuses.
     """
@@ -52,6 +54,8 @@ def rdp(charges: Charges, orders: Sequence[float], column: str) -> NDArray[np.fl
             raise ValueError(f"count = {count!r} of {event} must be an integer, at least 0; charge whole applications")
         if count:
             total = total + count * curves.rdp(event, orders, column)
+    if column == "certified" and allotment.overdrawn(charges):
+        return np.full(len(orders), np.inf)
     return total
 
 

@@ -165,4 +165,5 @@ def _visible_choice(event: events.VisibleChoice, orders: Floats, column: str) ->
 
 @curve.register
 def _randomized_response(event: events.RandomizedResponse, orders: Floats, column: str) -> Floats:
-    return np.minimum(event.epsilon, orders * event.epsilon**2 / 2.0)
+    with np.errstate(over="ignore"):
+        return np.minimum(event.epsilon, orders * event.epsilon * event.epsilon / 2.0)

@@ -22,11 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from mechanisms import sampled_gaussian
 from mechanisms.acceptance import Acceptance
-from mechanisms.worst_pair import WorstPair, pairs
+from mechanisms.worst_pair import WorstPair, divergence, pairs
 
 Floats = NDArray[np.float64]
 
-MARGIN = 1e-6  # relative, for the grid
 MOST_UNEVEN = 1e6  # hi / lo from which the closed form is used: sets too small for the grid could matter beyond it
 SEARCH = 60  # values of m at most; about six are used
 PASSES = 60  # iterations for J at most; about three are used
@@ -62,7 +61,7 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
     if both is None:
         return simple
     ratio = math.log(acceptance.highest / acceptance.lowest)
-    return min(simple, max(_Bound(pair).search(ratio) for pair in both) / (order - 1.0) * (1.0 + MARGIN))
+    return min(simple, divergence(max(_Bound(pair).search(ratio) for pair in both), order))
 
 
 class _Bound:

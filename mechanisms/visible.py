@@ -24,11 +24,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from mechanisms import sampled_gaussian
 from mechanisms.acceptance import Acceptance
-from mechanisms.worst_pair import WorstPair, pairs
+from mechanisms.worst_pair import WorstPair, divergence, pairs
 
 Floats = NDArray[np.float64]
 
-MARGIN = 1e-6  # relative, for the grid
 CELLS = 64
 CLOSE = 1e-5  # relative accuracy of the divergence at which branch and bound stops
 EVALUATIONS = 4_000
@@ -61,7 +60,7 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
     both = pairs(rate, noise, acceptance, order)
     if both is None:
         return math.inf
-    return max(_Supremum(pair, acceptance).log_moment() for pair in both) / (order - 1.0) * (1.0 + MARGIN)
+    return divergence(max(_Supremum(pair, acceptance).log_moment() for pair in both), order)
 
 
 class _Supremum:

@@ -20,6 +20,8 @@ POINTS = 8_000  # at least; the error of the trapezoidal rule at the kinks of a 
 MOST_POINTS = 40_000
 FINE, COARSE = 100.0, 32.0  # points per standard deviation wished for, and needed
 NEGLIGIBLE = 42.0  # in nats below the maximum
+MARGIN = 1e-6  # relative, for the grid
+ROUNDING = 4e-15  # of a log moment, per unit of the order
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class WorstPair:
     def log_gain(self) -> Floats:
         """``log(a^alpha a'^(1 - alpha))`` at each corner."""
         return np.asarray(self.order * np.log(self.numerator) + (1.0 - self.order) * np.log(self.denominator))
+
+
+def divergence(log_moment: float, order: float) -> float:
+    """``log_moment / (order - 1)``, raised by what the grid and the rounding of doubles may have left out."""
+    return (max(log_moment, 0.0) * (1.0 + MARGIN) + ROUNDING * order) / (order - 1.0)
 
 
 def pairs(rate: float, noise: float, acceptance: Acceptance, order: float) -> list[WorstPair] | None:

@@ -67,6 +67,10 @@ def write_report(run_dir: Path) -> Path:
         pictures = plots.svg(plots.accuracy_and_loss(run.records))
         parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", "Test part, after each round.")))
     parts += [_privacy(run)] if run.private else []
+    if any(record.figures for record in run.records):
+        pictures = plots.svg(plots.mechanism_figures(run.records))
+        caption = "Public figures of the mechanism: means over each round's clients."
+        parts.append(page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption)))
     parts += [_guarantee(run), _partition(run, partition), _configuration(run.config), _recompute(run)]
     durable.write(run_dir / "partition.svg", partition)
     path = run_dir / "report.html"

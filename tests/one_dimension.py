@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Model:
-    """Proposals N(0, s^2) and (1 - q) N(0, s^2) + q N(1, s^2) and a test batch of rate q_v, on a grid x ``[points]``."""
+    """Proposals N(0, s^2) and (1 - q) N(0, s^2) + q N(1, s^2), a test batch of rate q_v; on a grid x ``[points]``."""
 
     def __init__(self, rate, noise, test_rate, order, points=6_001):
         self.x = np.linspace(-order - 9 * noise, order + 9 * noise, points)

@@ -42,6 +42,63 @@ def test_a_curve_at_chosen_orders_is_that_of_all_steps(capsys):
     assert found["epsilon_certified"] == accountant.epsilon(charges, 1e-5).epsilon
 
 
+@pytest.mark.parametrize("row", [row for row in REFERENCE["selective_release"] if row["alpha"] == 8])
+def test_curves_of_dpsur(capsys, row):
+    names = ("sample_rate", "noise_multiplier", "validation_rate", "validation_noise", "beta")
+    flags = ["dpsur", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8", "--steps=3"]
+    expected = {"visible": "visible", "selective": "certified", "every-trial": "every_trial"}
+    for accounting, key in expected.items():
+        found = run(capsys, *flags, "--accounting", accounting)
+        assert found["rdp_certified"] == pytest.approx([3 * row[key]], rel=5e-5)
+        assert found["rdp_published"] == pytest.approx([3 * row["published"]], rel=1e-9)
+    trials = run(capsys, *flags, "--trials", 12, "--accounting", "every-trial")
+    assert trials["rdp_certified"] == pytest.approx([12 * row["every_trial"]], rel=1e-9)
+    assert trials["rdp_published"] == found["rdp_published"]
+
+
+@pytest.mark.parametrize("row", [row for row in REFERENCE["importance_sampled_gaussian"] if row["alpha"] == 8])
+def test_curves_of_dpis(capsys, row):
+    names = ("batch_size", "clip_norm", "norm_sum", "records", "noise_multiplier")
+    found = run(capsys, "dpis", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8")
+    assert found["rdp_certified"] == found["rdp_published"] == pytest.approx([row["rdp"]], rel=1e-9)
+
+
+@pytest.mark.parametrize("row", REFERENCE["heterogeneous_noise"])
+def test_effective_noise_of_dphero(capsys, row):
+    flags = ["dphero", "--eigenvalues", ",".join(map(str, row["eigenvalues"])), "--sample-rate=1", "--orders=2"]
+    flags += [f"--noise-multiplier={row['noise_multiplier']}"]
+    isotropic = run(capsys, *flags, "--hero-clipping=isotropic")
+    assert isotropic["effective_noise_multiplier"] == pytest.approx(row["effective_noise_multiplier"], rel=1e-9)
+    assert isotropic["rdp_certified"] == pytest.approx([row["effective_noise_multiplier"] ** -2], rel=1e-9)
+    whitened = run(capsys, *flags)
+    assert whitened["effective_noise_multiplier"] == row["noise_multiplier"]
+    assert whitened["rdp_certified"] == isotropic["rdp_published"] == whitened["rdp_published"]
+
+
+def test_screening_and_sharing(capsys):
+    screening = ["screening", "--sample-rate=0.1", "--noise-multiplier=2", "--steps=5", "--trials=9", "--orders=2"]
+    public = run(capsys, *screening, "--accounting=public-test")
+    assert public["rdp_certified"][0] * 5 == pytest.approx(public["rdp_published"][0] * 9, rel=1e-12)
+    clipped = run(capsys, *screening, "--accounting=clipped", "--lowest-acceptance=0.5", "--test-rate=0.1")
+    assert clipped["rdp_certified"][0] > public["rdp_published"][0] == clipped["rdp_published"][0]
+    assert run(capsys, *screening)["epsilon_certified"] is None
+    sharing = run(capsys, "fedfed", "--share-rate=0.1", "--noise-multiplier=1", "--orders=2", "--steps=2")
+    assert sharing["rdp_certified"] == pytest.approx([2 * 0.15856507874042913], rel=1e-9)
+
+
+def test_a_budget_for_dpsur_gives_the_noise_of_its_proposals(capsys):
+    flags = [
+        "dpsur",
+        "--sample-rate=0.05",
+        "--validation-rate=0.01",
+        "--validation-noise=1",
+        "--steps=100",
+        "--trials=300",
+    ]
+    found = run(capsys, *flags, "--epsilon=3", "--accounting=every-trial")
+    assert 2.99 < found["epsilon_certified"] <= 3
+
+
 def test_a_budget_gives_the_noise_that_meets_it(capsys):
     found = run(capsys, *DPSGD, "--epsilon", 3)
     assert 2.99 < found["epsilon_certified"] <= 3
@@ -119,6 +176,9 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsgd --sample-rate 0.1 --epsilon 1e-4", "budget too small raise epsilon"),
         ("--delta 0.1 dpsgd --sample-rate 0.1 --noise-multiplier 1", "--delta = 0.1 after dpsgd"),
         ("--ledger no/such/run", "no/such/run existing run directory"),
+        ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 3,x", "--eigenvalues 3,x"),
+        ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 0", "eigenvalues = [0.0]"),
+        ("dpsur --sample-rate .1 --noise-multiplier 1 --accounting all", "--accounting all visible"),
         ("", "--ledger dpsgd"),
     ],
 )

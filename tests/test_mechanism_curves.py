@@ -41,10 +41,6 @@ def sgm(rate, noise, orders=ORDERS):
     return curves.rdp(events.SampledGaussian(rate, noise), orders, "certified")
 
 
-def test_the_examples_are_all_kinds():
-    assert {type(event) for event in EXAMPLES} == set(events.KINDS.values())
-
-
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: event.kind)
 def test_every_event_survives_json_and_has_two_rising_curves(event):
     assert events.from_dict(json.loads(json.dumps(events.to_dict(event)))) == event
@@ -96,7 +92,7 @@ def test_importance_sampling_with_equal_norms_is_uniform_sampling():
     """K = N C: every record enters with b / N and adds C; that is DPSGD at the rate b / N."""
     event = events.ImportanceSampledGaussian(50.0, 0.5, 1000 * 0.5, 1000.0, 1.5)
     assert rdp(event) == pytest.approx(sgm(0.05, 1.5), rel=1e-12)
-    with pytest.raises(ValueError, match="norm_sum = 24.9 must be at least b C = 25.0"):
+    with pytest.raises(ValueError, match=r"norm_sum = 24\.9 must be at least b C = 25\.0"):
         dataclasses.replace(event, norm_sum=24.9)
 
 
@@ -143,7 +139,7 @@ def test_randomized_response_costs_at_least_its_divergence(epsilon, labels):
     found = rdp(events.RandomizedResponse(epsilon))
     assert (exact <= found).all()
     assert (found <= epsilon).all()
-    assert found[0] == min(epsilon, 1.25 * epsilon**2 / 2)
+    assert found[0] == pytest.approx(min(epsilon, 1.25 * epsilon**2 / 2))
 
 
 def test_a_noisy_norm_sum_is_charged_with_the_noise_that_is_inside_the_average():
@@ -159,7 +155,9 @@ def test_claims_cost_nothing_certified_and_what_is_unproved_costs_nothing_publis
     assert not rdp(events.Unproved("raw losses"), "published").any()
 
 
-@pytest.mark.parametrize(("mode", "price"), [("visible", visible), ("selective", selective), ("every-trial", every_trial)])
+@pytest.mark.parametrize(
+    ("mode", "price"), [("visible", visible), ("selective", selective), ("every-trial", every_trial)]
+)
 def test_dpsur_is_priced_by_its_accounting(mode, price):
     event = dataclasses.replace(DPSUR, accounting=mode)
     test = Acceptance.of_noisy_loss(0.01, 1.0, -1.0)
@@ -219,7 +217,9 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
     assert trial_cap.guarantee(epsilon, delta, lost) == pytest.approx((2.0, 1e-5), rel=1e-12)
     expected = accountant.epsilon(charges, 1e-5 - lost).epsilon + lost / (1 - lost)
     assert accountant.epsilon({**charges, cap: 1000}, 1e-5).epsilon == pytest.approx(expected, rel=1e-9)
-    assert accountant.epsilon({**charges, cap: 1000}, 1e-5, "published") == accountant.epsilon(charges, 1e-5, "published")
+    assert accountant.epsilon({**charges, cap: 1000}, 1e-5, "published") == accountant.epsilon(
+        charges, 1e-5, "published"
+    )
     assert accountant.epsilon({**charges, cap: 10_000}, 1e-5).epsilon == math.inf
     with pytest.raises(ValueError, match="delta_cap = "):
         trial_cap.budget(2.0, 1e-5, 1e-5)

@@ -1,8 +1,8 @@
 """The documentation does what it says: its commands run, its files and links exist, its figures are the commands' own.
 
-Fenced blocks of a document are performed in order, in an empty folder: ``bash`` blocks line by line, ``python`` blocks as
+A page's fenced blocks are performed in order, in an empty folder: ``bash`` blocks line by line, ``python`` blocks as
 they are; a block whose first line is ``# NAME`` is a file of that name. Trainings are shortened to one round in this
-process; what needs a download or a cluster is only parsed, by the parser that the command itself has.
+process. What needs a download or a cluster is only parsed, by the parser that the command itself has.
 """
 
 import json
@@ -21,10 +21,11 @@ PAGES = sorted(
     path for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern) if path.is_file()
 )
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BARE = re.compile(r"`(\w+\.py)`")
 PATH = re.compile(r"`((?:mechanisms|client|strategies|server|sim|tests|docs|benchmarks|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ELSEWHERE = {"mnist", "fmnist", "cifar10"}
-"""Data sets that are not part of the project."""
+"""Data sets whose files are not part of the project."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -149,6 +150,7 @@ def test_the_table_of_mechanisms_is_complete() -> None:
 def test_named_files_and_links_exist(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     absent = [name for name in PATH.findall(text) if not (ROOT / name).exists()]
+    absent += [name for name in BARE.findall(text) if not any(ROOT.glob(f"[!.]*/{name}"))]
     headings = {
         re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)
     }

@@ -48,9 +48,7 @@ def test_attacks_come_near_the_bounds_but_stay_below_and_refute_the_published_cl
     rate, noise, test = 0.02, 1.0, Acceptance.of_noisy_loss(0.005, 1.0, -1.0)
     model = Model(rate, noise, 0.005, order, points=3_001)
     claim = sum(float(sampled_gaussian.rdp([q], [1.0], order)[0]) for q in (0.02, 0.005))
-    hidden, open_ = (
-        model.attack(release, test.lowest, test.highest) for release in (model.selective, model.visible)
-    )
+    hidden, open_ = (model.attack(release, test.lowest, test.highest) for release in (model.selective, model.visible))
     assert 1.5 * claim < hidden
     for reached, price in ((hidden, selective), (open_, visible)):
         bound = price(rate, noise, test, [order])[0]
@@ -58,7 +56,12 @@ def test_attacks_come_near_the_bounds_but_stay_below_and_refute_the_published_cl
 
 
 @settings(max_examples=40, deadline=None)
-@given(SETTINGS, st.sampled_from([1.5, 3.0, 12.0]), st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1), st.booleans())
+@given(
+    SETTINGS,
+    st.sampled_from([1.5, 3.0, 12.0]),
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1),
+    st.booleans(),
+)
 def test_no_test_function_exceeds_the_bounds(case, order, pattern, added):
     """Acceptance functions that jump between the extreme corners of their square at random places."""
     rate, noise, test_rate, test_noise, beta = case
@@ -70,7 +73,7 @@ def test_no_test_function_exceeds_the_bounds(case, order, pattern, added):
         assert reached(a0, az, added) <= price(rate, noise, test, [order])[0] + 1e-12
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SETTINGS, st.sampled_from([1.25, 2.0, 16.0]))
 def test_the_supremum_over_m_is_not_missed(case, order):
     """`visible` against a plain scan of m over its whole range, without any of its short cuts."""
@@ -91,15 +94,18 @@ def test_the_supremum_over_m_is_not_missed(case, order):
         assert found <= math.log1p(best) / (order - 1) * 1.05
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SETTINGS)
 def test_the_bounds_are_ordered_and_rise_with_the_order(case):
     rate, noise, test_rate, test_noise, beta = case
     test = Acceptance.of_noisy_loss(test_rate, test_noise, beta)
-    orders = [1.25, 2.0, 5.0, 20.0, 64.0]
+    orders = [1.25, 2.0, 5.0, 40.0]
     hidden, open_, public = (price(rate, noise, test, orders) for price in PRICES)
     assert (open_ <= public).all()
-    assert (public <= sampled_gaussian.curve(rate, noise, orders) + sampled_gaussian.curve(test_rate, test_noise, orders) + 1e-12).all()
+    assert (
+        public
+        <= sampled_gaussian.curve(rate, noise, orders) + sampled_gaussian.curve(test_rate, test_noise, orders) + 1e-12
+    ).all()
     assert (hidden <= [simple_bound(rate, noise, test, order) for order in orders]).all()
     for values in (hidden, open_, public):
         assert (np.diff(values) >= -3e-5 * values[1:]).all()
@@ -123,7 +129,11 @@ def test_a_test_without_a_lowest_or_with_a_certain_acceptance():
     for test in (Acceptance(0.0, 0.5, 0.1), Acceptance(0.2, 1.0, 0.1)):
         assert visible(0.1, 1.0, test, [2.0, 8.0]) == pytest.approx(every_trial(0.1, 1.0, test, [2.0, 8.0]))
     certain = selective(0.1, 1.0, Acceptance(0.2, 1.0, 0.1), [2.0])
-    assert selective(0.1, 1.0, Acceptance(0.2, 0.9, 0.1), [2.0]) < certain < selective(0.1, 1.0, Acceptance(0.1, 1.0, 0.1), [2.0])
+    assert (
+        selective(0.1, 1.0, Acceptance(0.2, 0.9, 0.1), [2.0])
+        < certain
+        < selective(0.1, 1.0, Acceptance(0.1, 1.0, 0.1), [2.0])
+    )
 
 
 def test_where_the_grid_fails_closed_forms_hold():
@@ -137,7 +147,9 @@ def test_where_the_grid_fails_closed_forms_hold():
     assert within < beyond < math.inf
 
 
-@pytest.mark.parametrize(("low", "high", "rate"), itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 1.0)))
+@pytest.mark.parametrize(
+    ("low", "high", "rate"), itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 1.0))
+)
 def test_the_bit_costs_what_bernoullis_do(low, high, rate):
     orders = np.array([1.25, 2.0, 7.0, 64.0])
     found = Acceptance(low, high, rate).bit_cost(orders)

@@ -1,0 +1,138 @@
+"""Budgets of runs whose parameters depend on their own outputs: one order, equal shares in advance, and a filter.
+
+The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over all orders, taken
+after looking at what was chosen, is no guarantee: the order would depend on outputs. What is one (Feldman and Zrnic 2021,
+"Individual Privacy Accounting via a Renyi Filter"): fix an order a and a budget rho before the start, and
+choose releases, each depending on all outputs before it, so that their divergences at a never add up to more than rho.
+The whole run is then (a, rho)-RDP. Here
+
+- the run's plan names a, and rho as P equal shares for its P planned rounds (`AdaptivePlan`);
+- a round is charged an `Allotment` when it starts. Its curve is infinite at every other order, so an accountant that
+  knows nothing of filters takes this order, or none;
+- an `Account` says what is left. It refuses a payment that it does not cover;
+- what was released is written down afterwards as `Covered` events, which only allotments make free: `overdrawn` lets
+  anyone check the filter from the ledger's files alone, and the accountant does so.
+
+A plan is frozen before the first output exists, and its charges are functions of the plan and of the number of rounds.
+So parameters that depend on outputs can enter a ledger as `Covered` events only.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mechanisms import curves, sampled_gaussian
+from mechanisms.adaptive_events import Allotment, Covered
+from mechanisms.event import Event
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-9
+"""Relative; plans leave that much room, so that sums of many divergences stay within their budget to the last bit."""
+TOLERANCE = 1e-4
+"""Relative width of the bracket of a noise multiplier that is solved for during training."""
+SEARCHED = 16.0
+"""How far below its start a noise multiplier is searched for."""
+
+
+class AdaptivePlan(ABC):
+    """The plan of a mechanism whose releases depend on outputs. Its ``realized`` releases are `Covered` events."""
+
+    @property
+    @abstractmethod
+    def allotment(self) -> Allotment:
+        """What each round is charged, and the run's order."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one client may spend at its run's order. Immutable: a payment gives a new account.
+
+    Attributes:
+        order: the Renyi order.
+        allotted: sum of its allotments so far, that of the present round included [nats].
+        spent: sum of the divergences of what was released [nats].
+    """
+
+    order: float
+    allotted: float
+    spent: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """What the releases of this round may cost together [nats]."""
+        return self.allotted - self.spent
+
+    def pay(self, event: Event, count: int) -> "Account":
+        """The account after ``count`` releases of ``event``: the filter.
+
+        Raises:
+            ValueError: they cost more than is left; they must not be made.
+        """
+        after = replace(self, spent=self.spent + count * cost(event, self.order))
+        if not after.spent <= after.allotted:
+            raise ValueError(
+                f"{count} x {event} would spend {after.spent:.6g} at order {self.order:g}, more than the allotted "
+                f"{self.allotted:.6g}: raise the noise of the release"
+            )
+        return after
+
+
+def cost(event: Event, order: float) -> float:
+    """Certified divergence of one application at one order, in nats."""
+    return float(curves.rdp(event, (order,), "certified")[0])
+
+
+def covered(charges: Mapping[Event, int], order: float) -> dict[Covered, int]:
+    """Releases, as what allotments at ``order`` have paid for."""
+    return {Covered(order, event): count for event, count in charges.items()}
+
+
+def account(charges: Mapping[Event, int], order: float) -> Account:
+    """The account at ``order`` that a ledger's charges add up to; the sums do not depend on the order of the charges."""
+    allotted = math.fsum(n * e.rdp for e, n in charges.items() if isinstance(e, Allotment) and e.order == order)
+    releases = [(e.event, n) for e, n in charges.items() if isinstance(e, Covered) and e.order == order]
+    return Account(order, allotted, math.fsum(n * cost(event, order) for event, n in releases))
+
+
+def overdrawn(charges: Mapping[Event, int]) -> bool:
+    """Whether covered releases cost more than their allotments, at any of their orders."""
+    orders = {event.order for event in charges if isinstance(event, Covered)}
+    return any(account(charges, order).left < 0.0 for order in orders)
+
+
+def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats) -> Floats:
+    """The smallest multipliers m with which one sampled Gaussian SGM(rate, m) costs at most its limit.
+
+    Args:
+        rates: of sampling, in (0, 1], ``[n]``.
+        limits: divergence of one release at ``order`` [nats], positive, ``[n]``.
+        order: Renyi order above 1.
+        start: where the search starts, positive, ``[n]``; no result is below ``start / SEARCHED``.
+
+    Returns:
+        float64 ``[n]``, above the exact solution by at most ``TOLERANCE``, relative.
+
+    Raises:
+        ValueError: a limit is not positive.
+    """
+    if not (limits > 0.0).all():
+        raise ValueError(f"limits = {limits.min()} must be above 0; nothing is left for a release")
+
+    def meets(multipliers: Floats) -> NDArray[np.bool_]:
+        return np.asarray(sampled_gaussian.rdp(rates, multipliers, order) <= limits * (1.0 - ROUNDING))
+
+    high = start
+    while not (enough := meets(high)).all():
+        high = np.where(enough, high, 2.0 * high)
+    low = start / SEARCHED
+    high = np.where(meets(low), low, high)
+    while (high > low * (1.0 + TOLERANCE)).any():
+        middle = np.sqrt(low * high)
+        enough = meets(middle)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
