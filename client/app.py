@@ -9,11 +9,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from client.messages import TrainRequest, Upload
+from mechanisms.events import from_dict, to_dict
+from mechanisms.ranges import format_ranges, parse_ranges
 
 if TYPE_CHECKING:  # client.node imports torch, which an answer to a query does not need
     from client.node import Node
-from mechanisms.events import from_dict, to_dict
-from mechanisms.ranges import format_ranges, parse_ranges
 
 NodeOf = Callable[[ConfigRecord, Context], "Node"]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""

@@ -14,6 +14,7 @@ from client.messages import Payments, TrainRequest, Upload
 from client.sums import WeightedSum
 from client.uploads import Uploads
 from mechanisms.accountant import Charges
+from mechanisms.allotment import Account, AdaptivePlan, check_settlement, payable
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.events import Event
 from mechanisms.gradients import RecordGradients
@@ -140,14 +141,32 @@ class Node:
     def _settle(
         self, request: TrainRequest, release: str, clients: np.ndarray, realized: Sequence[Charges]
     ) -> Payments:
-        """Write down what an allotment really paid for; clients with equal charges share a line."""
+        """Write down what was really released; what no allotment has paid for is to be charged to the clients.
+
+        Clients with equal charges share a line.
+        """
+        for charges in realized:
+            check_settlement(charges)
         sharing: dict[frozenset[tuple[Event, int]], list[int]] = {}
         for client, charges in zip(clients.tolist(), realized, strict=True):
             if charges:
                 sharing.setdefault(frozenset(charges.items()), []).append(client)
         payments = [(np.array(ids, dtype=np.int64), dict(items)) for items, ids in sharing.items()]
         self._ledger.charge_all(release, request.round, payments)
-        return payments
+        return [(ids, unpaid) for ids, charges in payments if (unpaid := payable(charges))]
+
+    def _accounts(self, request: TrainRequest, clients: np.ndarray) -> list[Account]:
+        """What each client of adaptive plans may spend in this round, which is charged already.
+
+        A replayed round of a simulation sees its account as it was the first time.
+        """
+        at_round = None if self._training.seed is None else request.round
+        plans = [(int(c), self._plans.of(int(c))) for c in clients]
+        return [
+            self._ledger.account(client, plan.allotment.order, at_round)
+            for client, plan in plans
+            if isinstance(plan, AdaptivePlan)
+        ]
 
     def _cohort(self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, key: bytes) -> Cohort:
         """The surroundings of a local round of some clients of one chunk."""
@@ -160,5 +179,6 @@ class Node:
             optimizer=training.optimizer,
             learning_rate=lambda taken: training.learning_rate(request.round, taken),
             nth=nth.tolist(),
+            accounts=self._accounts(request, clients),
             public=self._data.public,
         )

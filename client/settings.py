@@ -21,8 +21,8 @@ class Local(Settings):
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay of lr over the run's local steps"
     )
-    max_records: int = Field(
-        4096, ge=1, description="memory bound of a gradient computation [records in one pass, all clients together]"
+    max_records: int | None = Field(
+        None, ge=1, description="records in one pass, all clients together [records]; 'none': as the cache allows"
     )
 
     @model_validator(mode="after")

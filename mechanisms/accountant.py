@@ -109,12 +109,14 @@ def epsilon(
         ValueError: delta outside (0, 1), an unknown column, a bad count or order.
 
     Warns:
-        UserWarning: the minimum is at an end of the grid, so a wider grid would give less.
+        UserWarning: the minimum is at an end of the grid, so a wider grid would give less. Not for the published column
+            on its own grid: that is the papers'.
     """
     check_delta(delta)
     grid = default_orders(column) if orders is None else tuple(map(float, orders))
     result = _epsilon(frozenset(charges.items()), float(delta), column, grid)
-    if result.order in (grid[0], grid[-1]) and len(grid) > 1 and result.epsilon > 0.0:
+    chosen = column == "certified" or orders is not None
+    if chosen and result.order in (grid[0], grid[-1]) and len(grid) > 1 and result.epsilon > 0.0:
         message = f"epsilon = {result.epsilon:.4g} ({column}) is reached at order {result.order:g}, an end of the grid"
         warnings.warn(f"{message}; a wider grid of orders would give a smaller epsilon", stacklevel=2)
     return result

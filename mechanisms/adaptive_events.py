@@ -3,7 +3,7 @@
 Such a run pays for its releases in advance and at one Renyi order (`mechanisms.allotment`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mechanisms.event import Event, above_one, nested, positive, whole
@@ -33,10 +33,10 @@ class Covered(Event):
     """A release that allotments have paid for: 0 in both columns, as long as they suffice (`allotment.overdrawn`).
 
     Attributes:
-        order: the allotments' Renyi order, above 1.
         event: what was released.
+        order: the allotments' Renyi order, above 1.
     """
 
     kind: ClassVar[str] = "covered"
+    event: Event = field(metadata={"check": nested})
     order: float = above_one()
-    event: Event = nested()

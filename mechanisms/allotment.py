@@ -1,10 +1,10 @@
 """Budgets of runs whose parameters depend on their own outputs: one order, equal shares in advance, and a filter.
 
 The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over all orders, taken
-after looking at what was chosen, is no guarantee: the order would depend on outputs. What is one (Feldman and Zrnic 2021,
-"Individual Privacy Accounting via a Renyi Filter"): fix an order a and a budget rho before the start, and
-choose releases, each depending on all outputs before it, so that their divergences at a never add up to more than rho.
-The whole run is then (a, rho)-RDP. Here
+after looking at what was chosen, is no guarantee: the order would depend on outputs. What is one (Feldman and Zrnic
+2021, "Individual Privacy Accounting via a Renyi Filter"): fix an order a and a budget rho before the start, and choose
+releases, each depending on all outputs before it, so that their divergences at a never add up to more than rho. The
+whole run is then (a, rho)-RDP. Here
 
 - the run's plan names a, and rho as P equal shares for its P planned rounds (`AdaptivePlan`);
 - a round is charged an `Allotment` when it starts. Its curve is infinite at every other order, so an accountant that
@@ -19,8 +19,9 @@ So parameters that depend on outputs can enter a ledger as `Covered` events only
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from mechanisms import curves, sampled_gaussian
 from mechanisms.adaptive_events import Allotment, Covered
 from mechanisms.event import Event
+from mechanisms.events import PaperClaim
 
 Floats = NDArray[np.float64]
 
@@ -67,19 +69,19 @@ class Account:
         """What the releases of this round may cost together [nats]."""
         return self.allotted - self.spent
 
-    def pay(self, event: Event, count: int) -> "Account":
-        """The account after ``count`` releases of ``event``: the filter.
+    def pay(self, charges: Mapping[Event, int]) -> "Account":
+        """The account after these releases: the filter.
 
         Raises:
             ValueError: they cost more than is left; they must not be made.
         """
-        after = replace(self, spent=self.spent + count * cost(event, self.order))
-        if not after.spent <= after.allotted:
+        spent = self.spent + sum(count * cost(event, self.order) for event, count in charges.items())
+        if not spent <= self.allotted:
             raise ValueError(
-                f"{count} x {event} would spend {after.spent:.6g} at order {self.order:g}, more than the allotted "
-                f"{self.allotted:.6g}: raise the noise of the release"
+                f"{dict(charges)} would bring spending at order {self.order:g} to {spent:.8g}, above the allotted "
+                f"{self.allotted:.8g}: more noise is needed"
             )
-        return after
+        return replace(self, spent=spent)
 
 
 def cost(event: Event, order: float) -> float:
@@ -87,22 +89,60 @@ def cost(event: Event, order: float) -> float:
     return float(curves.rdp(event, (order,), "certified")[0])
 
 
-def covered(charges: Mapping[Event, int], order: float) -> dict[Covered, int]:
+def covered(charges: Mapping[Event, int], order: float) -> dict[Event, int]:
     """Releases, as what allotments at ``order`` have paid for."""
-    return {Covered(order, event): count for event, count in charges.items()}
+    return {Covered(event, order): count for event, count in charges.items()}
 
 
-def account(charges: Mapping[Event, int], order: float) -> Account:
-    """The account at ``order`` that a ledger's charges add up to; the sums do not depend on the order of the charges."""
-    allotted = math.fsum(n * e.rdp for e, n in charges.items() if isinstance(e, Allotment) and e.order == order)
-    releases = [(e.event, n) for e, n in charges.items() if isinstance(e, Covered) and e.order == order]
-    return Account(order, allotted, math.fsum(n * cost(event, order) for event, n in releases))
+def payable(charges: Mapping[Event, int]) -> dict[Event, int]:
+    """The charges without those that allotments have paid for."""
+    return {event: count for event, count in charges.items() if not isinstance(event, Covered)}
+
+
+def check_settlement(charges: Mapping[Event, int]) -> None:
+    """Refuse what a round may not add to its charge once it is over: all but covered releases and papers' claims.
+
+    Raises:
+        ValueError: a release that nothing has paid for.
+    """
+    for event in charges:
+        if not isinstance(event, Covered | PaperClaim):
+            raise ValueError(
+                f"{event} was not paid for when its round started: put it into the plan's round_charges, or, where it "
+                "depends on outputs, give the plan an allotment that covers it"
+            )
+
+
+class Movement(NamedTuple):
+    """What one charge moves in an account at an order: its round, and what is allotted and spent [nats]."""
+
+    round: int
+    order: float
+    allotted: float
+    spent: float
+
+
+def movement_of(round_: int, event: Event, count: int) -> Movement | None:
+    """The movement of ``count`` applications of ``event``; None where it belongs to no account."""
+    match event:
+        case Allotment():
+            return Movement(round_, event.order, count * event.rdp, 0.0)
+        case Covered():
+            return Movement(round_, event.order, 0.0, count * cost(event.event, event.order))
+    return None
+
+
+def total(movements: Iterable[Movement], order: float) -> Account:
+    """The account at ``order`` that the movements add up to, in whatever order they come."""
+    moved = [m for m in movements if m.order == order]
+    return Account(order, math.fsum(m.allotted for m in moved), math.fsum(m.spent for m in moved))
 
 
 def overdrawn(charges: Mapping[Event, int]) -> bool:
     """Whether covered releases cost more than their allotments, at any of their orders."""
     orders = {event.order for event in charges if isinstance(event, Covered)}
-    return any(account(charges, order).left < 0.0 for order in orders)
+    moved = [movement_of(0, event, count) for event, count in charges.items()] if orders else []
+    return any(total([m for m in moved if m], order).left < 0.0 for order in orders)
 
 
 def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats) -> Floats:

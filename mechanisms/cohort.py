@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from mechanisms.allotment import Account
 from mechanisms.gradients import RecordGradients
 from mechanisms.optimizers import Optimizer
-from mechanisms.plan import Plan
 from mechanisms.randomness import Streams
 from mechanisms.sampling import CohortData
 
@@ -24,16 +25,18 @@ class Cohort:
         optimizer: what turns a gradient into a direction.
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
         nth: int64 ``[K]``, each client's count of rounds, this one included.
+        accounts: length K where the plans are adaptive: what each client may spend in this round.
         public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers, where there are any.
     """
 
     gradients: RecordGradients
     data: CohortData
-    plans: Sequence[Plan]
+    plans: Sequence[Any]
     streams: Streams
     optimizer: Optimizer
     learning_rate: Callable[[torch.Tensor], torch.Tensor]
     nth: Sequence[int]
+    accounts: Sequence[Account] = ()
     public: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def plan(self, name: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ the second coordinate is released exactly. (Nor does Theorem 5 hold, that T step
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -56,9 +56,11 @@ class HeroPlan(DpsgdPlan):
         own = terms.own
         if not isinstance(own, DpHero):
             raise ValueError(f"own = {own!r} must be the settings of DP-Hero; give its table")
-        plain = super().of(terms, noise)
-        return replace(
-            plain, isotropic=own.hero_clipping == "isotropic", floor=own.hero_floor, refresh=own.hero_refresh
+        return cls(
+            **asdict(DpsgdPlan.of(terms, noise)),
+            isotropic=own.hero_clipping == "isotropic",
+            floor=own.hero_floor,
+            refresh=own.hero_refresh,
         )
 
     def round_charges(self, nth: int) -> Charges:

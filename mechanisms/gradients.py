@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mechanisms.forms import Pass
 from mechanisms.independence import refuse_mixing_layers
@@ -109,7 +110,7 @@ class RecordGradients:
 
     @torch.no_grad()
     def losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`[K, B]`: the loss of each record; no gradient is formed."""
+        """`[K, B]`: the loss of each record, its batch evaluated as one; no gradient is formed."""
         losses = self._zeros(params, x, y, IDENTITY)
         for c, b in self._forward_passes(x):
             output = self._forward(params[c], x[c, b])
@@ -117,7 +118,7 @@ class RecordGradients:
         return losses
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
-        """`[K, B, ...]`: the output of the module for each record, without a graph. K must be at least 1."""
+        """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least 1."""
         self._zeros(params, x, x, IDENTITY)
         outputs: Tensor | None = None
         for c, b in self._forward_passes(x):
@@ -132,7 +133,8 @@ class RecordGradients:
         if params.shape[0] == 1:
             x = self._routes.arranged(x[0])
             return functional_call(self._module, self.layout.unflatten(params[0]), (x,)).unsqueeze(0)
-        return vmap(lambda row, xs: functional_call(self._module, self.layout.unflatten(row), (xs,)))(params, x)
+        with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
+            return vmap(lambda row, xs: functional_call(self._module, self.layout.unflatten(row), (xs,)))(params, x)
 
     def _gradients(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Iterator[tuple[slice, slice, Pass]]:
         if y.shape[:2].numel() == 0:

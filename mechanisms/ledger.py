@@ -5,7 +5,6 @@ leave. A release name identifies one draw of the noise on one sum, so a (release
 however often a round is replayed. Every epsilon can be recomputed from these files by :func:`read`.
 """
 
-import math
 import os
 import warnings
 from collections import Counter
@@ -15,14 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from mechanisms.accountant import Charges
-from mechanisms.allotment import Account, cost
+from mechanisms.allotment import Account, Movement, movement_of, total
 from mechanisms.durable import sync_folder
-from mechanisms.events import Allotment, Covered, Event
+from mechanisms.events import Event
 from mechanisms.ledger_lines import Entry, Ids, check_charge, entries, sorted_clients, whole_length
 
 Key = tuple[str, Event]
-Movement = tuple[int, float, float, float]
-"""Round, order, and what was allotted and spent at that order."""
 
 
 class Ledger:
@@ -39,7 +36,7 @@ class Ledger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._paid: dict[Key, dict[int, Ids]] = {}
-        self._accounts: dict[int, list[Movement]] = {}
+        self._movements: dict[int, list[Movement]] = {}
         _make_folder(self.path.parent)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -83,17 +80,16 @@ class Ledger:
             for entry in fresh:
                 self._remember(entry)
 
-    def account(self, client: int, order: float, before_round: int | None = None) -> Account:
+    def account(self, client: int, order: float, at_round: int | None = None) -> Account:
         """What this file's allotments at one order have left for a client.
 
-        With `before_round`, the lines of that round and of later ones, left by a crash, do not count.
+        With `at_round`, as it was when that round had been charged and nothing of it was released: what a crash has
+        left of it and of later rounds does not count.
         """
-        moved = [
-            (allotted, spent)
-            for number, at, allotted, spent in self._accounts.get(client, [])
-            if at == order and (before_round is None or number < before_round)
-        ]
-        return Account(order, math.fsum(a for a, _ in moved), math.fsum(s for _, s in moved))
+        moved = self._movements.get(client, [])
+        if at_round is not None:
+            moved = [m for m in moved if m.round < at_round or (m.round == at_round and not m.spent)]
+        return total(moved, order)
 
     def close(self) -> None:
         """Close the file; charging afterwards is refused. Closing twice is harmless."""
@@ -133,10 +129,10 @@ class Ledger:
     def _remember(self, entry: Entry) -> None:
         counts = self._paid.setdefault((entry.release, entry.event), {})
         counts[entry.count] = np.union1d(counts.get(entry.count, np.empty(0, np.int64)), entry.clients)
-        if isinstance(entry.event, Allotment | Covered):
-            movement = _movement(entry)
+        movement = movement_of(entry.round, entry.event, entry.count)
+        if movement is not None:
             for client in entry.clients.tolist():
-                self._accounts.setdefault(client, []).append(movement)
+                self._movements.setdefault(client, []).append(movement)
 
     def _append(self, data: bytes) -> None:
         """Write and flush to the disk, or cut off what was written and close."""
@@ -183,14 +179,6 @@ def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counte
     for (_, event), group in lines.items():
         paid.setdefault(event, []).append(_largest_counts(group))
     return _by_client(paid)
-
-
-def _movement(entry: Entry) -> Movement:
-    """What a line of an adaptive run moves in its clients' accounts."""
-    event = entry.event
-    if isinstance(event, Covered):
-        return entry.round, event.order, 0.0, entry.count * cost(event.event, event.order)
-    return entry.round, event.order, entry.count * event.rdp, 0.0
 
 
 def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:

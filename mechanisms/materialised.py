@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mechanisms.forms import Held, Pass
 from mechanisms.layout import Layout
@@ -27,10 +28,13 @@ class Vectorized:
 
     def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
         """The pass over `params [K, P]`, `x [K, B, ...]`, `y [K, B, ...]`, with K, B >= 1."""
-        if params.shape[0] > 1:
-            return _held(self._layout, self._of_cohort(self._layout.unflatten(params.detach()), x, y), metric)
-        gradients = self._of_client(self._layout.unflatten(params[0].detach()), x[0], y[0])
-        return _held(self._layout, {name: g.unsqueeze(0) for name, g in gradients.items()}, metric)
+        with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
+            if params.shape[0] > 1:
+                gradients = self._of_cohort(self._layout.unflatten(params.detach()), x, y)
+            else:
+                single = self._of_client(self._layout.unflatten(params[0].detach()), x[0], y[0])
+                gradients = {name: g.unsqueeze(0) for name, g in single.items()}
+        return _held(self._layout, gradients, metric)
 
 
 class Looped:

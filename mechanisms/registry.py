@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mechanisms import dphero, dpsgd, dpsur, screening, trials
+from mechanisms import dphero, dpis, dpis_plan, dpsgd, dpsur, screening, trials
 from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
@@ -65,6 +65,19 @@ MECHANISMS: dict[str, Mechanism] = {
         realized=trials.realized,
         note="Noise screening's paper charges accepted steps only, as if neither the choice among proposals nor the "
         "loss that it looks at told anything about the data.",
+    ),
+    "dpis": Mechanism(
+        dpis_plan.DpisPlan.of,
+        dpis.step,
+        dpsgd.active,
+        start=dpis.start,
+        report=dpis.report,
+        realized=dpis.realized,
+        calibrate=dpis_plan.calibrate,
+        lasting=(),
+        sized=True,
+        note="DPIS's paper charges norm sums as if their noise, too, were divided by the sampling rate, and counts the "
+        "number of records as a release; the certified figure is the budget to which a filter holds the run.",
     ),
     "dphero": Mechanism(dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report),
     "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),

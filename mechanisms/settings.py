@@ -11,7 +11,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-MechanismName = Literal["dpsgd", "dpsur", "dphero", "screening", "none"]
+MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "none"]
 MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
 
@@ -75,6 +75,28 @@ class Dpsur(Settings):
 
 class Dpis(Settings):
     """DPIS: importance sampling by gradient norm"""
+
+    dpis_sampling: Literal["importance", "uniform"] = Field(
+        "importance", description="records enter by gradient norm (helps below sample rate 1) or all alike, as in DPSGD"
+    )
+    dpis_slack: float = Field(
+        2.0, gt=0, description="k, how much a gradient norm may grow in an epoch before it counts for less [factor]"
+    )
+    dpis_floor: float = Field(
+        0.05, gt=0, le=1, description="g_L, least norm that a record is proposed by [share of the clip bound]"
+    )
+    dpis_norm_rate: float = Field(
+        1.0, gt=0, le=1, description="p_K, probability that a record's norm is looked at [per epoch]"
+    )
+    dpis_norm_share: float = Field(
+        0.05, gt=0, lt=1, description="most that releases of norm sums may cost [share of what the steps cost]"
+    )
+    dpis_clip: float | None = Field(
+        None, gt=0, description="clip bound [noisy mean gradient norms], at most the clip norm; 'none': the clip norm"
+    )
+    dpis_first_phase: float = Field(
+        0.3, ge=0, le=1, description="a_E, epochs with noise for the worst norm sum; then what is left is used [share]"
+    )
 
 
 class DpHero(Settings):

@@ -29,24 +29,23 @@ class Tap(ABC):
         self.trainable = [name for name, p in layer.named_parameters(recurse=False) if p.requires_grad]
         self._clients = self._records = 0
         self._own: dict[str, Tensor] = {}
-        self._kept: Tensor | None = None
-        self._edge: GradientEdge | None = None
+        self._use: tuple[Tensor, GradientEdge] | None = None
 
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
         """Prepares a pass: `weights {name: [K, *shape]}` of the trainable parameters, B = `records`."""
         self._clients, self._records = next(iter(weights.values())).shape[0], records
         frozen = {n: p.detach() for n, p in self._layer.named_parameters(recurse=False) if n not in weights}
         self._own = {n: p.expand(self._clients, *p.shape) for n, p in frozen.items()} | weights
-        self._kept = self._edge = None
+        self._use = None
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output for `x [K * B, ...]`. Raises Untappable on a second use or another leading size."""
-        if self._edge is not None:
+        if self._use is not None:
             raise Untappable("the layer is used more than once")
         if x.shape[0] != self._clients * self._records:
             raise Untappable("the layer's input does not start with the records")
-        output, self._kept = self._apply(x)
-        self._edge = get_gradient_edge(output)
+        output, kept = self._apply(x)
+        self._use = kept.detach(), get_gradient_edge(output)
         return output
 
     @property
@@ -57,16 +56,18 @@ class Tap(ABC):
     @property
     def edge(self) -> GradientEdge:
         """Where the gradient of the output is to be had. Raises Untappable if the layer was not used."""
-        if self._edge is None:
-            raise Untappable("the layer is not used")
-        return self._edge
+        return self._used()[1]
 
     def forms(self, gradient: Tensor, matrix: Tensor | None) -> dict[str, Form]:
         """The forms by parameter name, from the output's `gradient [K * B, ...]`; `matrix [K, out, out]` maps them."""
-        if self._kept is None:
-            raise Untappable("the layer is not used")
-        kept, self._kept, self._edge = self._kept.detach(), None, None
+        kept, _ = self._used()
+        self._use = None
         return {name: self._form(name, kept, gradient, matrix) for name in self.trainable}
+
+    def _used(self) -> tuple[Tensor, GradientEdge]:
+        if self._use is None:
+            raise Untappable("the layer is not used")
+        return self._use
 
     @abstractmethod
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mechanisms.accountant import Charges, epsilon
+from mechanisms.allotment import payable
 from mechanisms.events import Event
 from mechanisms.plan import PlanTable, merge
 
@@ -19,7 +20,7 @@ class Budgets:
         plans: the clients' plans.
         target: epsilon per client; ``inf`` never retires anybody.
         delta: per client.
-        spent: charges so far by client, as the ledger's files say.
+        spent: charges so far by client, as the ledger's files say; what an allotment has paid for costs nothing more.
         taken: int64 ``[clients]``, finished rounds of each client.
     """
 
@@ -35,7 +36,7 @@ class Budgets:
         self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
-        self._history = np.array([self._number(spent.get(client, {})) for client in range(len(plans.which))])
+        self._history = np.array([self._number(payable(spent.get(client, {}))) for client in range(len(plans.which))])
 
     def _number(self, charges: Charges) -> int:
         number = self._numbers.setdefault(frozenset(charges.items()), len(self._histories))

@@ -75,25 +75,21 @@ def _job(settings: str) -> Job:
     return jobs.build(Config.model_validate_json(settings))
 
 
-@functools.cache
-def _node(settings: str, run_dir: str, group: int) -> Node:
-    """The node of a group; it stays in its process, which serves one run.
+def _node_of(config: ConfigRecord, context: Context) -> Node:
+    """A node made for this message alone: another process may have charged its ledger since the message before.
 
     Raises:
         ValueError: the run directory is not there, so that the server would never see the charges.
     """
-    if not Path(run_dir, "config.toml").is_file():
+    run_dir, group = Path(config["run_dir"]), config["group"]
+    if not (run_dir / "config.toml").is_file():
         raise ValueError(
             f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to the absolute "
             "path of a folder that the server and all nodes share; ledgers are written there"
         )
     from sim import job as jobs
 
-    return jobs.node(_job(settings), group, Path(run_dir))
-
-
-def _node_of(config: ConfigRecord, context: Context) -> Node:
-    return _node(config["settings"], config["run_dir"], config["group"])
+    return jobs.node(_job(config["settings"]), group, run_dir)
 
 
 server = server_app(_serve)

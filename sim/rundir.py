@@ -58,10 +58,10 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
     clients, delta = range(len(job.plans.which)), job.config.privacy.delta
     certified = budgets.epsilons("certified")
     worst = budgets.charges_of(int(np.argmax(certified)))
-    last = records[-1]
+    accuracy, loss = (records[-1].accuracy, records[-1].loss) if records else (None, None)
     return Summary(
-        accuracy=last.accuracy,
-        loss=last.loss,
+        accuracy=accuracy,
+        loss=loss,
         epsilon_certified=tuple(certified.tolist()),
         epsilon_published=tuple(budgets.epsilons("published").tolist()),
         epsilon_pld=pld_epsilon(worst, delta),
@@ -69,8 +69,8 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         order=epsilon(worst, delta).order,
         noise_multiplier=tuple(getattr(job.plans.of(c), "noise_multiplier", 0.0) for c in clients),
         events=tuple(sum(budgets.charges_of(c).values()) for c in clients),
-        retired=last.retired,
-        rounds=last.round,
+        retired=int((~budgets.eligible()).sum()),
+        rounds=standing.now.round,
         seconds=sum(r.seconds for r in records),
         run_dir=str(folder),
         release=job.config.run.release,

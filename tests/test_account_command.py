@@ -42,7 +42,7 @@ def test_a_curve_at_chosen_orders_is_that_of_all_steps(capsys):
     assert found["epsilon_certified"] == accountant.epsilon(charges, 1e-5).epsilon
 
 
-@pytest.mark.parametrize("row", [row for row in REFERENCE["selective_release"] if row["alpha"] == 8])
+@pytest.mark.parametrize("row", [row for row in REFERENCE["selective_release"] if row["alpha"] == 8][::4])
 def test_curves_of_dpsur(capsys, row):
     names = ("sample_rate", "noise_multiplier", "validation_rate", "validation_noise", "beta")
     flags = ["dpsur", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8", "--steps=3"]

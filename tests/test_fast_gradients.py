@@ -11,7 +11,7 @@ from mechanisms.image_format import channels_last
 from mechanisms.materialised import Vectorized
 from mechanisms.metric import IDENTITY
 from mechanisms.taps import LinearTap, Untappable
-from tests.record_models import GENERAL, TAPPED, Apply, Case, Tokens, plain_gradients, problem
+from tests.record_models import GENERAL, TAPPED, Apply, Case, Tokens, averaged, plain_gradients, problem
 from tests.test_gradients import ROUNDING, by_case, clip
 
 
@@ -125,6 +125,11 @@ def test_equal_inputs_give_equal_bits() -> None:
         params = gradients.layout.initial(module).expand(3, -1)
         runs.append(torch.cat(gradients.scaled_sum(params, x, y, clip), dim=1))
     assert torch.equal(*runs)
+
+
+def test_an_embedding_scaled_by_frequency_is_not_tapped_though_a_probe_without_repeats_agrees() -> None:
+    gradients = RecordGradients(averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)))
+    assert not gradients.is_tapped(torch.arange(6).view(1, 2, 3), torch.zeros(1, 2, dtype=torch.long))
 
 
 def test_a_loss_bound_to_its_type_is_fast_too() -> None:

@@ -4,6 +4,7 @@ Every process that Flower starts inherits a FLWR_HOME of this file, by which it 
 """
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -21,14 +22,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import decode_request, decode_upload, encode_request, encode_upload
 from client.messages import TrainRequest, Upload
+from mechanisms.events import Gaussian
 from server.app import exchange_over, find_groups
-from sim import account, app
+from sim import account, app, session
 from sim.cli import parse
 from sim.fields import SETTINGS
 
@@ -39,10 +42,10 @@ PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH",
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation", "flwr-serverapp")
 
 DECIDED_BY_FLOWER = {"engine", "workers", "groups", "ray_address", "cpus_per_worker", "gpus_per_worker"}
-RUN = {"clients": 20, "rounds": 2, "epsilon": 4.0}
+ROUNDS = 2
 SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
-PATIENCE = 100
-"""Seconds that one ``flwr run`` may take."""
+PATIENCE = 300
+"""Seconds that one ``flwr run`` may take; on two idle cores it takes 15."""
 
 MISSING = [command for command in COMMANDS if shutil.which(command, path=PATH) is None]
 
@@ -151,10 +154,20 @@ def deployment(tmp_path_factory) -> Iterator[Flower]:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
+def settings(tmp_path_factory) -> dict:
+    """What is run; its data set loads faster than scikit-learn."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("data") / "blobs.npz"
+    y = rng.integers(0, 3, 300)
+    np.savez(path, x=(rng.normal(size=(300, 8)) + y[:, None]).astype(np.float32), y=y)
+    return {"dataset": str(path), "clients": 20, "rounds": ROUNDS, "epsilon": 4.0}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, settings) -> Path:
     """The same run by ``python -m sim.run --engine inline``."""
     out = tmp_path_factory.mktemp("reference")
-    line = app.flags(RUN | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
+    line = app.flags(settings | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
     subprocess.run([sys.executable, "-m", "sim.run", *line], cwd=ROOT, check=True, timeout=PATIENCE)
     return out / "inline"
 
@@ -176,7 +189,7 @@ def rounds(folder: Path) -> list[dict]:
 def assert_same_run(folder: Path, reference: Path, capsys, log: str = "") -> None:
     assert (folder / "summary.json").is_file(), log
     assert (folder / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes()
-    assert [record["round"] for record in rounds(folder)] == list(range(1, RUN["rounds"] + 1))
+    assert [record["round"] for record in rounds(folder)] == list(range(1, ROUNDS + 1))
     assert rounds(folder) == rounds(reference)
     assert epsilons(folder, capsys) == epsilons(reference, capsys)
     assert (folder / "report.html").is_file()
@@ -187,7 +200,7 @@ def interrupted(run: Path, folder: Path) -> Path:
     shutil.copytree(run, folder)
     for name in ("model.safetensors", "summary.json", "report.html"):
         (folder / name).unlink()
-    for part in (folder / "checkpoints").glob(f"*{RUN['rounds']}.*"):
+    for part in (folder / "checkpoints").glob(f"*{ROUNDS}.*"):
         part.unlink()
     return folder
 
@@ -209,8 +222,8 @@ def modules() -> set[str]:
 class TestEngines:
     """Whole runs, by the commands of docs/flower.md."""
 
-    def test_simulation(self, simulation, reference, capsys):
-        log = simulation.run("local", *SIMULATED, **RUN, out="results", name="simulated")
+    def test_simulation(self, simulation, settings, reference, capsys):
+        log = simulation.run("local", *SIMULATED, **settings, out="results", name="simulated")
         assert_same_run(simulation.home / "results" / "simulated", reference, capsys, log)
         assert bundled(simulation.home) == modules(), "not what fab-include in pyproject.toml is meant to pick"
 
@@ -219,8 +232,8 @@ class TestEngines:
         log = simulation.run("local", *SIMULATED, resume=str(folder))
         assert_same_run(folder, reference, capsys, log)
 
-    def test_deployment(self, deployment, reference, capsys):
-        log = deployment.run("lab", **RUN, out=str(deployment.home / "results"), name="deployed")
+    def test_deployment(self, deployment, settings, reference, capsys):
+        log = deployment.run("lab", **settings, out=str(deployment.home / "results"), name="deployed")
         assert_same_run(deployment.home / "results" / "deployed", reference, capsys, log)
 
     def test_a_fault_is_named_in_the_log_and_leaves_nothing(self, deployment):
@@ -230,10 +243,14 @@ class TestEngines:
 
 
 class LocalGrid(Grid):
-    """Flower nodes in this process, by id: a node configuration, or None for a node that is registered but gone."""
+    """Flower nodes in this process, by id: a node configuration, or None for a node that is registered but gone.
 
-    def __init__(self, nodes: Mapping[int, dict | None]):
+    The client apps take turns, as Flower's simulation hands a node's messages to any of its workers.
+    """
+
+    def __init__(self, nodes: Mapping[int, dict | None], *clients: ClientApp):
         self.nodes = dict(nodes)
+        self._clients = itertools.cycle(clients or [app.client])
         self._replies: dict[str, Message] = {}
         self._names = map(str, itertools.count())
         self._run = Run.create_empty(1)
@@ -259,7 +276,7 @@ class LocalGrid(Grid):
         message.metadata.__dict__["_message_id"] = name  # as Flower's grids do
         if (config := self.nodes[node]) is not None:
             try:
-                self._replies[name] = app.client(message, Context(1, node, config, RecordDict(), {}))
+                self._replies[name] = next(self._clients)(message, Context(1, node, config, RecordDict(), {}))
             except Exception as fault:
                 self._replies[name] = Message(Error(2, f"{type(fault)}:<'{fault}'>"), reply_to=message)
         return name
@@ -319,19 +336,37 @@ def test_nodes_that_are_amiss_are_named(nodes, fault, message):
         find_groups(LocalGrid(nodes), patience=0.3)
 
 
-def test_both_apps_compute_what_the_inline_engine_computes(tmp_path, reference, capsys):
-    serve(LocalGrid({8: place(1), 4: place(0)}), **RUN, out=str(tmp_path), name="local")
+def test_both_apps_compute_what_the_inline_engine_computes(tmp_path, settings, reference, capsys):
+    serve(LocalGrid({8: place(1), 4: place(0)}), **settings, out=str(tmp_path), name="local")
     assert_same_run(tmp_path / "local", reference, capsys)
 
 
-def test_nodes_without_a_client_idle(tmp_path, capsys):
-    serve(LocalGrid({n: place(n, 3) for n in range(3)}), clients=2, rounds=1, out=str(tmp_path), name="few")
+def test_a_group_may_wander_between_processes(tmp_path, settings):
+    """What clients keep from round to round (state, and what is left of an allotment) is on disk and nowhere else."""
+    lasting = settings | {"rounds": 4, "clients": 4, "mechanism": "dpis", "momentum": 0.5, "keep-state": True}
+    lasting |= {"out": str(tmp_path), "quiet": True}
+    inline = {"engine": "inline", "groups": 2, "name": "inline"}
+    session.train(parse(app.flags(lasting | inline), "", ""))
+    there = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("there", app.__file__))
+    spec.loader.exec_module(there)
+    serve(LocalGrid({4: place(0), 8: place(1)}, app.client, app.client, there.client), **lasting, name="local")
+    for path in ("model.safetensors", "ledger/group-0000.jsonl", "ledger/group-0001.jsonl"):
+        assert (tmp_path / "local" / path).read_bytes() == (tmp_path / "inline" / path).read_bytes()
+
+
+def test_nodes_without_a_client_idle(tmp_path, settings):
+    serve(
+        LocalGrid({n: place(n, 3) for n in range(3)}),
+        **settings | {"clients": 2, "rounds": 1},
+        out=str(tmp_path),
+        name="few",
+    )
     assert rounds(tmp_path / "few")[0]["participants"] == 2
 
 
-def test_a_resumed_run_is_the_same_run(tmp_path, reference, capsys):
+def test_a_resumed_run_is_the_same_run(tmp_path, settings, reference, capsys):
     folder = interrupted(reference, tmp_path / "interrupted")
-    serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder), clients=RUN["clients"])
+    serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder), **settings)
     assert_same_run(folder, reference, capsys)
 
 
@@ -400,6 +435,13 @@ def test_an_upload_survives_the_journey(figures):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
     upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, 0.125, figures)
     assert_equal(decode_upload(encode_upload(upload)), upload)
+
+
+def test_what_clients_really_paid_survives_the_journey():
+    nothing, paid = np.zeros(1, np.int64), {Gaussian(0.1): 3}
+    upload = Upload(2, 0, nothing, nothing, 1, 0.5, {}, [(np.array([1, 2, 5], np.int64), paid), (nothing, paid)])
+    realized = decode_upload(encode_upload(upload)).realized
+    assert [(clients.tolist(), charges) for clients, charges in realized] == [([1, 2, 5], paid), ([0], paid)]
 
 
 def test_the_run_configuration_has_the_flags_of_the_command():

@@ -133,7 +133,7 @@ def train(message: Message, context: Context) -> Message:
     prepare_actor()
     config = message.content["config"]
     client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    # `torch.manual_seed` would also queue the seed for a GPU, with a stack trace: a sixth of the time of a message.
+    # `torch.manual_seed` would also queue the seed for a GPU, with a stack trace, for each message.
     torch.default_generator.manual_seed(hash((config["seed"], config["server-round"], client)))
 
     x, y = digits()

@@ -1,0 +1,237 @@
+"""DPIS: Wei, Bao, Xiao, Yang, "DPIS: An Enhanced Mechanism for Differentially Private SGD with Importance Sampling",
+CCS 2022. For K clients at once.
+
+Per client, with its public number of records N, expected batch size b = q N, noise multiplier s and clip bound C. Norms
+|g_i| are clipped to C throughout.
+
+At the start of every epoch of ceil(1/q) steps, the first one at the start of the round, from records drawn by coins of
+rate p:
+
+    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)                      (Eq. 16, optional)
+    K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))                         (Eqs. 11, 12)
+    ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
+
+In every step record i enters with probability b |g_i| / K: it is proposed with probability b ghat_i / K, and accepted
+with probability |g_i| / ghat_i. Then
+
+    g = ( sum of (K / N) g_i / |g_i| over those that entered  +  N(0, s^2 C^2 I) ) / b       (Eq. 7)
+
+and the optimizer. An accepted record adds a vector of norm K / N whatever its probability was, so nothing exceeds the
+sensitivity; one whose norm has grown beyond ghat since its epoch began counts as if it had norm ghat (a bias, no
+leak). About k b gradients are computed in a step. A record's state ghat_i depends on its own coins and on released
+values only.
+
+Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)`` (Lemma 3.1 at |g| = C), a
+norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p. K, K* and C are outputs, so the run is
+adaptive: one order, allotments in advance and a filter (`mechanisms.allotment`). K = N C costs most. Noise (Section
+4.2): in the first a_E of the run's epochs as if K were N C; after that, what is left is shared equally by the steps to
+come, and each epoch's noise follows from its share and its K.
+
+Deviations, and why:
+
+- ghat is held below C, not k C. Then no proposal probability exceeds 1; dividing by one that was cut off, as the paper
+  does, breaks the sensitivity. The maximum with b C is taken last: Eq. (12) can undo it.
+- Algorithm 1, line 26 divides by b twice; Eq. (7) is right.
+- K* comes from a uniform batch of its own at the present model. C is a multiple of the mean norm, at most the
+  configured clip norm and at least ``LEAST_CLIP`` of it, and made anew in each epoch: clients keep nothing of it.
+- s_K = 0.02 N as in the paper, but more where the norm sums would cost more than a given share of the steps: with few
+  records 0.02 N is no noise at all. K then says little, which costs no privacy: any K in [b C, N C] is right.
+- With q = 1 there is no choice, b C = N C, so no K is released. Nothing is gained over DPSGD there.
+- N is public and used as it is. The published column has the paper's noisy release of N, its cost of the norm sums
+  (multiplier s_K, as if the noise stood inside the factor 1/p) and its cost of the steps as planned, for K = N C.
+- ``uniform`` sampling turns the special part off: all ghat = C and K = N C, and whatever is proposed is accepted and
+  merely clipped. This is DPSGD, draw for draw.
+
+Edge cases: b may be below 1. An empty batch adds noise and counts. A zero gradient is never accepted; one that is not
+finite adds 0 to every sum, and its record is proposed as if its norm were C.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mechanisms import importance
+from mechanisms.accountant import Charges, convert
+from mechanisms.allotment import covered, least_multipliers
+from mechanisms.clipping import clip_factors
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.dpis_plan import DpisPlan
+from mechanisms.dpsgd import expected_size
+from mechanisms.plan import merge
+
+LEAST_CLIP = 0.01
+"""Floor of an adaptive clip bound, in units of the configured one."""
+EPOCHAL = ("clip_norm", "share", "multiplier")
+"""Memory with a column for each epoch: C, K / (N C) and s."""
+
+
+def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
+    """The state before the first step from ``params [P]``.
+
+    Memory, float64: ``ghat [K, n]`` before it is clamped (inf: unknown); the `EPOCHAL` numbers ``[K, epochs]``; and
+    ``spent [K]`` by the client so far, in nats.
+    """
+    plans = _plans(cohort)
+    epochs, size = max(p.epochs for p in plans), max(map(len, cohort.data.records))
+    one = torch.ones(len(plans), epochs, dtype=torch.float64, device=params.device)
+    ghat = torch.full((len(plans), size), torch.inf, dtype=torch.float64, device=params.device)
+    memory = dict.fromkeys(EPOCHAL, one)
+    spent = torch.tensor([account.spent for account in cohort.accounts]).to(one)
+    return LocalState.start(cohort, params).remember(ghat=ghat, spent=spent, **memory)
+
+
+def step(cohort: Cohort, state: LocalState) -> LocalState:
+    """One step of every client; those at the start of an epoch look at their norms first."""
+    state = _begin(cohort, state)
+    rate, ghat, clip, share, multiplier = _now(cohort, state)
+    proposals = importance.propose(cohort, rate / share, ghat)
+    clip, share = clip.to(state.params), share.to(state.params)
+    by_norm = torch.tensor([p.importance for p in _plans(cohort)], device=clip.device)[:, None]
+
+    def factors(norms: torch.Tensor) -> torch.Tensor:
+        """K / (N |g|) for what is accepted; the uniform ones are all accepted and clipped."""
+        unit = torch.where(proposals.accepted(norms, clip), (share * clip)[:, None] / norms, 0.0)
+        return torch.where(by_norm, unit, clip_factors(norms, clip) * proposals.batch.mask)
+
+    total, _ = cohort.gradients.scaled_sum(state.params, proposals.batch.x, proposals.batch.y, factors)
+    std = multiplier.to(clip) * clip
+    noisy = total + std[:, None] * cohort.streams.normal("noise", total.shape[1])
+    return state.descend(cohort, noisy / expected_size(cohort)[:, None])
+
+
+def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
+    """What holds in this step, float64: q ``[K]``, ghat / C ``[K, n]``, C, K / (N C) and s, each ``[K]``."""
+    plans, device = _plans(cohort), state.params.device
+    epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
+    clip, share, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
+    rate, floor = (
+        torch.tensor(values, dtype=torch.float64, device=device)
+        for values in ([p.sample_rate for p in plans], [p.own.dpis_floor for p in plans])
+    )
+    ghat = torch.maximum(state.memory["ghat"] / clip[:, None], floor[:, None]).clamp(max=1.0)
+    return rate, ghat, clip, share, multiplier
+
+
+def _begin(cohort: Cohort, state: LocalState) -> LocalState:
+    """Clients that start an epoch look at their norms, release and pay for K* and K, and set C, ghat and the noise."""
+    plans, taken = _plans(cohort), state.taken.long().tolist()
+    starting = [k for k, (p, n) in enumerate(zip(plans, taken, strict=True)) if n < p.steps and n % p.epoch_steps == 0]
+    if not starting:
+        return state
+    epochs, table = _epochs(plans, state), {name: rows.cpu().numpy().copy() for name, rows in state.memory.items()}
+    for_clip = _places(cohort, "clip sum", [k for k in starting if plans[k].own.dpis_clip is not None])
+    for_sum = _places(cohort, "norm sum", [k for k in starting if plans[k].releases_norm_sum])
+    seen = [np.union1d(*both).astype(np.int64) for both in zip(for_clip, for_sum, strict=True)]
+    norms = importance.look(cohort, state.params, seen)
+    for k in starting:
+        plan, column = plans[k], (k, epochs[k])
+        parts = [norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum)]
+        table["clip_norm"][column] = clip = _clip_norm(plan, parts[0], cohort.streams.of("clip sum")[k])
+        table["share"][column] = _share(plan, parts[1], clip, cohort.streams.of("norm sum")[k])
+        if plan.importance:
+            table["ghat"][k, seen[k]] = plan.own.dpis_slack * norms[k]
+    _allocate(cohort, starting, epochs, table)
+    return state.remember(**{name: torch.from_numpy(rows).to(state.params.device) for name, rows in table.items()})
+
+
+def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.ndarray]:
+    """Places of the records that enter a norm sum of some clients, by fresh coins; none for the other clients."""
+    places = [np.empty(0, dtype=np.int64) for _ in cohort.plans]
+    for k in clients:
+        coins = cohort.streams.of(purpose)[k].random(len(cohort.data.records[k]))
+        places[k] = np.flatnonzero(coins < _plans(cohort)[k].own.dpis_norm_rate)
+    return places
+
+
+def noisy_norm_sum(plan: DpisPlan, norms: np.ndarray, clip_norm: float, stream: np.random.Generator) -> float:
+    """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not finite adds 0."""
+    total = np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0).sum()
+    return float(total / plan.own.dpis_norm_rate + plan.norm_noise * clip_norm * stream.standard_normal())
+
+
+def _clip_norm(plan: DpisPlan, norms: np.ndarray, stream: np.random.Generator) -> float:
+    """C: a multiple of the noisy mean norm K* / N, at most the configured bound and not far below it."""
+    if plan.own.dpis_clip is None:
+        return plan.clip_norm
+    mean = noisy_norm_sum(plan, norms, plan.clip_norm, stream) / plan.records
+    return min(plan.clip_norm, max(LEAST_CLIP * plan.clip_norm, plan.own.dpis_clip * mean))
+
+
+def _share(plan: DpisPlan, norms: np.ndarray, clip_norm: float, stream: np.random.Generator) -> float:
+    """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
+    if not plan.releases_norm_sum:
+        return 1.0
+    share = noisy_norm_sum(plan, norms, clip_norm, stream) / (plan.records * clip_norm)
+    return max(plan.sample_rate, min(share, 1.0))
+
+
+def _allocate(cohort: Cohort, starting: Sequence[int], epochs: Sequence[int], table: dict[str, np.ndarray]) -> None:
+    """Pay for the norm sums of the epochs that start, choose the noise of their steps, and pay for these."""
+    plans, accounts = _plans(cohort), {}
+    for k in starting:
+        accounts[k] = replace(cohort.accounts[k], spent=table["spent"][k]).pay(plans[k].norm_sum_charges)
+        table["multiplier"][k, epochs[k]] = plans[k].noise_multiplier
+    open_ = [k for k in starting if not plans[k].first_phase(cohort.nth[k], epochs[k])]
+    for order in {accounts[k].order for k in open_}:
+        rows = [k for k in open_ if accounts[k].order == order]
+        share = np.array([table["share"][k, epochs[k]] for k in rows])
+        rates = np.array([plans[k].sample_rate for k in rows]) / share
+        limits = np.array([plans[k].step_limit(cohort.nth[k], epochs[k], accounts[k]) for k in rows])
+        begin = np.array([plans[k].noise_multiplier for k in rows]) / share
+        found = share * least_multipliers(rates, limits, order, begin)
+        for k, multiplier in zip(rows, found, strict=True):
+            table["multiplier"][k, epochs[k]] = multiplier
+    for k in starting:
+        numbers = (float(table[name][k, epochs[k]]) for name in ("share", "clip_norm", "multiplier"))
+        table["spent"][k] = accounts[k].pay({plans[k].step_event(*numbers): plans[k].steps_of(epochs[k])}).spent
+
+
+def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
+    """What the round's allotment has paid for."""
+    result = []
+    for k, (plan, account) in enumerate(zip(_plans(cohort), cohort.accounts, strict=True)):
+        charges: Charges = {event: plan.epochs * n for event, n in plan.norm_sum_charges.items()}
+        for epoch in range(plan.epochs):
+            numbers = (float(state.memory[name][k, epoch]) for name in ("share", "clip_norm", "multiplier"))
+            charges = merge(charges, {plan.step_event(*numbers): plan.steps_of(epoch)})
+        result.append(covered(charges, account.order))
+    return result
+
+
+def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
+    """Means over the epochs of K / (N C), C and s ``[K]``; and epsilon of what has really been spent, no guarantee."""
+    plans = _plans(cohort)
+    means = {
+        name: torch.stack([row[: plan.epochs].mean() for row, plan in zip(state.memory[name], plans, strict=True)])
+        for name in EPOCHAL
+    }
+    spent = [
+        convert(np.array([spent]), (account.order,), plan.delta).epsilon
+        for spent, account, plan in zip(state.memory["spent"].tolist(), cohort.accounts, plans, strict=True)
+    ]
+    named = {"dpis_clip_norm": "clip_norm", "dpis_norm_sum_share": "share", "dpis_noise_multiplier": "multiplier"}
+    figures = {figure: means[name] for figure, name in named.items()}
+    return figures | {"dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64)}
+
+
+def _plans(cohort: Cohort) -> list[DpisPlan]:
+    """The cohort's plans.
+
+    Raises:
+        ValueError: a plan of another mechanism, or no accounts to spend from.
+    """
+    plans = [plan for plan in cohort.plans if isinstance(plan, DpisPlan)]
+    if not len(plans) == len(cohort.plans) == len(cohort.accounts):
+        raise ValueError(
+            f"{len(cohort.plans)} clients have {len(plans)} plans of DPIS and {len(cohort.accounts)} accounts; "
+            "give each client one of both"
+        )
+    return plans
+
+
+def _epochs(plans: Sequence[DpisPlan], state: LocalState) -> list[int]:
+    """The present epoch of each client in its round, from 0; its last one where it is done."""
+    taken = state.taken.long().tolist()
+    return [min(n // plan.epoch_steps, plan.epochs - 1) for plan, n in zip(plans, taken, strict=True)]

@@ -1,0 +1,192 @@
+"""The plan of DPIS (`mechanisms.dpis`): what a round releases, what it may cost, and how the noise is allocated."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from mechanisms.accountant import Charges, epsilon
+from mechanisms.allotment import ROUNDING, Account, AdaptivePlan, cost
+from mechanisms.calibration import smallest
+from mechanisms.events import Allotment, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
+from mechanisms.plan import Terms, merge, planned
+from mechanisms.settings import Dpis
+
+NORM_NOISE = 0.02
+"""s_K / N and s_N / N of the paper."""
+LIFT = 1e-6
+"""Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the target."""
+
+
+@dataclass(frozen=True)
+class DpisPlan(AdaptivePlan):
+    """A client's plan.
+
+    Attributes:
+        sample_rate: q = b / N in (0, 1], expected share of the records in a step if K = N C.
+        noise_multiplier: s for the worst K, noise standard deviation over C.
+        clip_norm: the largest clip bound, in units of the gradient.
+        steps: local steps a round.
+        records: N.
+        rounds: rounds that the budget is planned for.
+        delta: of the guarantee; with the planned divergences it names the order.
+        own: the mechanism's settings.
+    """
+
+    sample_rate: float
+    noise_multiplier: float
+    clip_norm: float
+    steps: int
+    records: int
+    rounds: int
+    delta: float
+    own: Dpis
+
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "DpisPlan":
+        """The plan of some terms with this noise multiplier for the worst K.
+
+        Raises:
+            ValueError: an option of other mechanisms that has no meaning here.
+        """
+        own, p = terms.own, terms.privacy
+        if not isinstance(own, Dpis):
+            raise ValueError(f"own = {own!r} must be the settings of DPIS; give its table")
+        for name, value, plain in (
+            ("clipping", p.clipping, "flat"),
+            ("noise_decay", p.noise_decay, 0.0),
+            ("clip_quantile", p.clip_quantile, None),
+        ):
+            if value != plain:
+                raise ValueError(
+                    f"{name} = {value} must be {str(plain).lower()} with dpis, which sets clip bound and noise by its "
+                    f"own rules: drop --{name.replace('_', '-')}"
+                )
+        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, terms.size, terms.rounds, p.delta, own)
+
+    @property
+    def importance(self) -> bool:
+        """Whether records enter by their gradient norm."""
+        return self.own.dpis_sampling == "importance"
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch."""
+        return min(self.steps, math.ceil(round(1.0 / self.sample_rate, 9)))
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of a round; the last may be shorter than the others."""
+        return math.ceil(self.steps / self.epoch_steps)
+
+    def steps_of(self, epoch: int) -> int:
+        """Steps of the ``epoch``-th epoch of a round (from 0)."""
+        return min(self.epoch_steps, self.steps - epoch * self.epoch_steps)
+
+    @property
+    def releases_norm_sum(self) -> bool:
+        """Whether there is a K to choose."""
+        return self.importance and self.sample_rate < 1.0
+
+    @property
+    def norm_sums(self) -> int:
+        """Norm sums released in an epoch."""
+        return int(self.releases_norm_sum) + int(self.own.dpis_clip is not None)
+
+    @property
+    def _costliest_norm_noise(self) -> float:
+        """s_K at which an epoch's norm sums cost ``dpis_norm_share`` of its steps, by ``rdp ~ a q^2 / (2 s^2)``."""
+        ratio = self.norm_sums / (self.own.dpis_norm_share * self.epoch_steps)
+        return self.noise_multiplier / self.sample_rate * math.sqrt(ratio)
+
+    @property
+    def norm_noise(self) -> float:
+        """s_K: standard deviation of the noise on a norm sum, over C."""
+        return max(NORM_NOISE * self.records, self._costliest_norm_noise)
+
+    def worst_round(self) -> Charges:
+        """The releases of a round if K = N C and s_K is as small as it can be; they do not depend on N."""
+        steps: Charges = {SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}
+        if not self.norm_sums:
+            return steps
+        release = NoisyNormSum(self.own.dpis_norm_rate, self._costliest_norm_noise)
+        return merge(steps, {release: self.epochs * self.norm_sums})
+
+    @functools.cached_property
+    def allotment(self) -> Allotment:
+        """The worst round, at the order that is best for all planned rounds of that kind.
+
+        Raises:
+            ValueError: no order gives a finite divergence.
+        """
+        run = {event: self.rounds * count for event, count in self.worst_round().items()}
+        order = epsilon(run, self.delta).order
+        if order is None:
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier:g} is too small for any guarantee: raise --noise-multiplier"
+            )
+        rdp = sum(count * cost(event, order) for event, count in self.worst_round().items())
+        return Allotment(order, rdp * (1.0 + ROUNDING), self.rounds)
+
+    def round_charges(self, nth: int) -> Charges:
+        """An allotment; and the paper's claims for the planned round, and for N in the first one."""
+        claims: Charges = {PaperClaim(self.sample_rate, self.noise_multiplier): self.steps}
+        if self.norm_sums:
+            claim = PaperClaim(self.own.dpis_norm_rate, self.norm_noise)
+            claims = merge(claims, {claim: self.epochs * self.norm_sums})
+        if self.importance and nth == 1:
+            claims = merge(claims, {PaperClaim(1.0, NORM_NOISE * self.records): 1})
+        return {self.allotment: 1, **claims}
+
+    def first_phase(self, nth: int, epoch: int) -> bool:
+        """Whether an epoch of the ``nth`` round gets the noise for the worst K (Section 4.2)."""
+        if not self.importance:
+            return True
+        return (nth - 1) * self.epochs + epoch < self.own.dpis_first_phase * self.rounds * self.epochs
+
+    @property
+    def norm_sum_charges(self) -> Charges:
+        """The norm sums of an epoch."""
+        if not self.norm_sums:
+            return {}
+        return {NoisyNormSum(self.own.dpis_norm_rate, self.norm_noise): self.norm_sums}
+
+    def step_limit(self, nth: int, epoch: int, account: Account) -> float:
+        """What a step of this epoch may cost: its equal part of what is left of the run, and of the round.
+
+        The norm sums of this epoch are paid already, those of later ones are set aside.
+        """
+        norm_sums = sum(count * cost(event, account.order) for event, count in self.norm_sum_charges.items())
+        steps, later = self.steps - epoch * self.epoch_steps, self.epochs - epoch - 1
+        of_round = account.left - later * norm_sums
+        rounds = max(0, self.rounds - nth)
+        of_run = of_round + rounds * (self.allotment.rdp - self.epochs * norm_sums)
+        return min(of_round / steps, of_run / (steps + rounds * self.steps))
+
+    def step_event(self, share: float, clip_norm: float, noise_multiplier: float) -> ImportanceSampledGaussian:
+        """Lemma 3.1 for K = ``share`` N C."""
+        size = self.sample_rate * self.records
+        norm_sum = max(share * (self.records * clip_norm), size * clip_norm)
+        return ImportanceSampledGaussian(size, clip_norm, norm_sum, self.records, noise_multiplier)
+
+
+@functools.lru_cache(maxsize=256)
+def _least_noise(terms: Terms) -> float:
+    """The smallest noise multiplier of these terms; what it must meet does not depend on the size."""
+    target, delta = terms.target, terms.privacy.delta
+
+    def worst_run(noise: float) -> Charges:
+        return {event: terms.rounds * count for event, count in DpisPlan.of(terms, noise).worst_round().items()}
+
+    noise = smallest(worst_run, target, delta)
+    while epsilon(planned(DpisPlan.of(terms, noise), terms.rounds), delta).epsilon > target:
+        noise *= 1.0 + LIFT
+    return noise
+
+
+def calibrate(plan_of: object, terms: Terms) -> DpisPlan:
+    """The plan with the smallest noise for the worst K that meets the budget. One search serves clients of all sizes.
+
+    Raises:
+        ValueError: no noise multiplier is large enough.
+    """
+    return DpisPlan.of(terms, _least_noise(replace(terms, size=1)))

@@ -1,0 +1,87 @@
+"""Poisson sampling in two steps, by an estimate of each record's gradient norm, so that few gradients are computed.
+
+A record is *proposed* by a coin of its own with a probability that follows the estimate ``ghat``; only for proposed
+records a gradient is computed. A proposed record is *accepted* by a second coin with probability ``min(1, |g| /
+ghat)``, so that it enters in proportion to its true norm, as long as that is not above the estimate.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mechanisms.cohort import Cohort
+from mechanisms.sampling import Batch, CohortData
+
+LOOKED_AT = 1024
+"""Records of one client gathered at once when only norms are wanted."""
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Proposed records of K clients, and what decides on them.
+
+    Attributes:
+        batch: the records, padded.
+        estimates: ghat ``[K, B]``, in units of the clip bound, in (0, 1]; 0 in padding.
+        coins: uniform draws in [0, 1), ``[K, B]``.
+    """
+
+    batch: Batch
+    estimates: torch.Tensor
+    coins: torch.Tensor
+
+    def accepted(self, norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
+        """Bool ``[K, B]``: which records of gradient norms ``norms [K, B]``, clipped to ``clip_norm [K]``, enter.
+
+        With probability ``min(1, |g| / ghat)``; never one with a zero gradient, and never padding.
+        """
+        bound = clip_norm[:, None]
+        return (self.coins * self.estimates * bound < torch.minimum(norms, bound)) & self.batch.mask
+
+
+def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Proposals:
+    """This step's proposals.
+
+    Args:
+        cohort: whose streams "batch" and "accept" are drawn from.
+        rates: float64 ``[K]``, the probability that a record with estimate 1 is proposed, in (0, 1].
+        estimates: float64 ``[K, n]``, ghat of every record in units of the clip bound, in (0, 1]; n the largest size.
+    """
+    rows, levels = estimates.cpu().numpy(), rates.tolist()
+    places = [
+        np.flatnonzero(stream.random(len(own)) < rate * row[: len(own)])
+        for own, rate, row, stream in zip(cohort.data.records, levels, rows, cohort.streams.of("batch"), strict=True)
+    ]
+    coins = [stream.random(len(at)) for at, stream in zip(places, cohort.streams.of("accept"), strict=True)]
+    batch = gather(cohort.data, places)
+    ghat = [row[at] for row, at in zip(rows, places, strict=True)]
+    return Proposals(batch, _padded(ghat, batch), _padded(coins, batch))
+
+
+def gather(data: CohortData, places: list[np.ndarray]) -> Batch:
+    """The records at the given places of each client's own list."""
+    return data.gather([own[at] for own, at in zip(data.records, places, strict=True)])
+
+
+def look(cohort: Cohort, params: torch.Tensor, places: list[np.ndarray]) -> list[np.ndarray]:
+    """Gradient norms at ``params [K, P]`` of the records at some places of each client's list, float64, in their order.
+
+    A record without a finite gradient has norm inf.
+    """
+    found: list[list[np.ndarray]] = [[] for _ in places]
+    for start in range(0, max(map(len, places), default=0), LOOKED_AT):
+        part = [at[start : start + LOOKED_AT] for at in places]
+        batch = gather(cohort.data, part)
+        norms = cohort.gradients.norms(params, batch.x, batch.y).double().cpu().numpy()
+        for k, at in enumerate(part):
+            found[k].append(norms[k, : len(at)])
+    return [np.concatenate(parts) if parts else np.empty(0) for parts in found]
+
+
+def _padded(rows: list[np.ndarray], batch: Batch) -> torch.Tensor:
+    """Values of each client's drawn records as float32 ``[K, B]``, 0 in padding."""
+    values = np.zeros(tuple(batch.mask.shape), dtype=np.float32)
+    for row, value in zip(values, rows, strict=True):
+        row[: len(value)] = value
+    return torch.from_numpy(values).to(batch.mask.device)

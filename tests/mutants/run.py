@@ -1,0 +1,349 @@
+"""Every privacy-critical line has a test that fails without it: ``python tests/mutants/run.py [--only NAME]``.
+
+Each mutant is one edit that would void the guarantee silently. It is made in a copy of the tree, and the tests that
+answer for the line are run: one of them must fail. The same tests must pass on the tree as it is.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
+FAILED = 1
+"""pytest's exit code where a test failed; others mean that no test could be run."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit: ``old``, which stands exactly once in ``file``, becomes ``new``; one of ``tests`` must then fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+DPSGD, NODE, LOOP, LEDGER = "mechanisms/dpsgd.py", "client/node.py", "server/loop.py", "mechanisms/ledger.py"
+CLIP, STREAMS = "mechanisms/clipping.py", "mechanisms/randomness.py"
+BOOK = "tests/test_dpsgd.py::test_a_step_is_that_of_the_book"
+NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_and_new_in_every_step"
+
+MUTANTS = (
+    Mutant(
+        "records are not clipped",
+        CLIP,
+        "torch.where(norms <= bound, torch.ones_like(norms), bound / norms)",
+        "torch.ones_like(norms)",
+        ("tests/test_clipping.py",),
+    ),
+    Mutant(
+        "clip bounds lie along the records",
+        CLIP,
+        "bound = clip_norm[:, None]",
+        "bound = clip_norm[None, :]",
+        ("tests/test_clipping.py",),
+    ),
+    Mutant(
+        "clip bounds are those of the first client",
+        DPSGD,
+        'bound, clip = state.memory["clip_norm"], CLIPPING',
+        'bound, clip = state.memory["clip_norm"][:1], CLIPPING',
+        (BOOK,),
+    ),
+    Mutant(
+        "a record that is not finite counts whole",
+        CLIP,
+        "bound / norms)\n    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))",
+        "bound / norms)\n    return torch.where(torch.isfinite(norms), factors, torch.ones_like(norms))",
+        ("tests/test_clipping.py",),
+    ),
+    Mutant(
+        "padding counts as records",
+        DPSGD,
+        "clip(norms, bound) * batch.mask",
+        "clip(norms, bound)",
+        (BOOK,),
+    ),
+    Mutant(
+        "noise without the clip norm",
+        DPSGD,
+        'scale * state.memory["clip_norm"]',
+        "scale",
+        (NOISE,),
+    ),
+    Mutant(
+        "noise below what is charged",
+        DPSGD,
+        "return std[:, None] * draws",
+        "return 0.9 * std[:, None] * draws",
+        (NOISE,),
+    ),
+    Mutant(
+        "no noise is added",
+        DPSGD,
+        "total + noise(cohort, state)",
+        "total",
+        (BOOK, NOISE),
+    ),
+    Mutant(
+        "noise that falls is charged as if it did not",
+        DPSGD,
+        "{SampledGaussian(self.sample_rate, self.multiplier(nth)): self.steps}",
+        "{SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}",
+        (NOISE, "tests/test_node.py"),
+    ),
+    Mutant(
+        "a round is charged as one step",
+        DPSGD,
+        "{SampledGaussian(self.sample_rate, self.multiplier(nth)): self.steps}",
+        "{SampledGaussian(self.sample_rate, self.multiplier(nth)): 1}",
+        ("tests/test_dpsgd.py", "tests/test_node.py"),
+    ),
+    Mutant(
+        "the divisor is the drawn batch size",
+        DPSGD,
+        "    size = expected_size(cohort)\n    after",
+        "    size = batch.mask.sum(dim=1).clamp(min=1)\n    after",
+        (BOOK,),
+    ),
+    Mutant(
+        "every step has the same noise",
+        STREAMS,
+        "for stream, row in zip(self.of(purpose), rows, strict=True):",
+        "for stream, row in zip([generator(self._key, purpose, self._round, c) for c in self._clients], rows):",
+        ("tests/test_randomness.py", NOISE),
+    ),
+    Mutant(
+        "every client has the same noise",
+        STREAMS,
+        '{purpose}|{round_}|{client}".encode()',
+        '{purpose}|{round_}".encode()',
+        ("tests/test_randomness.py",),
+    ),
+    Mutant(
+        "every round has the same noise",
+        STREAMS,
+        '{purpose}|{round_}|{client}".encode()',
+        '{purpose}|{client}".encode()',
+        ("tests/test_randomness.py",),
+    ),
+    Mutant(
+        "batches of a fixed size",
+        "mechanisms/sampling.py",
+        "records[stream.random(len(records)) < rate]",
+        "records[stream.random(len(records)).argsort() < rate * len(records)]",
+        ("tests/test_sampling.py",),
+    ),
+    Mutant(
+        "batches larger than is charged",
+        "mechanisms/sampling.py",
+        "stream.random(len(records)) < rate]",
+        "stream.random(len(records)) < 1.1 * rate]",
+        ("tests/test_sampling.py",),
+    ),
+    Mutant(
+        "a rejected step leaves its momentum",
+        "mechanisms/cohort.py",
+        "tuple(choose(a, b) for a, b in zip(self.optimizer, other.optimizer, strict=True))",
+        "self.optimizer",
+        ("tests/test_dpsgd.py::test_a_rejected_step_leaves_no_trace",),
+    ),
+    Mutant(
+        "the conversion forgets delta's share",
+        "mechanisms/accountant.py",
+        "(math.log(delta) + np.log(grid)) / (grid - 1.0)",
+        "math.log(delta) / grid",
+        ("tests/test_accountant.py",),
+    ),
+    Mutant(
+        "counts are not multiplied",
+        "mechanisms/accountant.py",
+        "total + count * curves.rdp",
+        "total + curves.rdp",
+        ("tests/test_accountant.py",),
+    ),
+    Mutant(
+        "calibration returns the side that overspends",
+        "mechanisms/calibration.py",
+        "            low = middle\n    return high",
+        "            low = middle\n    return low",
+        ("tests/test_calibration.py", "tests/test_dpsgd.py"),
+    ),
+    Mutant(
+        "calibration plans for a single round",
+        "mechanisms/plan.py",
+        "planned(plan_of(noise), terms.rounds), terms.target",
+        "planned(plan_of(noise), 1), terms.target",
+        ("tests/test_dpsgd.py::test_a_calibrated_plan_meets_its_target_and_one_more_round_would_overspend",),
+    ),
+    Mutant(
+        "clients are charged after they have trained",
+        NODE,
+        "        self._charge(request, release)\n        if self._carry:\n            self._carry.open(request.round)\n",
+        "        if self._carry:\n            self._carry.open(request.round)\n",
+        ("tests/test_node.py::test_the_charge_is_on_disk_before_a_record_is_looked_at",),
+    ),
+    Mutant(
+        "a release draws from the seed",
+        NODE,
+        "key = fresh_key() if seed is None else seed_key(seed)",
+        "key = seed_key(seed or 0)",
+        ("tests/test_node.py",),
+    ),
+    Mutant(
+        "a release asked again goes by its first name",
+        NODE,
+        'f"{request.release}-{secrets.token_hex(4)}" if seed is None else request.release',
+        "request.release",
+        ("tests/test_node.py",),
+    ),
+    Mutant(
+        "an upload of another model is taken",
+        "client/uploads.py",
+        'if labels["model"] == _digest(params):',
+        "if True:",
+        ("tests/test_node.py",),
+    ),
+    Mutant(
+        "a replayed release is charged again",
+        LEDGER,
+        "            ids = ids[~known]\n",
+        "",
+        ("tests/test_ledger.py", "tests/test_node.py"),
+    ),
+    Mutant(
+        "a charge is not flushed to the disk",
+        LEDGER,
+        "written += os.write(self._file, data[written:])\n            os.fsync(self._file)",
+        "written += os.write(self._file, data[written:])",
+        ("tests/test_ledger.py",),
+    ),
+    Mutant(
+        "a new release under a new name costs nothing",
+        LEDGER,
+        "np.add.at(sums, where, np.concatenate([counts for _, counts in parts]))",
+        "np.maximum.at(sums, where, np.concatenate([counts for _, counts in parts]))",
+        ("tests/test_ledger.py",),
+    ),
+    Mutant(
+        "a checkpoint is not flushed to the disk",
+        "mechanisms/durable.py",
+        "        os.fsync(file.fileno())\n    part",
+        "    part",
+        ("tests/test_checkpoints.py",),
+    ),
+    Mutant(
+        "a client may overspend by its last round",
+        "server/budgets.py",
+        "epsilon(c, self._delta).epsilon <= self._target for c in after]",
+        "epsilon(c, self._delta).epsilon <= 1.01 * self._target for c in after]",
+        ("tests/test_budgets.py",),
+    ),
+    Mutant(
+        "a client is judged by what it has spent before",
+        "server/budgets.py",
+        "merge(self._histories[h], self._plans.plans[p].round_charges(int(n))) for h, p, n in distinct.T]",
+        "merge(self._histories[h]) for h, p, n in distinct.T]",
+        ("tests/test_budgets.py",),
+    ),
+    Mutant(
+        "a resumed release forgets what its last round cost",
+        LOOP,
+        "up_to_round=None if federation.seed is None else now.round",
+        "up_to_round=now.round",
+        ("tests/test_loop.py::test_a_release_never_passes_its_target_however_often_it_dies",),
+    ),
+    Mutant(
+        "a resumed release asks finished groups again",
+        LOOP,
+        "        eligible[federation.group_of == upload.group] = False\n",
+        "",
+        ("tests/test_loop.py::test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again",),
+    ),
+    Mutant(
+        "retired clients are asked",
+        LOOP,
+        "able = np.flatnonzero(eligible)",
+        "able = np.arange(len(eligible))",
+        ("tests/test_loop.py::test_the_run_ends_when_every_client_has_retired",),
+    ),
+    Mutant(
+        "a group's sum wraps around",
+        "client/sums.py",
+        "self._largest += float(largest @ weights)",
+        "self._largest = float(largest.max(initial=0.0))",
+        ("tests/test_sums.py",),
+    ),
+)
+
+
+def stale(root: Path = ROOT) -> list[str]:
+    """What is wrong with the table: edits whose old text is not in its file exactly once, and names used twice."""
+    faults = [f"{m.name}: no file {m.file}" for m in MUTANTS if not (root / m.file).is_file()]
+    for mutant in MUTANTS:
+        count = (root / mutant.file).read_text().count(mutant.old) if (root / mutant.file).is_file() else 1
+        if count != 1:
+            faults.append(f"{mutant.name}: its text stands {count} times in {mutant.file}")
+        missing = {t.partition("::")[0] for t in mutant.tests if not (root / t.partition("::")[0]).is_file()}
+        faults += [f"{mutant.name}: no file {path}" for path in sorted(missing)]
+    names = [mutant.name for mutant in MUTANTS]
+    return faults + [f"{name}: two mutants have this name" for name in sorted({n for n in names if names.count(n) > 1})]
+
+
+def pytest(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
+    """Exit code and output of these tests in a tree; no byte code is kept, since an edit may not change a file's time."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def is_killed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
+    """Whether a test fails for the mutant, and which one, or what happened instead. The tree is left as it was."""
+    path = tree / mutant.file
+    whole = path.read_text()
+    path.write_text(whole.replace(mutant.old, mutant.new))
+    try:
+        code, said = pytest(tree, mutant.tests)
+    finally:
+        path.write_text(whole)
+    failed = next((line.removeprefix("FAILED ") for line in said.splitlines() if line.startswith("FAILED ")), "")
+    return code == FAILED and bool(failed), failed.partition(" - ")[0] or f"pytest ended with code {code}"
+
+
+def main() -> int:
+    """Run all mutants, or some; returns 1 if one survives."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="NAME", default="", help="the mutants whose name holds this text")
+    only = parser.parse_args().only
+    chosen = [mutant for mutant in MUTANTS if only in mutant.name]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(shutil.copytree(ROOT, Path(folder) / "tree", ignore=IGNORED))
+        if faults := stale(tree) or ([] if chosen else [f"no mutant's name holds {only!r}"]):
+            print(*faults, sep="\n")
+            return 1
+        code, said = pytest(tree, tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests)))
+        if code:
+            print(f"the tests do not pass without a mutant:\n{said}")
+            return 1
+        survivors = 0
+        for mutant in chosen:
+            began = time.monotonic()
+            killed, by = is_killed(mutant, tree)
+            survivors += not killed
+            print(f"{'killed' if killed else 'SURVIVED'}: {mutant.name} ({time.monotonic() - began:.1f} s, {by})")
+            sys.stdout.flush()
+    print(f"{len(chosen) - survivors} passed, {survivors} failed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""Laws of every mechanism: each row of the registry, and the worked example of docs/new-mechanism.md."""
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mechanisms import registry
+from mechanisms.accountant import epsilon
+from mechanisms.ledger import read
+from mechanisms.registry import MECHANISMS, Mechanism
+from sim.cli import parse
+from sim.session import train
+
+EXAMPLE = Path(__file__).parents[1] / "docs" / "new-mechanism.md"
+PRIVATE = [name for name, row in MECHANISMS.items() if row.private]
+SMALL = "--clients=6 --rounds=3 --steps=2 --sample-rate=0.5 --engine=inline --quiet --chunk-clients=2"
+
+
+@pytest.fixture
+def signsgd(monkeypatch):
+    """The example of the documentation, as it stands there, in the place of DPSGD's row."""
+    source, row = re.findall(r"```python\n(.*?)```", EXAMPLE.read_text(), flags=re.DOTALL)
+    module = types.ModuleType("signsgd")
+    exec(compile(source, str(EXAMPLE), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "signsgd", module)
+    names = {"Mechanism": Mechanism, "dpsgd": registry.dpsgd, "signsgd": module}
+    monkeypatch.setitem(MECHANISMS, "dpsgd", eval("{" + row + "}", names)["signsgd"])
+
+
+def run(folder: Path, name: str, *flags: str) -> Path:
+    return train(parse([*SMALL.split(), "--out", str(folder), "--name", name, *flags], "run", ""))
+
+
+def last(run_dir: Path) -> dict:
+    return json.loads((run_dir / "rounds.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+def test_a_run_meets_its_budget_and_its_files_say_so(tmp_path, mechanism):
+    """The printed epsilon is the one that the ledger's files give, and within the target."""
+    folder = run(tmp_path, "a", "--mechanism", mechanism, "--epsilon", "4")
+    spent = read(folder / "ledger")
+    recomputed = max(epsilon(charges, 1e-5).epsilon for charges in spent.values())
+    assert len(spent) == 6
+    assert last(folder)["epsilon_certified_max"] == pytest.approx(recomputed, rel=1e-12)
+    assert 0.5 * 4 < recomputed <= 4
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_grouping_changes_no_bit(tmp_path, mechanism):
+    models = [
+        load_file(run(tmp_path, f"g{groups}", "--mechanism", mechanism, "--groups", groups) / "model.safetensors")
+        for groups in ("1", "3")
+    ]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_chunks_change_rounding_only(tmp_path, mechanism):
+    """A cohort of two clients is two cohorts of one. (One step: DP-Hero's eigenvectors amplify rounding.)"""
+    flags = ("--mechanism", mechanism, "--rounds", "1", "--steps", "1")
+    models = [
+        load_file(run(tmp_path, f"c{width}", *flags, "--chunk-clients", width) / "model.safetensors")
+        for width in ("2", "1")
+    ]
+    for name in models[0]:
+        torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-3, atol=1e-3)
+
+
+def test_the_documented_example_runs_and_costs_what_dpsgd_costs(tmp_path, signsgd):
+    folder = run(tmp_path, "sign", "--lr", "0.02", "--epsilon", "4")
+    assert 3.9 < last(folder)["epsilon_certified_max"] <= 4
+    model = load_file(folder / "model.safetensors")
+    steps = torch.cat([tensor.flatten() for tensor in model.values()])
+    assert torch.isfinite(steps).all()
