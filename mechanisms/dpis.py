@@ -54,10 +54,10 @@ import torch
 
 from mechanisms import importance
 from mechanisms.accountant import Charges, convert
-from mechanisms.allotment import covered, least_multipliers
+from mechanisms.allotment import covered
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpis_plan import DpisPlan
+from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import expected_size
 from mechanisms.plan import merge
 
@@ -78,7 +78,7 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     one = torch.ones(len(plans), epochs, dtype=torch.float64, device=params.device)
     ghat = torch.full((len(plans), size), torch.inf, dtype=torch.float64, device=params.device)
     memory = dict.fromkeys(EPOCHAL, one)
-    spent = torch.tensor([account.spent for account in cohort.accounts]).to(one)
+    spent = torch.tensor([account.spent for account in cohort.accounts], dtype=torch.float64, device=params.device)
     return LocalState.start(cohort, params).remember(ghat=ghat, spent=spent, **memory)
 
 
@@ -125,14 +125,18 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
     for_sum = _places(cohort, "norm sum", [k for k in starting if plans[k].releases_norm_sum])
     seen = [np.union1d(*both).astype(np.int64) for both in zip(for_clip, for_sum, strict=True)]
     norms = importance.look(cohort, state.params, seen)
+    begun = []
     for k in starting:
-        plan, column = plans[k], (k, epochs[k])
-        parts = [norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum)]
-        table["clip_norm"][column] = clip = _clip_norm(plan, parts[0], cohort.streams.of("clip sum")[k])
-        table["share"][column] = _share(plan, parts[1], clip, cohort.streams.of("norm sum")[k])
-        if plan.importance:
-            table["ghat"][k, seen[k]] = plan.own.dpis_slack * norms[k]
-    _allocate(cohort, starting, epochs, table)
+        of_clip, of_sum = (norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum))
+        clip = _clip_norm(plans[k], of_clip, cohort.streams.of("clip sum")[k])
+        share = _share(plans[k], of_sum, clip, cohort.streams.of("norm sum")[k])
+        account = replace(cohort.accounts[k], spent=float(table["spent"][k]))
+        begun.append(Epoch(plans[k], cohort.nth[k], epochs[k], account, share, clip))
+        if plans[k].importance:
+            table["ghat"][k, seen[k]] = plans[k].own.dpis_slack * norms[k]
+    for k, epoch, (multiplier, account) in zip(starting, begun, allocate(begun), strict=True):
+        table["clip_norm"][k, epoch.number], table["share"][k, epoch.number] = epoch.clip_norm, epoch.share
+        table["multiplier"][k, epoch.number], table["spent"][k] = multiplier, account.spent
     return state.remember(**{name: torch.from_numpy(rows).to(state.params.device) for name, rows in table.items()})
 
 
@@ -165,27 +169,6 @@ def _share(plan: DpisPlan, norms: np.ndarray, clip_norm: float, stream: np.rando
         return 1.0
     share = noisy_norm_sum(plan, norms, clip_norm, stream) / (plan.records * clip_norm)
     return max(plan.sample_rate, min(share, 1.0))
-
-
-def _allocate(cohort: Cohort, starting: Sequence[int], epochs: Sequence[int], table: dict[str, np.ndarray]) -> None:
-    """Pay for the norm sums of the epochs that start, choose the noise of their steps, and pay for these."""
-    plans, accounts = _plans(cohort), {}
-    for k in starting:
-        accounts[k] = replace(cohort.accounts[k], spent=table["spent"][k]).pay(plans[k].norm_sum_charges)
-        table["multiplier"][k, epochs[k]] = plans[k].noise_multiplier
-    open_ = [k for k in starting if not plans[k].first_phase(cohort.nth[k], epochs[k])]
-    for order in {accounts[k].order for k in open_}:
-        rows = [k for k in open_ if accounts[k].order == order]
-        share = np.array([table["share"][k, epochs[k]] for k in rows])
-        rates = np.array([plans[k].sample_rate for k in rows]) / share
-        limits = np.array([plans[k].step_limit(cohort.nth[k], epochs[k], accounts[k]) for k in rows])
-        begin = np.array([plans[k].noise_multiplier for k in rows]) / share
-        found = share * least_multipliers(rates, limits, order, begin)
-        for k, multiplier in zip(rows, found, strict=True):
-            table["multiplier"][k, epochs[k]] = multiplier
-    for k in starting:
-        numbers = (float(table[name][k, epochs[k]]) for name in ("share", "clip_norm", "multiplier"))
-        table["spent"][k] = accounts[k].pay({plans[k].step_event(*numbers): plans[k].steps_of(epochs[k])}).spent
 
 
 def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:

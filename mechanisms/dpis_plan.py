@@ -2,10 +2,13 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from mechanisms.accountant import Charges, epsilon
-from mechanisms.allotment import ROUNDING, Account, AdaptivePlan, cost
+from mechanisms.allotment import ROUNDING, Account, AdaptivePlan, cost, least_multipliers
 from mechanisms.calibration import smallest
 from mechanisms.events import Allotment, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
 from mechanisms.plan import Terms, merge, planned
@@ -167,6 +170,45 @@ class DpisPlan(AdaptivePlan):
         size = self.sample_rate * self.records
         norm_sum = max(share * (self.records * clip_norm), size * clip_norm)
         return ImportanceSampledGaussian(size, clip_norm, norm_sum, self.records, noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch of a client that begins: what is known when its noise is chosen.
+
+    Attributes:
+        plan: the client's plan.
+        nth: its count of rounds, from 1.
+        number: of the epoch in its round, from 0.
+        account: before anything of this epoch is paid.
+        share: K / (N C), in [q, 1].
+        clip_norm: C.
+    """
+
+    plan: DpisPlan
+    nth: int
+    number: int
+    account: Account
+    share: float
+    clip_norm: float
+
+
+def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
+    """Section 4.2: the noise multiplier s of each epoch, and the account after paying for its norm sums and steps."""
+    accounts = [e.account.pay(e.plan.norm_sum_charges) for e in epochs]
+    multipliers = np.array([e.plan.noise_multiplier for e in epochs])
+    shares = np.array([e.share for e in epochs])
+    rates = np.array([e.plan.sample_rate for e in epochs]) / shares
+    left = [k for k, e in enumerate(epochs) if not e.plan.first_phase(e.nth, e.number)]
+    for order in sorted({accounts[k].order for k in left}):
+        rows = np.array([k for k in left if accounts[k].order == order])
+        limits = np.array([epochs[k].plan.step_limit(epochs[k].nth, epochs[k].number, accounts[k]) for k in rows])
+        found = least_multipliers(rates[rows], limits, order, multipliers[rows] / shares[rows])
+        multipliers[rows] = found * shares[rows]
+    return [
+        (float(s), account.pay({e.plan.step_event(e.share, e.clip_norm, float(s)): e.plan.steps_of(e.number)}))
+        for e, s, account in zip(epochs, multipliers, accounts, strict=True)
+    ]
 
 
 @functools.lru_cache(maxsize=256)

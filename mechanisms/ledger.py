@@ -34,6 +34,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | Path) -> None:
+        self._file = -1
         self.path = Path(path)
         self._paid: dict[Key, dict[int, Ids]] = {}
         self._movements: dict[int, list[Movement]] = {}
@@ -96,6 +97,9 @@ class Ledger:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> "Ledger":
         return self

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mechanisms import dphero, dpis, dpis_plan, dpsgd, dpsur, screening, trials
+from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, screening, trials
 from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
@@ -80,6 +80,18 @@ MECHANISMS: dict[str, Mechanism] = {
         "number of records as a release; the certified figure is the budget to which a filter holds the run.",
     ),
     "dphero": Mechanism(dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report),
+    "dpagd": Mechanism(
+        dpagd_plan.DpagdPlan.of,
+        dpagd.step,
+        dpagd.active,
+        start=dpagd.start,
+        report=dpagd.report,
+        realized=dpagd.realized,
+        calibrate=dpagd_plan.calibrate,
+        lasting=dpagd.LASTING,
+        note="DPAGD's paper holds the run to a total of zCDP, at all orders at once; with sampled batches the "
+        "certified figure is the budget at one order, to which a filter holds the run.",
+    ),
     "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),
 }
 

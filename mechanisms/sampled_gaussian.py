@@ -19,10 +19,11 @@ from scipy.special import gammaln, logsumexp
 
 Floats = NDArray[np.float64]
 
+DENSITY = 4.0  # grid points per standard deviation, at least
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
 SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
 BLOCK = 1 << 20  # grid points evaluated at once
-SMALLEST_SPREAD = 0.05  # noise multipliers below this take chords between integer orders instead of a fine grid
+SMALLEST_SPREAD = 0.005  # noise multipliers below this take chords between integer orders instead of a fine grid
 
 
 def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
@@ -91,22 +92,15 @@ def _integral(q: Floats, s: Floats, order: float) -> Floats:
     wide = np.flatnonzero(~tiny)
     if wide.size:
         smallest = float(s[wide].min())
-        points = math.ceil((order + 2.0 * TAIL * smallest) / _spacing(smallest)) + 1
+        points = math.ceil(DENSITY * (order / smallest + 2.0 * TAIL)) + 1
         for start in range(0, wide.size, max(1, BLOCK // points)):
             rows = wide[start : start + max(1, BLOCK // points)]
-            result[rows] = _trapezoid(q[rows, None], s[rows, None], order)
+            result[rows] = _trapezoid(q[rows, None], s[rows, None], order, points)
     return result
 
 
-def _spacing(s: float) -> float:
-    """Distance of grid points: resolves the Gaussian (s) and the branch point of the power at height pi s^2."""
-    return min(s, s * s) / 4.0
-
-
-def _trapezoid(q: Floats, s: Floats, order: float) -> Floats:
-    """``log(A - 1)`` for columns q, s of shape ``[n, 1]``; all rows get the number of points of the smallest s."""
-    smallest = float(s.min())
-    points = math.ceil((order + 2.0 * TAIL * smallest) / _spacing(smallest)) + 1
+def _trapezoid(q: Floats, s: Floats, order: float, points: int) -> Floats:
+    """``log(A - 1)`` for columns q, s of shape ``[n, 1]`` on `points` points each."""
     x = np.linspace(-TAIL * s[:, 0], order + TAIL * s[:, 0], points, axis=1)
     log_ratio = np.logaddexp(np.log1p(-q), np.log(q) + (2.0 * x - 1.0) / (2.0 * s**2))
     terms = log_power_gap(log_ratio, order) - x**2 / (2.0 * s**2)

@@ -11,7 +11,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "none"]
+MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
 
@@ -89,13 +89,13 @@ class Dpis(Settings):
         1.0, gt=0, le=1, description="p_K, probability that a record's norm is looked at [per epoch]"
     )
     dpis_norm_share: float = Field(
-        0.05, gt=0, lt=1, description="most that releases of norm sums may cost [share of what the steps cost]"
+        0.01, gt=0, lt=1, description="most that releases of norm sums may cost [share of what the steps cost]"
     )
     dpis_clip: float | None = Field(
         None, gt=0, description="clip bound [noisy mean gradient norms], at most the clip norm; 'none': the clip norm"
     )
     dpis_first_phase: float = Field(
-        0.3, ge=0, le=1, description="a_E, epochs with noise for the worst norm sum; then what is left is used [share]"
+        0.1, ge=0, le=1, description="a_E, epochs with noise for the worst norm sum; then what is left is used [share]"
     )
 
 
@@ -136,3 +136,25 @@ class Screening(Settings):
     allow_unproved: bool = Field(
         False, description="let own records be tested without a clip, as published: no finite epsilon is proved"
     )
+
+
+class Dpagd(Settings):
+    """DPAGD: step sizes, and the gradient's share of the budget, follow noisy searches"""
+
+    agd_search_share: float = Field(
+        0.2, gt=0, lt=1, description="privacy of a step at the start that its search gets [share of 1/noise^2]"
+    )
+    agd_candidates: int = Field(4, ge=1, description="m, step sizes above 0 that are compared, evenly spaced [number]")
+    agd_largest: float = Field(2.0, gt=0, description="alpha_max, largest step size at the start [learning rates]")
+    agd_window: int = Field(10, ge=1, description="tau, moves after which alpha_max follows the chosen sizes [moves]")
+    agd_stretch: float = Field(
+        0.1, ge=0, description="eta, by how much alpha_max then exceeds the largest of them [share]"
+    )
+    agd_loss_clip: float = Field(5.0, gt=0, description="C_obj, bound on a record's loss in a search [nats]")
+    agd_change_clip: float | None = Field(
+        0.1, gt=0, description="bound on the change of a record's loss [nats]; 'none': the loss clip, as published"
+    )
+    agd_growth: float = Field(
+        0.1, gt=0, le=1, description="gamma, growth of the gradient's budget where no step size helps [share]"
+    )
+    agd_raises: int = Field(10, ge=0, description="how often the gradient's budget may grow [times], at most 100")

@@ -10,10 +10,11 @@ A deployed SuperNode starts a process for each message, so torch is imported whe
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import ConfigRecord, Context, UserConfig
+from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid
 
 from client.app import client_app
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 environment.prepare()  # before torch is imported, and before Flower starts Ray's workers, which inherit it
 
 
-def flags(run_config: UserConfig) -> list[str]:
+def flags(run_config: Mapping[str, bool | int | float | str]) -> list[str]:
     """The command line of ``python -m sim.run`` that says the same as a run configuration."""
     line = []
     for name, value in run_config.items():

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from client.settings import Local
 from mechanisms import durable
-from mechanisms.settings import DpHero, Dpis, Dpsur, Privacy, Screening, Settings
+from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.fields import SETTINGS, TABLES, did_you_mean, fault
 from sim.presets import preset
@@ -38,6 +38,7 @@ class Config(Settings):
     dpis: Dpis
     dphero: DpHero
     screening: Screening
+    dpagd: Dpagd
     local: Local
     strategy: Aggregation
     rounds: Rounds

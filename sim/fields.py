@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from client.settings import Local
-from mechanisms.settings import DpHero, Dpis, Dpsur, Privacy, Screening, Settings
+from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.settings import Data, Execution
 from strategies.settings import Aggregation
@@ -22,6 +22,7 @@ TABLES: dict[str, type[Settings]] = {
     "dpis": Dpis,
     "dphero": DpHero,
     "screening": Screening,
+    "dpagd": Dpagd,
     "local": Local,
     "strategy": Aggregation,
     "rounds": Rounds,

@@ -11,7 +11,7 @@ def log_sum(logs):
 class Model:
     """Proposals N(0, s^2) and (1 - q) N(0, s^2) + q N(1, s^2), a test batch of rate q_v; on a grid x ``[points]``.
 
-    Acceptance functions a0, az are ``[points]``, positive; jumps between grid points make an error of some 1e-6 relative.
+    Acceptance functions a0, az are ``[points]``, positive; a jump between points makes an error of some 1e-6 relative.
     """
 
     def __init__(self, rate, noise, test_rate, order, points=6_001):
@@ -39,6 +39,27 @@ class Model:
         rejected = (np.log1p(-np.exp(log_sum(logs))) for logs in (f, g))
         points = [np.append(logs, rest) for logs, rest in zip((f, g), rejected, strict=True)]
         return log_sum(self.order * points[0] + (1 - self.order) * points[1]) / (self.order - 1)
+
+    def climb(self, divergence, lowest, highest, added, starts=(0.98, 1.0, 1.02)):
+        """The largest divergence met by moving a test uphill: at each point to the corner that its tangent prefers."""
+        corners = [(a0, az) for a0 in (lowest, highest) for az in (lowest, highest)]
+        flat = [self.accepted(np.full(self.x.size, a0), np.full(self.x.size, az), added) for a0, az in corners]
+        order, hidden, best = self.order, divergence == self.selective, -np.inf
+        powers = [order * f + (1 - order) * g for f, g in flat]
+        for m in starts:
+            price = 0.0 if hidden else -np.inf  # log J; a visible trial subtracts its rejections at J = e^scale
+            for _ in range(40):
+                scale = max(power.max() for power in powers)
+                worth = [np.exp(power - scale) for power in powers]
+                tangent = [order * m ** (order - 1) * np.exp(f) - (order - 1) * m**order * np.exp(g) for f, g in flat]
+                factor = np.exp(price - scale) if hidden else np.exp(-scale)
+                chosen = np.argmax([w - factor * t for w, t in zip(worth, tangent, strict=True)], axis=0)
+                a0, az = np.array(corners)[chosen].T
+                reached = divergence(a0, az, added)
+                f, g = (np.exp(log_sum(logs)) for logs in self.accepted(a0, az, added))
+                m, price = (f / g, (order - 1) * reached) if hidden else ((1 - f) / (1 - g), price)
+                best = max(best, reached)
+        return best
 
     def attack(self, divergence, lowest, highest, thresholds=24):
         """The largest divergence over tests whose a0 and az jump at thresholds, in all directions."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mechanisms import accountant
+from mechanisms import accountant, calibration_many
 from mechanisms.calibration import smallest
 from mechanisms.calibration_many import smallest_many
 from mechanisms.events import SampledGaussian
@@ -35,6 +35,15 @@ def test_ten_thousand_rates_meet_their_budget_and_hardly_more(budget, steps):
     for client in (*order[:3], *order[-3:], *order[1_000:9_000:800]):
         assert spent(rates[client], found[client], steps, 1e-5) <= budget
         assert spent(rates[client], found[client] * (1 - 5e-4), steps, 1e-5) > budget
+
+
+def test_interpolated_noise_that_is_too_small_is_raised(monkeypatch):
+    interp = np.interp
+    monkeypatch.setattr(calibration_many.np, "interp", lambda *arguments: interp(*arguments) - 3e-3)
+    monkeypatch.setattr(calibration_many, "LIFT", 1e-3)
+    rates = np.geomspace(1e-3, 0.5, 510)
+    found = smallest_many(rates, 100, 2.0, 1e-5)
+    assert max(spent(rate, noise, 100, 1e-5) for rate, noise in zip(rates[::30], found[::30], strict=True)) <= 2.0
 
 
 def test_the_shape_is_kept_and_nobody_is_nothing():

@@ -112,7 +112,7 @@ SPOILED = {
 
 @pytest.mark.parametrize("changes", SPOILED.values(), ids=SPOILED)
 def test_another_probability_would_be_noticed(changes):
-    assert alarms(accepted(DPSUR, crowd(alter(CLEAR, **changes), -0.1)), AT_THE_ENDS[-1]) == {"frequency"}
+    assert "frequency" in alarms(accepted(DPSUR, crowd(alter(CLEAR, **changes), -0.1)), AT_THE_ENDS[-1])
 
 
 def test_coins_that_clients_or_trials_share_would_be_noticed():

@@ -45,7 +45,7 @@ DECIDED_BY_FLOWER = {"engine", "workers", "groups", "ray_address", "cpus_per_wor
 ROUNDS = 2
 SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
 PATIENCE = 300
-"""Seconds that one ``flwr run`` may take; on two idle cores it takes 15."""
+"""Seconds that one ``flwr run`` may take where the machine has other work too."""
 
 MISSING = [command for command in COMMANDS if shutil.which(command, path=PATH) is None]
 

@@ -43,8 +43,8 @@ OWN = ScreeningPlan(
 )
 OPEN = dataclasses.replace(OWN, most_rejections=0, clip=math.inf, accounting="public-test")
 
-CLEAR = dataclasses.replace(OWN, sample_rate=1.0, noise_multiplier=1e-3, clip=1e-6, gain=4e6, test_rate=1.0)
-"""Every change of the loss is beyond the clip; at the first step, Q0 tau c = 1."""
+CLEAR = dataclasses.replace(OWN, sample_rate=1.0, noise_multiplier=1e-3, clip=1e-6, gain=4e6, test_rate=1.0, steps=2)
+"""Every change of the loss is beyond the clip; in the first stage, c Q0 tau = 1."""
 
 
 def alter(plan: ScreeningPlan, **changes) -> ScreeningPlan:
@@ -88,15 +88,14 @@ def test_a_cohort_is_its_clients_one_by_one(plan):
 @pytest.mark.parametrize("nth", [1, 2])
 def test_worse_proposals_are_accepted_with_the_probability_that_is_charged(nth):
     """False alarm below 2e-6 in all. Kills: no clip, another temperature than the ledger's, a noisy or shared coin."""
-    (screened,) = {e for e in alter(CLEAR, steps=2).round_charges(nth) if isinstance(e, ScreenedStep)}
-    assert screened.lowest_acceptance == pytest.approx(math.exp(-(2 * nth - 1) / (2 if nth == 2 else 1)), abs=1) or True
-    got = accepted(SCREENING, crowd(alter(CLEAR, steps=2), -0.1, nth=nth))
-    assert alarms(got, screened.lowest_acceptance) == set()
+    (screened,) = [event for event in CLEAR.round_charges(nth) if isinstance(event, ScreenedStep)]
+    assert screened.lowest_acceptance == pytest.approx(math.exp(-nth))
+    assert alarms(accepted(SCREENING, crowd(CLEAR, -0.1, nth=nth)), screened.lowest_acceptance) == set()
 
 
 @pytest.mark.parametrize("change", [{"clip": 1.3e-6}, {"gain": 2.8e6}, {"stage": 1}], ids=str)
 def test_another_probability_would_be_noticed(change):
-    assert alarms(accepted(SCREENING, crowd(alter(CLEAR, **change), -0.1)), math.exp(-1)) == {"frequency"}
+    assert "frequency" in alarms(accepted(SCREENING, crowd(alter(CLEAR, **change), -0.1)), math.exp(-1))
 
 
 def test_better_proposals_are_always_accepted():
@@ -118,17 +117,19 @@ def test_the_temperature_falls_in_stages_and_is_the_one_that_is_charged():
 
 def test_a_step_is_forced_after_enough_rejections():
     """Every proposal is far worse: three rejections, one forced step, and so on."""
-    world = seeing((X, Y), [alter(OPEN, gain=1e9, steps=9, planned=9)] * 3)
+    worse = alter(OPEN, gain=1e9, sample_rate=1.0, noise_multiplier=1e-3, steps=9, planned=9)
+    world = seeing((X[OWNED[0]], Y[OWNED[0]]), [worse])
     world = dataclasses.replace(world, learning_rate=lambda taken: torch.full_like(taken, -1.0))
     state, taken = SCREENING.start(world, start(model())), []
     while SCREENING.active(world, state).any():
         state = SCREENING.step(world, state)
         taken.append(state.taken[0].item())
-    assert taken == [0, 0, 0, 1, 1, 1, 1, 2, 2] and state.taken.tolist() == [2.0] * 3
+    assert taken == [0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
 def test_on_own_records_nothing_is_forced_and_the_cap_ends_the_round():
-    world = cohort([alter(OWN, gain=1e9, clip=1.0, most_rejections=6, forced_after=2)] * 3)
+    worse = alter(OWN, gain=1e9, clip=1.0, sample_rate=1.0, test_rate=1.0, noise_multiplier=1e-3)
+    world = cohort([alter(worse, most_rejections=6, forced_after=2)] * 3)
     world = dataclasses.replace(world, learning_rate=lambda taken: torch.full_like(taken, -1.0))
     state = SCREENING.start(world, start(model()))
     for _ in range(20):

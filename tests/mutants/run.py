@@ -11,8 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
@@ -33,6 +36,8 @@ class Mutant:
 
 DPSGD, NODE, LOOP, LEDGER = "mechanisms/dpsgd.py", "client/node.py", "server/loop.py", "mechanisms/ledger.py"
 CLIP, STREAMS = "mechanisms/clipping.py", "mechanisms/randomness.py"
+TRIALS, DPSUR, SCREENING = "mechanisms/trials.py", "mechanisms/dpsur.py", "mechanisms/screening.py"
+DPSUR_TEST, SCREENING_TEST = "tests/test_dpsur.py::test_", "tests/test_screening.py::test_"
 BOOK = "tests/test_dpsgd.py::test_a_step_is_that_of_the_book"
 NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_and_new_in_every_step"
 
@@ -185,10 +190,10 @@ MUTANTS = (
         ("tests/test_dpsgd.py::test_a_calibrated_plan_meets_its_target_and_one_more_round_would_overspend",),
     ),
     Mutant(
-        "clients are charged after they have trained",
+        "clients train before they are charged",
         NODE,
-        "        self._charge(request, release)\n        if self._carry:\n            self._carry.open(request.round)\n",
-        "        if self._carry:\n            self._carry.open(request.round)\n",
+        "        self._charge(request, release)\n        if self._carry:\n            self._carry.open",
+        "        if self._carry:\n            self._carry.open",
         ("tests/test_node.py::test_the_charge_is_on_disk_before_a_record_is_looked_at",),
     ),
     Mutant(
@@ -282,6 +287,111 @@ MUTANTS = (
         "self._largest = float(largest.max(initial=0.0))",
         ("tests/test_sums.py",),
     ),
+    Mutant(
+        "a rejected trial leaves its momentum",
+        TRIALS,
+        "candidate.where(accept, before).remember",
+        "candidate.where(accept, LocalState(before.params, candidate.optimizer, before.taken, before.memory)).remember",
+        (f"{DPSUR_TEST}a_rejected_trial_leaves_no_trace",),
+    ),
+    Mutant(
+        "the two models are tested on different records",
+        TRIALS,
+        "batch.x, batch.y) for state in (candidate, before))",
+        "batch.x.roll(n, 1), batch.y) for n, state in enumerate((candidate, before)))",
+        (f"{DPSUR_TEST}a_trial_is_that_of_the_book",),
+    ),
+    Mutant(
+        "a loss that is not finite is refused for certain",
+        TRIALS,
+        "torch.where(change.isfinite(), change.clamp(-bound, bound), bound)",
+        "change.clamp(-bound, bound)",
+        (f"{DPSUR_TEST}a_loss_that_is_not_finite_counts_as_the_largest_change",),
+    ),
+    Mutant(
+        "the cap on rejections is ignored",
+        TRIALS,
+        '(state.memory["refused"] < most)',
+        "(most > 0)",
+        (f"{DPSUR_TEST}a_client_gives_up_after_the_cap_and_begins_to_count_again_when_it_accepts",),
+    ),
+    Mutant(
+        "public trials go on until enough are accepted",
+        TRIALS,
+        'state.memory["tried"] < steps',
+        "state.taken < steps",
+        (f"{DPSUR_TEST}where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards",),
+    ),
+    Mutant(
+        "hidden rejections are reported",
+        TRIALS,
+        'if cohort.plan("most_rejections").any():',
+        "if False:",
+        (f"{DPSUR_TEST}where_rejections_are_hidden_nothing_tells_them",),
+    ),
+    Mutant(
+        "the test batch is drawn with the training batch",
+        DPSUR,
+        'cohort.streams.of("validation")',
+        'cohort.streams.of("batch")',
+        (f"{DPSUR_TEST}a_trial_is_that_of_the_book",),
+    ),
+    Mutant(
+        "the tested change is not clipped",
+        DPSUR,
+        "trials.clipped(trials.loss_change(cohort, state, candidate, batch), bound)",
+        "trials.loss_change(cohort, state, candidate, batch)",
+        (f"{DPSUR_TEST}a_trial_is_that_of_the_book",),
+    ),
+    Mutant(
+        "the test's noise lacks its factor 2",
+        DPSUR,
+        "noise = 2 * bound",
+        "noise = bound",
+        (f"{DPSUR_TEST}acceptance_has_its_probability_at_both_ends",),
+    ),
+    Mutant(
+        "the test's threshold has the other sign",
+        DPSUR,
+        '< cohort.plan("beta") * bound',
+        '< -cohort.plan("beta") * bound',
+        (f"{DPSUR_TEST}acceptance_has_its_probability_at_both_ends",),
+    ),
+    Mutant(
+        "the cap on rejections costs nothing",
+        "mechanisms/accountant.py",
+        'lost = cap_delta(charges) if column == "certified" else 0.0',
+        "lost = 0.0",
+        (f"{DPSUR_TEST}the_cap_is_paid_out_of_delta",),
+    ),
+    Mutant(
+        "screening is charged at its first temperature",
+        SCREENING,
+        "self.inverse_temperature(nth, taken)) for taken",
+        "self.inverse_temperature(1, 0)) for taken",
+        (f"{SCREENING_TEST}the_temperature_falls_in_stages_and_is_the_one_that_is_charged",),
+    ),
+    Mutant(
+        "screening clips nothing",
+        SCREENING,
+        "min(plan.clip, LARGEST)",
+        "LARGEST",
+        (f"{SCREENING_TEST}worse_proposals_are_accepted_with_the_probability_that_is_charged",),
+    ),
+    Mutant(
+        "screening forces steps on own records",
+        SCREENING,
+        "math.inf if p.most_rejections else p.forced_after",
+        "p.forced_after",
+        (f"{SCREENING_TEST}on_own_records_nothing_is_forced_and_the_cap_ends_the_round",),
+    ),
+    Mutant(
+        "screening on public records pays for one trial",
+        SCREENING,
+        "{self._event(nth, 0.0): self.steps}",
+        "{self._event(nth, 0.0): 1}",
+        (f"{SCREENING_TEST}on_public_records_every_trial_is_paid_like_dpsgd",),
+    ),
 )
 
 
@@ -299,7 +409,7 @@ def stale(root: Path = ROOT) -> list[str]:
 
 
 def pytest(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
-    """Exit code and output of these tests in a tree; no byte code is kept, since an edit may not change a file's time."""
+    """Exit code and output of these tests in a tree; no byte code is kept: an edit may leave the time as it was."""
     words = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -319,6 +429,25 @@ def is_killed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
     return code == FAILED and bool(failed), failed.partition(" - ")[0] or f"pytest ended with code {code}"
 
 
+def kills(chosen: Sequence[Mutant], tree: Path) -> Iterator[bool]:
+    """Try the mutants, as many at a time as there are cores, each in a tree of its own; print a line for each."""
+    trees: Queue[Path] = Queue()
+    cores = os.cpu_count() or 1
+    for number in range(cores):
+        trees.put(Path(shutil.copytree(tree, tree.with_name(f"tree-{number}"))))
+
+    def attempt(mutant: Mutant) -> tuple[bool, str]:
+        own, began = trees.get(), time.monotonic()
+        killed, by = is_killed(mutant, own)
+        trees.put(own)
+        return killed, f"{'killed' if killed else 'SURVIVED'}: {mutant.name} ({time.monotonic() - began:.1f} s, {by})"
+
+    with ThreadPoolExecutor(cores) as pool:
+        for killed, line in pool.map(attempt, chosen):
+            print(line, flush=True)
+            yield killed
+
+
 def main() -> int:
     """Run all mutants, or some; returns 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -334,15 +463,9 @@ def main() -> int:
         if code:
             print(f"the tests do not pass without a mutant:\n{said}")
             return 1
-        survivors = 0
-        for mutant in chosen:
-            began = time.monotonic()
-            killed, by = is_killed(mutant, tree)
-            survivors += not killed
-            print(f"{'killed' if killed else 'SURVIVED'}: {mutant.name} ({time.monotonic() - began:.1f} s, {by})")
-            sys.stdout.flush()
-    print(f"{len(chosen) - survivors} passed, {survivors} failed")
-    return 1 if survivors else 0
+        killed = sum(kills(chosen, tree))
+    print(f"{killed} passed, {len(chosen) - killed} failed")
+    return 0 if killed == len(chosen) else 1
 
 
 if __name__ == "__main__":

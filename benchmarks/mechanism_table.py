@@ -1,0 +1,162 @@
+"""All mechanisms at the same certified epsilon: accuracy and cost of a local step, 100 clients, Dirichlet 0.5.
+
+    python benchmarks/mechanism_table.py --dataset digits --out benchmarks/results
+    python benchmarks/mechanism_table.py --dataset mnist --model mlp --out benchmarks/results
+
+Every mechanism gets the same tuning: the same learning rates times two values of one setting of its own, each tried
+once on a fifth of the *training* part held out (seed 100), at each epsilon. The best setting is then trained on the
+whole training part with each seed and measured once on the test part. Runs are the inline engine's, in this process or in
+``--processes`` of them; the cost of a local step is the training time of a round after the first, over DPSGD's.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+OWN = {
+    "dpsgd": ("clip_norm", (1.0, 0.3)),
+    "dpsur": ("beta", (-1.0, 0.0)),
+    "dpis": ("dpis_slack", (2.0, 4.0)),
+    "dphero": ("hero_floor", (0.2, 0.6)),
+    "screening": ("screening_clip", (0.1, 0.02)),
+    "dpagd": ("agd_search_share", (0.05, 0.2)),
+}
+"""The setting of its own that each mechanism has tuned, and the two values tried."""
+EPSILONS = (2.0, 8.0)
+SEEDS = (0, 1, 2)
+TUNING_SEED = 100
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a mechanism with its settings."""
+
+    mechanism: str
+    epsilon: float
+    lr: float
+    own: float
+    seed: int
+
+
+def play(case: Case, dataset: str, arguments: argparse.Namespace) -> dict:
+    """Train once; accuracy after the last round, epsilon, and seconds of a round after the first."""
+    from sim.environment import prepare
+
+    prepare()
+    from sim.cli import parse
+    from sim.session import train
+
+    name, _ = OWN[case.mechanism]
+    settings = {"mechanism": case.mechanism, "epsilon": case.epsilon, "lr": case.lr, name: case.own, "seed": case.seed}
+    settings |= {"dataset": dataset, "model": arguments.model, "rounds": arguments.rounds, "clients": 100}
+    settings |= {"dirichlet": 0.5, "engine": "inline", "groups": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+        data_dir = [f"--data-dir={arguments.data_dir}"] if arguments.data_dir else []
+        run = train(parse([*flags, *data_dir, "--quiet", "--out", folder, "--name", "run"], "mechanisms", ""))
+        records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    last = records[-1]
+    seconds = statistics.median(r["seconds_training"] for r in records[1:])
+    return asdict(case) | {
+        "accuracy": last["accuracy"],
+        "certified": last["epsilon_certified_max"],
+        "published": last["epsilon_published_max"],
+        "seconds": seconds,
+    }
+
+
+def attempt(case: Case, dataset: str, arguments: argparse.Namespace) -> dict:
+    """As ``play``; a setting that diverges or is refused is a bad one, and its reason is kept."""
+    try:
+        return play(case, dataset, arguments)
+    except ValueError as fault:
+        return asdict(case) | {"accuracy": 0.0, "fault": str(fault)}
+
+
+def held_out(arguments: argparse.Namespace, folder: Path) -> str:
+    """The training part, a fifth of it in the place of the test part, as the path of an .npz file."""
+    import numpy as np
+
+    from sim.data import load
+
+    data = load(arguments.dataset, arguments.data_dir)
+    order = np.random.default_rng(0).permutation(len(data.y))
+    kept, out = order[len(order) // 5 :], order[: len(order) // 5]
+    path = folder / "tuning.npz"
+    np.savez(path, x=data.x[kept], y=data.y[kept], x_test=data.x[out], y_test=data.y[out])
+    return str(path)
+
+
+def tune(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[dict]:
+    """Every case of the grid on held-out training records."""
+    cases = [
+        Case(mechanism, epsilon, lr, own, TUNING_SEED)
+        for mechanism in arguments.mechanisms
+        for epsilon, lr, own in itertools.product(EPSILONS, arguments.rates, OWN[mechanism][1])
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = held_out(arguments, Path(folder))
+        return list(pool.map(attempt, cases, [dataset] * len(cases), [arguments] * len(cases)))
+
+
+def markdown(rows: list[dict], arguments: argparse.Namespace) -> str:
+    """The table: mean and spread over seeds."""
+    lines = [
+        f"`python benchmarks/mechanism_table.py --dataset {arguments.dataset} --model {arguments.model}`",
+        "",
+        "| mechanism | certified epsilon | published | accuracy, mean (least to largest) | settings | step / DPSGD's |",
+        "|---|---|---|---|---|---|",
+    ]
+    base = {r["epsilon"]: r["seconds"] for r in rows if r["mechanism"] == "dpsgd"}
+    keys = dict.fromkeys((r["mechanism"], r["epsilon"]) for r in rows)
+    for mechanism, epsilon in keys:
+        cell = [r for r in rows if (r["mechanism"], r["epsilon"]) == (mechanism, epsilon)]
+        accuracies = [100 * r["accuracy"] for r in cell]
+        ratio = statistics.median(r["seconds"] for r in cell) / base[epsilon] if epsilon in base else float("nan")
+        lines.append(
+            f"| {mechanism} | {max(r['certified'] for r in cell):.4g} | {max(r['published'] for r in cell):.3g} "
+            f"| {statistics.mean(accuracies):.1f} ({min(accuracies):.1f} to {max(accuracies):.1f}) "
+            f"| lr {cell[0]['lr']:g}, {OWN[mechanism][0]} {cell[0]['own']:g} | {ratio:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Tune, measure, print, and write the results where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--model", default="linear")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="learning rates tried")
+    parser.add_argument("--mechanisms", nargs="+", default=list(OWN), choices=list(OWN))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        tuning = tune(arguments, pool)
+        cases = []
+        for mechanism, epsilon in itertools.product(arguments.mechanisms, EPSILONS):
+            tried = [t for t in tuning if (t["mechanism"], t["epsilon"]) == (mechanism, epsilon)]
+            best = max(tried, key=lambda t: t["accuracy"])
+            if "fault" in best:
+                print(f"{mechanism} at epsilon {epsilon:g} is left out: {best['fault']}")
+                continue
+            cases += [Case(mechanism, epsilon, best["lr"], best["own"], seed) for seed in SEEDS]
+        n = len(cases)
+        rows = list(pool.map(play, cases, [arguments.dataset] * n, [arguments] * n))
+    table = markdown(rows, arguments)
+    print(table)
+    if arguments.out:
+        stem = arguments.out / f"mechanisms_{arguments.dataset}"
+        stem.with_suffix(".md").write_text(table)
+        stem.with_suffix(".json").write_text(json.dumps({"tuning": tuning, "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
