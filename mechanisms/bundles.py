@@ -6,7 +6,7 @@ nothing in the published column, beside `PaperClaim` events, which cost nothing 
 
 from collections import Counter
 
-from mechanisms.events import DpsurStep, Event, NoisyNormSum, PaperClaim, ScreenedStep
+from mechanisms.events import DpsurStep, Event, PaperClaim, ScreenedStep
 from mechanisms.selection_events import ACCOUNTING, SCREENING
 
 
@@ -39,14 +39,6 @@ def screening(step: ScreenedStep, accepted: int, trials: int) -> Counter[Event]:
     charges: Counter[Event] = Counter({step: trials if step.accounting == SCREENING[0] else accepted})
     charges[PaperClaim(step.sample_rate, step.noise_multiplier)] += accepted
     return charges
-
-
-def norm_sums(release: NoisyNormSum, count: int, records: int) -> Counter[Event]:
-    """DPIS' releases of K, and the paper's release of the number of records N with noise 0.02 N.
-
-    Certified: the releases of K only, for N is public. Published: SGM(1, 0.02 N) too.
-    """
-    return Counter({release: count, PaperClaim(1.0, 0.02 * records): 1})
 
 
 def _check_counts(accepted: int, trials: int) -> None:

@@ -61,7 +61,7 @@ from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import expected_size
 from mechanisms.plan import merge
 
-LEAST_CLIP = 0.01
+LEAST_CLIP = 0.1
 """Floor of an adaptive clip bound, in units of the configured one."""
 EPOCHAL = ("clip_norm", "share", "multiplier")
 """Memory with a column for each epoch: C, K / (N C) and s."""

@@ -142,10 +142,10 @@ class Dpagd(Settings):
     """DPAGD: step sizes, and the gradient's share of the budget, follow noisy searches"""
 
     agd_search_share: float = Field(
-        0.2, gt=0, lt=1, description="privacy of a step at the start that its search gets [share of 1/noise^2]"
+        0.1, gt=0, lt=1, description="privacy of a step at the start that its search gets [share of 1/noise^2]"
     )
     agd_candidates: int = Field(4, ge=1, description="m, step sizes above 0 that are compared, evenly spaced [number]")
-    agd_largest: float = Field(2.0, gt=0, description="alpha_max, largest step size at the start [learning rates]")
+    agd_largest: float = Field(1.0, gt=0, description="alpha_max, largest step size at the start [learning rates]")
     agd_window: int = Field(10, ge=1, description="tau, moves after which alpha_max follows the chosen sizes [moves]")
     agd_stretch: float = Field(
         0.1, ge=0, description="eta, by how much alpha_max then exceeds the largest of them [share]"

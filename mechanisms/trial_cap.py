@@ -45,19 +45,6 @@ def guarantee(epsilon: float, delta: float, delta_cap: float) -> tuple[float, fl
     return epsilon + delta_cap / (1.0 - delta_cap), delta + delta_cap
 
 
-def budget(epsilon: float, delta: float, delta_cap: float) -> tuple[float, float]:
-    """(epsilon, delta) to calibrate to, so that the capped run meets the budget (epsilon, delta).
-
-    Raises:
-        ValueError: delta_cap uses the budget up.
-    """
-    _check(delta_cap)
-    left = epsilon - delta_cap / (1.0 - delta_cap), delta - delta_cap
-    if not (left[0] > 0.0 and left[1] > 0.0):
-        raise ValueError(f"delta_cap = {delta_cap} must be below delta = {delta} and epsilon = {epsilon}; lower it")
-    return left
-
-
 def _check(delta_cap: float) -> None:
     if not 0.0 < delta_cap < 1.0:
         raise ValueError(f"delta_cap = {delta_cap} must be in (0, 1); take a tenth of delta")

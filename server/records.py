@@ -115,6 +115,7 @@ class Summary(Record):
         seconds: wall time of the whole run, over all its resumptions.
         run_dir: where the files are.
         release: whether noise and batches came from the system's entropy.
+        note: why the published epsilon differs from the certified one, in a sentence; empty where it does not.
     """
 
     accuracy: float | None
@@ -131,3 +132,4 @@ class Summary(Record):
     seconds: float
     run_dir: str
     release: bool
+    note: str = ""

@@ -112,7 +112,9 @@ MECHANISMS: dict[str, Mechanism] = {
             Flag("validation_rate", float, "probability that a record enters a test's batch, in (0, 1]", required=True),
             Flag("validation_noise", float, "noise of the test over its sensitivity 2 C_v", required=True),
             Flag("beta", float, "threshold of the test in units of C_v", -1.0),
-            Flag("accounting", str, "what the certified column charges", "visible", choices=ACCOUNTING),
+            Flag(
+                "accounting", str, "what is certified (selective: without its trial cap)", "visible", choices=ACCOUNTING
+            ),
             TRIALS,
         ),
         _dpsur,

@@ -71,6 +71,8 @@ class Progress:
             return
         for name, value in closing_table(summary):
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
+        if summary.note:
+            self._console.print(summary.note, style="dim", soft_wrap=True)
         if not summary.release:
             self._console.print(wording.SEEDED, style="yellow", soft_wrap=True)
 

@@ -158,6 +158,7 @@ def _privacy(run: Run) -> str:
         summary = run.summary
         picture = plots.svg(plots.epsilon_per_client(summary.epsilon_certified, summary.epsilon_published, run.target))
         parts.append(page.picture(picture, "epsilon per client", "Spent by each client in the whole run."))
+        parts += [page.paragraph(f"Published and certified: {summary.note}")] if summary.note else []
         parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
     return page.section("Privacy spent", *parts)
 
@@ -190,11 +191,24 @@ def _guarantee(run: Run) -> str:
     if not run.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
     parts = [page.paragraph(_THREAT_MODEL)]
+    if public := run.config.data.public_records:
+        parts.append(page.paragraph(f"The {public} training records that were taken out as public are not protected."))
+    if _hides(run.config):
+        parts.append(page.paragraph(wording.HIDDEN))
     if delta * records >= 1:
         text = f"Delta {delta:g} is not below 1 / {records} records: it allows that some record is given away entirely."
         parts.append(page.paragraph(text))
     parts.append(page.paragraph(wording.RELEASED if run.config.run.release else wording.SEEDED))
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
+
+
+def _hides(config: Config) -> bool:
+    """Whether the guarantee rests on rejections that nobody notices."""
+    hidden = {
+        "dpsur": config.dpsur.accounting == "selective",
+        "screening": config.screening.screening_data == "own" and config.screening.screening_clip is not None,
+    }
+    return hidden.get(config.privacy.mechanism, False)
 
 
 def _partition(run: Run, svg: bytes) -> str:

@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from mechanisms import durable
 from mechanisms.accountant import epsilon, pld_epsilon
+from mechanisms.registry import MECHANISMS
 from server.loop import Standing
 from server.records import Summary
 from sim import config as configs
@@ -74,6 +75,7 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         seconds=sum(r.seconds for r in records),
         run_dir=str(folder),
         release=job.config.run.release,
+        note=MECHANISMS[job.config.privacy.mechanism].note,
     )
 
 

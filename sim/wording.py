@@ -9,6 +9,10 @@ SEEDED = (
     "This is a seeded simulation: whoever knows the seed can subtract the noise. "
     "For a model that leaves your hands, use --release."
 )
+HIDDEN = (
+    "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
+    "the time that it computes."
+)
 RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."
 
 

@@ -49,13 +49,13 @@ def test_events_survive_json(event):
 
 @pytest.mark.parametrize("event", [None, {"kind": "sampled_gaussian"}, 3.0])
 def test_only_an_event_can_be_covered(event):
-    with pytest.raises(ValueError, match="covered: event = .* must be an event"):
+    with pytest.raises(ValueError, match=r"covered: event = .* must be an event"):
         Covered(event, 4.0)
 
 
 @pytest.mark.parametrize("order", [1.0, 0.5, math.inf])
 def test_an_order_is_above_one(order):
-    with pytest.raises(ValueError, match="order = .* must be"):
+    with pytest.raises(ValueError, match=r"order = .* must be"):
         Allotment(order, 0.5, 1)
 
 
@@ -80,7 +80,7 @@ def test_covered_releases_are_free_as_far_as_their_allotments_go(charges, free):
 def test_an_account_refuses_what_it_does_not_cover():
     full = Account(4.0, 0.5).pay({RELEASE: FITS})
     assert full.spent == FITS * PRICE and full.left == 0.5 - FITS * PRICE
-    with pytest.raises(ValueError, match="above the allotted 0.5: more noise is needed"):
+    with pytest.raises(ValueError, match=r"above the allotted 0\.5: more noise is needed"):
         full.pay({RELEASE: 1})
     assert Account(4.0, PRICE).pay({RELEASE: 1}).left == 0.0
     with pytest.raises(ValueError, match="above the allotted"):

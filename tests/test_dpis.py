@@ -1,4 +1,4 @@
-"""DPIS: records enter by their norm and add vectors of equal length, and what that costs is paid before it is released."""
+"""DPIS: records enter by their norm and add vectors of equal length; what that costs is paid before it is released."""
 
 import dataclasses
 import functools
@@ -152,7 +152,7 @@ def test_whoever_enters_adds_a_vector_of_norm_k_over_n(own):
 
 
 def test_the_weighted_sum_is_unbiased():
-    """Its mean is the mean of the clipped gradients; where it is not, the mean is off by more than the error allowed."""
+    """Its mean is the mean of the clipped gradients; that of the unclipped ones lies outside the error allowed."""
     total, _, _ = sampled()
     drawn = total.reshape(-1, len(NORMS)) / (0.1 * len(NORMS))
     error = drawn.std(axis=0) / len(drawn) ** 0.5
@@ -244,7 +244,7 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
 
 def test_estimates_stay_within_the_clip_bound_when_it_moves():
     """With norms that are looked at now and then only, so that old estimates meet new bounds. Kills the clamp."""
-    own = plan(rate=0.25, noise=3.0, steps=40, records=len(NORMS), dpis_norm_rate=0.3, dpis_clip=0.7)
+    own = plan(0.25, 0.5, steps=40, records=len(NORMS), dpis_norm_rate=0.3, dpis_clip=0.7, dpis_norm_share=0.9)
     world = apart([own] * 5, NORMS)
     state, clips = DPIS.start(world, torch.zeros(len(NORMS))), set()
     while DPIS.active(world, state).any():
@@ -253,7 +253,7 @@ def test_estimates_stay_within_the_clip_bound_when_it_moves():
         assert (ghat >= own.own.dpis_floor).all() and (ghat <= 1).all()
         assert ((rate / share)[:, None] * ghat <= 1).all()
         clips.update(clip.tolist())
-    assert len(clips) == 50 and max(clips) > 1.2 * min(clips)
+    assert len(clips) > 10 and max(clips) > 1.5 * min(clips)
 
 
 def mixed() -> list[DpisPlan]:
@@ -279,7 +279,8 @@ def test_a_cohort_is_its_clients_one_by_one():
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_uniform_sampling_it_is_dpsgd_bit_for_bit(rate, momentum):
-    plans = [plan(rate, 1.3, clip, 6, len(own), dpis_sampling="uniform") for own, clip in zip(OWNED, (0.1, 1, 3, 9))]
+    bounds = (0.1, 1.0, 3.0, 9.0)
+    plans = [plan(rate, 1.3, c, 6, len(own), dpis_sampling="uniform") for own, c in zip(OWNED, bounds, strict=True)]
     plain = [DpsgdPlan(rate, 1.3, p.clip_norm, 6) for p in plans]
     mine = local_round(DPIS, funded(cohort(plans, optimizer=sgd(momentum))), start(model()))
     book = local_round(DPSGD, cohort(plain, optimizer=sgd(momentum)), start(model()))
@@ -309,7 +310,8 @@ def test_the_norm_sum_n_c_costs_most():
     """What the first phase takes for granted, at every order of the grid."""
     shares = np.geomspace(0.05, 1.0, 12)
     for noise in (0.5, 1.0, 4.0):
-        costs = [rdp({plan(0.05, noise).step_event(k, 1.0, noise): 1}, (1.25, 2, 2.5, 7.75, 64), "certified") for k in shares]
+        events = [plan(0.05, noise).step_event(share, 1.0, noise) for share in shares]
+        costs = [rdp({event: 1}, (1.25, 2.0, 2.5, 7.75, 64.0), "certified") for event in events]
         assert (np.diff(costs, axis=0) >= -1e-12).all()
 
 
@@ -324,7 +326,9 @@ def test_a_plan_charges_what_it_was_calibrated_for():
         assert 0.999 * 3.0 < epsilon(charges, DELTA).epsilon <= 3.0
         worst = {event: 7 * n for event, n in own.worst_round().items()}
         assert epsilon(charges, DELTA) == pytest.approx(epsilon(worst, DELTA), rel=1e-6)
-        assert charges[PaperClaim(1.0, 0.02 * own.records)] == 1 and charges[PaperClaim(0.2, own.noise_multiplier)] == 70
+        assert (
+            charges[PaperClaim(1.0, 0.02 * own.records)] == 1 and charges[PaperClaim(0.2, own.noise_multiplier)] == 70
+        )
         assert charges[PaperClaim(1.0, own.norm_noise)] == 2 * 2 * 7
         assert set(charges) - {own.allotment} == {event for event in charges if isinstance(event, PaperClaim)}
     small, large = table.plans
@@ -377,27 +381,43 @@ def test_one_record_and_less_than_one_expected():
 SMALL = {"mechanism": "dpis", "sample_rate": 0.3, "steps": 5, "dpis_first_phase": 0.3, "epsilon": 6.0}
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A whole run, and what came of it."""
+    world = World(tmp_path_factory.mktemp("straight"), SMALL)
+    return world, world.run()
+
+
 @pytest.mark.parametrize("crash", [(1, 1), (3, 2), (5, 1)])
-def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path, crash):
+def test_an_interrupted_run_goes_on_to_the_same_result(uninterrupted, tmp_path, crash):
     """After groups of the round have released, and written down what: a replay sees only the rounds before."""
-    straight, broken = World(tmp_path / "a", SMALL), World(tmp_path / "b", SMALL)
-    expected = straight.run()
+    (straight, expected), broken = uninterrupted, World(tmp_path / "b", SMALL)
     assert outcome(broken.crashed(*crash).run()) == outcome(expected)
-    assert ledger.read(tmp_path / "b" / "ledger") == ledger.read(tmp_path / "a" / "ledger")
+    assert ledger.read(broken.folder / "ledger") == ledger.read(straight.folder / "ledger")
     noise = [record.figures["dpis_noise_multiplier"] for record in expected.records]
-    assert noise[-1] < noise[0] and noise[0] == straight.job.plans.of(0).noise_multiplier
+    assert noise[-1] < noise[0] == pytest.approx(straight.job.plans.of(0).noise_multiplier)
 
 
 def test_a_release_counts_every_attempt(tmp_path):
-    """Its uploads lost twice: what was released is spent, and the accounts stay within the allotments."""
-    world = World(tmp_path, SMALL | {"release": True}).crashed(2, 2)
+    """Uploads of the last round are lost, in which clients have spent what they had saved: they cannot do so twice."""
+    unlimited = {"release": True, "epsilon": None, "noise_multiplier": 1.5, "dpis_first_phase": 0.6}
+    world = World(tmp_path, SMALL | unlimited).crashed(5, 2)
     for lost in (tmp_path / "uploads").iterdir():
         lost.unlink()
     standing = world.run()
     paid = ledger.read(tmp_path / "ledger")
     assert not any(overdrawn(charges) for charges in paid.values())
-    allotted = [sum(n for e, n in charges.items() if isinstance(e, Allotment)) for charges in paid.values()]
-    assert max(allotted) == 5 and standing.budgets.epsilons("certified").max() <= 6.0
+    allotted = {sum(n for e, n in charges.items() if isinstance(e, Allotment)) for charges in paid.values()}
+    assert allotted == {5, 6} and np.isfinite(standing.budgets.epsilons("certified")).all()
+
+
+def test_a_release_that_dies_keeps_its_target(tmp_path):
+    """A lost round is paid for a second time, so its clients retire a round early."""
+    world = World(tmp_path, SMALL | {"release": True}).crashed(2, 2)
+    for lost in (tmp_path / "uploads").iterdir():
+        lost.unlink()
+    certified = world.run().budgets.epsilons("certified")
+    assert 0.999 * 6.0 < certified.max() <= 6.0
 
 
 def test_the_printed_epsilon_is_the_target_and_the_ledger_confirms_it(tmp_path, capsys):

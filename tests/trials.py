@@ -20,7 +20,7 @@ FALSE_ALARM = 1e-6
 
 
 def crowd(plan: Plan, rate: float = 0.1, clients: int = CROWD, nth: int = 1, seed: int = 3) -> Cohort:
-    """Clients with 3 to 20 of the records each; at a positive learning rate the loss falls, at a negative one it rises."""
+    """Clients with 3 to 20 records each; at a positive learning rate their loss falls, at a negative one it rises."""
     rng = np.random.default_rng(0)
     records = [rng.choice(60, rng.integers(3, 21), replace=False) for _ in range(clients)]
     return Cohort(
@@ -42,7 +42,7 @@ def accepted(mechanism: Mechanism, world: Cohort, trials: int = TRIALS) -> np.nd
 
 
 def alarms(accepted: np.ndarray, probability: float) -> set[str]:
-    """What differs from independent coins of this probability; false alarm below `FALSE_ALARM`, a third for each test."""
+    """What differs from independent coins of this probability; each test has a third of the false-alarm rate."""
     trials, clients = accepted.shape
     total, each = accepted.sum(), accepted.sum(axis=0)
     if probability in (0.0, 1.0):

@@ -41,6 +41,9 @@ DPSUR_TEST, SCREENING_TEST = "tests/test_dpsur.py::test_", "tests/test_screening
 BOOK = "tests/test_dpsgd.py::test_a_step_is_that_of_the_book"
 NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_and_new_in_every_step"
 
+CURVES, ALLOTMENT, DPIS, DPIS_PLAN = (f"mechanisms/{name}.py" for name in ("curves", "allotment", "dpis", "dpis_plan"))
+ALLOTMENT_TEST, DPIS_TEST = "tests/test_allotment.py::test_", "tests/test_dpis.py::test_"
+
 MUTANTS = (
     Mutant(
         "records are not clipped",
@@ -391,6 +394,118 @@ MUTANTS = (
         "{self._event(nth, 0.0): self.steps}",
         "{self._event(nth, 0.0): 1}",
         (f"{SCREENING_TEST}on_public_records_every_trial_is_paid_like_dpsgd",),
+    ),
+    Mutant(
+        "an allotment holds at every order",
+        CURVES,
+        "np.where(orders == event.order, event.rdp, np.inf)",
+        "np.where(orders > 1.0, event.rdp, np.inf)",
+        (f"{ALLOTMENT_TEST}an_allotment_is_a_guarantee_at_its_own_order_alone",),
+    ),
+    Mutant(
+        "covered releases are free without an allotment",
+        "mechanisms/accountant.py",
+        'if column == "certified" and allotment.overdrawn(charges):',
+        "if False:",
+        (f"{ALLOTMENT_TEST}covered_releases_are_free_as_far_as_their_allotments_go",),
+    ),
+    Mutant(
+        "the filter lets everything pass",
+        ALLOTMENT,
+        "if not spent <= self.allotted:",
+        "if spent != spent:",
+        (f"{ALLOTMENT_TEST}an_account_refuses_what_it_does_not_cover",),
+    ),
+    Mutant(
+        "a round may settle what nobody has paid for",
+        ALLOTMENT,
+        "if not isinstance(event, Covered | PaperClaim):",
+        "if event is None:",
+        (f"{ALLOTMENT_TEST}after_a_round_only_covered_releases_and_claims_are_written_down",),
+    ),
+    Mutant(
+        "a replayed round sees its own releases",
+        LEDGER,
+        "(m.round == at_round and not m.spent)",
+        "m.round == at_round",
+        (f"{ALLOTMENT_TEST}a_replayed_round_sees_the_account_as_it_was",),
+    ),
+    Mutant(
+        "a release forgets its attempts",
+        NODE,
+        "at_round = None if self._training.seed is None else request.round",
+        "at_round = request.round",
+        (f"{DPIS_TEST}a_release_counts_every_attempt",),
+    ),
+    Mutant(
+        "the realized sum is printed as the guarantee",
+        DPIS_PLAN,
+        "return {self.allotment: 1, **claims}",
+        "return claims",
+        (f"{DPIS_TEST}the_printed_epsilon_is_the_target_and_the_ledger_confirms_it",),
+    ),
+    Mutant(
+        "norm sums are charged as if their noise were within 1/p",
+        CURVES,
+        'factor = event.sample_rate if column == "certified" else 1.0',
+        "factor = 1.0",
+        (f"{DPIS_TEST}a_norm_sum_has_noise_outside_the_factor_one_over_p",),
+    ),
+    Mutant(
+        "norm sums have less noise than is charged",
+        DPIS,
+        "plan.norm_noise * clip_norm * stream",
+        "plan.own.dpis_norm_rate * plan.norm_noise * clip_norm * stream",
+        (f"{DPIS_TEST}a_norm_sum_has_noise_outside_the_factor_one_over_p",),
+    ),
+    Mutant(
+        "an accepted record is divided by its probability",
+        DPIS,
+        "(share * clip)[:, None] / norms",
+        "1.0 / proposals.estimates.clamp(min=1e-6)",
+        (f"{DPIS_TEST}whoever_enters_adds_a_vector_of_norm_k_over_n",),
+    ),
+    Mutant(
+        "all proposals are accepted",
+        "mechanisms/importance.py",
+        "(self.coins * self.estimates * bound < torch.minimum(norms, bound))",
+        "(norms > 0)",
+        (f"{DPIS_TEST}records_enter_with_probability_b_norm_over_k",),
+    ),
+    Mutant(
+        "K may fall below b C",
+        DPIS,
+        "return max(plan.sample_rate, min(share, 1.0))",
+        "return min(max(plan.sample_rate / 2, share), 1.0)",
+        (f"{DPIS_TEST}k_is_above_b_c_and_the_clip_bound_above_its_floor",),
+    ),
+    Mutant(
+        "estimates may pass the clip bound",
+        DPIS,
+        "floor[:, None]).clamp(max=1.0)",
+        "floor[:, None]).clamp(max=2.0)",
+        (f"{DPIS_TEST}estimates_stay_within_the_clip_bound_when_it_moves",),
+    ),
+    Mutant(
+        "the steps have the planned noise where less was charged",
+        DPIS,
+        "std = multiplier.to(clip) * clip",
+        'std = cohort.plan("noise_multiplier") * clip',
+        (f"{DPIS_TEST}the_noise_is_gaussian_with_the_charged_scale",),
+    ),
+    Mutant(
+        "noise without the adaptive clip bound",
+        DPIS,
+        "std = multiplier.to(clip) * clip",
+        "std = multiplier.to(clip)",
+        (f"{DPIS_TEST}the_noise_is_gaussian_with_the_charged_scale",),
+    ),
+    Mutant(
+        "norm sums of DPIS are not paid for",
+        DPIS_PLAN,
+        "accounts = [e.account.pay(e.plan.norm_sum_charges) for e in epochs]",
+        "accounts = [e.account for e in epochs]",
+        (f"{DPIS_TEST}what_is_released_is_what_was_paid_for",),
     ),
 )
 
