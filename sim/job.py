@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ def build(config: Config) -> Job:
     own = getattr(config, config.privacy.mechanism, None)
     plans = plan_table(config.privacy, own, local_steps(config), participations(config), parts.sizes)
     width = config.run.chunk_clients or chunk_width(data.clients, sum(p.numel() for p in model.parameters()))
+    config = with_groups(config, most=math.ceil(data.clients / width))
     job = Job(config, dataset, parts, model, plans, group(parts.sizes, width, config.run.groups or 1), public)
     _ = job.gradients  # refuses a model that mixes records before anything is written
     return job
@@ -155,6 +157,16 @@ def participations(config: Config) -> int:
     """Rounds for which a client's budget is planned."""
     rounds = config.rounds
     return min(rounds.rounds, rounds.max_participations or math.ceil(round(rounds.fraction * rounds.rounds, 9)))
+
+
+def with_groups(config: Config, most: int) -> Config:
+    """The configuration with the number of groups fixed, for it names the ledger's files.
+
+    Where the user has not said there are as many groups as workers, but no more than chunks: so the result is the same
+    on a machine with more cores.
+    """
+    groups = config.run.groups or min(config.run.workers or os.cpu_count() or 1, most)
+    return config.model_copy(update={"run": config.run.model_copy(update={"groups": groups})})
 
 
 def chunk_width(clients: int, parameters: int) -> int:

@@ -1,6 +1,5 @@
 """One run from beginning to end: job, run directory, engine, rounds, report."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from server.store import Store
 from sim import job as jobs
 from sim import rundir
 from sim.cli import Request
-from sim.config import Config
 from sim.progress import Progress
 from sim.report import write_report
 
@@ -25,7 +23,7 @@ def train(request: Request) -> Path:
     jobs.single_thread()
     if request.resume is None:
         folder = rundir.choose(request.config)
-        job = jobs.build(with_groups(request.config))
+        job = jobs.build(request.config)
         rundir.create(folder, job)
     else:
         folder, job = request.resume, jobs.build(request.config)
@@ -46,12 +44,6 @@ def run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
         rundir.finish(folder, job, standing.now.params, summary)
         write_report(folder)
         progress.finished(summary)
-
-
-def with_groups(config: Config) -> Config:
-    """The configuration with the number of groups fixed: it names the ledger's files."""
-    groups = config.run.groups or config.run.workers or os.cpu_count() or 1
-    return config.model_copy(update={"run": config.run.model_copy(update={"groups": groups})})
 
 
 def _engine(job: jobs.Job, folder: Path) -> AbstractContextManager[Exchange]:

@@ -48,7 +48,9 @@ class Execution(Settings):
     )
     engine: Literal["ray", "inline"] = Field("ray", description="what carries messages; inline is this process alone")
     workers: int | None = Field(None, ge=1, description="processes of the ray engine; 'none': one per CPU core")
-    groups: int | None = Field(None, ge=1, description="groups of clients, one Flower node each; 'none': as workers")
+    groups: int | None = Field(
+        None, ge=1, description="groups of clients, one Flower node each; 'none': as workers, at most one a chunk"
+    )
     chunk_clients: int | None = Field(
         None,
         ge=1,
