@@ -5,8 +5,8 @@
 
 Every mechanism gets the same tuning: the same learning rates times two values of one setting of its own, each tried
 once on a fifth of the *training* part held out (seed 100), at each epsilon. The best setting is then trained on the
-whole training part with each seed and measured once on the test part. Runs are the inline engine's, in this process or in
-``--processes`` of them; the cost of a local step is the training time of a round after the first, over DPSGD's.
+whole training part with each seed and measured once on the test part. Runs are the inline engine's, several processes
+side by side; the cost of a local step is the training time of a round after the first, over DPSGD's.
 """
 
 import argparse

@@ -28,16 +28,16 @@ class Carry:
 
     def __init__(self, folder: Path, lasting: Sequence[str]):
         self._folder, self._lasting = folder, lasting
-        self._round = 0
+        self._round, self._begun = 0, False
         self._rows: dict[int, dict[str, np.ndarray]] = {}
 
     def open(self, round_: int) -> None:
         """Be at the state after the newest round before ``round_``; a later one, left by a crash, does not count."""
         before = [n for n in self._saved() if n < round_]
         newest = before[-1] if before else 0
-        if newest == self._round:
+        if newest == self._round and not self._begun:
             return
-        self._round = newest
+        self._round, self._begun = newest, False
         tensors = load(self._path(newest).read_bytes()) if newest else {"clients": np.empty(0, np.int64)}
         clients = tensors.pop("clients").tolist()
         self._rows = {client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)}
@@ -62,6 +62,7 @@ class Carry:
 
     def keep(self, clients: np.ndarray, state: LocalState) -> None:
         """Note the state of these clients at the end of their round."""
+        self._begun = True
         named = {name: tensor.cpu().numpy() for name, tensor in self._named(state).items()}
         for k, client in enumerate(clients):
             self._rows[int(client)] = {name: np.array(rows[k]) for name, rows in named.items()}
@@ -72,7 +73,7 @@ class Carry:
         clients = sorted(self._rows)
         tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in self._rows[clients[0]]}
         durable.write(self._path(round_), save(tensors | {"clients": np.array(clients, dtype=np.int64)}))
-        self._round = round_
+        self._round, self._begun = round_, False
         for old in self._saved()[:-KEPT_ROUNDS]:
             self._path(old).unlink()
 

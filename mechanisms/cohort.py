@@ -41,7 +41,11 @@ class Cohort:
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
-        return torch.tensor([float(getattr(p, name)) for p in self.plans], device=self.data.x.device)
+        return torch.tensor(self.exact(name), device=self.data.x.device)
+
+    def exact(self, name: str) -> list[float]:
+        """The plans' parameter ``name`` as it is charged, without float32's rounding; length K."""
+        return [float(getattr(p, name)) for p in self.plans]
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ the round's end; what it did not spend is there in its next round.
 Deviations, and why:
 
 - The paper has no sampled batches: with q = 1 a step is its step, and GradAvg measures one and the same sum again.
-- NoisyMax: the paper adds Laplace noise to every candidate and shows the largest only. A Gaussian vector is a release
-  that the accountant knows sampled, too.
+- NoisyMax: the paper shows the choice only, with noise whose cost is known for all records. A Gaussian vector is a
+  release that the accountant knows for sampled ones, too.
 - A record's loss is clipped to [0, C_obj]; what is compared is its change from the present model, the same for the
   argmin but without the noise on alpha = 0, and with a bound c of its own that can be much smaller: losses are of order
   one, changes in one step are not. ``agd_change_clip none`` compares as published, c = C_obj.
@@ -130,7 +130,7 @@ def _search(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tens
 def noisy_changes(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tensor:
     """The release of a search: noisy sums of clipped changes of loss, float64 ``[K, m]``, at 1/m, ..., 1 alpha_max."""
     plans, own = _plans(cohort), _plans(cohort)[0].own
-    batch = poisson(cohort.data, cohort.plan("sample_rate").tolist(), cohort.streams.of("search batch"))
+    batch = poisson(cohort.data, cohort.exact("sample_rate"), cohort.streams.of("search batch"))
 
     def clipped_losses(params: torch.Tensor) -> torch.Tensor:
         losses = cohort.gradients.losses(params, batch.x, batch.y).double()

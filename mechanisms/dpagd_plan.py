@@ -110,7 +110,7 @@ class DpagdPlan(AdaptivePlan):
     @functools.cached_property
     def allotment(self) -> Allotment:
         """What the planned round costs, at the order that is best for all planned rounds."""
-        return shares.equal_share(self.worst_round(), self.rounds, self.delta)
+        return shares.equal_share(self)
 
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and, as the paper's claim, the planned round."""

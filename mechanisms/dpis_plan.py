@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mechanisms.accountant import Charges, epsilon
-from mechanisms.allotment import ROUNDING, Account, AdaptivePlan, cost, least_multipliers
-from mechanisms.calibration import smallest
+from mechanisms.accountant import Charges
+from mechanisms.allotment import Account, AdaptivePlan, cost, least_multipliers
 from mechanisms.events import Allotment, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
-from mechanisms.plan import Terms, merge, planned
+from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
+from mechanisms.shares import equal_share, least_noise
 
 NORM_NOISE = 0.02
 """s_K / N and s_N / N of the paper."""
-LIFT = 1e-6
-"""Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the target."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +119,7 @@ class DpisPlan(AdaptivePlan):
         Raises:
             ValueError: no order gives a finite divergence.
         """
-        run = {event: self.rounds * count for event, count in self.worst_round().items()}
-        order = epsilon(run, self.delta).order
-        if order is None:
-            raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier:g} is too small for any guarantee: raise --noise-multiplier"
-            )
-        rdp = sum(count * cost(event, order) for event, count in self.worst_round().items())
-        return Allotment(order, rdp * (1.0 + ROUNDING), self.rounds)
+        return equal_share(self)
 
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and the paper's claims for the planned round, and for N in the first one."""
@@ -214,15 +205,7 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
 @functools.lru_cache(maxsize=256)
 def _least_noise(terms: Terms) -> float:
     """The smallest noise multiplier of these terms; what it must meet does not depend on the size."""
-    target, delta = terms.target, terms.privacy.delta
-
-    def worst_run(noise: float) -> Charges:
-        return {event: terms.rounds * count for event, count in DpisPlan.of(terms, noise).worst_round().items()}
-
-    noise = smallest(worst_run, target, delta)
-    while epsilon(planned(DpisPlan.of(terms, noise), terms.rounds), delta).epsilon > target:
-        noise *= 1.0 + LIFT
-    return noise
+    return least_noise(lambda noise: DpisPlan.of(terms, noise), terms)
 
 
 def calibrate(plan_of: object, terms: Terms) -> DpisPlan:

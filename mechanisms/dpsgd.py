@@ -81,7 +81,7 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 
 def draw(cohort: Cohort) -> Batch:
     """This step's Poisson batch."""
-    return poisson(cohort.data, cohort.plan("sample_rate").tolist(), cohort.streams.of("batch"))
+    return poisson(cohort.data, cohort.exact("sample_rate"), cohort.streams.of("batch"))
 
 
 def clipped_sum(

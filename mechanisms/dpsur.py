@@ -116,7 +116,7 @@ def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One trial of every client."""
     candidate = dpsgd.step(cohort, state)
-    batch = poisson(cohort.data, cohort.plan("validation_rate").tolist(), cohort.streams.of("validation"))
+    batch = poisson(cohort.data, cohort.exact("validation_rate"), cohort.streams.of("validation"))
     bound = cohort.plan("loss_clip")
     change = trials.clipped(trials.loss_change(cohort, state, candidate, batch), bound)
     noise = 2 * bound * cohort.plan("validation_noise") * cohort.streams.normal("validation noise", 1)[:, 0]

@@ -89,8 +89,8 @@ MECHANISMS: dict[str, Mechanism] = {
         realized=dpagd.realized,
         calibrate=dpagd_plan.calibrate,
         lasting=dpagd.LASTING,
-        note="DPAGD's paper holds the run to a total of zCDP, at all orders at once; with sampled batches the "
-        "certified figure is the budget at one order, to which a filter holds the run.",
+        note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; the certified figure "
+        "is the budget at one order, named in advance, to which a filter holds the run.",
     ),
     "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),
 }

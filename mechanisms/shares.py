@@ -16,21 +16,36 @@ LIFT = 1e-6
 class SharedPlan(Plan, Protocol):
     """An adaptive plan that names the round from which its allotment is made."""
 
+    @property
+    def noise_multiplier(self) -> float:
+        """The multiplier from which the noise of that round follows."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the budget is planned for."""
+
+    @property
+    def delta(self) -> float:
+        """Of the guarantee."""
+
     def worst_round(self) -> Charges:
         """The releases that an allotment has to pay for, with parameters that are fixed in advance."""
 
 
-def equal_share(worst_round: Charges, rounds: int, delta: float) -> Allotment:
-    """What a round costs at the order that is best for ``rounds`` of them.
+def equal_share(plan: SharedPlan) -> Allotment:
+    """What the worst round costs, at the order that is best for all planned rounds of that kind.
 
     Raises:
         ValueError: no order gives a finite divergence.
     """
-    order = epsilon({event: rounds * count for event, count in worst_round.items()}, delta).order
+    charges = plan.worst_round()
+    order = epsilon({event: plan.rounds * count for event, count in charges.items()}, plan.delta).order
     if order is None:
-        raise ValueError("the noise is too small for any guarantee: raise --noise-multiplier")
-    rdp = sum(count * cost(event, order) for event, count in worst_round.items())
-    return Allotment(order, rdp * (1.0 + ROUNDING), rounds)
+        raise ValueError(
+            f"noise_multiplier = {plan.noise_multiplier:g} is too small for any guarantee: raise --noise-multiplier"
+        )
+    rdp = sum(count * cost(event, order) for event, count in charges.items())
+    return Allotment(order, rdp * (1.0 + ROUNDING), plan.rounds)
 
 
 def least_noise(plan_of: Callable[[float], SharedPlan], terms: Terms) -> float:

@@ -11,6 +11,7 @@ from mechanisms import ledger as ledgers
 from mechanisms.curves import COLUMNS
 from mechanisms.events import Event, to_dict
 from mechanisms.ranges import format_ranges
+from sim import wording
 from sim.account_mechanisms import MECHANISMS, numbers
 
 Record = dict[str, Any]
@@ -149,4 +150,4 @@ def show(result: Record) -> None:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
-    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
+    return wording.epsilon(value, digits=6) if isinstance(value, float) else "-" if value is None else str(value)

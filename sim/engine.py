@@ -36,7 +36,7 @@ def ray_exchange(job: jobs.Job, run_dir: Path) -> Iterator[Exchange]:
     run = job.config.run
     workers = run.workers or os.cpu_count() or 1
     own = {} if run.ray_address else {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
-    ray.init(address=run.ray_address, logging_level="ERROR", log_to_driver=False, **own)
+    ray.init(address=run.ray_address or "local", logging_level="ERROR", log_to_driver=False, **own)
     try:
         gpus = run.gpus_per_worker
         if gpus is None:

@@ -1,8 +1,12 @@
 """The run directory: made whole or not at all, and finished with the model, the summary and the report."""
 
+import fcntl
+import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,9 @@ from server.loop import Standing
 from server.records import Summary
 from sim import config as configs
 from sim.config import Config
-from sim.job import Job
+from sim.job import Job, device_of
+
+INPUTS = "inputs.json"
 
 
 def choose(config: Config) -> Path:
@@ -49,8 +55,49 @@ def create(folder: Path, job: Job) -> None:
     configs.save(job.config, part / "config.toml")
     counts = job.partition.counts(job.dataset.y, job.dataset.classes)
     np.savez_compressed(part / "partition.npz", counts=counts, sizes=job.partition.sizes)
+    (part / INPUTS).write_text(json.dumps(_inputs(job), indent=1))
     part.rename(folder)
     durable.sync_folder(folder.parent)
+
+
+def check_inputs(folder: Path, job: Job) -> None:
+    """Refuse to go on with other records or on another kind of device than the run began with.
+
+    A replayed round is charged once because it is the same draws on the same sums; on others it would be a new release.
+
+    Raises:
+        ValueError: what differs.
+    """
+    began = json.loads((folder / INPUTS).read_text())
+    for name, now in _inputs(job).items():
+        if began[name] != now:
+            raise ValueError(
+                f"{name} = {now} is not what {folder} began with, {began[name]}: a resumed run goes on with the same "
+                "records on the same kind of device; restore them, or start a new run"
+            )
+
+
+def _inputs(job: Job) -> dict[str, str]:
+    data, parts = job.dataset, job.partition
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (data.x, data.y, data.x_test, data.y_test, parts.indices, parts.offsets):
+        digest.update(np.ascontiguousarray(array).data)
+    return {"records": digest.hexdigest(), "device": device_of(job.config).type}
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the run directory: two processes that go on with one run would both charge it.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use by another process: wait until it ends, or end it") from None
+        yield
 
 
 def summarize(folder: Path, job: Job, standing: Standing) -> Summary:

@@ -33,7 +33,17 @@ def train(request: Request) -> Path:
 
 
 def run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
-    """The rounds that are left, and the closing files."""
+    """The rounds that are left, and the closing files.
+
+    Raises:
+        ValueError: the run began with other records or on another device, or another process is at it.
+    """
+    rundir.check_inputs(folder, job)
+    with rundir.lock(folder):
+        _run(job, folder, exchange)
+
+
+def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
     config, federation = job.config, jobs.federation(job)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)

@@ -62,6 +62,15 @@ def test_a_replayed_round_starts_from_the_round_before_it(tmp_path):
         check(fresh, after=4)
 
 
+def test_a_round_that_broke_off_leaves_nothing(tmp_path):
+    """Kills a replay in the same process that starts from the rows of its first attempt."""
+    carry = played(tmp_path, 5)
+    carry.open(6)
+    carry.keep(np.array([4, 7]), state(77.0, 2))
+    carry.open(6)
+    check(carry, after=5)
+
+
 def test_old_files_are_removed(tmp_path):
     played(tmp_path, 9)
     assert len(list(tmp_path.iterdir())) == KEPT_ROUNDS

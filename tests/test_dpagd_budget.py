@@ -81,7 +81,7 @@ def test_without_the_filter_it_would_overspend(monkeypatch):
     """The test above can fail; and with it clients do stop early, and use later what they did not spend."""
     one = plan(agd_search_share=0.5, agd_growth=1.0)
     charges, state = rounds(one, 3)
-    assert (state.taken < one.steps).any()
+    assert (state.taken < one.steps).any() and not any(overdrawn(c) for c in charges)
     spent = [sum(n * cost(e.event, e.order) for e, n in c.items() if isinstance(e, Covered)) for c in charges]
     assert min(spent) > 0.5 * 3 * one.allotment.rdp
     row = dataclasses.replace(DPAGD, active=lambda here, state: state.taken < here.plan("steps"))

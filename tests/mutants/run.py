@@ -43,6 +43,8 @@ NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_
 
 CURVES, ALLOTMENT, DPIS, DPIS_PLAN = (f"mechanisms/{name}.py" for name in ("curves", "allotment", "dpis", "dpis_plan"))
 ALLOTMENT_TEST, DPIS_TEST = "tests/test_allotment.py::test_", "tests/test_dpis.py::test_"
+DPAGD, DPAGD_PLAN = "mechanisms/dpagd.py", "mechanisms/dpagd_plan.py"
+DPAGD_TEST, DPAGD_BUDGET_TEST = "tests/test_dpagd.py::test_", "tests/test_dpagd_budget.py::test_"
 
 MUTANTS = (
     Mutant(
@@ -506,6 +508,76 @@ MUTANTS = (
         "accounts = [e.account.pay(e.plan.norm_sum_charges) for e in epochs]",
         "accounts = [e.account for e in epochs]",
         (f"{DPIS_TEST}what_is_released_is_what_was_paid_for",),
+    ),
+    Mutant(
+        "measurements of DPAGD have half the charged noise",
+        DPAGD,
+        'std = table[rows, kind, memory["level"]] * bound',
+        'std = 0.5 * table[rows, kind, memory["level"]] * bound',
+        (f"{DPAGD_TEST}the_averaged_gradient_is_unbiased_and_has_the_variance_of_its_budget",),
+    ),
+    Mutant(
+        "a further measurement has the noise of a fresh one",
+        DPAGD,
+        'std = table[rows, kind, memory["level"]]',
+        'std = table[rows, 0, memory["level"]]',
+        (f"{DPAGD_TEST}the_averaged_gradient_is_unbiased_and_has_the_variance_of_its_budget",),
+    ),
+    Mutant(
+        "measurements are averaged with equal weights",
+        DPAGD,
+        '(memory["gradient"] + gamma * noisy) / (1.0 + gamma)',
+        '(memory["gradient"] + noisy) / 2.0',
+        (f"{DPAGD_TEST}the_averaged_gradient_is_unbiased_and_has_the_variance_of_its_budget",),
+    ),
+    Mutant(
+        "further measurements are charged as fresh ones",
+        DPAGD,
+        'counts[rows, kind, memory["level"]] += 1',
+        "counts[rows, 0, 0] += 1",
+        (f"{DPAGD_TEST}zero_raises_the_budget_and_another_choice_moves",),
+    ),
+    Mutant(
+        "the noise of a search is that of one candidate",
+        DPAGD,
+        "(multiplier * count**0.5 * bound)",
+        "(multiplier * bound)",
+        (f"{DPAGD_TEST}a_search_has_the_noise_of_its_whole_vector",),
+    ),
+    Mutant(
+        "changes of loss are not clipped",
+        DPAGD,
+        "change.clamp(-bound, bound)",
+        "change",
+        (f"{DPAGD_TEST}a_record_moves_a_search_by_at_most_its_sensitivity",),
+    ),
+    Mutant(
+        "a zero keeps the momentum",
+        DPAGD,
+        ".where(chosen > 0, _raise(cohort, state))",
+        ".where(chosen > 0, _raise(cohort, LocalState(state.params, full.optimizer, state.taken, state.memory)))",
+        (f"{DPAGD_TEST}zero_raises_the_budget_and_another_choice_moves",),
+    ),
+    Mutant(
+        "a client of DPAGD goes on when nothing is left",
+        DPAGD,
+        "spent + plan.costs[place] <= account.allotted",
+        "spent <= account.allotted",
+        (f"{DPAGD_BUDGET_TEST}without_the_filter_it_would_overspend",),
+    ),
+    Mutant(
+        "searches are free",
+        DPAGD_PLAN,
+        "{SampledGaussian(self.sample_rate, multiplier): count}, self._searches(count))",
+        "{SampledGaussian(self.sample_rate, multiplier): count})",
+        (f"{DPAGD_BUDGET_TEST}charged_measurements_have_together_the_precision_that_is_reached",),
+    ),
+    Mutant(
+        "further measurements are too cheap",
+        DPAGD_PLAN,
+        "self.gradient_multiplier(level - 1) / math.sqrt(self.own.agd_growth)",
+        "self.gradient_multiplier(level - 1) / self.own.agd_growth",
+        (f"{DPAGD_BUDGET_TEST}charged_measurements_have_together_the_precision_that_is_reached",),
     ),
 )
 
