@@ -37,6 +37,10 @@ from mechanisms.settings import Dpsur
 from mechanisms.trials import TrialPlan
 
 
+NOISE_RATIO = 3.0
+"""s_v over s_t, where s_v is not given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DpsurPlan(TrialPlan):
     """A client's plan: the proposals', and the test's.
@@ -65,7 +69,7 @@ class DpsurPlan(TrialPlan):
         own = terms.own
         if not isinstance(own, Dpsur):
             raise ValueError(f"own = {own!r} must be the settings of DPSUR; give its table")
-        test_noise = noise if own.validation_noise is None else own.validation_noise
+        test_noise = NOISE_RATIO * noise if own.validation_noise is None else own.validation_noise
         most = _cap(own, terms, test_noise) if own.accounting == "selective" else 0
         return cls(
             **asdict(DpsgdPlan.of(terms, noise)),

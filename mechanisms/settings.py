@@ -64,7 +64,7 @@ class Dpsur(Settings):
         1.0, gt=0, le=1, description="probability that a record enters a trial's own test batch [per trial]"
     )
     validation_noise: float | None = Field(
-        None, gt=0, description="noise of the test [2 loss clips]; 'none': equal to the noise multiplier"
+        None, gt=0, description="noise of the test [2 loss clips]; 'none': three times the noise multiplier"
     )
     loss_clip: float = Field(0.001, gt=0, description="C_v, bound on the tested change of the mean loss [nats]")
     beta: float = Field(-1.0, description="threshold below which the noisy change must lie [loss clips]")

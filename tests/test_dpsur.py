@@ -243,7 +243,7 @@ def test_a_test_that_hardly_ever_accepts_has_no_cap():
     with pytest.raises(ValueError, match="test more gently"):
         own_plan(accounting="selective", validation_noise=0.1)
     hopeless = own_plan(accounting="selective", validation_noise=None)
-    assert hopeless.validation_noise == 3.0
+    assert hopeless.validation_noise == 9.0
     search = DpsurPlan.of(Terms(Privacy(), Dpsur(accounting="selective"), 1, 1, 9), 0.01)
     assert epsilon(search.round_charges(1), 1e-5).epsilon == math.inf
 
@@ -251,18 +251,18 @@ def test_a_test_that_hardly_ever_accepts_has_no_cap():
 @pytest.mark.parametrize("accounting", ["visible", "every-trial"])
 def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards(accounting):
     plan = own_plan(steps=6, accounting=accounting, validation_rate=0.3)
-    step = DpsurStep(0.1, 3.0, 0.3, 3.0, -1.0, accounting)
+    step = DpsurStep(0.1, 3.0, 0.3, 9.0, -1.0, accounting)
     assert plan.round_charges(1) == {step: 6}
     world = cohort([plan] * 3)
     end = local_round(DPSUR, world, start(model()))
     assert end.memory["tried"].tolist() == [6] * 3
     assert DPSUR.report(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
-    claims = [{PaperClaim(0.1, 3.0): n, PaperClaim(0.3, 3.0): n} if n else {} for n in end.taken.tolist()]
+    claims = [{PaperClaim(0.1, 3.0): n, PaperClaim(0.3, 9.0): n} if n else {} for n in end.taken.tolist()]
     assert DPSUR.realized(world, end) == claims and any(claims)
 
 
 def test_where_rejections_are_hidden_nothing_tells_them():
-    plan = own_plan(steps=6, accounting="selective", validation_rate=0.1)
+    plan = own_plan(steps=6, accounting="selective", validation_rate=0.1, validation_noise=3.0)
     step, cap = DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective"), TrialCap(plan.acceptance.lowest, plan.most_rejections)
     assert plan.round_charges(1) == {step: 6, cap: 6, PaperClaim(0.1, 3.0): 12}
     world = cohort([plan] * 3)
@@ -288,7 +288,7 @@ def test_the_cap_is_paid_out_of_delta():
 def test_a_calibrated_plan_meets_its_target():
     privacy = Privacy(mechanism="dpsur", epsilon=3.0, delta=1e-5)
     plan = plan_table(privacy, Dpsur(accounting="selective"), 1, 3, np.array([9])).of(0)
-    assert plan.noise_multiplier == plan.validation_noise
+    assert plan.validation_noise == 3 * plan.noise_multiplier
     assert 0.99 * 3.0 < epsilon(planned(plan, 3), 1e-5).epsilon <= 3.0
 
 
