@@ -16,7 +16,7 @@ def cap_probability(lowest_acceptance: float, most_rejections: int, steps: int) 
 
 
 def smallest_cap(lowest_acceptance: float, steps: int, delta_cap: float) -> int:
-    """The smallest M with ``T (1 - lo)^M <= delta_cap``.
+    """The smallest M with ``T (1 - lo)^M <= delta_cap``; above 2^40, nearly the smallest.
 
     Args:
         lowest_acceptance: lo, in (0, 1].
@@ -35,7 +35,7 @@ def smallest_cap(lowest_acceptance: float, steps: int, delta_cap: float) -> int:
         return 1
     cap = max(1, math.floor(math.log(steps / delta_cap) / -math.log1p(-lowest_acceptance)))
     while cap_probability(lowest_acceptance, cap, steps) > delta_cap:
-        cap += 1
+        cap += max(1, cap >> 40)  # of a huge cap, one more would be lost in rounding
     return cap
 
 
