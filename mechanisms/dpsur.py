@@ -36,7 +36,6 @@ from mechanisms.sampling import poisson
 from mechanisms.settings import Dpsur
 from mechanisms.trials import TrialPlan
 
-
 NOISE_RATIO = 3.0
 """s_v over s_t, where s_v is not given."""
 

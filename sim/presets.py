@@ -4,8 +4,8 @@ from typing import Any
 
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {"model": "linear"},
-    "mnist": {"model": "cnn", "lr": 4.0, "rounds": 60},
-    "fmnist": {"model": "cnn", "lr": 4.0, "rounds": 60},
+    "mnist": {"model": "cnn", "lr": 4.0, "rounds": 45},
+    "fmnist": {"model": "cnn", "lr": 4.0, "rounds": 45},
     "cifar10": {"model": "cnn-cifar"},
 }
 
