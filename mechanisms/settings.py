@@ -118,7 +118,7 @@ class Screening(Settings):
         "own", description="tested on the client's own records with hidden rejections, or on --public-records"
     )
     screening_gain: float = Field(
-        5.0, ge=0, description="inverse temperature at the run's end; it grows with the steps from 0 [per nat]"
+        1.0, ge=0, description="inverse temperature at the run's end; it grows with the steps from 0 [per nat]"
     )
     screening_stages: int = Field(5, ge=1, description="equal steps in which the inverse temperature grows [stages]")
     screening_rate: float = Field(

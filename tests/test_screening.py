@@ -184,7 +184,7 @@ def test_on_public_records_every_trial_is_paid_like_dpsgd():
 
 
 def test_on_own_records_nothing_tells_rejections():
-    plan = plan_of(steps=6)
+    plan = plan_of(steps=6, screening_gain=5.0)
     assert plan.round_charges(1)[PaperClaim(0.1, 3.0)] == 6
     world = cohort([alter(plan, gain=50.0)] * 3)
     end = local_round(SCREENING, world, start(model()))
