@@ -136,18 +136,21 @@ def show(result: Record) -> None:
     if "clients" in result:
         groups: dict[tuple[str, ...], list[int]] = {}
         for row in result["clients"]:
-            figures = (row["epsilon_certified"], row["epsilon_published"], row["delta"])
-            groups.setdefault(tuple(map(_text, figures)), []).append(row["client"])
+            texts = tuple(_text(name, row[name]) for name in ("epsilon_certified", "epsilon_published", "delta"))
+            groups.setdefault(texts, []).append(row["client"])
         for texts, clients in groups.items():
             table.add_row(format_ranges(clients), *texts)
     else:
         table = Table("quantity", "value")
         for name, value in result.items():
-            table.add_row(name.replace("_", " "), _text(value))
+            table.add_row(name.replace("_", " "), _text(name, value))
     Console().print(table)
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> str:
+    """A figure in six digits; an epsilon is rounded up, so that what is shown is a guarantee too."""
     if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return wording.epsilon(value, digits=6) if isinstance(value, float) else "-" if value is None else str(value)
+        return ", ".join(_text(name, one) for one in value)
+    if isinstance(value, float):
+        return wording.epsilon(value, digits=6) if name.startswith("epsilon") else f"{value:.6g}"
+    return "-" if value is None else str(value)

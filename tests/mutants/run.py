@@ -38,6 +38,7 @@ DPSGD, NODE, LOOP, LEDGER = "mechanisms/dpsgd.py", "client/node.py", "server/loo
 CLIP, STREAMS = "mechanisms/clipping.py", "mechanisms/randomness.py"
 TRIALS, DPSUR, SCREENING = "mechanisms/trials.py", "mechanisms/dpsur.py", "mechanisms/screening.py"
 DPSUR_TEST, SCREENING_TEST = "tests/test_dpsur.py::test_", "tests/test_screening.py::test_"
+CHARGES_TEST = "tests/test_dpsur_charges.py::test_"
 BOOK = "tests/test_dpsgd.py::test_a_step_is_that_of_the_book"
 NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_and_new_in_every_step"
 
@@ -325,14 +326,14 @@ MUTANTS = (
         TRIALS,
         'state.memory["tried"] < steps',
         "state.taken < steps",
-        (f"{DPSUR_TEST}where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards",),
+        (f"{CHARGES_TEST}where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards",),
     ),
     Mutant(
         "hidden rejections are reported",
         TRIALS,
         'if cohort.plan("most_rejections").any():',
         "if False:",
-        (f"{DPSUR_TEST}where_rejections_are_hidden_nothing_tells_them",),
+        (f"{CHARGES_TEST}where_rejections_are_hidden_nothing_tells_them",),
     ),
     Mutant(
         "the test batch is drawn with the training batch",
@@ -367,7 +368,7 @@ MUTANTS = (
         "mechanisms/accountant.py",
         'lost = cap_delta(charges) if column == "certified" else 0.0',
         "lost = 0.0",
-        (f"{DPSUR_TEST}the_cap_is_paid_out_of_delta",),
+        (f"{CHARGES_TEST}the_cap_is_paid_out_of_delta",),
     ),
     Mutant(
         "screening is charged at its first temperature",
@@ -597,7 +598,7 @@ def stale(root: Path = ROOT) -> list[str]:
 
 def pytest(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
     """Exit code and output of these tests in a tree; no byte code is kept: an edit may leave the time as it was."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *tests]
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
