@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -12,16 +12,21 @@ from client.messages import TrainRequest, Upload
 from mechanisms.events import from_dict, to_dict
 from mechanisms.ranges import format_ranges, parse_ranges
 
-if TYPE_CHECKING:  # client.node imports torch, which an answer to a query does not need
-    from client.node import Node
 
-NodeOf = Callable[[ConfigRecord, Context], "Node"]
+class Answering(Protocol):
+    """A node in one of its phases."""
+
+    def train(self, request: TrainRequest) -> Upload:
+        """Do the clients' part of a round."""
+
+
+NodeOf = Callable[[ConfigRecord, Context], Answering]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""
 
 
 def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
     """A request as Flower content; ``run`` is what a node needs to build itself."""
-    ask = {"round": request.round, "group": request.group, "release": request.release}
+    ask = {"round": request.round, "group": request.group, "release": request.release, "phase": request.phase}
     arrays = {"params": request.params, "clients": request.clients, "nth": request.nth}
     return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(ask | run)})
 
@@ -30,7 +35,7 @@ def decode_request(content: RecordDict) -> TrainRequest:
     """The inverse of ``encode_request``."""
     arrays, ask = content["arrays"], content["config"]
     clients, nth, params = (arrays[name].numpy() for name in ("clients", "nth", "params"))
-    return TrainRequest(ask["round"], ask["group"], ask["release"], clients, nth, params)
+    return TrainRequest(ask["round"], ask["group"], ask["release"], clients, nth, params, ask["phase"])
 
 
 def encode_upload(upload: Upload) -> RecordDict:
@@ -40,7 +45,8 @@ def encode_upload(upload: Upload) -> RecordDict:
     lines = [(format_ranges(ids), to_dict(e), n) for ids, charges in upload.realized for e, n in charges.items()]
     answer["realized"] = json.dumps(lines)
     arrays = {"total": upload.total, "clients": upload.clients}
-    return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(answer)})
+    content = {"arrays": _arrays(arrays), "shared": _arrays(upload.shared), "config": ConfigRecord(answer)}
+    return RecordDict(content)
 
 
 def decode_upload(content: RecordDict) -> Upload:
@@ -50,7 +56,8 @@ def decode_upload(content: RecordDict) -> Upload:
     figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
     realized = [(parse_ranges(ids), {from_dict(event): n}) for ids, event, n in json.loads(answer["realized"])]
     head = (answer["round"], answer["group"], clients, total, answer["weight"], answer["seconds"])
-    return Upload(*head, figures, realized)
+    shared = {name: array.numpy() for name, array in content["shared"].items()}
+    return Upload(*head, figures, realized, shared)
 
 
 def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:

@@ -12,15 +12,16 @@ Payments = list[tuple[np.ndarray, Charges]]
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """Train these clients of a group for one round.
+    """Let these clients of a group do their part of one round.
 
     Attributes:
-        round: from 1.
+        round: from 1 in training, 0 and below in what prepares it.
         group: the node that is asked.
         release: the name of the round's draws; the ledger charges it once.
         clients: int64 client numbers, all of this group, ascending.
         nth: int64, each client's count of rounds, this one included.
         params: the model, float32 ``[P]``.
+        phase: what the clients do: train the model (``train``), or their part of what prepares it.
     """
 
     round: int
@@ -29,6 +30,7 @@ class TrainRequest:
     clients: np.ndarray
     nth: np.ndarray
     params: np.ndarray
+    phase: str = "train"
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,12 @@ class Upload:
 
     Attributes:
         round, group, clients: as asked.
-        total: int64 ``[P]`` in fixed-point units (client/sums.py).
+        total: int64 ``[P]``, or wider (`mechanisms.updates`), in fixed-point units (client/sums.py).
         weight: sum of the clients' weights.
         seconds: time spent training.
         figures: the mechanism's public figures, each as (sum over clients, number of clients).
         realized: what the clients' ledgers say beside the planned charge of the round.
+        shared: what the clients released one by one rather than as a sum, by name.
     """
 
     round: int
@@ -52,3 +55,4 @@ class Upload:
     seconds: float
     figures: dict[str, tuple[float, int]] = field(default_factory=dict)
     realized: Payments = field(default_factory=list)
+    shared: dict[str, np.ndarray] = field(default_factory=dict)

@@ -1,6 +1,5 @@
 """A Flower node's work: a group of clients is charged, trained chunk by chunk as cohorts, and summed."""
 
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from client.carry import Carry
+from client.charging import charge_round, name_draw
 from client.figures import Figures
 from client.messages import Payments, TrainRequest, Upload
 from client.sums import WeightedSum
@@ -18,12 +18,14 @@ from mechanisms.allotment import Account, AdaptivePlan, check_settlement, payabl
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.events import Event
 from mechanisms.gradients import RecordGradients
+from mechanisms.guide import GuideOf, Surroundings, alone
 from mechanisms.ledger import Ledger
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import PlanTable
-from mechanisms.randomness import Streams, fresh_key, seed_key
+from mechanisms.randomness import Streams
 from mechanisms.registry import Mechanism, local_round
 from mechanisms.sampling import CohortData
+from mechanisms.updates import UPDATE, Sent
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,19 @@ class Training:
         mechanism: the local optimizer.
         gradients: of the model.
         optimizer: turns gradients into directions.
-        learning_rate: from (round, steps taken in it ``[K]``) to rates ``[K]``.
+        learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates ``[K]``.
         seed: of a simulation, or None for a release, whose draws come from the operating system's entropy.
+        sent: what a client sends of a local round.
+        guide: what leads its steps beside its own records.
     """
 
     mechanism: Mechanism
     gradients: RecordGradients
     optimizer: Optimizer
-    learning_rate: Callable[[int, torch.Tensor], torch.Tensor]
+    learning_rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     seed: int | None
+    sent: Sent = UPDATE
+    guide: GuideOf = alone
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class GroupData:
         chunks: the group's clients in the chunks that are computed together.
         weights: int64 ``[clients]``, every client's public weight.
         public: records and labels that are public, where there are any.
+        shared: records and labels of the globally shared data set, where there is one.
     """
 
     x: torch.Tensor
@@ -63,6 +70,11 @@ class GroupData:
     chunks: Sequence[np.ndarray]
     weights: np.ndarray
     public: tuple[torch.Tensor, torch.Tensor] | None = None
+    shared: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def of(self, clients: np.ndarray) -> CohortData:
+        """The records of these clients."""
+        return CohortData(self.x, self.y, [self.records(int(c)) for c in clients])
 
 
 class Node:
@@ -91,43 +103,31 @@ class Node:
             ValueError: training diverged.
         """
         began = time.perf_counter()
-        seed = self._training.seed
-        key = fresh_key() if seed is None else seed_key(seed)
-        release = f"{request.release}-{secrets.token_hex(4)}" if seed is None else request.release
-        self._charge(request, release)
+        key, release = name_draw(request, self._training.seed)
+        charge_round(self._ledger, self._plans, request, release)
         if self._carry:
             self._carry.open(request.round)
-        total, figures, realized = WeightedSum(len(request.params)), Figures(), Payments()
+        total = WeightedSum(len(request.params) + self._training.sent.extra)
+        figures, realized = Figures(), Payments()
         for chunk in self._data.chunks:
             inside = np.isin(request.clients, chunk)
             if inside.any():
                 clients = request.clients[inside]
-                cohort = self._cohort(request, clients, request.nth[inside], key)
                 start = torch.tensor(request.params, device=self._data.x.device)
+                cohort = self._cohort(request, clients, request.nth[inside], key, start)
                 end = self._local_round(cohort, clients, start)
                 realized += self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
                 figures.add(self._training.mechanism.report(cohort, end))
-                total.add(end.params - start, self._data.weights[clients])
+                total.add(self._training.sent.rows(cohort, start, end), self._data.weights[clients])
         if self._carry:
             self._carry.close(request.round)
         seconds = time.perf_counter() - began
         upload = Upload(
             request.round, request.group, request.clients, total.total, total.weight, seconds, figures.pairs, realized
         )
-        if seed is None:
+        if self._training.seed is None:
             self._uploads.keep(upload, request.params)
         return upload
-
-    def _charge(self, request: TrainRequest, release: str) -> None:
-        """Write the planned maximum of the round to the ledger, for every asked client."""
-        kinds, place = np.unique(
-            np.stack([self._plans.which[request.clients], request.nth]), axis=1, return_inverse=True
-        )
-        payments = [
-            (request.clients[place.reshape(-1) == n], self._plans.plans[plan].round_charges(int(nth)))
-            for n, (plan, nth) in enumerate(kinds.T)
-        ]
-        self._ledger.charge_all(release, request.round, payments)
 
     def _local_round(self, cohort: Cohort, clients: np.ndarray, start: torch.Tensor) -> LocalState:
         """The chunk's local round, from what its clients kept and to what they keep."""
@@ -168,17 +168,23 @@ class Node:
             if isinstance(plan, AdaptivePlan)
         ]
 
-    def _cohort(self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, key: bytes) -> Cohort:
-        """The surroundings of a local round of some clients of one chunk."""
-        training, device = self._training, self._data.x.device
+    def _cohort(
+        self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, key: bytes, start: torch.Tensor
+    ) -> Cohort:
+        """The surroundings of a local round of some clients of one chunk from the model ``start [P]``."""
+        training, data = self._training, self._data
+        streams = Streams(key, request.round, clients.tolist(), data.x.device)
+        plans = [self._plans.of(int(c)) for c in clients]
+        steps = torch.tensor([float(plan.steps) for plan in plans], device=data.x.device)
         return Cohort(
             gradients=training.gradients,
-            data=CohortData(self._data.x, self._data.y, [self._data.records(int(c)) for c in clients]),
-            plans=[self._plans.of(int(c)) for c in clients],
-            streams=Streams(key, request.round, clients.tolist(), device),
+            data=data.of(clients),
+            plans=plans,
+            streams=streams,
             optimizer=training.optimizer,
-            learning_rate=lambda taken: training.learning_rate(request.round, taken),
+            learning_rate=lambda taken: training.learning_rate(request.round, taken, steps),
             nth=nth.tolist(),
             accounts=self._accounts(request, clients),
-            public=self._data.public,
+            public=data.public,
+            guide=training.guide(Surroundings(training.gradients, streams, start, data.shared)),
         )

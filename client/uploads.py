@@ -11,6 +11,8 @@ from safetensors.numpy import save
 from client.messages import Upload
 from mechanisms import durable
 
+SHARED = "shared."
+
 
 class Uploads:
     """The folder of finished uploads: one file per group, named by round and group."""
@@ -24,6 +26,7 @@ class Uploads:
         path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
         figures = json.dumps([upload.group, upload.weight, upload.seconds, upload.figures])
         tensors = {"total": upload.total, "clients": upload.clients}
+        tensors |= {SHARED + name: array for name, array in upload.shared.items()}
         durable.write(path, save(tensors, metadata={"upload": figures, "model": _digest(params)}))
         for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
             if old != path:
@@ -35,12 +38,14 @@ class Uploads:
         for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
             try:
                 with safe_open(path, "np") as file:
-                    labels, total, clients = file.metadata(), file.get_tensor("total"), file.get_tensor("clients")
+                    labels, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
             except SafetensorError:
                 continue
             if labels["model"] == _digest(params):
                 group, weight, seconds, figures = json.loads(labels["upload"])
-                found.append(Upload(round_, group, clients, total, weight, seconds, figures))
+                total, clients = tensors.pop("total"), tensors.pop("clients")
+                shared = {name.removeprefix(SHARED): array for name, array in tensors.items()}
+                found.append(Upload(round_, group, clients, total, weight, seconds, figures, shared=shared))
         return found
 
 

@@ -23,8 +23,9 @@ def smallest(
     lower: float = 1e-2,
     upper: float = 1e4,
     tolerance: float = 1e-4,
+    column: str = "certified",
 ) -> float:
-    """The smallest noise multiplier whose charges meet (epsilon, delta) in the certified column.
+    """The smallest noise multiplier whose charges meet (epsilon, delta) in one column.
 
     Args:
         charges_of: the planned charges for a noise multiplier; their epsilon must not rise with it.
@@ -33,18 +34,20 @@ def smallest(
         lower: smallest noise multiplier looked at; returned when it meets the budget already.
         upper: largest noise multiplier looked at.
         tolerance: relative width of the final bracket.
+        column: "certified", or "published" for a budget by the paper's own claim.
 
     Returns:
-        The upper side of the bracket: ``accountant.epsilon(charges_of(x), delta).epsilon <= epsilon`` always holds.
+        The upper side of the bracket: ``accountant.epsilon(charges_of(x), delta, column).epsilon <= epsilon`` always
+        holds.
 
     Raises:
         ValueError: epsilon or the bracket is out of bounds, or even `upper` does not meet the budget.
     """
     _check(epsilon, delta, lower, upper, tolerance)
-    grid = accountant.ORDERS
+    grid = accountant.default_orders(column)
 
     def spent(noise: float, orders: Sequence[float]) -> accountant.Guarantee:
-        return accountant.guarantee(charges_of(noise), delta, "certified", orders)
+        return accountant.guarantee(charges_of(noise), delta, column, orders)
 
     def meets(noise: float, orders: Sequence[float]) -> bool:
         return spent(noise, orders).epsilon <= epsilon
@@ -60,14 +63,13 @@ def smallest(
         order = spent(best, grid).order
         if order is None or order in window:
             break
-        window = _around(order)
+        window = _around(order, grid)
         best = _descend(functools.partial(meets, orders=window), lower, best, tolerance)
     return best
 
 
-def _around(order: float) -> Sequence[float]:
+def _around(order: float, grid: Sequence[float]) -> Sequence[float]:
     """The order and its neighbours in the grid."""
-    grid = accountant.ORDERS
     index = grid.index(order)
     return grid[max(0, index - WINDOW) : index + WINDOW + 1]
 

@@ -2,8 +2,8 @@
 
 `mechanisms.calibration.smallest` for Poisson-sampled Gaussian steps, one row per client. Epsilon at any single Renyi
 order is an upper bound of the smallest over all orders, so each row carries one order, which meets the budget by the
-exact curve at the noise that is returned. Where very many rates share their steps, the curve noise(rate) is solved on a
-fine grid of rates and interpolated, and each interpolated value is checked, and raised until it meets the budget.
+exact curve at the noise that is returned. Where many rates share their steps, the curve noise(rate) is solved on a fine
+grid of rates and interpolated, and each interpolated value is checked, and raised until it meets the budget.
 """
 
 import math
@@ -18,9 +18,9 @@ from mechanisms.accountant import ORDERS, check_delta
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-FEW = 500  # distinct rates of equal steps up to which each is solved by itself
 RATIO = 1.02  # between neighbouring rates of the grid
 LIFT = 5e-5  # relative, added to interpolated values: the size of their error
+ROUNDING = 1e-12  # relative, kept free of each budget: curves of one client alone may differ in the last bits
 
 
 def smallest_many(
@@ -59,7 +59,7 @@ def smallest_many(
         raise ValueError(
             f"lower = {lower}, upper = {upper}, tolerance = {tolerance} must be 0 < lower < upper and in (0, 1)"
         )
-    budget = _Budget(epsilon, delta, lower, upper, tolerance)
+    budget = _Budget(epsilon * (1.0 - ROUNDING), delta, lower, upper, tolerance)
     distinct, where = np.unique(np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True)
     return budget.smallest(distinct[1], distinct[0])[where.reshape(-1)].reshape(rates.shape)
 
@@ -75,31 +75,35 @@ class _Budget:
     tolerance: float
 
     def smallest(self, rates: Floats, steps: Floats) -> Floats:
-        """Noise multipliers of distinct rows, sorted by steps and then by rate."""
-        result = np.empty(rates.size)
-        _, group, sizes = np.unique(steps, return_inverse=True, return_counts=True)
-        for number in np.flatnonzero(sizes > FEW):
-            members = group == number
-            result[members] = self.interpolate(rates[members], steps[members])
-        few = sizes[group] <= FEW
-        result[few] = self.solve(rates[few], steps[few])[0]
-        return result
+        """Noise multipliers of distinct rows, sorted by steps and then by rate.
 
-    def interpolate(self, rates: Floats, steps: Floats) -> Floats:
-        """Noise multipliers of sorted rates with equal steps by way of a grid of rates; every one is checked."""
-        points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(RATIO)) + 1
-        grid = np.geomspace(rates[0], rates[-1], points)
-        grid[[0, -1]] = rates[[0, -1]]
-        noises, orders = self.solve(grid, np.full(points, steps[0]))
-        right = np.searchsorted(grid, rates)
-        noise = np.exp(np.interp(np.log(rates), np.log(grid), np.log(noises))) * (1.0 + LIFT)
+        Rows of equal steps share a grid of rates, which may be these rates themselves; all grids are solved together,
+        and what lies between their points is interpolated and checked.
+        """
+        starts = np.flatnonzero(np.diff(steps, prepend=np.nan) != 0)
+        groups = np.split(rates, starts[1:])
+        grids = [_grid(one) for one in groups]
+        grid, places = np.concatenate(grids), np.cumsum([0, *(len(one) for one in grids)])
+        noises, orders = self.solve(grid, np.repeat(steps[starts], np.diff(places)))
+        right = np.concatenate(
+            [at + np.searchsorted(g, r) for at, g, r in zip(places[:-1], grids, groups, strict=True)]
+        )
+        between = [
+            np.interp(np.log(r), np.log(g), np.log(noises[at : at + len(g)]))
+            for at, g, r in zip(places[:-1], grids, groups, strict=True)
+        ]
         enough = noises[right]  # more sampling needs no less noise
-        noise = np.minimum(noise, enough)
+        noise = np.minimum(np.exp(np.concatenate(between)) * (1.0 + LIFT), enough)
+        noise = np.where(grid[right] == rates, enough, noise)
+        return self.check(rates, steps, noise, enough, (orders[right], orders[right - 1]))
+
+    def check(self, rates: Floats, steps: Floats, noise: Floats, enough: Floats, orders: tuple[Indices, ...]) -> Floats:
+        """The noises, raised where none of two orders meets the budget; ``enough`` is known to meet it."""
         open_ = np.flatnonzero(noise < enough)
         while open_.size:
             rows = rates[open_], steps[open_], noise[open_]
-            met = self.cost(*rows, orders[right[open_]]) <= self.epsilon
-            met |= self.cost(*rows, orders[right[open_] - 1]) <= self.epsilon
+            met = self.cost(*rows, orders[0][open_]) <= self.epsilon
+            met |= self.cost(*rows, orders[1][open_]) <= self.epsilon
             open_ = open_[~met]
             noise[open_] = np.minimum(noise[open_] * (1.0 + LIFT), enough[open_])
             open_ = open_[noise[open_] < enough[open_]]
@@ -152,6 +156,16 @@ class _Budget:
             part = order == index
             result[part] += steps[part] * sampled_gaussian.rdp(rates[part], noise[part], ORDERS[index])
         return result
+
+
+def _grid(rates: Floats) -> Floats:
+    """Rates from the first to the last of these sorted ones, `RATIO` apart; themselves, where they are fewer."""
+    points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(RATIO)) + 1
+    if points >= len(rates):
+        return rates
+    grid = np.geomspace(rates[0], rates[-1], points)
+    grid[[0, -1]] = rates[[0, -1]]
+    return np.asarray(grid, dtype=np.float64)
 
 
 def _conversion(delta: float) -> Floats:

@@ -8,6 +8,7 @@ import torch
 
 from mechanisms.allotment import Account
 from mechanisms.gradients import RecordGradients
+from mechanisms.guide import Guide, unguided
 from mechanisms.optimizers import Optimizer
 from mechanisms.randomness import Streams
 from mechanisms.sampling import CohortData
@@ -27,6 +28,7 @@ class Cohort:
         nth: int64 ``[K]``, each client's count of rounds, this one included.
         accounts: length K where the plans are adaptive: what each client may spend in this round.
         public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers, where there are any.
+        guide: what leads a step beside the client's own records.
     """
 
     gradients: RecordGradients
@@ -38,6 +40,7 @@ class Cohort:
     nth: Sequence[int]
     accounts: Sequence[Account] = ()
     public: tuple[torch.Tensor, torch.Tensor] | None = None
+    guide: Guide = unguided
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
@@ -75,8 +78,8 @@ class LocalState:
         return replace(self, memory={**self.memory, **memory})
 
     def descend(self, cohort: Cohort, gradient: torch.Tensor) -> "LocalState":
-        """One optimizer step along ``gradient [K, P]``."""
-        direction, optimizer = cohort.optimizer.update(gradient, self.optimizer)
+        """One optimizer step along a released ``gradient [K, P]``, as the guide turns it."""
+        direction, optimizer = cohort.optimizer.update(cohort.guide(self.params, gradient), self.optimizer)
         rate = cohort.learning_rate(self.taken)[:, None]
         return replace(self, params=self.params - rate * direction, optimizer=optimizer, taken=self.taken + 1)
 

@@ -51,13 +51,14 @@ class ConvolutionTap(Tap):
         """With several groups an output index has patches of its own."""
         return self._layer.groups == 1
 
-    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layer = self._layer
         plain = layer.padding_mode == "zeros"
         padded, padding = (x, layer.padding) if plain else (self._pad(x), 0)
         weight, bias = self._own["weight"], self._own.get("bias")
         convolve = each_client if x.device.type == "cpu" else all_clients
-        return convolve(padded, weight, bias, (layer.stride, padding, layer.dilation), layer.groups), x
+        output = convolve(padded, weight, bias, (layer.stride, padding, layer.dilation), layer.groups)
+        return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         left = self._by_client(gradient.flatten(2))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mechanisms import shares
 from mechanisms.accountant import Charges
 from mechanisms.allotment import AdaptivePlan, cost
-from mechanisms.events import Allotment, PaperClaim, SampledGaussian
+from mechanisms.events import Allotment, Event, PaperClaim, SampledGaussian
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpagd
 
@@ -33,6 +33,7 @@ class DpagdPlan(AdaptivePlan):
         rounds: rounds that the budget is planned for.
         delta: of the guarantee; with the planned divergences it names the order.
         own: the mechanism's settings.
+        prior: what is paid beside the rounds; the order is chosen for all together.
     """
 
     sample_rate: float
@@ -43,6 +44,7 @@ class DpagdPlan(AdaptivePlan):
     rounds: int
     delta: float
     own: Dpagd
+    prior: tuple[tuple[Event, int], ...] = ()
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpagdPlan":
@@ -62,7 +64,7 @@ class DpagdPlan(AdaptivePlan):
                     f"{name} = {value} must be {str(plain).lower()} with dpagd, whose noise follows its searches: "
                     f"drop --{name.replace('_', '-')}"
                 )
-        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, terms.rounds, p.delta, own)
+        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, terms.rounds, p.delta, own, terms.prior)
 
     @property
     def search_multiplier(self) -> float:

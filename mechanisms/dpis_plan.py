@@ -9,7 +9,7 @@ import numpy as np
 
 from mechanisms.accountant import Charges
 from mechanisms.allotment import Account, AdaptivePlan, cost, least_multipliers
-from mechanisms.events import Allotment, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
+from mechanisms.events import Allotment, Event, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
 from mechanisms.shares import equal_share, least_noise
@@ -31,6 +31,7 @@ class DpisPlan(AdaptivePlan):
         rounds: rounds that the budget is planned for.
         delta: of the guarantee; with the planned divergences it names the order.
         own: the mechanism's settings.
+        prior: what is paid beside the rounds; the order is chosen for all together.
     """
 
     sample_rate: float
@@ -41,6 +42,7 @@ class DpisPlan(AdaptivePlan):
     rounds: int
     delta: float
     own: Dpis
+    prior: tuple[tuple[Event, int], ...] = ()
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpisPlan":
@@ -62,7 +64,7 @@ class DpisPlan(AdaptivePlan):
                     f"{name} = {value} must be {str(plain).lower()} with dpis, which sets clip bound and noise by its "
                     f"own rules: drop --{name.replace('_', '-')}"
                 )
-        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, terms.size, terms.rounds, p.delta, own)
+        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, terms.size, terms.rounds, p.delta, own, terms.prior)
 
     @property
     def importance(self) -> bool:
@@ -204,14 +206,16 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
 
 @functools.lru_cache(maxsize=256)
 def _least_noise(terms: Terms) -> float:
-    """The smallest noise multiplier of these terms; what it must meet does not depend on the size."""
+    """The smallest noise multiplier of these terms."""
     return least_noise(lambda noise: DpisPlan.of(terms, noise), terms)
 
 
 def calibrate(plan_of: object, terms: Terms) -> DpisPlan:
-    """The plan with the smallest noise for the worst K that meets the budget. One search serves clients of all sizes.
+    """The plan with the smallest noise for the worst K that meets the budget. One search serves clients of all sizes,
+    but for the paper's claims, in which the size stands.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
-    return DpisPlan.of(terms, _least_noise(replace(terms, size=1)))
+    alike = terms if terms.privacy.budget == "published" else replace(terms, size=1)
+    return DpisPlan.of(terms, _least_noise(alike))

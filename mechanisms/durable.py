@@ -1,7 +1,10 @@
 """Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def sync_folder(folder: Path) -> None:
@@ -15,10 +18,21 @@ def sync_folder(folder: Path) -> None:
 
 def write(path: Path, content: bytes) -> None:
     """Put ``content`` at ``path``: after a crash at any moment the old file is there, or the new one."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
+    with writing(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill, which becomes ``path`` when the block ends; if it raises, nothing is left."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)

@@ -54,7 +54,7 @@ class Ledger:
 
         Args:
             release: name of one draw of the noise on one sum.
-            round: the round it belongs to, at least 0.
+            round: the round it belongs to: from 1 in training, 0 and below in what prepares it.
             clients: ids, at least 0, each at most once.
             charges: event -> number of applications, each at least 1.
 

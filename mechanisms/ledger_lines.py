@@ -47,11 +47,11 @@ def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
 
 
 def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) -> None:
-    """Refuse an empty release name, a negative round, and a count that is not a positive integer."""
+    """Refuse an empty release name, a round that is no integer, and a count that is not a positive one."""
     if not isinstance(release, str) or not release.strip():
         raise ValueError(f"release = {release!r} must be a non-empty name; it identifies one draw of the noise")
-    if isinstance(round, bool) or not isinstance(round, int | np.integer) or round < 0:
-        raise ValueError(f"round = {round!r} must be an integer, at least 0; rounds are counted from 0")
+    if isinstance(round, bool) or not isinstance(round, int | np.integer):
+        raise ValueError(f"round = {round!r} must be an integer; training counts from 1, what comes before from 0 down")
     for event, count in charges.items():
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
             raise ValueError(f"count = {count!r} of {event} must be an integer, at least 1; leave unused events out")

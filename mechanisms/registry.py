@@ -1,7 +1,10 @@
 """The mechanisms by name: a new one is one file and one row here."""
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -9,7 +12,8 @@ import torch
 from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, screening, trials
 from mechanisms.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.plan import Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
+from mechanisms.accountant import epsilon
+from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, calibrate_all, tabulate
 from mechanisms.settings import Privacy, Settings
 
 
@@ -29,6 +33,7 @@ class Mechanism:
         realized: what each client's releases really were, where a plan pays for them in advance by an allotment.
         note: why the published figure differs from the certified one, in a sentence; empty where it does not.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
+        searches: whether losses of the client's own records choose the size of a step, so that nothing else may lead it.
     """
 
     plan: Callable[[Terms, float], Plan]
@@ -42,6 +47,7 @@ class Mechanism:
     sized: bool = False
     note: str = ""
     private: bool = True
+    searches: bool = False
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -89,11 +95,14 @@ MECHANISMS: dict[str, Mechanism] = {
         realized=dpagd.realized,
         calibrate=dpagd_plan.calibrate,
         lasting=dpagd.LASTING,
+        searches=True,
         note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; the certified figure "
         "is the budget at one order, named in advance, to which a filter holds the run.",
     ),
     "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),
 }
+
+NOTHING: Charges = MappingProxyType({})
 
 
 def local_round(
@@ -112,29 +121,62 @@ def local_round(
     return state
 
 
-def plan_table(privacy: Privacy, own: Settings | None, steps: int, rounds: int, sizes: np.ndarray) -> PlanTable:
+def plan_table(
+    privacy: Privacy,
+    own: Settings | None,
+    steps: int | np.ndarray,
+    rounds: int,
+    sizes: np.ndarray,
+    prior: Charges = NOTHING,
+) -> PlanTable:
     """Every client's plan, its noise calibrated so that ``rounds`` rounds meet (epsilon, delta).
 
     Args:
         privacy: the privacy settings; with a noise multiplier given, epsilon only bounds the number of rounds.
         own: the mechanism's own settings, where it has any.
-        steps: local steps a round.
+        steps: local steps a round, of all clients or of each, ``[clients]``.
         rounds: rounds in which a client is to take part.
         sizes: public numbers of records, int64 ``[clients]``.
+        prior: what every client pays beside these rounds out of the same budget.
 
     Raises:
-        ValueError: the budget does not pay for one round.
+        ValueError: the budget does not pay for one round, or the run's length would depend on outputs.
     """
     mechanism = MECHANISMS[privacy.mechanism]
+    seen = sizes if mechanism.sized or privacy.batch_size is not None else np.ones_like(sizes)
+    kinds = np.stack([seen, np.broadcast_to(steps, sizes.shape)])
+    distinct, which = np.unique(kinds, axis=1, return_inverse=True)
+    terms = [
+        Terms(privacy.of_size(size), own, count, rounds, size, tuple(prior.items()))
+        for size, count in distinct.T.tolist()
+    ]
+    return tabulate(_plans(mechanism, terms), which.reshape(-1))
 
-    def plan_of_size(size: int) -> Plan:
-        terms = Terms(privacy, own, steps, rounds, size)
-        if not mechanism.private:
-            return mechanism.plan(terms, 0.0)
-        if privacy.noise_multiplier is None:
-            return mechanism.calibrate(lambda noise: mechanism.plan(terms, noise), terms)
-        plan = mechanism.plan(terms, privacy.noise_multiplier)
-        affordable_rounds(plan, terms.target, privacy.delta, at_most=1)
-        return plan
 
-    return tabulate(plan_of_size, sizes if mechanism.sized else np.ones_like(sizes))
+def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
+    """A plan for each of the terms, which differ in rate, steps and size alone."""
+    noise = terms[0].privacy.noise_multiplier
+    if not mechanism.private:
+        return [mechanism.plan(one, 0.0) for one in terms]
+    _check_length(mechanism.plan(terms[0], noise or 1.0), terms[0])
+    if noise is not None:
+        plans = [mechanism.plan(one, noise) for one in terms]
+        for plan, one in zip(plans, terms, strict=True):
+            affordable_rounds(plan, one, at_most=1)
+        return plans
+    together = calibrate_all(mechanism.plan, terms) if len(terms) > 1 and mechanism.calibrate is calibrate else None
+    return together or [mechanism.calibrate(functools.partial(mechanism.plan, one), one) for one in terms]
+
+
+def _check_length(plan: Plan, terms: Terms) -> None:
+    """Refuse a paper's budget under which the number of rounds would follow from outputs, next to a finite epsilon.
+
+    That epsilon would be one at a moment that the outputs choose, and no theorem covers it.
+    """
+    charges = plan.most_claims(1) if isinstance(plan, Claimant) else {}
+    if terms.privacy.budget == "published" and charges and epsilon(plan.round_charges(1), 0.5).epsilon < math.inf:
+        raise ValueError(
+            f"budget is published, but what {terms.privacy.mechanism} accepts is public here, so that the run's length "
+            "would depend on it and no epsilon would be proved: take a test with hidden rejections (--accounting "
+            "selective; --screening-data own with --screening-clip), or --budget certified"
+        )

@@ -24,12 +24,20 @@ class Privacy(Settings):
         8.0, gt=0, description="budget of each client over the whole run [nats]; 'none': no bound but the rounds"
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="delta of each client's guarantee [probability]")
+    budget: Literal["certified", "published"] = Field(
+        "certified",
+        description="the figure that epsilon bounds: the proved one, or the paper's own claim, for comparison with it; "
+        "what is proved is printed either way",
+    )
     noise_multiplier: float | None = Field(
         None, ge=0, description="noise standard deviation over the clip norm; 'none': the smallest that meets epsilon"
     )
     clip_norm: float = Field(1.0, gt=0, description="bound on a record's gradient [Euclidean norm, all parameters]")
     sample_rate: float = Field(
         1.0, gt=0, le=1, description="probability that a record enters a step's Poisson batch [per step]"
+    )
+    batch_size: int | None = Field(
+        None, ge=1, description="expected batch of every client, instead of sample_rate; at most all it has [records]"
     )
     clipping: Literal["flat", "auto"] = Field(
         "flat", description="min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"
@@ -41,6 +49,23 @@ class Privacy(Settings):
         0.0, ge=0, description="fall of the noise multiplier's logarithm from a client's round to its next [per round]"
     )
     strict_delta: bool = Field(False, description="refuse delta >= 1 / (records of all clients) instead of warning")
+
+    def rate(self, size: int) -> float:
+        """The Poisson rate of a client of ``size`` records."""
+        return self.sample_rate if self.batch_size is None else min(1.0, self.batch_size / size)
+
+    def of_size(self, size: int) -> Self:
+        """These settings as they are for a client of ``size`` records, with its own rate."""
+        return self.model_copy(update={"sample_rate": self.rate(size), "batch_size": None})
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Self:
+        if self.batch_size is not None and self.sample_rate != 1.0:
+            raise ValueError(
+                f"sample_rate is {self.sample_rate:g} and batch_size is {self.batch_size}, but only one may be given: "
+                "drop one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _noise_is_determined(self) -> Self:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from mechanisms.accountant import Charges, epsilon
+from mechanisms.accountant import ORDERS, Charges, epsilon, guarantee
 from mechanisms.allotment import ROUNDING, cost
 from mechanisms.calibration import smallest
-from mechanisms.events import Allotment
-from mechanisms.plan import Plan, Terms, planned
+from mechanisms.events import Allotment, Event
+from mechanisms.plan import Plan, Terms, merge
 
 LIFT = 1e-6
 """Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the target."""
@@ -28,18 +28,23 @@ class SharedPlan(Plan, Protocol):
     def delta(self) -> float:
         """Of the guarantee."""
 
+    @property
+    def prior(self) -> tuple[tuple[Event, int], ...]:
+        """What is paid beside the rounds."""
+
     def worst_round(self) -> Charges:
         """The releases that an allotment has to pay for, with parameters that are fixed in advance."""
 
 
 def equal_share(plan: SharedPlan) -> Allotment:
-    """What the worst round costs, at the order that is best for all planned rounds of that kind.
+    """What the worst round costs, at the order that is best for all planned rounds of that kind and what was prior.
 
     Raises:
         ValueError: no order gives a finite divergence.
     """
     charges = plan.worst_round()
-    order = epsilon({event: plan.rounds * count for event, count in charges.items()}, plan.delta).order
+    run = merge({event: plan.rounds * count for event, count in charges.items()}, dict(plan.prior))
+    order = guarantee(run, plan.delta, "certified", ORDERS).order
     if order is None:
         raise ValueError(
             f"noise_multiplier = {plan.noise_multiplier:g} is too small for any guarantee: raise --noise-multiplier"
@@ -51,15 +56,20 @@ def equal_share(plan: SharedPlan) -> Allotment:
 def least_noise(plan_of: Callable[[float], SharedPlan], terms: Terms) -> float:
     """The smallest noise multiplier with which all planned rounds together stay within the budget.
 
+    The paper's budget bounds the paper's claims alone; allotments then follow from the noise.
+
     Raises:
         ValueError: no noise multiplier is large enough.
     """
     target, delta = terms.target, terms.privacy.delta
 
     def worst_run(noise: float) -> Charges:
-        return {event: terms.rounds * count for event, count in plan_of(noise).worst_round().items()}
+        worst = {event: terms.rounds * count for event, count in plan_of(noise).worst_round().items()}
+        return merge(worst, dict(terms.prior))
 
+    if terms.privacy.budget == "published":
+        return smallest(lambda noise: terms.run(plan_of(noise)), target, delta, column="published")
     noise = smallest(worst_run, target, delta)
-    while epsilon(planned(plan_of(noise), terms.rounds), delta).epsilon > target:
+    while epsilon(terms.run(plan_of(noise)), delta).epsilon > target:
         noise *= 1.0 + LIFT
     return noise

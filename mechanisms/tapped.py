@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mechanisms.convolution_tap import ConvolutionTap
 from mechanisms.forms import Form, Pass
 from mechanisms.layout import Layout
+from mechanisms.lstm_tap import LSTMTap
 from mechanisms.materialised import Loss
 from mechanisms.metric import Metric
 from mechanisms.taps import EmbeddingTap, LinearTap, NormTap, Tap, Untappable
@@ -25,6 +26,7 @@ _TAPS: dict[type[nn.Module], type[Tap]] = {
     nn.Embedding: EmbeddingTap,
     nn.LayerNorm: NormTap,
     nn.GroupNorm: NormTap,
+    nn.LSTM: LSTMTap,
 }
 
 
@@ -70,9 +72,7 @@ class Tapped:
 
 def _tap(path: str, layer: nn.Module) -> Tap:
     kind = next((t for t in _TAPS if isinstance(layer, t)), None)
-    own = [name for name, _ in layer.named_parameters(recurse=False)]
-    standard = kind is not None and type(layer).forward is kind.forward and own in (["weight"], ["weight", "bias"])
-    if kind is None or not standard or getattr(layer, "scale_grad_by_freq", False):
+    if kind is None or type(layer).forward is not kind.forward or not _TAPS[kind].follows(layer):
         raise Untappable(f"layer '{path}' ({type(layer).__name__}) is of no kind that can be tapped")
     tap = _TAPS[kind](layer)
     layer.forward = tap.forward  # type: ignore[method-assign]

@@ -2,11 +2,13 @@
 
 A tap stands in for the forward of one layer. It computes the layer for K clients with their own weights on records
 folded into one batch `[K * B, ...]`, client by client, and keeps the layer's input and the place of its output in the
-autograd graph. From the gradient at that place it builds the forms of the layer's per-record gradients.
+autograd graph (or of another tensor of which it is made). From the gradient at that place it builds the forms of the
+layer's per-record gradients.
 """
 
 from abc import ABC, abstractmethod
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +40,25 @@ class Tap(ABC):
         self._own = {n: p.expand(self._clients, *p.shape) for n, p in frozen.items()} | weights
         self._use = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer's output for `x [K * B, ...]`. Raises Untappable on a second use or another leading size."""
+    @classmethod
+    def follows(cls, layer: nn.Module) -> bool:
+        """Whether the layer has the parameters and the options that the tap knows."""
+        own = [name for name, _ in layer.named_parameters(recurse=False)]
+        return own in (["weight"], ["weight", "bias"]) and not getattr(layer, "scale_grad_by_freq", False)
+
+    def forward(self, x: Tensor, hx: object = None) -> Any:
+        """The layer's output for `x [K * B, ...]`.
+
+        Raises Untappable on a second use, another leading size, or a state `hx` for a recurrent layer to start from.
+        """
         if self._use is not None:
             raise Untappable("the layer is used more than once")
+        if hx is not None:
+            raise Untappable("the layer is given a state")
         if x.shape[0] != self._clients * self._records:
             raise Untappable("the layer's input does not start with the records")
-        output, kept = self._apply(x)
-        self._use = kept.detach(), get_gradient_edge(output)
+        output, place, kept = self._apply(x)
+        self._use = kept.detach(), get_gradient_edge(place)
         return output
 
     @property
@@ -55,11 +68,11 @@ class Tap(ABC):
 
     @property
     def edge(self) -> GradientEdge:
-        """Where the gradient of the output is to be had. Raises Untappable if the layer was not used."""
+        """Where the gradient that makes the forms is to be had. Raises Untappable if the layer was not used."""
         return self._used()[1]
 
     def forms(self, gradient: Tensor, matrix: Tensor | None) -> dict[str, Form]:
-        """The forms by parameter name, from the output's `gradient [K * B, ...]`; `matrix [K, out, out]` maps them."""
+        """The forms by parameter name, from the `gradient` at `edge`; `matrix [K, out, out]` maps them."""
         kept, _ = self._used()
         self._use = None
         return {name: self._form(name, kept, gradient, matrix) for name in self.trainable}
@@ -70,8 +83,8 @@ class Tap(ABC):
         return self._use
 
     @abstractmethod
-    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, and what `_form` needs beside its gradient."""
+    def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
+        """The output, the tensor on the way to it whose gradient makes the forms, and what `_form` needs beside it."""
 
     @abstractmethod
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form: ...
@@ -87,16 +100,18 @@ class Tap(ABC):
 class LinearTap(Tap):
     """`nn.Linear` on `[K * B, ..., in]`."""
 
-    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = self._own["weight"], self._own.get("bias")
         if self._clients == 1:
-            return F.linear(x, weight[0], None if bias is None else bias[0]), x
+            output = F.linear(x, weight[0], None if bias is None else bias[0])
+            return output, output, x
         rows = self._by_client(x).flatten(1, -2)
         if bias is None:
             output = torch.bmm(rows, weight.transpose(1, 2))
         else:
             output = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
-        return output.view(*x.shape[:-1], weight.shape[1]), x
+        output = output.view(*x.shape[:-1], weight.shape[1])
+        return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         left = self._positions(gradient)
@@ -120,11 +135,12 @@ class EmbeddingTap(Tap):
         """The first index of the weight is not the output's."""
         return False
 
-    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight = self._own["weight"]
         first = torch.arange(self._clients, device=x.device) * weight.shape[1]
         offset = self._by_record(first).view(-1, *(1,) * (x.dim() - 1))
-        return F.embedding(x + offset, weight.flatten(0, 1)), x
+        output = F.embedding(x + offset, weight.flatten(0, 1))
+        return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         index = self._by_client(kept).flatten(2) if kept.dim() > 1 else self._by_client(kept).unsqueeze(2)
@@ -139,14 +155,15 @@ class NormTap(Tap):
 
     _layer: nn.LayerNorm | nn.GroupNorm
 
-    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layer = self._layer
         if isinstance(layer, nn.LayerNorm):
             normal = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
         else:
             normal = F.group_norm(x, layer.num_groups, None, None, layer.eps)
         output = normal * self._broadcast("weight", x)
-        return (output + self._broadcast("bias", x) if "bias" in self._own else output), normal
+        output = output + self._broadcast("bias", x) if "bias" in self._own else output
+        return output, output, normal
 
     def _broadcast(self, name: str, x: Tensor) -> Tensor:
         own = self._by_record(self._own[name])

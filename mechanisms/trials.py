@@ -43,6 +43,10 @@ class TrialPlan(DpsgdPlan, ABC):
     def claims(self, accepted: int, nth: int) -> Charges:
         """What the paper charges for that many accepted steps of the ``nth`` round; certified 0."""
 
+    def most_claims(self, nth: int) -> Charges:
+        """All trials accepted, where their number is public; hidden, the planned steps are charged already."""
+        return {} if self.most_rejections else self.claims(self.steps, nth)
+
 
 def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> int | None:
     """M for ``steps`` accepted steps in the whole run; None where it would be above `MOST_REJECTIONS`."""

@@ -1,13 +1,13 @@
 """Who may still take part: a client retires rather than overspend."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from mechanisms.accountant import Charges, epsilon
 from mechanisms.allotment import payable
 from mechanisms.events import Event
-from mechanisms.plan import PlanTable, merge
+from mechanisms.plan import Plan, PlanTable, merge, most
 
 
 class Budgets:
@@ -22,6 +22,7 @@ class Budgets:
         delta: per client.
         spent: charges so far by client, as the ledger's files say; what an allotment has paid for costs nothing more.
         taken: int64 ``[clients]``, finished rounds of each client.
+        column: the figure that the target bounds, ``certified`` or ``published``.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class Budgets:
         delta: float,
         spent: Mapping[int, Mapping[Event, int]],
         taken: np.ndarray,
+        column: str = "certified",
     ):
-        self._plans, self._target, self._delta = plans, target, delta
+        self._plans, self._target, self._delta, self._column = plans, target, delta, column
         self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
@@ -44,16 +46,19 @@ class Budgets:
             self._histories.append(charges)
         return number
 
-    def _after_a_round(self) -> tuple[list[Charges], np.ndarray]:
-        """The distinct histories after one more round of everybody, and each client's place among them."""
+    def _after_a_round(self, cost: Callable[[Plan, int], Charges]) -> tuple[list[Charges], np.ndarray]:
+        """The distinct histories after one more round of everybody, and each client's place among them.
+
+        ``cost`` gives the charges of a plan's ``nth`` round.
+        """
         kinds = np.stack([self._history, self._plans.which, self.taken + 1])
         distinct, place = np.unique(kinds, axis=1, return_inverse=True)
-        after = [merge(self._histories[h], self._plans.plans[p].round_charges(int(n))) for h, p, n in distinct.T]
+        after = [merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct.T]
         return after, place.reshape(-1)
 
     def charge(self, clients: np.ndarray) -> None:
         """Note that these clients (int64, distinct) have paid for their next round."""
-        after, place = self._after_a_round()
+        after, place = self._after_a_round(lambda plan, nth: plan.round_charges(nth))
         numbers = np.array([self._number(charges) for charges in after])
         self._history[clients] = numbers[place[clients]]
         self.taken[clients] += 1
@@ -66,8 +71,10 @@ class Budgets:
 
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whose next round stays within the target."""
-        after, place = self._after_a_round()
-        within = [np.isinf(self._target) or epsilon(c, self._delta).epsilon <= self._target for c in after]
+        after, place = self._after_a_round(most)
+        within = [
+            np.isinf(self._target) or epsilon(c, self._delta, self._column).epsilon <= self._target for c in after
+        ]
         return np.array(within, dtype=bool)[place]
 
     def epsilons(self, column: str) -> np.ndarray:

@@ -55,7 +55,7 @@ class Checkpoints:
             old.unlink()
 
     def _labels(self) -> list[Path]:
-        return sorted(self._folder.glob("round-*.json"), reverse=True)
+        return sorted(self._folder.glob("round-*.json"), key=lambda path: -int(path.stem.removeprefix("round-")))
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; a damaged one is warned about and passed over."""

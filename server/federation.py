@@ -23,11 +23,15 @@ class Federation:
         strategy: how uploads become the next model.
         initial: the first model, float32 ``[P]``.
         evaluate: from a model to (accuracy, mean loss) on the test set.
-        rounds: how many.
+        rounds: number of the last one.
         fraction: of the clients still eligible, picked each round, in (0, 1].
         target: epsilon per client, ``inf`` for none.
         delta: per client.
+        column: the figure that the target bounds, ``certified`` or ``published``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
+        before: number of the round before the first; what prepares the training counts up to 0.
+        phase: what the clients are asked to do.
+        collect: sees the uploads of a round, before the round counts as finished.
     """
 
     group_of: np.ndarray
@@ -39,7 +43,11 @@ class Federation:
     fraction: float
     target: float
     delta: float
+    column: str
     seed: int | None
+    before: int = 0
+    phase: str = "train"
+    collect: Callable[[Sequence[Upload]], None] = lambda uploads: None
 
     @property
     def clients(self) -> int:

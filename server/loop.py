@@ -49,10 +49,10 @@ def restore(federation: Federation, store: Store) -> Standing:
     now = store.checkpoints.newest()
     if now is None:
         taken = np.zeros(federation.clients, dtype=np.int64)
-        now = Checkpoint(0, federation.initial, federation.strategy.init(federation.initial), taken)
+        now = Checkpoint(federation.before, federation.initial, federation.strategy.init(federation.initial), taken)
     spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
-    budgets = Budgets(federation.plans, federation.target, federation.delta, spent, now.taken)
-    return Standing(now, tuple(store.records(up_to=now.round)), budgets)
+    budgets = Budgets(federation.plans, federation.target, federation.delta, spent, now.taken, federation.column)
+    return Standing(now, tuple(store.records(first=now.round - federation.before)), budgets)
 
 
 def run(
@@ -68,6 +68,7 @@ def run(
         uploads = _train(federation, exchange, store, standing)
         if not uploads:
             break
+        federation.collect(uploads)
         trained = time.perf_counter() - began
         now = _advance(federation, standing, uploads)
         record = _record(federation, standing.budgets, now, uploads, began, trained)
@@ -92,7 +93,7 @@ def _train(federation: Federation, exchange: Exchange, store: Store, standing: S
     release = f"round-{number}" if federation.seed is not None else f"round-{number}-{secrets.token_hex(4)}"
     group_of = federation.group_of[clients]
     requests = [
-        TrainRequest(number, int(g), release, members, budgets.taken[members] + 1, now.params)
+        TrainRequest(number, int(g), release, members, budgets.taken[members] + 1, now.params, federation.phase)
         for g in np.unique(group_of)
         if (members := clients[group_of == g]).size
     ]

@@ -100,8 +100,8 @@ class Summary(Record):
     """A finished run: ``summary.json``. The tuples have one entry per client, in client order.
 
     Attributes:
-        accuracy: of the final model on the test part, in [0, 1].
-        loss: mean cross-entropy on the test part [nats].
+        accuracy: of the final model, in [0, 1].
+        loss: its mean cross-entropy [nats].
         epsilon_certified: proved epsilon of each client.
         epsilon_published: epsilon that the paper would claim, of each client.
         epsilon_pld: the tighter epsilon of the client with the largest certified one, by privacy-loss distributions;
@@ -116,6 +116,8 @@ class Summary(Record):
         run_dir: where the files are.
         release: whether noise and batches came from the system's entropy.
         note: why the published epsilon differs from the certified one, in a sentence; empty where it does not.
+        budget: the figure that the budget bounded, ``certified`` or ``published``.
+        evaluated_on: the records that accuracy and loss are of, ``test`` or ``validation``.
     """
 
     accuracy: float | None
@@ -133,3 +135,5 @@ class Summary(Record):
     run_dir: str
     release: bool
     note: str = ""
+    budget: str = "certified"
+    evaluated_on: str = "test"

@@ -11,26 +11,27 @@ from server.records import RoundRecord
 
 
 class Store:
-    """A run directory as the server sees it."""
+    """A run directory as the server sees it, or a part of one whose ``ledger`` is the whole's."""
 
-    def __init__(self, folder: Path, keep_checkpoints: int):
+    def __init__(self, folder: Path, keep_checkpoints: int, ledger: Path | None = None):
         self.folder = folder
-        self.ledger = folder / "ledger"
+        self.ledger = ledger or folder / "ledger"
         self.checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints)
         self.uploads = Uploads(folder / "uploads")
         self._rounds = folder / "rounds.jsonl"
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's record, flushed to disk."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         with open(self._rounds, "a") as file:
             file.write(json.dumps(record.to_json()) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def records(self, up_to: int) -> list[RoundRecord]:
-        """The records of the rounds up to ``up_to``; what a crash left after them is removed."""
+    def records(self, first: int) -> list[RoundRecord]:
+        """The records of the ``first`` rounds; what a crash left after them is removed."""
         lines = self._rounds.read_text().splitlines() if self._rounds.exists() else []
-        kept = [line for line in lines[:up_to] if line.endswith("}")]
+        kept = [line for line in lines[:first] if line.endswith("}")]
         if len(kept) < len(lines):
             durable.write(self._rounds, "".join(line + "\n" for line in kept).encode())
         return [RoundRecord.from_json(json.loads(line)) for line in kept]

@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sim.account_mechanisms import MECHANISMS, Flag
+from sim.account_mechanisms import MECHANISMS
+from sim.account_row import Flag
 from sim.names import suggest
 
 COMMON = (
     Flag("noise_multiplier", float, "noise standard deviation over the L2 sensitivity", None),
     Flag("epsilon", float, "instead of a noise multiplier: print the smallest one that meets this budget [nats]", None),
-    Flag("steps", int, "how often it runs", 1),
     Flag("delta", float, "delta of the guarantee [probability]", 1e-5),
     Flag("orders", str, "also print the Renyi curve at these orders, such as 2,4,8.5", None),
 )
@@ -52,16 +52,20 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     parsers = {}
     for name, mechanism in MECHANISMS.items():
         parsers[name] = commands.add_parser(name, help=mechanism.help, description=mechanism.help)
-        for flag in (*mechanism.flags, *COMMON):
-            options: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.metavar}
-            default = "" if flag.default is None else f" (default: {flag.default})"
-            parsers[name].add_argument(
-                flag.option, type=flag.parse, default=flag.default, help=flag.help + default, **options
-            )
+        for flag in (*mechanism.flags, mechanism.count, *COMMON):
+            parsers[name].add_argument(flag.option, default=flag.default, **_options(flag))
         parsers[name].add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object"
         )
     return parser, parsers
+
+
+def _options(flag: Flag) -> dict[str, Any]:
+    if flag.parse is bool:
+        return {"action": "store_true", "help": flag.help}
+    default = "" if flag.default is None else f" (default: {flag.default})"
+    form = {"choices": flag.choices} if flag.choices else {"metavar": flag.metavar}
+    return {"type": flag.parse, "help": flag.help + default, **form}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -85,14 +89,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_flags(parser: Parser, known: argparse.Namespace) -> None:
-    required = [flag for flag in MECHANISMS[known.mechanism].flags if flag.required]
-    missing = [flag for flag in required if getattr(known, flag.name) is None]
+    row = MECHANISMS[known.mechanism]
+    missing = [flag for flag in row.flags if flag.required and getattr(known, flag.name) is None]
     if missing:
         parser.error(f"{missing[0].option} is missing; give {missing[0].help}")
-    if (known.noise_multiplier is None) == (known.epsilon is None):
-        parser.error("give one of --noise-multiplier (to price it) and --epsilon (to calibrate it), and not both")
-    if known.steps < 1:
-        parser.error(f"--steps = {known.steps} must be at least 1; plan one step or more")
+    if sum(getattr(known, name) is not None for name in (*row.noise, "epsilon")) != 1:
+        ways = ", ".join(flag.option for flag in (*row.flags, *COMMON) if flag.name in row.noise)
+        parser.error(f"give one of {ways} (to price it) and --epsilon (to calibrate it), and not both")
+    if getattr(known, row.count.name) < 1:
+        value = getattr(known, row.count.name)
+        parser.error(f"{row.count.option} = {value} must be at least 1; plan one or more")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,63 +1,10 @@
 """The mechanisms that ``python -m sim.account`` can price: one row each, from flags to charges."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from mechanisms import bundles, events
 from mechanisms.noise_shape import smallest_scale
 from mechanisms.selection_events import ACCOUNTING, SCREENING
-
-Values = Mapping[str, Any]
-Charges = Mapping[events.Event, int]
-
-
-@dataclass(frozen=True)
-class Flag:
-    """One flag of a mechanism.
-
-    Attributes:
-        name: key of the value, such as "sample_rate" for ``--sample-rate``.
-        parse: from the command line's text to the value.
-        help: what it means, with its unit.
-        default: value when absent; None for none.
-        required: absent is an error.
-        choices: the allowed values, if they are few.
-    """
-
-    name: str
-    parse: Callable[[str], Any]
-    help: str
-    default: Any = None
-    required: bool = False
-    choices: tuple[str, ...] = ()
-
-    @property
-    def option(self) -> str:
-        """The flag as typed."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def metavar(self) -> str:
-        """What stands for the value in the help."""
-        return self.name.upper()
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A row of the table.
-
-    Attributes:
-        help: one line.
-        flags: the mechanism's own flags, beside those that all share.
-        charges: (values of the flags by name, noise multiplier, steps) -> event -> count.
-        extra: (values of the flags by name, noise multiplier) -> further figures to print.
-    """
-
-    help: str
-    flags: tuple[Flag, ...]
-    charges: Callable[[Values, float, int], Charges]
-    extra: Callable[[Values, float], dict[str, float]] = lambda flags, noise: {}
+from sim.account_row import Charges, Flag, Mechanism, Values
+from sim.account_sharing import SHARING
 
 
 def _dpsgd(flags: Values, noise_multiplier: float, steps: int) -> Charges:
@@ -89,10 +36,6 @@ def _screening(flags: Values, noise_multiplier: float, steps: int) -> Charges:
     test = (flags["test_rate"], flags["lowest_acceptance"], flags["accounting"])
     step = events.ScreenedStep(flags["sample_rate"], noise_multiplier, *test)
     return bundles.screening(step, steps, steps if flags["trials"] is None else flags["trials"])
-
-
-def _fedfed(flags: Values, noise_multiplier: float, steps: int) -> Charges:
-    return {events.VisibleChoice(flags["share_rate"], noise_multiplier): steps}
 
 
 def numbers(text: str) -> list[float]:
@@ -152,9 +95,5 @@ MECHANISMS: dict[str, Mechanism] = {
         ),
         _screening,
     ),
-    "fedfed": Mechanism(
-        "FedFed's shared features (Yang et al. 2023): noise on each record; --steps counts the views of a record",
-        (Flag("share_rate", float, "probability that a record is shared, by a public coin, in (0, 1]", required=True),),
-        _fedfed,
-    ),
+    "fedfed": SHARING,
 }

@@ -25,23 +25,23 @@ def mechanism(flags: argparse.Namespace) -> Record:
     """
     row, values = MECHANISMS[flags.mechanism], vars(flags)
     orders = parse_orders(flags.orders) if flags.orders is not None else None
-    noise = flags.noise_multiplier
+    times, noise = values[row.count.name], row.multiplier(values)
     if noise is None:
-        noise = calibration.smallest(lambda s: row.charges(values, s, flags.steps), flags.epsilon, flags.delta)
-    charges = row.charges(values, noise, flags.steps)
+        noise = calibration.smallest(lambda s: row.charges(values, s, times), flags.epsilon, flags.delta)
+    charges = row.charges(values, noise, times)
     certified = accountant.epsilon(charges, flags.delta)
-    published = accountant.epsilon(charges, flags.delta, "published")
+    published = accountant.epsilon(charges, flags.delta, "published") if row.claim else None
     result = {"mechanism": flags.mechanism, **{flag.name: values[flag.name] for flag in row.flags}}
     if flags.epsilon is not None:
         result |= {"epsilon_target": flags.epsilon}
-    result |= {"noise_multiplier": noise, "steps": flags.steps, "delta": flags.delta}
+    result |= {"noise_multiplier": noise, row.count.name: times, "delta": flags.delta}
     result |= row.extra(values, noise)
     result |= {"epsilon_certified": certified.epsilon, "order": certified.order}
-    result |= {"epsilon_published": published.epsilon, "order_published": published.order}
+    result |= {"epsilon_published": published and published.epsilon, "order_published": published and published.order}
     result |= {"epsilon_pld": accountant.pld_epsilon(charges, flags.delta)}
     if orders is not None:
-        curves = {f"rdp_{column}": accountant.rdp(charges, orders, column).tolist() for column in COLUMNS}
-        result |= {"orders": orders, **curves}
+        result |= {"orders": orders, "rdp_certified": accountant.rdp(charges, orders, "certified").tolist()}
+        result |= {"rdp_published": accountant.rdp(charges, orders, "published").tolist() if row.claim else None}
     return result
 
 

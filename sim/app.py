@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid
 
-from client.app import client_app
+from client.app import Answering, client_app
 from server.app import exchange_over, find_groups, server_app
 from sim import environment
 from sim.cli import parse
 from sim.config import Config
 
 if TYPE_CHECKING:
-    from client.node import Node
     from sim.job import Job
 
 environment.prepare()  # before torch is imported, and before Flower starts Ray's workers, which inherit it
@@ -76,7 +75,7 @@ def _job(settings: str) -> Job:
     return jobs.build(Config.model_validate_json(settings))
 
 
-def _node_of(config: ConfigRecord, context: Context) -> Node:
+def _node_of(config: ConfigRecord, context: Context) -> Answering:
     """A node made for this message alone: another process may have charged its ledger since the message before.
 
     Raises:
@@ -88,9 +87,9 @@ def _node_of(config: ConfigRecord, context: Context) -> Node:
             f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to the absolute "
             "path of a folder that the server and all nodes share; ledgers are written there"
         )
-    from sim import job as jobs
+    from sim.nodes import Host
 
-    return jobs.node(_job(config["settings"]), group, run_dir)
+    return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
 
 
 server = server_app(_serve)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from sim.config import Config, differences, load
 from sim.fields import SETTINGS, TABLES, Setting, did_you_mean
-from sim.presets import PRESETS
+from sim.presets import FIXED, PRESETS, preset
 from sim.settings import EXECUTION_ONLY
 
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
@@ -40,13 +40,19 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
 
-def parse(argv: Sequence[str], prog: str, description: str) -> Request:
+def parse(argv: Sequence[str], prog: str, description: str, central: bool = False) -> Request:
     """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
+
+    Args:
+        argv: the words after the program's name.
+        prog: the program's name.
+        description: what it does, for its help.
+        central: one client holds all records; settings that this decides have no flag.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
-    parser = build_parser(prog, description)
+    parser = build_parser(prog, description, central)
     known, unknown = parser.parse_known_args(_joined(argv))
     if unknown:
         raise ValueError(_describe_unknown(unknown))
@@ -54,15 +60,15 @@ def parse(argv: Sequence[str], prog: str, description: str) -> Request:
     config_file, run_dir = texts.pop("config", None), texts.pop("resume", None)
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
     if run_dir is None:
-        return Request(load(Path(config_file) if config_file else None, given), None, frozenset(given))
+        return Request(load(Path(config_file) if config_file else None, given, central), None, frozenset(given))
     if config_file is not None:
         raise ValueError(
             f"--config {config_file} and --resume {run_dir}: a resumed run keeps its configuration; drop one"
         )
-    return Request(_resumed(Path(run_dir), given), Path(run_dir), frozenset(given))
+    return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given))
 
 
-def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
+def build_parser(prog: str, description: str, central: bool = False) -> argparse.ArgumentParser:
     """The parser: a group of flags per table; only flags that are given appear in the result."""
     parser = _Parser(
         prog=prog,
@@ -79,7 +85,8 @@ def build_parser(prog: str, description: str) -> argparse.ArgumentParser:
     for table, model in TABLES.items():
         group = parser.add_argument_group(f"{model.__doc__} [{table}]")
         for setting in (s for s in SETTINGS.values() if s.table == table):
-            _add_flag(group, setting)
+            if not (central and setting.name in FIXED):
+                _add_flag(group, setting, central)
     return parser
 
 
@@ -107,8 +114,8 @@ def _one_line_warning(message: Warning | str, category: type[Warning], *_: objec
     return f"{kind}: {' '.join(str(message).split())}\n"
 
 
-def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    text = f"{setting.info.description} (default: {_defaults(setting)})".replace("%", "%%")
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -> None:
+    text = f"{setting.info.description} (default: {_defaults(setting, central)})".replace("%", "%%")
     if setting.kind is bool:
         group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
         return
@@ -116,11 +123,12 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
     group.add_argument(setting.flag, metavar=metavar, help=text)
 
 
-def _defaults(setting: Setting) -> str:
+def _defaults(setting: Setting, central: bool) -> str:
     """The default, and what some data sets have instead."""
-    own = {dataset: row[setting.name] for dataset, row in PRESETS.items() if setting.name in row}
-    values = [_shown(setting, setting.info.default)]
-    values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != setting.info.default]
+    default = preset("", central).get(setting.name, setting.info.default)
+    own = {dataset: preset(dataset, central).get(setting.name, default) for dataset in PRESETS}
+    values = [_shown(setting, default)]
+    values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != default]
     return "; ".join(values)
 
 
@@ -149,15 +157,17 @@ def _describe_unknown(unknown: Sequence[str]) -> str:
     if not first.startswith("-"):
         return f"unexpected argument {first!r}: every value follows its flag"
     name = first.partition("=")[0]
+    if name.removeprefix("--").replace("-", "_") in SETTINGS:
+        return f"{name} is of no use with one client that holds all records: drop it, or take python -m sim.run"
     return f"unknown flag {name}{did_you_mean(name, [*_FILES, *(s.flag for s in SETTINGS.values())])}"
 
 
-def _resumed(run_dir: Path, given: dict[str, Any]) -> Config:
+def _resumed(run_dir: Path, given: dict[str, Any], central: bool) -> Config:
     """The saved configuration, with the given settings that change no number of the result."""
     path = run_dir / "config.toml"
     if not path.is_file():
         raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of a run")
-    saved, wanted = load(path, {}), load(path, given)
+    saved, wanted = load(path, {}, central), load(path, given, central)
     for name in sorted(differences(saved, wanted), key=lambda name: name not in given):
         if name not in EXECUTION_ONLY:
             was, other = ("not set" if c.value(name) is None else c.value(name) for c in (saved, wanted))

@@ -13,14 +13,14 @@ from mechanisms import durable
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.fields import SETTINGS, TABLES, did_you_mean, fault
-from sim.presets import preset
+from sim.presets import FIXED, preset
 from sim.settings import Data, Execution
-from strategies.settings import Aggregation
+from strategies.settings import Aggregation, FedFed
 
 Values = dict[str, Any]
 """Settings by name."""
 
-RIVALS = (("steps", "epochs"),)
+RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"))
 """Pairs of which one only is set: a layer that sets one unsets the other of the layers below."""
 
 IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_client": ("partition", ("shards",))}
@@ -41,6 +41,7 @@ class Config(Settings):
     dpagd: Dpagd
     local: Local
     strategy: Aggregation
+    fedfed: FedFed
     rounds: Rounds
     run: Execution
 
@@ -49,18 +50,26 @@ class Config(Settings):
         return getattr(getattr(self, SETTINGS[name].table), name)
 
 
-def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
+def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False) -> Config:
     """The configuration from a TOML file (or none) and explicitly given settings by name.
+
+    Args:
+        path: of the file.
+        overrides: the given settings, which go before the file's.
+        central: one client holds all records, with defaults of its own.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     file, flags = _read(path) if path else {}, dict(overrides)
     _refuse_contradictions(flags)
-    dataset = (file | flags).get("dataset", SETTINGS["dataset"].info.default)
+    dataset, features = ((file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features"))
     values: Values = {}
-    for layer in (preset(dataset), file, flags):
+    for layer in (preset(dataset, central, features), file, flags):
         _put(values, layer)
+    if central:
+        _refuse_other_than(FIXED, file | flags)
+        values |= FIXED
     tables: dict[str, Values] = {table: {} for table in TABLES}
     for name, value in values.items():
         tables[SETTINGS[name].table][name] = value
@@ -93,11 +102,15 @@ def _put(values: Values, layer: Values) -> None:
     for pair in RIVALS:
         for name, other in (pair, pair[::-1]):
             if layer.get(name) is not None and other not in layer:
-                values[other] = None
+                values[other] = None if SETTINGS[other].optional else SETTINGS[other].info.default
     values.update(layer)
 
 
 def _refuse_contradictions(flags: Values) -> None:
+    for pair in RIVALS:
+        if all(flags.get(name) is not None for name in pair):
+            first, second = (f"{SETTINGS[name].flag} {flags[name]}" for name in pair)
+            raise ValueError(f"{first} and {second} contradict each other: drop one of the two")
     implied = {name: (other, wanted) for name, (other, wanted) in IMPLIED.items() if name in flags}
     for name, (other, wanted) in implied.items():
         if other in flags and flags[other] not in wanted:
@@ -109,6 +122,15 @@ def _refuse_contradictions(flags: Values) -> None:
         raise ValueError(
             f"{' and '.join(SETTINGS[n].flag for n in implied)} contradict each other: drop one of the two"
         )
+
+
+def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
+    for name in sorted(fixed.keys() & given.keys()):
+        if given[name] != fixed[name]:
+            raise ValueError(
+                f"{name} is {given[name]}, but one client that holds all records has no choice there (it is "
+                f"{fixed[name]}): drop it, or take python -m sim.run"
+            )
 
 
 def _read(path: Path) -> Values:

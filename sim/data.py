@@ -1,7 +1,8 @@
-"""Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, or a user's `.npz` file.
+"""Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, IMDB, or a user's `.npz` file.
 
 Pixels are normalised by constants that were public before any training (below), never by statistics of the records at
-hand: those would be a release that nobody charges for. Images of torchvision's sets stay uint8 until normalised.
+hand: those would be a release that nobody charges for. Images of torchvision's sets stay uint8 until normalised. Where
+features are computed from them, pixels are taken as they are, in [0, 1].
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sim import imdb
 from sim.arrays import fixed_split, read_npz
 from sim.names import suggest
 from sim.torchvision_compat import import_torchvision
@@ -35,6 +37,7 @@ class Dataset:
         x: float32 [N, ...] training records, y: int64 [N] their labels in 0 .. classes - 1.
         x_test: float32 [M, ...] test records, y_test: int64 [M] their labels.
         classes: number of classes.
+        words: where records are sequences of words, int64 [N, T] and [M, T], their numbers are below this; 0 elsewhere.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Dataset:
     x_test: np.ndarray
     y_test: np.ndarray
     classes: int
+    words: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,45 +66,50 @@ _SOURCES = {
     "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
     "cifar10": _Source("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-NAMES = ("digits", *_SOURCES)
+NAMES = ("digits", *_SOURCES, "imdb")
 
 
-def load(name: str, data_dir: str | None = None) -> Dataset:
+def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Dataset:
     """The data set `name`: one of `NAMES`, or the path of an `.npz` file (see `sim.arrays`).
 
     Args:
         name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download), `mnist`, `fmnist`,
-            `cifar10` or a path that ends in `.npz`.
-        data_dir: where torchvision's sets lie. Default: the environment variable `DP_FED_DATA`, else
+            `cifar10`, `imdb` (see `sim.imdb`) or a path that ends in `.npz`.
+        data_dir: where the files lie. Default: the environment variable `DP_FED_DATA`, else
             `~/.cache/dp-federated-simulator`. Missing files are downloaded to it.
+        normalise: whether pixels are normalised; otherwise they are in [0, 1]. An `.npz` is taken as it is either way.
 
     Raises:
         ValueError: unknown name; `data_dir` or `DP_FED_DATA` names no directory; files missing, damaged and not to be
             downloaded; a faulty `.npz`.
     """
     if name == "digits":
-        return _digits()
+        return _digits(normalise)
     if name in _SOURCES:
-        return _images(name, _directory(data_dir))
+        return _images(name, directory(data_dir), normalise)
+    if name == "imdb":
+        with _impatient():
+            return Dataset(name, *imdb.read(directory(data_dir)), classes=2, words=imdb.WORDS)
     if name.endswith(".npz"):
         return Dataset(name, *read_npz(name))
     raise ValueError(f"dataset = {name!r} is unknown: {suggest(name, NAMES)}, or the path of an .npz file")
 
 
-def _digits() -> Dataset:
-    """1,437 training and 360 test scans; (x - 8) / 8 maps the format's range 0 .. 16 to [-1, 1]."""
+def _digits(normalise: bool) -> Dataset:
+    """1,437 training and 360 test scans; the format's range 0 .. 16 becomes [-1, 1], or [0, 1]."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ValueError(f"dataset = 'digits' needs scikit-learn ({error}): pip install scikit-learn") from error
     scans = load_digits()
-    x = ((scans.images - 8) / 8).astype(np.float32)[:, None]
+    pixels = (scans.images - 8) / 8 if normalise else scans.images / 16
+    x = pixels.astype(np.float32)[:, None]
     y = scans.target.astype(np.int64)
     train, test = fixed_split(len(x), DIGITS_TEST)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10)
 
 
-def _directory(data_dir: str | None) -> Path:
+def directory(data_dir: str | None) -> Path:
     """The data directory; only the default one may be absent."""
     for origin, value in (("data_dir", data_dir), (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE))):
         if value:
@@ -111,8 +120,8 @@ def _directory(data_dir: str | None) -> Path:
     return Path(DEFAULT_DATA_DIR).expanduser()
 
 
-def _images(name: str, root: Path) -> Dataset:
-    """A data set of torchvision, read from `root` or else downloaded to it, normalised."""
+def _images(name: str, root: Path, normalise: bool) -> Dataset:
+    """A data set of torchvision, read from `root` or else downloaded to it; pixels normalised or in [0, 1]."""
     source = _SOURCES[name]
     kind = getattr(import_torchvision().datasets, source.kind)
     try:
@@ -128,7 +137,8 @@ def _images(name: str, root: Path) -> Dataset:
                 f"put them into {root / source.files} as torchvision expects them, or take --dataset digits"
             ) from error
     (x, y), (x_test, y_test) = parts
-    return Dataset(name, _normalised(x, source), y, _normalised(x_test, source), y_test, 10)
+    mean, deviation = (source.mean, source.deviation) if normalise else ((0.0,), (1.0,))
+    return Dataset(name, _scaled(x, mean, deviation), y, _scaled(x_test, mean, deviation), y_test, 10)
 
 
 def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -142,10 +152,10 @@ def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.n
     return parts
 
 
-def _normalised(pixels: np.ndarray, source: _Source) -> np.ndarray:
+def _scaled(pixels: np.ndarray, means: tuple[float, ...], deviations: tuple[float, ...]) -> np.ndarray:
     """(pixel / 255 - mean) / deviation of each channel, as contiguous float32 [N, C, H, W]."""
     x = pixels.astype(np.float32, order="C")
-    mean, deviation = (np.array(c, np.float32)[:, None, None] for c in (source.mean, source.deviation))
+    mean, deviation = (np.array(c, np.float32)[:, None, None] for c in (means, deviations))
     x *= 1 / (255 * deviation)
     x -= mean / deviation
     return x

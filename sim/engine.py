@@ -20,11 +20,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import client_app
-from client.node import Node
+from client.app import Answering, client_app
 from server.app import exchange_over
 from server.federation import Exchange
 from sim import job as jobs
+from sim.nodes import Host
 
 TRIES = 3
 NODE_FAILED = 1
@@ -53,13 +53,10 @@ class _Worker:
     def __init__(self, shared: list[ray.ObjectRef], run_dir: str):
         jobs.single_thread()
         job = ray.get(shared[0])
-        self._nodes: dict[int, Node] = {}
+        host = Host(job, Path(run_dir))
 
-        def node_of(config: ConfigRecord, context: Context) -> Node:
-            group = config["group"]
-            if group not in self._nodes:
-                self._nodes[group] = jobs.node(job, group, Path(run_dir))
-            return self._nodes[group]
+        def node_of(config: ConfigRecord, context: Context) -> Answering:
+            return host.node(config["group"], config["phase"])
 
         self._app, self._groups = client_app(node_of), len(job.groups)
 

@@ -13,7 +13,7 @@ from client.settings import Local
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.settings import Data, Execution
-from strategies.settings import Aggregation
+from strategies.settings import Aggregation, FedFed
 
 TABLES: dict[str, type[Settings]] = {
     "data": Data,
@@ -25,6 +25,7 @@ TABLES: dict[str, type[Settings]] = {
     "dpagd": Dpagd,
     "local": Local,
     "strategy": Aggregation,
+    "fedfed": FedFed,
     "rounds": Rounds,
     "run": Execution,
 }

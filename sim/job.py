@@ -5,27 +5,26 @@ import math
 import os
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from client.carry import Carry
-from client.node import GroupData, Node, Training
-from client.uploads import Uploads
 from mechanisms.gradients import RecordGradients
-from mechanisms.ledger import Ledger
-from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.guide import alone
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS, plan_table
+from mechanisms.updates import UPDATE
 from server.federation import Federation
 from sim.config import Config
-from sim.data import Dataset, load
+from sim.data import Dataset
+from sim.features import load
 from sim.models import build as build_model
 from sim.partition import Partition, partition
-from sim.public import Public, set_aside
-from strategies.fedavg import STRATEGIES
+from sim.public import Public, hold_out, set_aside
+from sim.sharing_plan import Sharing, plan_sharing
+from sim.words import words_of
+from strategies.registry import strategy_of
 
 EVALUATION_BATCH = 2_000
 CHUNK_ENTRIES = 2**24
@@ -44,6 +43,7 @@ class Job:
         plans: the clients' privacy plans.
         groups: for each group, the chunks of client numbers that are computed together.
         public: records that no client holds and no guarantee covers, where there are any.
+        sharing: what clients release before training, where they do.
     """
 
     config: Config
@@ -53,6 +53,7 @@ class Job:
     plans: PlanTable
     groups: tuple[tuple[np.ndarray, ...], ...]
     public: Public | None = None
+    sharing: Sharing | None = None
 
     @functools.cached_property
     def gradients(self) -> RecordGradients:
@@ -75,10 +76,13 @@ def build(config: Config) -> Job:
     Raises:
         ValueError: anything the user can mend.
     """
-    device_of(config)
+    device = device_of(config)
     key, data = seed_key(config.run.seed), config.data
     _check_public(config)
-    dataset, public = set_aside(load(data.dataset, data.data_dir), data.public_records, generator(key, "public"))
+    _check_strategy(config)
+    held, evaluate = data.validation_records, data.evaluate_on == "validation"
+    dataset = hold_out(load(data, device), held, evaluate, generator(key, "validation"))
+    dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
     rng = generator(key, "partition")
     parts = partition(
         dataset.y,
@@ -90,15 +94,24 @@ def build(config: Config) -> Job:
         minimum=data.min_records,
     )
     shape = dataset.x.shape[1:]
-    model = build_model(
-        data.model, shape, dataset.classes, int(generator(key, "model").integers(2**63)), activation=data.activation
-    )
+    words = words_of(data, dataset)
+    seed = int(generator(key, "model").integers(2**63))
+    model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
     check_delta(config, len(dataset.y))
     own = getattr(config, config.privacy.mechanism, None)
-    plans = plan_table(config.privacy, own, local_steps(config), participations(config), parts.sizes)
-    width = config.run.chunk_clients or chunk_width(data.clients, sum(p.numel() for p in model.parameters()))
+    steps = np.array([local_steps(config, int(size)) for size in parts.sizes])
+    sharing = plan_sharing(config, shape, target(config), public is not None)
+    if sharing and words:
+        raise ValueError(
+            f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words says nothing: use "
+            "--shared-source public or none, or another --strategy"
+        )
+    prior = sharing.charges if sharing else {}
+    plans = plan_table(config.privacy, own, steps, participations(config), parts.sizes, prior)
+    width = config.run.chunk_clients or chunk_width(data.clients, sum(p.numel() for p in model.parameters() if p.requires_grad))
     config = with_groups(config, most=math.ceil(data.clients / width))
-    job = Job(config, dataset, parts, model, plans, group(parts.sizes, width, config.run.groups or 1), public)
+    groups = group(parts.sizes, width, config.run.groups or 1)
+    job = Job(config, dataset, parts, model, plans, groups, public, sharing)
     _ = job.gradients  # refuses a model that mixes records before anything is written
     return job
 
@@ -120,11 +133,11 @@ def device_of(config: Config) -> torch.device:
     return torch.device("cuda" if present and config.run.device != "cpu" else "cpu")
 
 
-def local_steps(config: Config) -> int:
-    """Local steps a round: as given, or enough for the expected number of passes."""
+def local_steps(config: Config, size: int) -> int:
+    """Local steps a round of a client of ``size`` records: as given, or enough for the expected number of passes."""
     if config.local.steps is not None:
         return config.local.steps
-    return math.ceil(round(config.local.epochs / config.privacy.sample_rate, 9))
+    return math.ceil(round(config.local.epochs / config.privacy.rate(size), 9))
 
 
 def _check_public(config: Config) -> None:
@@ -132,6 +145,18 @@ def _check_public(config: Config) -> None:
     looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
     if looks and not config.data.public_records:
         raise ValueError("screening_data is public, but public_records is 0: give --public-records")
+
+
+def _check_strategy(config: Config) -> None:
+    """Refuse a strategy that leads local steps, or counts them, where a mechanism chooses the size of each."""
+    name = config.strategy.strategy
+    strategy = strategy_of(config.strategy, config.fedfed)
+    leads = strategy.guide is not alone or strategy.sent is not UPDATE
+    if leads and MECHANISMS[config.privacy.mechanism].searches:
+        raise ValueError(
+            f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by the client's own "
+            "losses, which know nothing of it: use --strategy fedavg or another --mechanism"
+        )
 
 
 def check_delta(config: Config, records: int) -> None:
@@ -197,54 +222,28 @@ def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.
     return tuple(tuple(chunks) for chunks in dealt)
 
 
-def node(job: Job, number: int, run_dir: Path) -> Node:
-    """The node of group ``number``: its clients' data on the computing device, and its ledger in the run directory."""
-    config, device = job.config, device_of(job.config)
-    schedule, steps = SCHEDULES[config.local.lr_schedule], local_steps(config)
-    training = Training(
-        mechanism=MECHANISMS[config.privacy.mechanism],
-        gradients=job.gradients,
-        optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
-        learning_rate=lambda round_, taken: (
-            config.local.lr * schedule(((round_ - 1) * steps + taken) / (config.rounds.rounds * steps))
-        ),
-        seed=job.seed,
-    )
-    data = GroupData(
-        x=_on(device, job.dataset.x),
-        y=_on(device, job.dataset.y),
-        records=job.partition.of,
-        chunks=job.groups[number],
-        weights=STRATEGIES[config.strategy.strategy](config.strategy).weights(job.partition.sizes),
-        public=None if job.public is None else (_on(device, job.public[0]), _on(device, job.public[1])),
-    )
-    ledger = Ledger(run_dir / "ledger" / f"group-{number:04d}.jsonl")
-    carry = None
-    if config.local.keep_state:
-        carry = Carry(run_dir / "clients" / f"group-{number:04d}", training.mechanism.lasting)
-    return Node(training, data, job.plans, ledger, Uploads(run_dir / "uploads"), carry)
-
-
-def _on(device: torch.device, array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
+def group_of(job: Job) -> np.ndarray:
+    """Int64 ``[clients]``, each client's group."""
+    numbers = np.empty(job.config.data.clients, dtype=np.int64)
+    for number, chunks in enumerate(job.groups):
+        numbers[np.concatenate(chunks)] = number
+    return numbers
 
 
 def federation(job: Job) -> Federation:
     """The server's inputs."""
     config = job.config
-    group_of = np.empty(config.data.clients, dtype=np.int64)
-    for number, chunks in enumerate(job.groups):
-        group_of[np.concatenate(chunks)] = number
     return Federation(
-        group_of=group_of,
+        group_of=group_of(job),
         plans=job.plans,
-        strategy=STRATEGIES[config.strategy.strategy](config.strategy),
+        strategy=strategy_of(config.strategy, config.fedfed),
         initial=job.gradients.layout.initial(job.model).numpy().copy(),
         evaluate=functools.partial(evaluate, job),
         rounds=config.rounds.rounds,
         fraction=config.rounds.fraction,
         target=target(config),
         delta=config.privacy.delta,
+        column=config.privacy.budget,
         seed=job.seed,
     )
 

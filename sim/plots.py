@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -108,6 +108,27 @@ def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(_whole_numbers())
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return figure
+
+
+def curves(
+    lines: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, ticks: Sequence[str] = ()
+) -> Figure:
+    """Several lines by name, each of points (x, y) in the order of x; ``ticks`` name the places 0, 1, ..."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        axes = figure.subplots()
+        colors = matplotlib.color_sequences["tab10"]
+        for number, (name, points) in enumerate(lines.items()):
+            style = ("-", "--", ":")[number // len(colors) % 3]
+            marker = "o" if len(points) <= 20 else ""
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, label=name, color=colors[number % len(colors)], linestyle=style, marker=marker, markersize=4)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        if ticks:
+            axes.set_xticks(range(len(ticks)), ticks)
+        if lines:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
 
 

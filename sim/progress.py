@@ -73,6 +73,8 @@ class Progress:
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
+        if summary.budget == "published" and largest(summary.epsilon_published) is not None:
+            self._console.print(wording.PUBLISHED_BUDGET, style="yellow", soft_wrap=True)
         if not summary.release:
             self._console.print(wording.SEEDED, style="yellow", soft_wrap=True)
 
@@ -82,14 +84,20 @@ class Progress:
             self._line.stop()
             self._line = None
 
+    @property
+    def _alone(self) -> bool:
+        return self._info is not None and self._info.clients == 1
+
     def _figures(self, record: RoundRecord) -> str:
         parts = [f"acc {wording.figure(record.accuracy, 3)}", f"loss {wording.figure(record.loss, 3)}"]
         if finite(record.epsilon_certified_max) is None:
             parts.append(f"epsilon {wording.epsilon(None)}")
         else:
             median = wording.epsilon(record.epsilon_certified_median, digits=3)
-            parts.append(f"eps {wording.epsilon(record.epsilon_certified_max, digits=3)} (median {median})")
-        parts.append(f"retired {record.retired}")
+            spread = "" if self._alone else f" (median {median})"
+            parts.append(f"eps {wording.epsilon(record.epsilon_certified_max, digits=3)}{spread}")
+        if not self._alone:
+            parts.append(f"retired {record.retired}")
         # the first round starts processes and is left out of the estimate as soon as there is another
         if self._info is not None and self._seconds:
             each = statistics.mean(self._seconds[1:] or self._seconds)
@@ -99,25 +107,29 @@ class Progress:
 
 def closing_table(summary: Summary) -> list[tuple[str, str]]:
     """A finished run's figures, by name."""
-    certified = largest(summary.epsilon_certified)
+    certified, published = largest(summary.epsilon_certified), largest(summary.epsilon_published)
+    alone = len(summary.epsilon_certified) == 1
     rows = [
-        ("test accuracy", wording.figure(summary.accuracy)),
-        ("test loss", wording.figure(summary.loss)),
+        (f"{summary.evaluated_on} accuracy", wording.figure(summary.accuracy)),
+        (f"{summary.evaluated_on} loss", wording.figure(summary.loss)),
         ("certified epsilon", wording.epsilon(certified)),
     ]
     if certified is not None:
-        median = wording.epsilon(middle(summary.epsilon_certified))
-        rows[-1] = ("certified epsilon", f"{wording.epsilon(certified)} (median {median}), delta {summary.delta:g}")
-        rows.append(("published epsilon", wording.epsilon(largest(summary.epsilon_published))))
+        median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
+        rows[-1] = ("certified epsilon", f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}")
+    if certified is not None or published is not None:
+        rows.append(("published epsilon", wording.epsilon(published)))
     if finite(summary.epsilon_pld) is not None:
         rows.append(("PLD epsilon", wording.epsilon(summary.epsilon_pld)))
     if certified is not None and finite(summary.order) is not None:
         rows.append(("Renyi order", f"{summary.order:g}"))
     if certified is not None:
         rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
+    retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")
+    used_up = ("budget", "used up" if summary.retired else "pays for further rounds")
     return [
         *rows,
-        ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}"),
+        used_up if alone else retired,
         ("rounds", str(summary.rounds)),
         ("time", wording.duration(summary.seconds)),
         ("run directory", summary.run_dir),

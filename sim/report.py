@@ -28,6 +28,12 @@ _THREAT_MODEL = (
     "that of the whole system is the largest of them, never their sum. The certified epsilon is proved; the published "
     "one is what the mechanism's paper claims, for comparison only."
 )
+_ONE_CLIENT = (
+    "What is protected is one training record. Adjacency is zero-out: the record is replaced by a null record that adds "
+    "to no sum and to no count; how many records there are is public. Every model on the way is taken to be seen, with "
+    "what the mechanism says that it releases. The certified epsilon is proved; the published one is what the "
+    "mechanism's paper claims, for comparison only."
+)
 _NOT_PRIVATE = "This run was trained without privacy: no record of any client is protected, and epsilon is infinite."
 
 
@@ -40,6 +46,11 @@ class Run:
     records: tuple[RoundRecord, ...]
     counts: np.ndarray
     summary: Summary | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one client holds all records."""
+        return len(self.counts) == 1
 
     @property
     def private(self) -> bool:
@@ -65,11 +76,12 @@ def write_report(run_dir: Path) -> Path:
     parts = [_headline(run)]
     if run.records:
         pictures = plots.svg(plots.accuracy_and_loss(run.records))
-        parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", "Test part, after each round.")))
+        part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
+        parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
     parts += [_privacy(run)] if run.private else []
     if any(record.figures for record in run.records):
         pictures = plots.svg(plots.mechanism_figures(run.records))
-        caption = "Public figures of the mechanism: means over each round's clients."
+        caption = "Public figures of the mechanism: means over each round's clients, where there are several."
         parts.append(page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption)))
     parts += [_guarantee(run), _partition(run, partition), _configuration(run.config), _recompute(run)]
     durable.write(run_dir / "partition.svg", partition)
@@ -127,23 +139,28 @@ def _headline(run: Run) -> str:
     certified = largest(summary.epsilon_certified) if summary else last.epsilon_certified_max
     published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
     accuracy = summary.accuracy if summary else last.accuracy
-    goal = f"; target {run.target:g}" if run.target is not None else ""
-    note = f"at delta {delta:g}, largest of {_clients(run)}{goal}" if run.private else "trained without privacy"
+    budget = run.config.privacy.budget
+    goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
+    several = "" if run.alone else f", largest of {_clients(run)}"
+    note = f"at delta {delta:g}{several}{goal.get('certified', '')}" if run.private else "trained without privacy"
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
     entries = [
         (
-            "Test accuracy",
+            f"{run.config.data.evaluate_on.capitalize()} accuracy",
             shown,
             f"after round {last.round} of {run.config.rounds.rounds}; loss {wording.figure(last.loss)}",
         ),
         ("Certified epsilon", _epsilon(certified if run.private else None), note),
     ]
     if run.private:
-        entries.append(
-            ("Published epsilon", _epsilon(published), "the paper's claim, for comparison; not the guarantee")
-        )
-    note = f"of {len(run.counts)}: their budget pays for no further round"
-    return page.tiles([*entries, ("Retired clients", str(last.retired), note)])
+        claim = f"the paper's claim, for comparison; not the guarantee{goal.get('published', '')}"
+        entries.append(("Published epsilon", _epsilon(published), claim))
+    if run.alone:
+        entries.append(("Budget", "used up" if last.retired else "not used up", "whether it pays for a further round"))
+    else:
+        note = f"of {len(run.counts)}: their budget pays for no further round"
+        entries.append(("Retired clients", str(last.retired), note))
+    return page.tiles(entries)
 
 
 def _privacy(run: Run) -> str:
@@ -156,8 +173,9 @@ def _privacy(run: Run) -> str:
         parts.append(page.picture(picture, "epsilon by round", "Spent so far, after each round, at the run's delta."))
     if run.summary:
         summary = run.summary
-        picture = plots.svg(plots.epsilon_per_client(summary.epsilon_certified, summary.epsilon_published, run.target))
-        parts.append(page.picture(picture, "epsilon per client", "Spent by each client in the whole run."))
+        spent = plots.epsilon_per_client(summary.epsilon_certified, summary.epsilon_published, run.target)
+        if not run.alone:
+            parts.append(page.picture(plots.svg(spent), "epsilon per client", "Spent by each client in the whole run."))
         parts += [page.paragraph(f"Published and certified: {summary.note}")] if summary.note else []
         parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
     return page.section("Privacy spent", *parts)
@@ -190,7 +208,11 @@ def _guarantee(run: Run) -> str:
     records, delta = int(run.counts.sum()), run.config.privacy.delta
     if not run.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
-    parts = [page.paragraph(_THREAT_MODEL)]
+    parts = [page.paragraph(_ONE_CLIENT if run.alone else _THREAT_MODEL)]
+    if run.config.privacy.budget == "published":
+        parts.append(page.paragraph(wording.PUBLISHED_BUDGET))
+    if held := run.config.data.validation_records:
+        parts.append(page.paragraph(f"The {held} training records that were held out for tuning are not protected."))
     if public := run.config.data.public_records:
         parts.append(page.paragraph(f"The {public} training records that were taken out as public are not protected."))
     if _hides(run.config):
@@ -213,10 +235,11 @@ def _hides(config: Config) -> bool:
 
 def _partition(run: Run, svg: bytes) -> str:
     data, sizes = run.config.data, run.counts.sum(axis=1)
-    caption = (
+    several = (
         f"Partition {data.partition}: {int(sizes.sum())} records, {int(sizes.min())} to {int(sizes.max())} per client "
         f"(median {np.median(sizes):g}). Above: records of each client; below: of each class."
     )
+    caption = f"One client holds all {int(sizes.sum())} records. Below: of each class." if run.alone else several
     return page.section("Who holds which records", page.picture(svg, "records by client and class", caption))
 
 

@@ -82,7 +82,15 @@ def _inputs(job: Job) -> dict[str, str]:
     digest = hashlib.blake2b(digest_size=16)
     for array in (data.x, data.y, data.x_test, data.y_test, parts.indices, parts.offsets):
         digest.update(np.ascontiguousarray(array).data)
+    for tensor in _constants(job).values():
+        digest.update(tensor.numpy().data)
     return {"records": digest.hexdigest(), "device": device_of(job.config).type}
+
+
+def _constants(job: Job) -> dict[str, torch.Tensor]:
+    """What the model computes with beside its trained parameters, such as given vectors of words."""
+    frozen = {name: p.detach() for name, p in job.model.named_parameters() if not p.requires_grad}
+    return {name: t.contiguous() for name, t in (frozen | dict(job.model.named_buffers())).items()}
 
 
 @contextmanager
@@ -123,11 +131,13 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         run_dir=str(folder),
         release=job.config.run.release,
         note=MECHANISMS[job.config.privacy.mechanism].note,
+        budget=job.config.privacy.budget,
+        evaluated_on=job.config.data.evaluate_on,
     )
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
     """Write the final model and the summary."""
-    tensors = job.gradients.layout.unflatten(torch.from_numpy(params))
+    tensors = _constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
     durable.write(folder / "model.safetensors", save({name: t.contiguous() for name, t in tensors.items()}))
     durable.write(folder / "summary.json", json.dumps(summary.to_json(), indent=1).encode())

@@ -10,8 +10,10 @@ from server.store import Store
 from sim import job as jobs
 from sim import rundir
 from sim.cli import Request
+from sim.nodes import Host
 from sim.progress import Progress
 from sim.report import write_report
+from sim.sharing import prepare
 
 
 def train(request: Request) -> Path:
@@ -45,6 +47,7 @@ def run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
 
 def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
     config, federation = job.config, jobs.federation(job)
+    prepare(job, folder, exchange)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
@@ -66,5 +69,5 @@ def _engine(job: jobs.Job, folder: Path) -> AbstractContextManager[Exchange]:
 
 def inline_exchange(job: jobs.Job, folder: Path) -> Exchange:
     """All groups in this process, one after the other; needs neither Flower nor Ray."""
-    nodes = {number: jobs.node(job, number, folder) for number in range(len(job.groups))}
-    return lambda requests: (nodes[request.group].train(request) for request in requests)
+    host = Host(job, folder)
+    return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)

@@ -1,9 +1,9 @@
 """The settings of the data and of the simulation itself. No torch here: the command line imports this."""
 
 import re
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mechanisms.settings import Settings
 
@@ -13,12 +13,27 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Data(Settings):
     """Records, model, and who holds which record"""
 
-    dataset: str = Field("digits", description="digits, mnist, fmnist, cifar10, or the path of an .npz file with x, y")
+    dataset: str = Field("digits", description="digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y")
     data_dir: str | None = Field(
         None, description="folder of downloaded data sets; '': the environment's, or the user's cache"
     )
+    features: Literal["pixels", "scattering"] = Field(
+        "pixels",
+        description="what models see of images: pixels, or fixed wavelet features of a quarter of the size, with "
+        "defaults of their own (README)",
+    )
+    feature_groups: int = Field(
+        0,
+        ge=0,
+        description="groups of channels in which each record's features get mean 0 and variance 1; 0: none; with "
+        "--features scattering 27",
+    )
     model: str = Field("linear", description="model by name, or package.module:Class; each data set has its default")
     activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the built-in models")
+    word_vectors: str | None = Field(
+        None, description="text file of word vectors, as GloVe's, for a model of words; '': drawn by chance, of 100 numbers"
+    )
+    train_embedding: bool = Field(False, description="train the vectors of words with the model; else they are constants")
     clients: int = Field(100, ge=1, description="clients that hold the records, disjointly [clients]")
     partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
         "dirichlet", description="who holds which record"
@@ -35,6 +50,26 @@ class Data(Settings):
         ge=0,
         description="training records taken out as public: no client holds them, nothing protects them [records]",
     )
+    validation_records: int = Field(
+        0, ge=0, description="training records held out for tuning: no client holds them, nothing protects them [records]"
+    )
+    evaluate_on: Literal["test", "validation"] = Field(
+        "test", description="records that models are measured on; choose settings by validation, never by test"
+    )
+
+    @model_validator(mode="after")
+    def _groups_of_features(self) -> Self:
+        if self.feature_groups and self.features == "pixels":
+            raise ValueError(
+                f"feature_groups is {self.feature_groups}, but features is pixels: give --features scattering"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_evaluate_on(self) -> Self:
+        if self.evaluate_on == "validation" and not self.validation_records:
+            raise ValueError("evaluate_on is validation, but validation_records is 0: give --validation-records")
+        return self
 
 
 class Execution(Settings):

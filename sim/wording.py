@@ -13,6 +13,10 @@ HIDDEN = (
     "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
     "the time that it computes."
 )
+PUBLISHED_BUDGET = (
+    "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the certified epsilon, "
+    "whatever it has become."
+)
 RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."
 
 

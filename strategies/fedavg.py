@@ -23,16 +23,14 @@ WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def fedavg(settings: Aggregation) -> Strategy:
-    """Two-level FedAvg with the settings' server learning rate and momentum."""
+    """Two-level FedAvg with the settings' server learning rate (1 where it is left open) and momentum."""
+    rate = 1.0 if settings.server_lr is None else settings.server_lr
 
     def init(params: np.ndarray) -> ServerState:
         return {"velocity": np.zeros(len(params))}
 
     def aggregate(state: ServerState, params: np.ndarray, update: np.ndarray) -> tuple[ServerState, np.ndarray]:
         velocity = settings.server_momentum * state["velocity"] + update
-        return {"velocity": velocity}, (params + settings.server_lr * velocity).astype(np.float32)
+        return {"velocity": velocity}, (params + rate * velocity).astype(np.float32)
 
     return Strategy(WEIGHTS[settings.weighting], init, aggregate)
-
-
-STRATEGIES: dict[str, Callable[[Aggregation], Strategy]] = {"fedavg": fedavg}

@@ -1,9 +1,12 @@
-"""What a strategy is: how the clients' mean update becomes the next model, as pure functions."""
+"""What a strategy is: how the clients' mean upload becomes the next model, as pure functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from mechanisms.guide import GuideOf, alone
+from mechanisms.updates import UPDATE, Sent
 
 ServerState = dict[str, np.ndarray]
 """A strategy's state between rounds, by name; it goes into checkpoints as it is."""
@@ -11,14 +14,18 @@ ServerState = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy.
+    """A strategy; the clients' side is post-processing of what their mechanism has released.
 
     Attributes:
         weights: from the public record counts ``[clients]`` to whole-number client weights, int64 ``[clients]``.
         init: from the model ``[P]`` to the state before the first round.
-        aggregate: from (state, model float32 ``[P]``, weighted mean update float64 ``[P]``) to the next (state, model).
+        aggregate: from (state, model float32 ``[P]``, weighted mean upload float64) to the next (state, model).
+        guide: what leads the clients' local steps beside their own records.
+        sent: what clients send of a local round; by default their update.
     """
 
     weights: Callable[[np.ndarray], np.ndarray]
     init: Callable[[np.ndarray], ServerState]
     aggregate: Callable[[ServerState, np.ndarray, np.ndarray], tuple[ServerState, np.ndarray]]
+    guide: GuideOf = alone
+    sent: Sent = UPDATE

@@ -98,12 +98,31 @@ class Bounded(nn.Linear):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: type[nn.RNNBase], **options: object) -> None:
         super().__init__()
-        self.cells = kind(3, 4, batch_first=True)
+        self.cells = kind(3, 4, **{"batch_first": True, **options})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.cells(x)[0][:, -1]
+
+
+class Ends(Recurrent):
+    """The states after the last step of both directions, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LSTM, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (h, c) = self.cells(x)
+        return torch.cat([h, c.tanh()]).transpose(0, 1).flatten(1)
+
+
+class Started(Recurrent):
+    """States that do not start at 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = torch.ones(1, len(x), 4).to(x)
+        return self.cells(x, (start, start))[0].mean(1)
 
 
 class Tokens(nn.Module):
@@ -184,6 +203,15 @@ TAPPED = {
     "layernorm on planes": Case(lambda: nn.Sequential(nn.LayerNorm([3, 4], bias=False), nn.Flatten()), (2, 3, 4)),
     "embedding": Case(Tokens, (6,), indices=True),
     "one index": Case(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Tanh()), (), indices=True),
+    "lstm": Case(lambda: Recurrent(nn.LSTM), (5, 3)),
+    "lstm, both ways": Case(lambda: Recurrent(nn.LSTM, bidirectional=True), (5, 3)),
+    "lstm, no bias": Case(lambda: Recurrent(nn.LSTM, bias=False, bidirectional=True), (5, 3)),
+    "lstm, last states": Case(Ends, (5, 3)),
+    "lstm, one step": Case(lambda: Recurrent(nn.LSTM, bidirectional=True), (1, 3)),
+    "lstm, frozen input weights": Case(lambda: frozen(Recurrent(nn.LSTM), "cells.weight_ih_l0"), (5, 3)),
+    "lstm, one weight": Case(
+        lambda: frozen(Recurrent(nn.LSTM), *(f"cells.{n}_l0" for n in ("weight_ih", "bias_ih", "bias_hh"))), (5, 3)
+    ),
     "in place": Case(Residual, (2, 6, 5)),
     "frozen layer": Case(lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.weight", "0.bias"), (4,)),
     "frozen bias": Case(lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.bias", "1.weight"), (4,)),
@@ -198,7 +226,9 @@ GENERAL = {
     "scaled by frequency": Case(lambda: averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)), (6,), indices=True),
     "mixing": Case(mixing, (4,)),
     "mixing tokens": Case(lambda: Tokens(centred=True), (6,), indices=True),
-    "lstm": Case(lambda: Recurrent(nn.LSTM), (5, 3)),
+    "lstm, two layers": Case(lambda: Recurrent(nn.LSTM, num_layers=2), (5, 3)),
+    "lstm, projection": Case(lambda: Recurrent(nn.LSTM, proj_size=3), (5, 3)),
+    "lstm, given states": Case(lambda: Started(nn.LSTM), (5, 3)),
     "gru": Case(lambda: Recurrent(nn.GRU), (5, 3)),
     "transposed": Case(lambda: convolution(nn.ConvTranspose2d(2, 3, 2)), (2, 3, 3)),
     "attention": Case(lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True)), (3, 4)),

@@ -97,7 +97,7 @@ def request(round_: int, clients: Sequence[int], params: torch.Tensor | None = N
     return TrainRequest(round_, group, f"round-{round_}", np.array(clients, dtype=np.int64), nth, params.numpy())
 
 
-def _rate(round_: int, taken: torch.Tensor) -> torch.Tensor:
+def _rate(round_: int, taken: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     return 0.5 / (round_ + taken)
 
 

@@ -15,7 +15,7 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan, NonPrivatePlan
 from mechanisms.events import SampledGaussian, Unprotected
 from mechanisms.optimizers import Optimizer, adam, sgd
-from mechanisms.plan import affordable_rounds, planned
+from mechanisms.plan import Terms, affordable_rounds, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.settings import Privacy
 from tests.gaussian import SPOILERS, alarms
@@ -182,7 +182,7 @@ def test_a_calibrated_plan_meets_its_target_and_one_more_round_would_overspend(p
     spent = [epsilon(planned(plan, rounds), privacy.delta).epsilon for rounds in (7, 8)]
     assert 0.995 * privacy.epsilon < spent[0] <= privacy.epsilon < spent[1]
     assert planned(plan, 7) == {SampledGaussian(privacy.sample_rate, plan.noise_multiplier): 28}
-    assert affordable_rounds(plan, privacy.epsilon, privacy.delta, at_most=100) == 7
+    assert affordable_rounds(plan, Terms(privacy, None, 4, 7, 10), at_most=100) == 7
 
 
 def test_clients_of_all_sizes_share_one_plan():

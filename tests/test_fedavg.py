@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from strategies.fedavg import STRATEGIES, fedavg
+from strategies.fedavg import fedavg
+from strategies.registry import STRATEGIES
 from strategies.settings import Aggregation
 
 SIZES = np.array([3, 1, 40])

@@ -347,4 +347,4 @@ def test_the_process_itself_ends_with_code_2(tmp_path):
 )
 def test_local_steps_and_participations_are_rounded_up_and_no_further(flags, steps, participations):
     given = config.load(None, flags)
-    assert (jobs.local_steps(given), jobs.participations(given)) == (steps, participations)
+    assert (jobs.local_steps(given, 9), jobs.participations(given)) == (steps, participations)

@@ -44,8 +44,11 @@ NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_
 
 CURVES, ALLOTMENT, DPIS, DPIS_PLAN = (f"mechanisms/{name}.py" for name in ("curves", "allotment", "dpis", "dpis_plan"))
 ALLOTMENT_TEST, DPIS_TEST = "tests/test_allotment.py::test_", "tests/test_dpis.py::test_"
+SHARING, SHARING_TEST = "sim/account_sharing.py", "tests/test_account_sharing.py"
 DPAGD, DPAGD_PLAN = "mechanisms/dpagd.py", "mechanisms/dpagd_plan.py"
 DPAGD_TEST, DPAGD_BUDGET_TEST = "tests/test_dpagd.py::test_", "tests/test_dpagd_budget.py::test_"
+RELEASES, RELEASES_TEST = "mechanisms/sharing.py", "tests/test_sharing.py::test_"
+FEDFED_TEST, CHARGING = "tests/test_fedfed.py::test_", "client/charging.py"
 
 MUTANTS = (
     Mutant(
@@ -191,28 +194,28 @@ MUTANTS = (
     Mutant(
         "calibration plans for a single round",
         "mechanisms/plan.py",
-        "planned(plan_of(noise), terms.rounds), terms.target",
-        "planned(plan_of(noise), 1), terms.target",
+        "return merge(planned(plan, self.rounds), dict(self.prior))",
+        "return merge(planned(plan, 1), dict(self.prior))",
         ("tests/test_dpsgd.py::test_a_calibrated_plan_meets_its_target_and_one_more_round_would_overspend",),
     ),
     Mutant(
         "clients train before they are charged",
         NODE,
-        "        self._charge(request, release)\n        if self._carry:\n            self._carry.open",
-        "        if self._carry:\n            self._carry.open",
+        "        charge_round(self._ledger, self._plans, request, release)\n        if self._carry:\n",
+        "        if self._carry:\n",
         ("tests/test_node.py::test_the_charge_is_on_disk_before_a_record_is_looked_at",),
     ),
     Mutant(
         "a release draws from the seed",
-        NODE,
-        "key = fresh_key() if seed is None else seed_key(seed)",
-        "key = seed_key(seed or 0)",
+        CHARGING,
+        "return fresh_key(), f",
+        "return seed_key(0), f",
         ("tests/test_node.py",),
     ),
     Mutant(
         "a release asked again goes by its first name",
-        NODE,
-        'f"{request.release}-{secrets.token_hex(4)}" if seed is None else request.release',
+        CHARGING,
+        'f"{request.release}-{secrets.token_hex(4)}"',
         "request.release",
         ("tests/test_node.py",),
     ),
@@ -247,21 +250,21 @@ MUTANTS = (
     Mutant(
         "a checkpoint is not flushed to the disk",
         "mechanisms/durable.py",
-        "        os.fsync(file.fileno())\n    part",
-        "    part",
+        "            os.fsync(file.fileno())\n        part",
+        "        part",
         ("tests/test_checkpoints.py",),
     ),
     Mutant(
         "a client may overspend by its last round",
         "server/budgets.py",
-        "epsilon(c, self._delta).epsilon <= self._target for c in after]",
-        "epsilon(c, self._delta).epsilon <= 1.01 * self._target for c in after]",
+        "epsilon(c, self._delta, self._column).epsilon <= self._target for c in after",
+        "epsilon(c, self._delta, self._column).epsilon <= 1.01 * self._target for c in after",
         ("tests/test_budgets.py",),
     ),
     Mutant(
         "a client is judged by what it has spent before",
         "server/budgets.py",
-        "merge(self._histories[h], self._plans.plans[p].round_charges(int(n))) for h, p, n in distinct.T]",
+        "merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct.T]",
         "merge(self._histories[h]) for h, p, n in distinct.T]",
         ("tests/test_budgets.py",),
     ),
@@ -579,6 +582,104 @@ MUTANTS = (
         "self.gradient_multiplier(level - 1) / math.sqrt(self.own.agd_growth)",
         "self.gradient_multiplier(level - 1) / self.own.agd_growth",
         (f"{DPAGD_BUDGET_TEST}charged_measurements_have_together_the_precision_that_is_reached",),
+    ),
+    Mutant(
+        "views of a shared record are priced as one",
+        SHARING,
+        'events.VisibleChoice(flags["share_rate"], noise_multiplier / math.sqrt(views))',
+        'events.VisibleChoice(flags["share_rate"], noise_multiplier)',
+        (SHARING_TEST,),
+    ),
+    Mutant(
+        "views of a shared record are priced as if each had a coin",
+        SHARING,
+        "noise_multiplier / math.sqrt(views))\n    released: dict[events.Event, int] = {features: 1}",
+        "noise_multiplier)\n    released: dict[events.Event, int] = {features: views}",
+        (SHARING_TEST,),
+    ),
+    Mutant(
+        "shared labels are free",
+        SHARING,
+        "released[events.RandomizedResponse(epsilon)] = 1",
+        "pass",
+        (SHARING_TEST,),
+    ),
+    Mutant(
+        "one noise image for a batch is priced as one for each record",
+        SHARING,
+        'if flags["noise_draws"] == DRAWS[1]:',
+        "if False:",
+        (SHARING_TEST,),
+    ),
+    Mutant(
+        "the largest norm is taken for one number",
+        SHARING,
+        "return span * math.sqrt(pixels)",
+        "return span",
+        (SHARING_TEST,),
+    ),
+    Mutant(
+        "one noise image serves all records of a client",
+        RELEASES,
+        "draws.standard_normal(sent.shape, dtype=np.float32)",
+        "draws.standard_normal(sent.shape[1:], dtype=np.float32)",
+        (RELEASES_TEST + "the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_own",),
+    ),
+    Mutant(
+        "shared features are not clipped",
+        RELEASES,
+        "factors = clip_factors(norms[None], norms.new_tensor([plan.clip_norm]))[0]",
+        "factors = clip_factors(norms[None], norms.new_tensor([float('inf')]))[0]",
+        (RELEASES_TEST + "no_feature_leaves_longer_than_the_bound",),
+    ),
+    Mutant(
+        "the noise on shared features forgets the bound",
+        RELEASES,
+        "return plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0",
+        "return plan.noise_multiplier",
+        (RELEASES_TEST + "the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_own",),
+    ),
+    Mutant(
+        "a second view is free",
+        RELEASES,
+        "VisibleChoice(self.share_rate, self.noise_multiplier): self.views}",
+        "VisibleChoice(self.share_rate, self.noise_multiplier): 1}",
+        (RELEASES_TEST + "every_view_and_every_label_is_charged",),
+    ),
+    Mutant(
+        "labels are shared as they are",
+        RELEASES,
+        "return np.where(stream.random(len(labels)) < truthful, labels, others)",
+        "return labels",
+        (RELEASES_TEST + "labels_go_through_randomized_response",),
+    ),
+    Mutant(
+        "what clients share is not charged",
+        "client/sharing.py",
+        "charge_round(self._ledger, self._plans, request, name)",
+        "pass",
+        (FEDFED_TEST + "every_client_pays_for_sharing_and_training_what_was_planned_and_no_more",),
+    ),
+    Mutant(
+        "training is planned as if nothing had been shared",
+        "sim/job.py",
+        "prior = sharing.charges if sharing else {}",
+        "prior = {}",
+        (FEDFED_TEST + "every_client_pays_for_sharing_and_training_what_was_planned_and_no_more",),
+    ),
+    Mutant(
+        "the shared records' gradient is joined before the private sum is weighted",
+        "strategies/fedfed.py",
+        "return (1 - own.shared_weight) * gradient + own.shared_weight * total / rows.shape[1]",
+        "return gradient + own.shared_weight * total / rows.shape[1]",
+        (FEDFED_TEST + "shared_records_join_the_step_after_the_private_sum_and_stay_out_of_it",),
+    ),
+    Mutant(
+        "groups that had released are asked again after a crash",
+        "client/sharing.py",
+        "self._uploads.keep(upload, request.params)",
+        "pass",
+        (FEDFED_TEST + "a_release_that_was_finished_is_not_made_again",),
     ),
 )
 

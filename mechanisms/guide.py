@@ -1,0 +1,46 @@
+"""What may lead a client's step beside its own records: public data, the server's model. It is post-processing.
+
+A guide turns a released gradient into the one that the optimizer takes. It is made from what is public or released
+already and never sees a client's records, so it costs no privacy and adds nothing to the sensitivity of a private sum.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mechanisms.gradients import RecordGradients
+from mechanisms.randomness import Streams
+
+Guide = Callable[[Tensor, Tensor], Tensor]
+"""From parameters ``[K, P]`` and a released mean gradient ``[K, P]`` to a gradient ``[K, P]``."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """All that a guide may know of a local round.
+
+    Attributes:
+        gradients: of the model.
+        streams: the clients' random streams for this round.
+        start: the server's model ``[P]``.
+        shared: records ``[M, ...]`` and labels ``[M]`` of the globally shared data set, where there is one.
+    """
+
+    gradients: RecordGradients
+    streams: Streams
+    start: Tensor
+    shared: tuple[Tensor, Tensor] | None
+
+
+GuideOf = Callable[[Surroundings], Guide]
+
+
+def alone(around: Surroundings) -> Guide:
+    """No guide: the released gradient as it is."""
+    return unguided
+
+
+def unguided(params: Tensor, gradient: Tensor) -> Tensor:
+    """The released gradient as it is."""
+    return gradient

@@ -1,0 +1,158 @@
+"""What a client releases once, before training, for the data set that all clients share: class sums, or single records.
+
+Class sums are one Gaussian release of a client: a record adds a vector of norm at most R to the sum of its class, and
+to no other, so the sums of all classes together have sensitivity R (a record is replaced by none).
+
+Single records (FedFed: Yang et al., "FedFed: Feature Distillation against Data Heterogeneity in Federated Learning",
+NeurIPS 2023) are released one by one, each clipped to norm R behind noise of its own:
+
+    clip(f(x_i), R) + s R N(0, I)         for each slot i that a coin of probability p has chosen, once for every view
+
+There is no sum in which others would hide, so nothing is gained from sampling but the choice itself, which is visible
+(`VisibleChoice`). Slots are the client's public number of records; in a slot without a record only noise would be
+released. The label of a chosen record goes through k-ary randomized response, unless labels are declared public.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechanisms.accountant import Charges
+from mechanisms.clipping import clip_factors
+from mechanisms.events import Gaussian, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.randomness import Streams
+
+Features = Callable[[Tensor], Tensor]
+"""From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record alone."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a cohort lets out.
+
+    Attributes:
+        sums: ``[K, R]``, only ever added up over clients; R may be 0.
+        records: by name, arrays with a row for each single record; none or ``x``, ``y`` and ``client``, its place in K.
+    """
+
+    sums: Tensor
+    records: dict[str, np.ndarray]
+
+
+class Release(Protocol):
+    """A release on the client axis."""
+
+    @property
+    def size(self) -> int:
+        """R, the length of a client's sums."""
+
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+        """The release of K clients with records ``x[k] [n_k, ...]`` and labels ``y[k] [n_k]``."""
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """A client's plan of one release; frozen, and the only source of its clip bound, noise and charges.
+
+    Attributes:
+        noise_multiplier: s, noise standard deviation over R; 0 releases without protection.
+        clip_norm: R, in units of the features; inf clips nothing.
+        singly: whether records are released one by one, or summed by class.
+        share_rate: p, probability that a slot is chosen.
+        views: releases of each chosen record.
+        label_epsilon: of randomized response; None where labels are public.
+        steps: of a round.
+    """
+
+    noise_multiplier: float
+    clip_norm: float
+    singly: bool = False
+    share_rate: float = 1.0
+    views: int = 1
+    label_epsilon: float | None = None
+    steps: int = 1
+
+    def round_charges(self, nth: int) -> Charges:
+        """The release; there is one round."""
+        if not self.noise_multiplier:
+            return {Unprotected(self.share_rate): 1}
+        if not self.singly:
+            return {Gaussian(self.noise_multiplier): 1}
+        records: Charges = {VisibleChoice(self.share_rate, self.noise_multiplier): self.views}
+        return records if self.label_epsilon is None else {**records, RandomizedResponse(self.label_epsilon): 1}
+
+
+def clipped(features: Tensor, plan: SharingPlan) -> Tensor:
+    """Features ``[M, D]`` of norm at most R each; one that is not finite becomes 0."""
+    norms = torch.linalg.vector_norm(features, dim=1)
+    factors = clip_factors(norms[None], norms.new_tensor([plan.clip_norm]))[0]
+    return torch.where(factors[:, None] > 0, features, 0.0) * factors[:, None]
+
+
+def noise_scale(plan: SharingPlan) -> float:
+    """s R, standard deviation of the noise in every coordinate; without noise R may be infinite."""
+    return plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """The sum of clipped features of each class, behind noise: ``[K, classes * D]``."""
+
+    plan: SharingPlan
+    features: Features
+    classes: int
+    width: int
+
+    @property
+    def size(self) -> int:
+        """Classes times D."""
+        return self.classes * self.width
+
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+        """One Gaussian release of each client."""
+        sums = x[0].new_zeros(len(x), self.classes, self.width)
+        for row, own, labels in zip(sums, x, y, strict=True):
+            row.index_add_(0, labels, clipped(self.features(own), self.plan))
+        noise = noise_scale(self.plan) * streams.normal("class sums", self.size)
+        return Released(sums.flatten(1) + noise, {})
+
+
+@dataclass(frozen=True)
+class SingleRecords:
+    """Clipped features of the chosen records, each behind noise of its own, with their labels."""
+
+    plan: SharingPlan
+    features: Features
+    classes: int
+
+    @property
+    def size(self) -> int:
+        """There are no sums."""
+        return 0
+
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+        """The chosen slots of each client, view after view."""
+        purposes = ("slots", "slot noise", "slot labels")
+        parts = []
+        for k, (coins, draws, answers) in enumerate(zip(*map(streams.of, purposes), strict=True)):
+            chosen = np.flatnonzero(coins.random(len(y[k])) < self.plan.share_rate)
+            slots = torch.from_numpy(chosen).to(x[k].device)
+            sent = clipped(self.features(x[k][slots]), self.plan).cpu().numpy()
+            labels = self._answers(y[k][slots].cpu().numpy(), answers)
+            for _ in range(self.plan.views):
+                noise = noise_scale(self.plan) * draws.standard_normal(sent.shape, dtype=np.float32)
+                parts.append((sent + noise, labels, np.full(len(chosen), k)))
+        columns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Released(x[0].new_zeros(len(x), 0), dict(zip(("x", "y", "client"), columns, strict=True)))
+
+    def _answers(self, labels: np.ndarray, stream: np.random.Generator) -> np.ndarray:
+        """k-ary randomized response: the label with probability e^eps / (e^eps + k - 1), else one of the others."""
+        if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
+            return labels
+        truthful = 1.0 / (1.0 + (self.classes - 1) * np.exp(-self.plan.label_epsilon))
+        others = (labels + stream.integers(1, self.classes, len(labels))) % self.classes
+        return np.where(stream.random(len(labels)) < truthful, labels, others)

@@ -1,0 +1,148 @@
+"""One audited run from beginning to end: job, canaries, training, guesses, the result beside the run's other files."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load
+
+from mechanisms import durable
+from mechanisms.randomness import seed_key
+from mechanisms.registry import MECHANISMS
+from server.federation import Exchange
+from server.records import Epsilon, Record, Summary, largest
+from sim import job as jobs
+from sim import rundir, session, wording
+from sim.auditing import one_run
+from sim.auditing.bounds import check_confidence
+from sim.auditing.one_run import Canaries, Guesses, Watched
+from sim.config import Config
+from sim.nodes import TRAIN, Host, training_node
+from sim.report import write_report
+
+FILE = "audit.json"
+
+
+@dataclass(frozen=True)
+class Audit(Record):
+    """What an audit found.
+
+    Attributes:
+        view: ``white-box`` (every upload, crafted gradients) or ``black-box`` (the final model, wrong labels).
+        confidence: with which the lower bound holds.
+        delta: of both bounds.
+        canaries, guesses, right: how many there were, how many coins were guessed, and how many of these rightly.
+        epsilon_lower: the lower bound, from the canaries of all clients.
+        epsilon_certified, epsilon_published: the largest of the clients', from the ledger; None where not finite.
+        clients: by client with canaries: (number, canaries, lower bound from these alone, certified epsilon).
+        run_dir: of the run.
+    """
+
+    view: str
+    confidence: float
+    delta: float
+    canaries: int
+    guesses: int
+    right: int
+    epsilon_lower: float
+    epsilon_certified: Epsilon
+    epsilon_published: Epsilon
+    clients: tuple[tuple[int, int, float, Epsilon], ...]
+    run_dir: str
+
+
+def audit(config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False) -> Audit:
+    """Train once with canaries and write ``audit.json``.
+
+    Args:
+        config: of the run; it trains in this process.
+        count: of canaries; None: `one_run.MOST`, or half of the records, or half of the parameters for each client,
+            where that is less.
+        black_box: wrong labels and the final model, instead of crafted gradients and every upload.
+        confidence: of the bound.
+        quiet: print nothing.
+
+    Raises:
+        ValueError: anything the user can mend.
+    """
+    check_confidence(confidence)
+    jobs.single_thread()
+    execution = config.run.model_copy(update={"engine": "inline", "quiet": config.run.quiet or quiet})
+    config = config.model_copy(update={"run": execution})
+    folder, job = rundir.choose(config), jobs.build(config)
+    canaries = _plant(job, count, black_box)
+    watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
+    rundir.create(folder, job)
+    session.run(job, folder, exchange(job, folder, watched))
+    scores = watched.scores
+    if black_box:
+        layout = job.gradients.layout
+        final = load((folder / "model.safetensors").read_bytes())
+        models = layout.initial(job.model), layout.flatten({name: final[name] for name in layout.names})
+        scores = one_run.losses(job.gradients, canaries, torch.from_numpy(job.dataset.x), *models)
+    delta = config.privacy.delta
+    found = one_run.guess(scores, canaries.included, delta, confidence)
+    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    clients = one_run.by_client(canaries, scores, owned, delta, confidence)
+    result = _result(folder, found, clients, "black-box" if black_box else "white-box", confidence)
+    durable.write(folder / FILE, json.dumps(result.to_json(), indent=1).encode())
+    write_report(folder)
+    return result
+
+
+def exchange(job: jobs.Job, folder: Path, watched: Watched) -> Exchange:
+    """All groups in this process; those that train do so under the watched mechanism."""
+    host = Host(job, folder)
+    nodes = {group: training_node(job, group, folder, watched.mechanism) for group in range(len(job.groups))}
+    return lambda requests: (
+        (nodes[request.group] if request.phase == TRAIN else host.node(request.group, request.phase)).train(request)
+        for request in requests
+    )
+
+
+def show(result: Audit) -> None:
+    """Print the result."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    guesses = f"{result.right} of {result.guesses} guesses right, {result.canaries} canaries, {result.view}"
+    rows = (
+        ("lower bound", f"{result.epsilon_lower:.4g} with confidence {result.confidence:g}"),
+        ("certified epsilon", wording.epsilon(result.epsilon_certified)),
+        ("published epsilon", wording.epsilon(result.epsilon_published)),
+        ("attacker", guesses),
+        ("run directory", result.run_dir),
+    )
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def _plant(job: jobs.Job, count: int | None, black_box: bool) -> Canaries:
+    config, parameters = job.config, job.gradients.layout.size
+    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    most = sum(map(len, owned)) // 2
+    room = most if black_box else len(owned) * (parameters // 2)
+    chosen = min(one_run.MOST, most, room) if count is None else count
+    size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
+    labels = torch.from_numpy(job.dataset.y).to(jobs.device_of(config))
+    return one_run.plant(labels, job.dataset.classes, owned, parameters, chosen, seed_key(config.run.seed), size)
+
+
+def _result(folder: Path, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float) -> Audit:
+    summary = Summary.from_json(json.loads((folder / "summary.json").read_text()))
+    certified = summary.epsilon_certified
+    return Audit(
+        view=view,
+        confidence=confidence,
+        delta=summary.delta,
+        canaries=found.coins,
+        guesses=found.guesses,
+        right=found.right,
+        epsilon_lower=found.epsilon,
+        epsilon_certified=largest(certified),
+        epsilon_published=largest(summary.epsilon_published),
+        clients=tuple((client, one.coins, one.epsilon, certified[client]) for client, one in clients.items()),
+        run_dir=str(folder),
+    )

@@ -1,0 +1,78 @@
+"""Several runs at a time: each lane is a process that trains one run after the other.
+
+A lane that dies (out of memory, killed) costs the run that it was at, and another takes its place. Lanes end with the
+process that started them, however that ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, wait
+
+from sim.benching.runs import Run, play
+
+
+def played(runs: Sequence[Run], processes: int) -> Iterator[tuple[Run, str]]:
+    """Each run when it is done, with what was wrong; in this process where one at a time is enough."""
+    if min(processes, len(runs)) <= 1:
+        yield from ((run, play(run)) for run in runs)
+        return
+    waiting, busy = list(reversed(runs)), {}
+    with ExitStack() as stack:
+        for _ in range(min(processes, len(runs))):
+            lane = _Lane(stack)
+            busy[lane.pipe] = lane, waiting.pop()
+            lane.pipe.send(busy[lane.pipe][1])
+        while busy:
+            for pipe in wait(list(busy)):
+                lane, run = busy.pop(pipe)
+                fault = lane.answer()
+                yield run, fault
+                if waiting:
+                    lane = lane if lane.alive else _Lane(stack)
+                    busy[lane.pipe] = lane, waiting.pop()
+                    lane.pipe.send(busy[lane.pipe][1])
+
+
+class _Lane:
+    """One process, and this end of the pipe to it; both are closed with the stack."""
+
+    def __init__(self, stack: ExitStack):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.alive = True
+        stack.callback(self.pipe.close)
+        stack.callback(self._process.kill)
+
+    def answer(self) -> str:
+        """What was wrong with the run that it was at: to be asked when the pipe is ready, which a death makes it, too."""
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            self.alive = False
+            self._process.join()
+            return f"its process died (exit code {self._process.exitcode}); run the same command again to go on"
+
+
+def _work(pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            run = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(play(run))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)

@@ -1,0 +1,103 @@
+"""The runs of a table: one run directory for each cell and seed, which is finished, begun or still to come."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.records import RoundRecord, Summary
+from sim.benching.recipe import Cell, Recipe, Values, cells, slug
+from sim.config import Config, differences, load
+from sim.settings import EXECUTION_ONLY
+
+FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
+"""Settings in which a run that is taken up again may differ."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One training: a cell with a seed, and where it is. Only the same object is equal."""
+
+    cell: Cell
+    seed: int
+    config: Config
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether it needs no more training."""
+        return (self.folder / "summary.json").is_file()
+
+    def check(self) -> None:
+        """Refuse to take up a run directory of other settings.
+
+        Raises:
+            ValueError: the settings that differ.
+        """
+        if not self.folder.exists():
+            return
+        other = sorted(set(differences(load(self.folder / "config.toml", {}), self.config)) - FREE)
+        if other:
+            raise ValueError(
+                f"{self.folder} was trained with other settings ({', '.join(other)}): give another --out, or remove it"
+            )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run says."""
+
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+
+
+def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Values) -> list[Run]:
+    """All runs of a recipe, cell by cell; nothing is made yet.
+
+    Args:
+        recipe: its rows and columns.
+        folder: parent of the run directories.
+        budget: ``certified`` or ``published``.
+        seeds: of each cell.
+        given: settings that go over those of all cells.
+
+    Raises:
+        ValueError: a cell's settings cannot be used, or a run directory is there with other settings.
+    """
+    runs = []
+    for cell in cells(recipe, budget):
+        for seed in seeds:
+            name = f"{slug(cell.row)}_{slug(cell.column)}_seed-{seed}"
+            fixed = {"budget": budget, "seed": seed, "engine": "inline", "quiet": True, "out": str(folder), "name": name}
+            config = cell.config(given | fixed, central=recipe.clients == "one")
+            runs.append(Run(cell, seed, config, folder / name))
+            runs[-1].check()
+    return runs
+
+
+def play(run: Run) -> str:
+    """Train, or go on with the training; returns what was wrong, or nothing.
+
+    A fault of one cell is a line of the table and stops no other cell.
+    """
+    from sim.environment import prepare
+
+    prepare()
+    from sim.cli import Request
+    from sim.session import train
+
+    begun = run.folder.exists()
+    config = load(run.folder / "config.toml", {}) if begun else run.config
+    try:
+        train(Request(config, run.folder if begun else None, frozenset()))
+    except (ValueError, RuntimeError, MemoryError, OSError) as fault:
+        return " ".join(str(fault).split()) or type(fault).__name__
+    return ""
+
+
+def result(run: Run) -> Result | None:
+    """The figures of a finished run; None of another."""
+    if not run.finished:
+        return None
+    lines = (run.folder / "rounds.jsonl").read_text().splitlines()
+    rounds = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
+    return Result(Summary.from_json(json.loads((run.folder / "summary.json").read_text())), rounds)

@@ -1,0 +1,35 @@
+"""``python -m sim.central``: train one client that holds the whole training set, by the code that trains many.
+
+The client axis has length one, and nothing else differs: what `sim.presets.FIXED` lists has no choice, and the server's
+step adds the client's update to the model as it is. A round is an interval between two evaluations, each with a
+checkpoint; optimizer state crosses it.
+"""
+
+from collections.abc import Sequence
+
+from sim.cli import main_guard, parse
+
+PROGRAM = "python -m sim.central"
+DESCRIPTION = (
+    "Training with differential privacy where one client holds all training records. A round is the interval between "
+    "two evaluations; --epochs or --steps is its length, --rounds how many there are."
+)
+
+
+def command(argv: Sequence[str]) -> None:
+    """Run, or go on with a run, as the arguments say.
+
+    Raises:
+        ValueError: anything the user can mend.
+    """
+    request = parse(argv, PROGRAM, DESCRIPTION, central=True)
+    from sim.environment import prepare
+
+    prepare()
+    from sim.session import train
+
+    train(request)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main_guard(command))

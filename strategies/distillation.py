@@ -1,0 +1,78 @@
+"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): which part of a record tells its class.
+
+A generator q reproduces the robust part of a record; the rest, x_s = x - q(x), is performance-sensitive. The published
+objective, min CE(f(x_s), y) subject to |x_s|^2 <= rho, is here its Lagrangian
+
+    CE(f(x_s), y) + penalty |x_s|^2 / D + beta |z|^2 / 2
+
+with z the generator's code: |z|^2 / 2 is the divergence of N(z, I) from N(0, I), the regulariser of a beta-VAE whose
+code has unit variance. The code's own noise is left out, for the gradients are noisy already. f is a small classifier.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import skip_init
+
+HIDDEN = 64
+CODE_WEIGHT = 0.01
+"""beta."""
+
+
+def _dense(inputs: int, outputs: int) -> nn.Module:
+    """A linear layer whose weights are not drawn yet."""
+    return skip_init(nn.Linear, inputs, outputs)
+
+
+class Splitter(nn.Module):
+    """From records ``[B, ...]`` to their sensitive parts x_s ``[B, D]``, and their codes ``[B, latent]``."""
+
+    def __init__(self, width: int, latent: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), _dense(width, HIDDEN), nn.Tanh(), _dense(HIDDEN, latent))
+        self.decoder = nn.Sequential(_dense(latent, HIDDEN), nn.Tanh(), _dense(HIDDEN, width))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        code = self.encoder(x)
+        return x.flatten(1) - self.decoder(code), code
+
+
+class Distiller(nn.Module):
+    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and ``|z|^2 / 2``.
+
+    Its weights are not drawn yet.
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int, latent: int) -> None:
+        super().__init__()
+        width = prod(shape)
+        self.splitter = Splitter(width, latent)
+        self.classifier = nn.Sequential(_dense(width, HIDDEN), nn.Tanh(), _dense(HIDDEN, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sensitive, code = self.splitter(x)
+        size, divergence = sensitive.square().mean(dim=1), code.square().sum(dim=1) / 2
+        return torch.cat([self.classifier(sensitive), size[:, None], divergence[:, None]], dim=1)
+
+
+def objective(penalty: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss ``[B]`` of a distiller's output at labels ``[B]``."""
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        logits, size, divergence = output[:, :-2], output[:, -2], output[:, -1]
+        return F.cross_entropy(logits, y, reduction="none") + penalty * size + CODE_WEIGHT * divergence
+
+    return loss
+
+
+def sensitive(splitter: Splitter) -> Callable[[Tensor], Tensor]:
+    """From records ``[M, ...]`` to their sensitive parts ``[M, D]``."""
+
+    @torch.no_grad()
+    def features(x: Tensor) -> Tensor:
+        return splitter(x)[0]
+
+    return features

@@ -1,0 +1,196 @@
+"""The many-run audit: below what is certified for every mechanism, near it where that can be, above it for faults."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from mechanisms import dpsgd
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.gradients import RecordGradients
+from mechanisms.optimizers import Optimizer, sgd
+from mechanisms.registry import MECHANISMS
+from mechanisms.settings import Dpsur
+from sim.auditing.canaries import CanaryGradients
+from sim.auditing.many_run import Statistic, World, many_run_epsilon
+from tests.audit_worlds import CLASSES, CONFIDENCE, DELTA, KEY, QUIET, alone, claimed, moved, plan, world
+
+PRIVATE = [name for name, row in MECHANISMS.items() if row.private]
+RUNS = 1_000
+
+
+def bound(world: World, statistic: Statistic = moved, runs: int = RUNS) -> float:
+    return many_run_epsilon(world, statistic, runs, DELTA, CONFIDENCE, KEY)
+
+
+@pytest.mark.parametrize("target", [1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("mechanism", PRIVATE)
+def test_no_mechanism_tells_more_than_is_certified(mechanism, target):
+    """False alarm below 0.001 in each case. Kills: noise, clip or divisor that differ from what is charged."""
+    one = plan(mechanism, target)
+    found = bound(world(mechanism, one))
+    assert found <= claimed(one) <= target < 1.5 * claimed(one)
+    assert target < 8 or found > 0.1 * target
+
+
+def test_the_audit_has_teeth():
+    """Half of the certified epsilon, for DPSGD at 8."""
+    one = plan("dpsgd", 8.0, steps=2)
+    assert 0.5 * claimed(one) < bound(world("dpsgd", one), runs=20_000) <= claimed(one)
+
+
+def test_it_is_reproducible_and_chunks_change_nothing(monkeypatch):
+    one = world("dpsgd", plan("dpsgd", 8.0, sample_rate=0.5))
+    first = bound(one)
+    monkeypatch.setattr("sim.auditing.many_run.TOGETHER", 400)
+    assert bound(one) == first > 0
+    assert many_run_epsilon(one, moved, RUNS, DELTA, CONFIDENCE, b"another key") != first
+
+
+def test_rounds_go_on_from_the_models_before_them_and_adaptive_plans_pay():
+    """Two rounds with an allotment each; the models of the first are the starts of the second."""
+    one = dataclasses.replace(world("dpagd", plan("dpagd", 4.0)), rounds=2)
+    seen = []
+    bound(one, lambda models: seen.append(models) or moved(models), runs=4)
+    for models in seen:
+        assert models.shape == (3, 4, 6) and not torch.equal(models[1], models[2])
+        assert (models[2] - models[0]).abs().max() > (models[1] - models[0]).abs().min()
+
+
+# Planted faults. Each is composed of the real parts; what is claimed is what the honest mechanism charges.
+
+
+class Unclipped:
+    """Gradients of which every drawn record enters whole."""
+
+    def __init__(self, inner):
+        self.layout, self._inner = inner.layout, inner
+
+    def scaled_sum(self, params, x, y, factors, metric):
+        return self._inner.scaled_sum(params, x, y, lambda norms: (factors(norms) > 0).to(norms), metric)
+
+
+def with_a_memory_of_its_own(momentum: float) -> Optimizer:
+    """Momentum that lives outside the state: a rejection does not restore it."""
+    velocity = torch.zeros(())
+
+    def init(params: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        nonlocal velocity
+        velocity = torch.zeros_like(params)
+        return ()
+
+    def update(gradient, state):
+        nonlocal velocity
+        velocity = momentum * velocity + gradient
+        return velocity, state
+
+    return Optimizer(init, update)
+
+
+def divided_by_the_drawn_size(cohort: Cohort, state: LocalState) -> LocalState:
+    batch = dpsgd.draw(cohort)
+    total, _ = dpsgd.clipped_sum(cohort, state, batch)
+    drawn = batch.mask.sum(dim=1).clamp(min=1)
+    return state.descend(cohort, (total + dpsgd.noise(cohort, state)) / drawn[:, None])
+
+
+class SameNoise:
+    """Streams that repeat the noise of the first round."""
+
+    def __init__(self, streams, first):
+        self.of, self._streams, self._first = streams.of, streams, first
+
+    def normal(self, purpose, size):
+        return self._first.setdefault(len(self._streams), self._streams.normal(purpose, size))
+
+
+def with_the_noise_of_the_first_round() -> Callable[[Cohort, LocalState], LocalState]:
+    first: dict[int, torch.Tensor] = {}
+
+    def step(cohort: Cohort, state: LocalState) -> LocalState:
+        if set(cohort.nth) == {1}:
+            first.clear()
+        return dpsgd.step(dataclasses.replace(cohort, streams=SameNoise(cohort.streams, first)), state)
+
+    return step
+
+
+def spread(models: torch.Tensor) -> torch.Tensor:
+    return (models[-1] - models[0]).norm(dim=1)
+
+
+def second_difference(models: torch.Tensor) -> torch.Tensor:
+    return (models[2] - 2 * models[1] + models[0]).norm(dim=1)
+
+
+def half_the_noise(faulty: bool) -> tuple[World, Statistic, float]:
+    one = plan("dpsgd", 2.0)
+    run = dataclasses.replace(one, noise_multiplier=one.noise_multiplier / 2) if faulty else one
+    return world("dpsgd", run), moved, claimed(one)
+
+
+def no_clip(faulty: bool) -> tuple[World, Statistic, float]:
+    one = plan("dpsgd", 2.0)
+    honest = world("dpsgd", one)
+    gradients = Unclipped(honest.gradients) if faulty else honest.gradients
+    return dataclasses.replace(honest, gradients=gradients), moved, claimed(one)
+
+
+def momentum_of_rejections(faulty: bool) -> tuple[World, Statistic, float]:
+    """One trial in ten is accepted, whatever the data."""
+    own = Dpsur(accounting="selective", validation_noise=100.0, beta=-250.0)
+    one = plan("dpsur", 2.0, own, steps=1)
+    optimizer = with_a_memory_of_its_own(0.95) if faulty else sgd(0.95)
+    return world("dpsur", one, optimizer=optimizer), moved, claimed(one)
+
+
+def drawn_divisor(faulty: bool) -> tuple[World, Statistic, float]:
+    """Two records or one, in 110 coordinates: the noise itself tells which."""
+    one = plan("dpsgd", 2.0, steps=1)
+    inner = CanaryGradients(RecordGradients(nn.Linear(10, 10)), 10, torch.tensor([0, 1]), 10.0)
+    mechanism = MECHANISMS["dpsgd"]
+    mechanism = dataclasses.replace(mechanism, step=divided_by_the_drawn_size) if faulty else mechanism
+    two = World(mechanism, one, inner, torch.zeros(2, 10), torch.tensor([10, 11]), 1, torch.zeros(110), sgd())
+    return two, spread, claimed(one)
+
+
+def unwhitened_clip(faulty: bool) -> tuple[World, Statistic, float]:
+    one = plan("dphero", 2.0, steps=1)
+    run = dataclasses.replace(one, isotropic=faulty)
+    return world("dphero", run, at=QUIET), functools.partial(moved, at=QUIET), claimed(one)
+
+
+def repeated_noise(faulty: bool) -> tuple[World, Statistic, float]:
+    one = plan("dpsgd", 2.0, steps=1, sample_rate=0.5)
+    honest = dataclasses.replace(alone(world("dpsgd", one)), rounds=2)
+    mechanism = dataclasses.replace(honest.mechanism, step=with_the_noise_of_the_first_round())
+    return dataclasses.replace(honest, mechanism=mechanism if faulty else honest.mechanism), (
+        second_difference
+    ), claimed(one, rounds=2)
+
+
+FAULTS = {
+    half_the_noise: 6_000,
+    no_clip: 2_000,
+    momentum_of_rejections: 1_000,
+    drawn_divisor: 2_000,
+    unwhitened_clip: 2_000,
+    repeated_noise: 2_000,
+}
+"""With the number of runs that shows it."""
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_planted_fault_is_caught(fault):
+    """Where nothing is wrong the same audit finds nothing; false alarm below 0.001."""
+    faulty, statistic, claim = fault(True)
+    assert bound(faulty, statistic, FAULTS[fault]) > claim
+    honest, statistic, claim = fault(False)
+    assert bound(honest, statistic, FAULTS[fault]) <= claim
+
+
+def test_canaries_are_labels_above_the_classes():
+    assert int(world("dpsgd", plan("dpsgd", 8.0)).y.max()) == CLASSES

@@ -1,0 +1,219 @@
+"""Features as an option of the data: computed record by record, kept on disk, normalised by group."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sim import data as datasets
+from sim import features
+from sim.config import load as configured
+from sim.features import grouped, load
+from sim.models import build
+from sim.presets import PRESETS
+from sim.scattering import scatter
+from sim.settings import Data
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """An .npz of images in colour, 20 for training and 5 for the test."""
+    rng = np.random.default_rng(0)
+    x, x_test = (rng.integers(0, 256, (n, 3, 12, 10), dtype=np.uint8) for n in (20, 5))
+    np.savez(tmp_path / "images.npz", x=x, y=np.arange(20) % 3, x_test=x_test, y_test=np.arange(5) % 3)
+    return tmp_path / "images.npz"
+
+
+def settings(images: Path, **more: object) -> Data:
+    return Data(dataset=str(images), data_dir=str(images.parent), features="scattering", **more)
+
+
+def kept(images: Path) -> list[Path]:
+    return sorted(p for p in (images.parent / "features").iterdir() if p.name != "lock")
+
+
+def never(*_: object) -> None:
+    raise AssertionError("features were computed again")
+
+
+def test_pixels_are_the_data_set_as_it_is() -> None:
+    plain, asked = datasets.load("digits"), load(Data(), CPU)
+    assert np.array_equal(plain.x, asked.x) and np.array_equal(plain.x_test, asked.x_test)
+
+
+def test_features_are_computed_of_pixels_between_zero_and_one(images: Path) -> None:
+    pixels, found = datasets.load(str(images)), load(settings(images), CPU)
+    assert found.x.shape == (20, 243, 3, 2) and found.x_test.shape == (5, 243, 3, 2) and found.x.dtype == np.float32
+    assert np.array_equal(found.x, scatter(torch.from_numpy(pixels.x)))
+    assert np.array_equal(found.x_test, scatter(torch.from_numpy(pixels.x_test)))
+    assert np.array_equal(found.y, pixels.y) and np.array_equal(found.y_test, pixels.y_test)
+
+
+def test_digits_are_between_zero_and_one_too(tmp_path: Path) -> None:
+    scans = datasets.load("digits", normalise=False)
+    assert scans.x.min() == 0 and scans.x.max() == 1
+    assert np.allclose(2 * scans.x - 1, datasets.load("digits").x, atol=1e-6)
+    found = load(Data(features="scattering", data_dir=str(tmp_path)), CPU)
+    assert found.x.shape == (1437, 81, 2, 2)
+    assert np.array_equal(found.x_test, scatter(torch.from_numpy(scans.x_test)))
+
+
+def test_a_record_s_features_do_not_depend_on_other_records(images: Path) -> None:
+    """Every record but one is replaced: the features of that one stay, bit for bit."""
+    before = load(settings(images, feature_groups=9), CPU)
+    arrays = dict(np.load(images))
+    others = np.arange(20) != 17
+    arrays["x"][others] = np.random.default_rng(1).integers(0, 256, arrays["x"][others].shape, dtype=np.uint8)
+    np.savez(images, **arrays)
+    after = load(settings(images, feature_groups=9), CPU)
+    assert np.array_equal(before.x[17], after.x[17])
+    assert (before.x != after.x).any(axis=(1, 2, 3)).tolist() == others.tolist()
+
+
+def test_computed_features_are_kept_and_read(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(settings(images), CPU)
+    assert len(kept(images)) == 1
+    monkeypatch.setattr(features, "_computed", never)
+    second = load(settings(images), CPU)
+    assert np.array_equal(first.x, second.x) and np.array_equal(first.x_test, second.x_test)
+    assert np.array_equal(load(settings(images, feature_groups=27), CPU).x, grouped(first.x.copy(), 27))
+    assert len(kept(images)) == 1
+
+
+@pytest.mark.parametrize("change", ["a pixel", "the version", "a test record"])
+def test_other_records_or_another_version_have_a_file_of_their_own(
+    change: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(settings(images), CPU)
+    arrays = dict(np.load(images))
+    if change == "the version":
+        monkeypatch.setattr(features, "VERSION", features.VERSION + 1)
+    else:
+        arrays["x" if change == "a pixel" else "x_test"][-1, 0, 3, 3] ^= 128
+        np.savez(images, **arrays)
+    second = load(settings(images), CPU)
+    assert len(kept(images)) == 2
+    assert np.array_equal(first.x, second.x) == (change != "a pixel")
+    assert np.array_equal(first.x_test, second.x_test) == (change != "a test record")
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "one byte short": lambda content: content[:-1],
+    "a bit in the features": lambda content: flipped(content, len(content) // 3),
+    "a bit in the last features": lambda content: flipped(content, len(content) - 300),
+    "other bytes": lambda content: bytes(len(content)),
+}
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_computed_anew(damage: str, images: Path) -> None:
+    first = load(settings(images), CPU)
+    (path,) = kept(images)
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](whole))
+    second = load(settings(images), CPU)
+    assert np.array_equal(first.x, second.x) and np.array_equal(first.x_test, second.x_test)
+    assert kept(images) == [path] and len(path.read_bytes()) == len(whole)
+    assert np.array_equal(np.load(path)["x"], first.x)
+
+
+def test_a_write_that_fails_leaves_nothing_and_stops_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No space left"):
+        patch.setattr(os, "fsync", full)
+        first = load(settings(images), CPU)
+    assert kept(images) == []
+    assert np.array_equal(first.x, load(settings(images), CPU).x) and len(kept(images)) == 1
+
+
+def test_features_are_found_in_a_folder_that_cannot_be_written(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of the superuser are always writable, so that opening for writing is refused here."""
+    first = load(settings(images), CPU)
+    plain_open = open
+
+    def read_only(path: object, mode: str = "r", *rest: object, **named: object) -> object:
+        if "w" in mode:
+            raise PermissionError(13, "Permission denied")
+        return plain_open(path, mode, *rest, **named)
+
+    monkeypatch.setattr("builtins.open", read_only)
+    monkeypatch.setattr(features, "_computed", never)
+    assert np.array_equal(load(settings(images), CPU).x, first.x)
+
+
+def test_one_of_two_at_a_time_computes_and_the_other_reads(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, compute, found = [], features._computed, []
+
+    def counted(*arguments: object) -> np.ndarray:
+        computed.append(threading.get_ident())
+        return compute(*arguments)
+
+    monkeypatch.setattr(features, "_computed", counted)
+    threads = [threading.Thread(target=lambda: found.append(load(settings(images), CPU).x)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(computed) == 2 and len(set(computed)) == 1, "one process computes, both parts"
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("groups", [1, 3, 27, 81])
+def test_each_group_of_each_record_has_mean_zero_and_variance_one(groups: int) -> None:
+    x = np.random.default_rng(groups).gamma(2, 3, (5, 81, 3, 4)).astype(np.float32)
+    normal = grouped(x.copy(), groups).reshape(5, groups, -1)
+    np.testing.assert_allclose(normal.mean(2), 0, atol=1e-5)
+    np.testing.assert_allclose(normal.var(2), 1, atol=1e-3)
+    members = x.reshape(5, groups, -1)
+    np.testing.assert_allclose(
+        normal, (members - members.mean(2, keepdims=True)) / members.std(2, keepdims=True), atol=1e-4
+    )
+
+
+def test_an_empty_image_stays_zero_and_no_groups_change_nothing() -> None:
+    assert not grouped(np.zeros((2, 81, 2, 2), np.float32), 27).any()
+    x = np.random.default_rng(0).normal(size=(2, 81, 2, 2)).astype(np.float32)
+    assert np.array_equal(grouped(x.copy(), 0), x)
+
+
+def test_groups_are_of_as_many_channels_each(images: Path) -> None:
+    with pytest.raises(ValueError, match=r"feature_groups is 26, .* 243 channels .* --feature-groups 27"):
+        load(settings(images, feature_groups=26), CPU)
+    assert not (images.parent / "features").exists()
+
+
+def test_groups_without_features_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"feature_groups is 27, .* features is pixels: .*--features scattering"):
+        configured(None, {"feature_groups": 27})
+
+
+def test_records_that_are_no_images_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "flat.npz", x=np.ones((10, 5)), y=np.arange(10) % 2)
+    with pytest.raises(ValueError, match=r"records of shape \(5,\) have no scattering features: .* --features pixels"):
+        load(settings(tmp_path / "flat.npz"), CPU)
+    assert not (tmp_path / "features").exists()
+
+
+@pytest.mark.parametrize("dataset", [*PRESETS, "mine.npz"])
+def test_features_change_the_model_and_the_user_changes_it_again(dataset: str) -> None:
+    """Their defaults fit the features, and give way to a flag as a data set's own."""
+    config = configured(None, {"dataset": dataset, "features": "scattering"})
+    assert config.data.model == "linear" and config.data.feature_groups == 27
+    model = build(config.data.model, (243, 8, 8), 10, 0)
+    assert model(torch.zeros(2, 243, 8, 8)).shape == (2, 10) and 243 % config.data.feature_groups == 0
+    own = configured(None, {"dataset": dataset, "features": "scattering", "model": "mlp", "feature_groups": 0})
+    assert own.data.model == "mlp" and own.data.feature_groups == 0
+    assert configured(None, {"dataset": dataset, "features": "pixels"}) == configured(None, {"dataset": dataset})

@@ -1,0 +1,280 @@
+"""FedFed end to end, over real clients in this process: what is shared, what it costs, and what a crash leaves."""
+
+import functools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load
+
+from client.messages import TrainRequest, Upload
+from mechanisms import ledger
+from mechanisms.accountant import epsilon
+from mechanisms.guide import Surroundings
+from mechanisms.plan import merge, planned
+from mechanisms.registry import MECHANISMS
+from sim import config, session, sharing
+from sim import job as jobs
+from sim.nodes import SHARED_FILE, distiller
+from strategies.distillation import Distiller, sensitive
+from strategies.fedfed import fedfed
+from strategies.settings import Aggregation, FedFed
+from tests import small
+
+SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "sample_rate": 0.5, "engine": "inline", "chunk_clients": 2}
+SOURCES = {
+    "prototypes": {"shared_source": "prototypes"},
+    "distilled": {"shared_source": "distilled", "share_budget": 0.5, "share_rate": 0.7, "distill_rounds": 3},
+    "distilled prototypes": {"prototype_features": "distilled", "share_budget": 0.5, "distill_rounds": 3},
+}
+
+
+class Crash(Exception):
+    """The process dies here, as far as the run can tell."""
+
+
+@dataclass
+class World:
+    """A run of FedFed that can be interrupted, and the requests that left the server."""
+
+    folder: Path
+    given: dict = field(default_factory=dict)
+    asked: list[TrainRequest] = field(default_factory=list)
+
+    @functools.cached_property
+    def job(self) -> jobs.Job:
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(120, 4)), np.arange(120) % 3
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "records.npz"
+        np.savez(path, x=x, y=y, x_test=x[:9], y_test=y[:9])
+        given = {"strategy": "fedfed", "dataset": str(path), "groups": 3} | SETTINGS | self.given
+        return jobs.build(config.load(None, given))
+
+    def run(self, crash: tuple[int, int] | None = None) -> "World":
+        """Go on; with ``crash``, die in that round when that group is asked."""
+        real = session.inline_exchange(self.job, self.run_dir)
+
+        def exchange(requests: list[TrainRequest]) -> Iterator[Upload]:
+            for request in requests:
+                if (request.round, request.group) == crash:
+                    raise Crash
+                self.asked.append(request)
+                yield from real([request])
+
+        if not self.run_dir.exists():
+            session.rundir.create(self.run_dir, self.job)
+        session.run(self.job, self.run_dir, exchange)
+        return self
+
+    def crashed(self, round_: int, group: int) -> "World":
+        with pytest.raises(Crash):
+            self.run((round_, group))
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def shared(self) -> dict[str, np.ndarray]:
+        return load((self.run_dir / SHARED_FILE).read_bytes())
+
+    @property
+    def model(self) -> bytes:
+        return (self.run_dir / "model.safetensors").read_bytes()
+
+    def spent(self, up_to_round: int | None = None) -> dict:
+        return ledger.read(self.run_dir / "ledger", up_to_round)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("mechanism", ["dpsgd", "dpis"])
+def test_every_client_pays_for_sharing_and_training_what_was_planned_and_no_more(tmp_path, source, mechanism):
+    """Kills a release that is not charged, or that training's calibration does not know of."""
+    world = World(tmp_path, SOURCES[source] | {"quiet": True, "mechanism": mechanism}).run()
+    job, before, after = world.job, world.spent(up_to_round=0), world.spent()
+    assert len(before) == len(after) == 6
+    for client in range(6):
+        assert before[client] == job.sharing.charges
+        share = job.config.fedfed.share_budget * 8.0
+        assert 0.98 * share < epsilon(before[client], 1e-5).epsilon <= share
+        if mechanism == "dpsgd":
+            assert after[client] == merge(job.sharing.charges, planned(job.plans.of(client), 2))
+        assert 7.9 < epsilon(after[client], 1e-5).epsilon <= 8.0
+    summary = json.loads((world.run_dir / "summary.json").read_text())
+    assert max(summary["epsilon_certified"]) == max(epsilon(charges, 1e-5).epsilon for charges in after.values())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_is_shared_and_what_is_learned_do_not_depend_on_the_grouping(tmp_path, source):
+    worlds = [World(tmp_path / str(n), SOURCES[source] | {"quiet": True, "groups": n}).run() for n in (1, 3)]
+    one, three = (world.shared for world in worlds)
+    assert all(np.array_equal(one[name], three[name]) for name in ("x", "y"))
+    assert worlds[0].model == worlds[1].model
+
+
+@pytest.mark.parametrize("at", [(-3, 1), (-1, 0), (0, 0), (0, 2), (1, 0), (2, 1)])
+def test_a_seeded_run_that_died_goes_on_to_the_same_end_at_the_same_price(tmp_path, at):
+    given = SOURCES["distilled"] | {"quiet": True}
+    whole, broken = World(tmp_path / "whole", given).run(), World(tmp_path / "broken", given)
+    again = World(broken.crashed(*at).folder, given).run()
+    assert again.model == whole.model and again.spent() == whole.spent()
+    assert np.array_equal(again.shared["x"], whole.shared["x"])
+
+
+@pytest.mark.parametrize("at", [(0, 2), (1, 0), (2, 1)])
+def test_a_release_that_was_finished_is_not_made_again(tmp_path, at):
+    """Kills a server that forgets what groups had released, or D^s itself."""
+    given = SOURCES["distilled"] | {"quiet": True, "release": True}
+    world = World(tmp_path, given).crashed(*at)
+    held = world.shared if at[0] > 0 else None
+    again = World(tmp_path, given).run()
+    asked = [(request.round, request.group) for request in world.asked + again.asked if request.round <= 0]
+    assert len(asked) == len(set(asked)), "no group was asked twice"
+    for client in range(6):
+        assert again.spent(up_to_round=0)[client] == world.job.sharing.charges
+    assert held is None or np.array_equal(held["x"], again.shared["x"])
+
+
+def test_a_release_made_twice_is_paid_for_and_a_client_retires_earlier(tmp_path, monkeypatch):
+    """The draw is another one, so the price is too; nobody ends above the target."""
+    given = SOURCES["prototypes"] | {"quiet": True, "release": True, "share_budget": 0.6}
+    world = World(tmp_path, given).crashed(1, 0)
+    (world.run_dir / SHARED_FILE).unlink()
+    for part in ("share/checkpoints", "share/uploads"):
+        for path in (world.run_dir / part).iterdir():
+            path.unlink()
+    again = World(tmp_path, given)
+    again.run()
+    spent = again.spent()
+    assert all(epsilon(charges, 1e-5).epsilon <= 8.0 for charges in spent.values())
+    assert any(
+        charges != merge(world.job.sharing.charges, planned(world.job.plans.of(0), 2)) for charges in spent.values()
+    )
+
+
+def test_without_a_shared_set_it_is_fedavg_bit_for_bit(tmp_path):
+    none = World(tmp_path / "none", {"shared_source": "none", "quiet": True}).run()
+    fedavg = World(tmp_path / "fedavg", {"strategy": "fedavg", "quiet": True}).run()
+    assert none.model == fedavg.model and none.spent() == fedavg.spent()
+    weightless = World(tmp_path / "zero", {"shared_weight": 0.0, "mechanism": "none", "quiet": True}).run()
+    plain = World(tmp_path / "plain", {"strategy": "fedavg", "mechanism": "none", "quiet": True}).run()
+    assert weightless.model == plain.model
+
+
+def test_public_records_are_shared_at_no_cost(tmp_path):
+    world = World(tmp_path, {"shared_source": "public", "public_records": 20, "quiet": True}).run()
+    assert world.job.sharing is None and not (world.run_dir / SHARED_FILE).exists()
+    for client, charges in world.spent().items():
+        assert charges == planned(world.job.plans.of(client), 2)
+
+
+def test_without_privacy_prototypes_are_the_scaled_sums_of_the_classes(tmp_path):
+    world = World(tmp_path, {"mechanism": "none", "quiet": True}).run()
+    data = world.job.dataset
+    sums = np.stack([data.x[data.y == label].sum(axis=0) for label in range(3)])
+    assert np.allclose(world.shared["x"], sums * 3 / len(data.y), atol=1e-5)
+    assert world.shared["y"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mechanism", ["dpsgd", "dpsur", "dphero"])
+def test_shared_records_join_the_step_after_the_private_sum_and_stay_out_of_it(mechanism):
+    """g' = (1 - w) g + w (mean gradient of D^s): the private part of a step is the same whatever D^s is."""
+    row, plans = MECHANISMS[mechanism], small_plans(mechanism)
+    shared = small.X[:5], small.Y[:5]
+    far = 100 * small.X[5:10], small.Y[5:10]
+    params = small.start(small.model())
+
+    def move(records) -> torch.Tensor:
+        world = small.cohort(plans)
+        around = Surroundings(world.gradients, world.streams, params, records)
+        strategy = fedfed(Aggregation(strategy="fedfed"), FedFed(shared_weight=0.25))
+        world = replace(world, guide=strategy.guide(around) if records else world.guide)
+        before = row.start(world, params)
+        return (row.step(world, before).params - before.params) / -0.5
+
+    def public(records) -> torch.Tensor:
+        total = sum(small.plain_gradients(small.model(), params, *records))
+        return total / len(records[1])
+
+    private = move(None)
+    for records in (shared, far):
+        assert torch.allclose(move(records), 0.75 * private + 0.25 * public(records), atol=2e-5)
+
+
+def small_plans(mechanism: str) -> list:
+    from mechanisms.registry import plan_table
+    from mechanisms.settings import DpHero, Dpsur, Privacy
+
+    own = {"dpsur": Dpsur(beta=30.0), "dphero": DpHero()}.get(mechanism)
+    privacy = Privacy(mechanism=mechanism, noise_multiplier=1.0, epsilon=None)
+    table = plan_table(privacy, own, np.array([3, 3]), 1, np.array([8, 12]))
+    return [table.of(0), table.of(1)]
+
+
+def test_a_large_shared_set_is_drawn_from_afresh_by_each_client_in_each_step():
+    world = small.cohort(small_plans("dpsgd"))
+    seen = []
+
+    class Spy:
+        def scaled_sum(self, params, x, y, factors):
+            seen.append(x)
+            return torch.zeros_like(params), None
+
+    around = Surroundings(Spy(), world.streams, small.start(small.model()), (small.X, small.Y))
+    guide = fedfed(Aggregation(), FedFed(shared_batch=10)).guide(around)
+    for _ in range(2):
+        guide(torch.zeros(2, 53), torch.zeros(2, 53))
+    batches = [x[k] for x in seen for k in range(2)]
+    assert all(len(b) == 10 and len(torch.unique(b, dim=0)) == 10 for b in batches)
+    assert not any(torch.equal(a, b) for n, a in enumerate(batches) for b in batches[:n])
+
+
+def test_the_generator_splits_a_record_in_two_and_its_weights_depend_on_the_seed_alone(tmp_path):
+    job = World(tmp_path, SOURCES["distilled"]).job
+    first, second = distiller(job), distiller(job)
+    torch.rand(3)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert isinstance(first, Distiller)
+    x = torch.from_numpy(job.dataset.x[:7])
+    robust = first.splitter.decoder(first.splitter.encoder(x))
+    assert torch.allclose(sensitive(first.splitter)(x) + robust, x, atol=1e-6)
+    assert torch.allclose(first(x)[:, -2], (x - robust).square().mean(dim=1), atol=1e-6)
+
+
+def test_the_generator_learns_to_keep_what_tells_the_class(tmp_path):
+    """Without privacy the objective falls: classes are told from the sensitive part, and that part gets small."""
+    given = SOURCES["distilled"] | {"mechanism": "none", "distill_rounds": 100, "distill_lr": 0.03, "quiet": True}
+    x = np.random.default_rng(0).normal(size=(120, 4)) + np.eye(3, 4)[np.arange(120) % 3] * 4
+    tmp_path.mkdir(exist_ok=True)
+    np.savez(tmp_path / "apart.npz", x=x, y=np.arange(120) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
+    world = World(tmp_path, given | {"dataset": str(tmp_path / "apart.npz")}).run()
+    sent, labels = world.shared["x"], world.shared["y"]
+    means = np.stack([sent[labels == label].mean(axis=0) for label in range(3)])
+    nearest = ((sent[:, None] - means[None]) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == labels).mean() > 0.9
+    assert (sent**2).mean() < 0.8 * (world.job.dataset.x**2).mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"shared_source": "public"}, "public_records is 0: give --public-records"),
+        ({"share_budget": 1e-4}, "pays for no release"),
+        ({"epsilon": None, "noise_multiplier": 1.0}, "give --epsilon"),
+        ({"mechanism": "dpagd"}, "--strategy fedavg"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_a_remedy(tmp_path, given, words):
+    with pytest.raises(ValueError, match=words):
+        _ = World(tmp_path, given).job
+
+
+def test_nothing_is_prepared_for_other_strategies(tmp_path):
+    world = World(tmp_path, {"strategy": "fedavg"})
+    sharing.prepare(world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked"))

@@ -1,0 +1,147 @@
+"""What clients release before training: clip, noise, charges and draws of class sums and of single records."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from mechanisms.events import Gaussian, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.randomness import Streams, seed_key
+from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, clipped
+
+CPU, CLASSES, WIDTH, BOUND = torch.device("cpu"), 4, 6, 2.0
+RNG = np.random.default_rng(1)
+SIZES = (5, 1, 30)
+X = [torch.from_numpy(3 * RNG.normal(size=(n, 2, 3)).astype(np.float32)) for n in SIZES]
+Y = [torch.from_numpy(RNG.integers(0, CLASSES - 1, n)) for n in SIZES]
+"""Three clients; nobody has a record of the last class."""
+
+SINGLY = SharingPlan(0.7, BOUND, singly=True, label_epsilon=1.5)
+
+
+def flat(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(1)
+
+
+def streams(clients=(0, 1, 2), seed: int = 3) -> Streams:
+    return Streams(seed_key(seed), 0, clients, CPU)
+
+
+def sums(plan: SharingPlan, x=X, y=Y, clients=(0, 1, 2)) -> torch.Tensor:
+    return ClassSums(plan, flat, CLASSES, WIDTH)(x, y, streams(clients)).sums
+
+
+def records(plan: SharingPlan, x=X, y=Y, clients=(0, 1, 2), seed: int = 3) -> dict[str, np.ndarray]:
+    return SingleRecords(plan, flat, CLASSES)(x, y, streams(clients, seed)).records
+
+
+@pytest.mark.parametrize(
+    ("plan", "charges"),
+    [
+        (SharingPlan(0.7, BOUND), {Gaussian(0.7): 1}),
+        (SINGLY, {VisibleChoice(1.0, 0.7): 1, RandomizedResponse(1.5): 1}),
+        (replace(SINGLY, views=3, share_rate=0.2), {VisibleChoice(0.2, 0.7): 3, RandomizedResponse(1.5): 1}),
+        (replace(SINGLY, label_epsilon=None), {VisibleChoice(1.0, 0.7): 1}),
+        (replace(SINGLY, noise_multiplier=0.0), {Unprotected(1.0): 1}),
+    ],
+)
+def test_every_view_and_every_label_is_charged(plan, charges):
+    assert plan.round_charges(1) == charges
+
+
+def test_no_feature_leaves_longer_than_the_bound():
+    wild = torch.cat([flat(X[2]), torch.tensor([[math.nan] + [0.0] * 5, [math.inf] + [1.0] * 5, [0.1] * 6])])
+    sent = clipped(wild, SINGLY)
+    norms, before = sent.norm(dim=1), flat(X[2]).norm(dim=1)
+    assert (norms <= BOUND * (1 + 1e-6)).all() and (before > BOUND).any() and (before < BOUND).any()
+    assert torch.equal(sent[-3:-1], torch.zeros(2, 6)) and torch.equal(sent[-1], wild[-1])
+    assert torch.equal(sent[:-3][before <= BOUND], flat(X[2])[before <= BOUND])
+
+
+def test_a_record_moves_the_sums_of_its_class_alone_and_by_the_bound_at_most():
+    """Kills sums without a clip, and a record that counts in two classes."""
+    quiet = SharingPlan(1e-9, BOUND)
+    whole = sums(quiet)
+    for record in range(SIZES[2]):
+        kept = np.delete(np.arange(SIZES[2]), record)
+        moved = (whole - sums(quiet, [*X[:2], X[2][kept]], [*Y[:2], Y[2][kept]]))[2].view(CLASSES, WIDTH)
+        label = int(Y[2][record])
+        assert moved[label].norm() <= BOUND + 1e-4
+        assert torch.allclose(moved[label], clipped(flat(X[2][record : record + 1]), quiet)[0], atol=1e-4)
+        assert moved[torch.arange(CLASSES) != label].abs().max() < 1e-4
+
+
+def test_a_class_without_records_is_released_as_noise():
+    """Its absence would tell that there is none."""
+    assert (sums(SharingPlan(0.7, BOUND)).view(3, CLASSES, WIDTH)[:, -1] != 0).all()
+
+
+@pytest.mark.parametrize("release", ["sums", "records"])
+def test_the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_own(release):
+    """Kills one noise image for a whole batch, noise without the bound, and noise used for two views.
+
+    Kolmogorov-Smirnov and correlation tests at level 1e-6 each; half the noise must fail both.
+    """
+    x, y = [torch.zeros(2_000, WIDTH)], [torch.zeros(2_000, dtype=torch.int64)]
+    if release == "records":
+        plan = replace(SINGLY, views=2)
+        noise = records(plan, x, y, clients=(0,))["x"]
+        assert len(noise) == 4_000 and len(np.unique(noise, axis=0)) == 4_000
+        assert abs(stats.pearsonr(noise[:2_000].ravel(), noise[2_000:].ravel()).statistic) < 4.9 / math.sqrt(12_000)
+    else:
+        plan = SharingPlan(0.7, BOUND)
+        rows = ClassSums(plan, flat, 2_000, WIDTH)([x[0][:0]], [y[0][:0]], streams((0,))).sums
+        noise = rows.numpy().reshape(2_000, WIDTH)
+    scaled = noise.ravel() / (0.7 * BOUND)
+    assert stats.kstest(scaled, "norm").pvalue > 1e-6
+    assert stats.kstest(scaled / 2, "norm").pvalue < 1e-6
+    correlation = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]
+    assert abs(correlation) < 4.9 / math.sqrt(scaled.size - WIDTH)
+
+
+def test_labels_go_through_randomized_response():
+    """Truth with probability e^eps / (e^eps + k - 1), every other label alike; exact binomial tests at level 1e-6."""
+    truth = torch.ones(20_000, dtype=torch.int64)
+    answers = records(SINGLY, [torch.zeros(20_000, 1)], [truth], clients=(0,))["y"]
+    truthful = math.exp(1.5) / (math.exp(1.5) + CLASSES - 1)
+    counts = np.bincount(answers, minlength=CLASSES)
+    for label, count in enumerate(counts):
+        share = truthful if label == 1 else (1 - truthful) / (CLASSES - 1)
+        assert stats.binomtest(int(count), 20_000, share).pvalue > 1e-6
+    assert stats.binomtest(int(counts[1]), 20_000, 0.9).pvalue < 1e-6
+    public = records(replace(SINGLY, label_epsilon=None), [torch.zeros(9, 1)], [truth[:9]], clients=(0,))["y"]
+    assert public.tolist() == [1] * 9
+
+
+def test_slots_are_chosen_by_coins_that_do_not_look_at_records():
+    plan = replace(SINGLY, share_rate=0.3)
+    first = records(plan)
+    second = records(plan, [torch.zeros_like(x) for x in X], [y.clone().fill_(2) for y in Y])
+    assert np.array_equal(first["client"], second["client"])
+    shares = [len(records(plan, seed=seed)["y"]) for seed in range(200)]
+    assert stats.binomtest(sum(shares), 200 * sum(SIZES), 0.3).pvalue > 1e-6
+
+
+def test_a_client_of_one_record_and_one_without_a_chosen_record_release_what_they_can():
+    plan = replace(SINGLY, share_rate=0.02)
+    found = [records(plan, seed=seed) for seed in range(8)]
+    assert any(len(one["y"]) == 0 for one in found), "no slot chosen anywhere"
+    for one in found:
+        assert one["x"].shape == (len(one["y"]), WIDTH) and one["x"].dtype == np.float32
+    assert (records(SINGLY)["client"] == 1).sum() == 1
+
+
+@pytest.mark.parametrize("plan", [SharingPlan(0.7, BOUND), replace(SINGLY, share_rate=0.5, views=2)])
+def test_a_cohort_releases_what_its_clients_would_alone(plan):
+    if not plan.singly:
+        alone = [sums(plan, X[k : k + 1], Y[k : k + 1], (k,)) for k in range(3)]
+        assert torch.equal(sums(plan), torch.cat(alone))
+        return
+    whole = records(plan)
+    for k in range(3):
+        alone = records(plan, X[k : k + 1], Y[k : k + 1], (k,))
+        assert np.array_equal(whole["x"][whole["client"] == k], alone["x"])
+        assert np.array_equal(whole["y"][whole["client"] == k], alone["y"])
