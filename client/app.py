@@ -2,23 +2,14 @@
 
 import json
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.messages import TrainRequest, Upload
+from client.messages import Answering, TrainRequest, Upload
 from mechanisms.events import from_dict, to_dict
 from mechanisms.ranges import format_ranges, parse_ranges
-
-
-class Answering(Protocol):
-    """A node in one of its phases."""
-
-    def train(self, request: TrainRequest) -> Upload:
-        """Do the clients' part of a round."""
-
 
 NodeOf = Callable[[ConfigRecord, Context], Answering]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""

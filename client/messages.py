@@ -1,6 +1,7 @@
 """What travels between the server and a node, free of any transport."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -56,3 +57,10 @@ class Upload:
     figures: dict[str, tuple[float, int]] = field(default_factory=dict)
     realized: Payments = field(default_factory=list)
     shared: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Answering(Protocol):
+    """A node in one of a run's phases."""
+
+    def train(self, request: TrainRequest) -> Upload:
+        """Do the clients' part of a round."""

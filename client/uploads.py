@@ -38,7 +38,8 @@ class Uploads:
         for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
             try:
                 with safe_open(path, "np") as file:
-                    labels, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+                    labels, names = file.metadata(), file.keys()
+                    tensors = {name: file.get_tensor(name) for name in names}
             except SafetensorError:
                 continue
             if labels["model"] == _digest(params):

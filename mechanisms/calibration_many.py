@@ -61,7 +61,8 @@ def smallest_many(
         )
     budget = _Budget(epsilon * (1.0 - ROUNDING), delta, lower, upper, tolerance)
     distinct, where = np.unique(np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True)
-    return budget.smallest(distinct[1], distinct[0])[where.reshape(-1)].reshape(rates.shape)
+    found = budget.smallest(distinct[1], distinct[0]) if rates.size else np.empty(0)
+    return found[where.reshape(-1)].reshape(rates.shape)
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ class LSTMTap(Tap):
         clients, ways, times, records, _ = seen.shape
         rows = seen.flatten(0, 1).flatten(1, 2)
         if self._layer.bias:
-            bias = sum(self._both(name) for name in _BIASES)
-            z = torch.baddbmm(bias.unsqueeze(1), rows, self._both(_INPUT).mT)
+            first, second = (self._both(name).unsqueeze(1) for name in _BIASES)
+            z = torch.baddbmm(first + second, rows, self._both(_INPUT).mT)
         else:
             z = rows @ self._both(_INPUT).mT
         z = z.unflatten(1, (times, records))

@@ -51,7 +51,7 @@ class _Recurrence(torch.autograd.Function):
         i, f, g, o = gates.unbind(3)
         tanh = c[:, 1:].tanh()
         through = o * (1 - tanh.square())  # from h_t to c_t
-        # Each gate's own derivative times what it is multiplied by; with the gradient of c_t, or of h_t for o: that of z.
+        # each gate's derivative times its factor: times the gradient of c_t (for o: of h_t) it will be that of z_t
         factors = (g * i * (1 - i), c[:, :-1] * f * (1 - f), i * (1 - g.square()), tanh * o * (1 - o))
         of_z = torch.stack(factors, dim=3)
         from_c, entered = of_last, of_z.flatten(3)

@@ -8,11 +8,15 @@ NeurIPS 2023) are released one by one, each clipped to norm R behind noise of it
 
     clip(f(x_i), R) + s R N(0, I)         for each slot i that a coin of probability p has chosen, once for every view
 
+V views of a record behind noise s tell as much as one behind s / sqrt(V). They share a coin, so they are one event: V
+events would take for granted that each view has a coin of its own.
+
 There is no sum in which others would hide, so nothing is gained from sampling but the choice itself, which is visible
 (`VisibleChoice`). Slots are the client's public number of records; in a slot without a record only noise would be
 released. The label of a chosen record goes through k-ary randomized response, unless labels are declared public.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,7 +86,8 @@ class SharingPlan:
             return {Unprotected(self.share_rate): 1}
         if not self.singly:
             return {Gaussian(self.noise_multiplier): 1}
-        records: Charges = {VisibleChoice(self.share_rate, self.noise_multiplier): self.views}
+        # One coin decides on all views of a record, which together are one look behind less noise.
+        records: Charges = {VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1}
         return records if self.label_epsilon is None else {**records, RandomizedResponse(self.label_epsilon): 1}
 
 

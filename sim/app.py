@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid
 
-from client.app import Answering, client_app
+from client.app import client_app
+from client.messages import Answering
 from server.app import exchange_over, find_groups, server_app
 from sim import environment
 from sim.cli import parse

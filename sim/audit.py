@@ -10,7 +10,7 @@ with its ledger and its report; the result stands in its ``audit.json``.
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from sim.cli import main_guard, parse
 
@@ -20,9 +20,17 @@ DESCRIPTION = (
 )
 
 
-def own_flags() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are the user's faults."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message as a ValueError."""
+        raise ValueError(f"{message}; {self.prog} --help lists the flags")
+
+
+def own_flags() -> Parser:
     """The parser of the flags that this command has beside those of a run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m sim.audit",
         description=DESCRIPTION,
         epilog="All other flags: python -m sim.run --help.",

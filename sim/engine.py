@@ -20,7 +20,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import Answering, client_app
+from client.app import client_app
+from client.messages import Answering
 from server.app import exchange_over
 from server.federation import Exchange
 from sim import job as jobs

@@ -36,9 +36,13 @@ def load(data: Data, device: torch.device) -> Dataset:
     """The data set with the features that are asked for: scattering turns [N, C, H, W] into [N, 81 C, H // 4, W // 4].
 
     Raises:
-        ValueError: as `sim.data.load`; records that are no images, or too small; groups that do not divide channels.
+        ValueError: as `sim.data.load`; records that are no images, or too small; groups of pixels, or that do not
+            divide the channels.
     """
     if data.features == "pixels":
+        if data.feature_groups:
+            groups = f"feature_groups is {data.feature_groups}"
+            raise ValueError(f"{groups}, but features is pixels: give --features scattering, or drop --feature-groups")
         return datasets.load(data.dataset, data.data_dir)
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False)
     scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written

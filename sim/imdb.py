@@ -1,8 +1,8 @@
 """The IMDB film reviews (Maas et al., 2011) as sequences of word numbers, from Keras' `imdb.npz`.
 
-The file holds each review as a list of its words' ranks by frequency in the training set, from 1. As Keras reads it, a
-review begins with a mark, ranks are moved up by 3, words beyond the vocabulary become one number, and a review is cut to
-its last words or filled up in front:
+The file holds each review as a list of its words' ranks by frequency in the training set, from 1. As Keras reads it,
+a review begins with a mark, ranks are moved up by 3, words beyond the vocabulary become one number, and a review is cut
+to its last words or filled up in front:
 
     0: filling    1: beginning    2: any other word    3 + rank: the word of that rank
 

@@ -108,7 +108,8 @@ def build(config: Config) -> Job:
         )
     prior = sharing.charges if sharing else {}
     plans = plan_table(config.privacy, own, steps, participations(config), parts.sizes, prior)
-    width = config.run.chunk_clients or chunk_width(data.clients, sum(p.numel() for p in model.parameters() if p.requires_grad))
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    width = config.run.chunk_clients or chunk_width(data.clients, trained)
     config = with_groups(config, most=math.ceil(data.clients / width))
     groups = group(parts.sizes, width, config.run.groups or 1)
     job = Job(config, dataset, parts, model, plans, groups, public, sharing)

@@ -43,8 +43,8 @@ def build(
 
     Raises:
         ValueError: unknown name or activation; a value outside its range; images too small, or no images, for a
-            convolutional model; words for a model of numbers, or numbers for one of words; a class that cannot be imported, built or run, that is no `nn.Module`, or whose output
-            is not [B, classes].
+            convolutional model; words for a model of numbers, or numbers for one of words; a class that cannot be
+            imported, built or run, that is no `nn.Module`, or whose output is not [B, classes].
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation = {activation!r} is unknown: {suggest(activation, ACTIVATIONS)}")

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load
 
-from client.app import Answering
 from client.carry import Carry
+from client.messages import Answering
 from client.node import GroupData, Node, Training
 from client.sharing import SharingNode
 from client.uploads import Uploads

@@ -18,6 +18,9 @@ INK, RULE = "#2d3748", "#e2e8f0"
 MAX_COLUMNS = 200
 """Clients that the partition's picture shows one by one; more of them are drawn in this many bands."""
 
+SHEET = 10
+"""Pictures in a row of a sheet."""
+
 _STYLE = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -164,6 +167,28 @@ def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
     order = np.lexsort((counts.sum(axis=1), counts.argmax(axis=1)))
     bands = np.array([counts[part].mean(axis=0) for part in np.array_split(order, MAX_COLUMNS)])
     return bands, f"clients, sorted by their main class (means of {MAX_COLUMNS} bands)"
+
+
+def sheet(records: np.ndarray, labels: np.ndarray) -> Figure:
+    """Records ``[M, ...]`` as small pictures in rows of ten, each under its label."""
+    rows = max(1, -(-len(labels) // SHEET))
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 0.95 * rows), layout="constrained")
+        for place, axes in enumerate(figure.subplots(rows, SHEET, squeeze=False).flat):
+            axes.set_axis_off()
+            if place < len(labels):
+                axes.imshow(_pixels(records[place]), cmap="gray", aspect="auto", interpolation="nearest")
+                axes.set_title(str(labels[place]), fontsize=7)
+    return figure
+
+
+def _pixels(record: np.ndarray) -> np.ndarray:
+    """A record ``[...]`` as a picture ``[H, W]`` or ``[H, W, 3]``, its own least and largest number black and white."""
+    low, high = float(record.min()), float(record.max())
+    scaled = (record - low) / (high - low) if high > low else np.zeros_like(record)
+    if scaled.ndim == 3 and len(scaled) in (1, 3):
+        return scaled[0] if len(scaled) == 1 else scaled.transpose(1, 2, 0)
+    return scaled.reshape(len(scaled), -1) if scaled.ndim > 1 else scaled[None]
 
 
 def _by_round(

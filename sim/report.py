@@ -13,7 +13,8 @@ import numpy as np
 
 from mechanisms import durable
 from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle
-from sim import page, wording
+from sim import page, sharing_report, wording
+from sim.auditing import result as audit_result
 from sim.cli import main_guard
 from sim.config import Config, load
 from sim.fields import SETTINGS, TABLES
@@ -83,6 +84,8 @@ def write_report(run_dir: Path) -> Path:
         pictures = plots.svg(plots.mechanism_figures(run.records))
         caption = "Public figures of the mechanism: means over each round's clients, where there are several."
         parts.append(page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption)))
+    sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
+    parts += [section for section in sections if section]
     parts += [_guarantee(run), _partition(run, partition), _configuration(run.config), _recompute(run)]
     durable.write(run_dir / "partition.svg", partition)
     path = run_dir / "report.html"

@@ -42,5 +42,7 @@ def lstm(classes: int, activation: type[nn.Module], words: Words, rng: np.random
     ]
 
 
-SEQUENCE_MODELS: dict[str, Callable[[int, type[nn.Module], Words, np.random.Generator], list[nn.Module]]] = {"lstm": lstm}
-"""By name, from the classes, the activation, the words and a generator to the layers."""
+Builder = Callable[[int, type[nn.Module], Words, np.random.Generator], list[nn.Module]]
+"""From the classes, the activation, the words and a generator to the layers."""
+
+SEQUENCE_MODELS: dict[str, Builder] = {"lstm": lstm}

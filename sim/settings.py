@@ -13,7 +13,9 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Data(Settings):
     """Records, model, and who holds which record"""
 
-    dataset: str = Field("digits", description="digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y")
+    dataset: str = Field(
+        "digits", description="digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y"
+    )
     data_dir: str | None = Field(
         None, description="folder of downloaded data sets; '': the environment's, or the user's cache"
     )
@@ -31,9 +33,9 @@ class Data(Settings):
     model: str = Field("linear", description="model by name, or package.module:Class; each data set has its default")
     activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the built-in models")
     word_vectors: str | None = Field(
-        None, description="text file of word vectors, as GloVe's, for a model of words; '': drawn by chance, of 100 numbers"
+        None, description="text file of vectors of words, as GloVe's; '': they are drawn by chance, of 100 numbers each"
     )
-    train_embedding: bool = Field(False, description="train the vectors of words with the model; else they are constants")
+    train_embedding: bool = Field(False, description="train the vectors of words, too; else they are constants")
     clients: int = Field(100, ge=1, description="clients that hold the records, disjointly [clients]")
     partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
         "dirichlet", description="who holds which record"
@@ -56,14 +58,6 @@ class Data(Settings):
     evaluate_on: Literal["test", "validation"] = Field(
         "test", description="records that models are measured on; choose settings by validation, never by test"
     )
-
-    @model_validator(mode="after")
-    def _groups_of_features(self) -> Self:
-        if self.feature_groups and self.features == "pixels":
-            raise ValueError(
-                f"feature_groups is {self.feature_groups}, but features is pixels: give --features scattering"
-            )
-        return self
 
     @model_validator(mode="after")
     def _something_to_evaluate_on(self) -> Self:

@@ -43,7 +43,8 @@ def words_of(data: Data, dataset: Dataset) -> Words | None:
         return None
     vectors = None
     if data.word_vectors:
-        vectors = read_vectors(Path(data.word_vectors).expanduser(), imdb.numbers(directory(data.data_dir)), dataset.words)
+        numbers = imdb.numbers(directory(data.data_dir))
+        vectors = read_vectors(Path(data.word_vectors).expanduser(), numbers, dataset.words)
     return Words(dataset.words, vectors, data.train_embedding)
 
 

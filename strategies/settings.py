@@ -44,7 +44,7 @@ class FedFed(Settings):
         description="noisy means of each class; distilled features of single records; the --public-records; nothing",
     )
     share_budget: float = Field(
-        0.1, gt=0, lt=1, description="what sharing may spend of epsilon; training gets the rest [share of epsilon]"
+        0.3, gt=0, lt=1, description="what sharing may spend of epsilon; training gets the rest [share of epsilon]"
     )
     share_noise: float | None = Field(
         None, gt=0, description="noise on what is shared [share clips]; 'none': the least that share_budget pays for"
@@ -61,7 +61,7 @@ class FedFed(Settings):
         False, description="distilled: labels are shared as they are; the guarantee then covers the features alone"
     )
     shared_weight: float = Field(
-        0.5, ge=0, lt=1, description="weight of the shared records' gradient in a local step [share of the step]"
+        0.2, ge=0, lt=1, description="weight of the shared records' gradient in a local step [share of the step]"
     )
     shared_batch: int = Field(64, ge=1, description="shared records drawn for a local step [records]")
     prototype_features: Literal["fixed", "distilled"] = Field(

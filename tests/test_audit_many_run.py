@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,8 +13,11 @@ from mechanisms import dpsgd
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients import RecordGradients
 from mechanisms.optimizers import Optimizer, sgd
+from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS
 from mechanisms.settings import Dpsur
+from mechanisms.sharing import SharingPlan, SingleRecords
+from sim.auditing.bounds import threshold_epsilon
 from sim.auditing.canaries import CanaryGradients
 from sim.auditing.many_run import Statistic, World, many_run_epsilon
 from tests.audit_worlds import CLASSES, CONFIDENCE, DELTA, KEY, QUIET, alone, claimed, moved, plan, world
@@ -167,9 +171,11 @@ def repeated_noise(faulty: bool) -> tuple[World, Statistic, float]:
     one = plan("dpsgd", 2.0, steps=1, sample_rate=0.5)
     honest = dataclasses.replace(alone(world("dpsgd", one)), rounds=2)
     mechanism = dataclasses.replace(honest.mechanism, step=with_the_noise_of_the_first_round())
-    return dataclasses.replace(honest, mechanism=mechanism if faulty else honest.mechanism), (
-        second_difference
-    ), claimed(one, rounds=2)
+    return (
+        dataclasses.replace(honest, mechanism=mechanism if faulty else honest.mechanism),
+        (second_difference),
+        claimed(one, rounds=2),
+    )
 
 
 FAULTS = {
@@ -190,6 +196,46 @@ def test_a_planted_fault_is_caught(fault):
     assert bound(faulty, statistic, FAULTS[fault]) > claim
     honest, statistic, claim = fault(False)
     assert bound(honest, statistic, FAULTS[fault]) <= claim
+
+
+class Repeating:
+    """A generator whose rows are all alike."""
+
+    def __init__(self, generator: np.random.Generator):
+        self._generator = generator
+
+    def standard_normal(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        return np.tile(self._generator.standard_normal(shape[1:], dtype=dtype), (shape[0], 1))
+
+
+class OneImage:
+    """Streams in which all single records of a client get the noise of the first one."""
+
+    def __init__(self, streams: Streams):
+        self._streams = streams
+
+    def of(self, purpose: str) -> list:
+        return [Repeating(one) if purpose == "slot noise" else one for one in self._streams.of(purpose)]
+
+
+def shared_pair(faulty: bool, present: bool, plan: SharingPlan) -> np.ndarray:
+    """By how much the second of two single records differs from the first; the second is 0 where it is absent."""
+    records = torch.tensor([[0.0, 0.0], [1.0 if present else 0.0, 0.0]])
+    streams = Streams(KEY, 1, range(RUNS) if present else range(RUNS, 2 * RUNS), torch.device("cpu"))
+    release = SingleRecords(plan, lambda x: x, CLASSES)
+    given = [records] * RUNS, [torch.zeros(2, dtype=torch.int64)] * RUNS
+    rows = release(*given, OneImage(streams) if faulty else streams).records["x"].reshape(RUNS, 2, 2)
+    return (rows[:, 1, 0] - rows[:, 0, 0]).astype(np.float64)
+
+
+def test_one_noise_image_for_all_shared_records_is_caught():
+    """FedFed's fault; false alarm below 0.001."""
+    one = SharingPlan(2.0, 1.0, singly=True)
+    found = {
+        faulty: threshold_epsilon(*(shared_pair(faulty, p, one) for p in (True, False)), DELTA, CONFIDENCE)
+        for faulty in (True, False)
+    }
+    assert found[False] <= claimed(one) < found[True]
 
 
 def test_canaries_are_labels_above_the_classes():

@@ -197,7 +197,7 @@ def test_groups_are_of_as_many_channels_each(images: Path) -> None:
 
 def test_groups_without_features_are_refused() -> None:
     with pytest.raises(ValueError, match=r"feature_groups is 27, .* features is pixels: .*--features scattering"):
-        configured(None, {"feature_groups": 27})
+        load(Data(feature_groups=27), CPU)
 
 
 def test_records_that_are_no_images_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mechanisms.accountant import epsilon
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
-from sim import config, session, sharing
+from sim import config, session, sharing, wording
 from sim import job as jobs
 from sim.nodes import SHARED_FILE, distiller
 from strategies.distillation import Distiller, sensitive
@@ -165,6 +165,16 @@ def test_without_a_shared_set_it_is_fedavg_bit_for_bit(tmp_path):
     weightless = World(tmp_path / "zero", {"shared_weight": 0.0, "mechanism": "none", "quiet": True}).run()
     plain = World(tmp_path / "plain", {"strategy": "fedavg", "mechanism": "none", "quiet": True}).run()
     assert weightless.model == plain.model
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_report_shows_what_is_shared_and_its_price(tmp_path, source):
+    world = World(tmp_path, SOURCES[source] | {"quiet": True}).run()
+    page = (world.run_dir / "report.html").read_text()
+    price = epsilon(world.job.sharing.charges, 1e-5).epsilon
+    assert "What clients share" in page and f"came before training: {wording.epsilon(price)}" in page
+    plain = World(tmp_path / "plain", {"shared_source": "none", "quiet": True}).run()
+    assert "What clients share" not in (plain.run_dir / "report.html").read_text()
 
 
 def test_public_records_are_shared_at_no_cost(tmp_path):

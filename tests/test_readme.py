@@ -26,7 +26,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BARE = re.compile(r"`(\w+\.py)`")
 PATH = re.compile(r"`((?:mechanisms|client|strategies|server|sim|tests|docs|benchmarks|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-ELSEWHERE = {"mnist", "fmnist", "cifar10"}
+ELSEWHERE = {"mnist", "fmnist", "cifar10", "imdb"}
 """Data sets whose files are not part of the project."""
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from mechanisms.curves import rdp
 from mechanisms.events import Gaussian, RandomizedResponse, Unprotected, VisibleChoice
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, clipped
@@ -43,13 +44,25 @@ def records(plan: SharingPlan, x=X, y=Y, clients=(0, 1, 2), seed: int = 3) -> di
     [
         (SharingPlan(0.7, BOUND), {Gaussian(0.7): 1}),
         (SINGLY, {VisibleChoice(1.0, 0.7): 1, RandomizedResponse(1.5): 1}),
-        (replace(SINGLY, views=3, share_rate=0.2), {VisibleChoice(0.2, 0.7): 3, RandomizedResponse(1.5): 1}),
+        (replace(SINGLY, views=4, share_rate=0.2), {VisibleChoice(0.2, 0.35): 1, RandomizedResponse(1.5): 1}),
         (replace(SINGLY, label_epsilon=None), {VisibleChoice(1.0, 0.7): 1}),
         (replace(SINGLY, noise_multiplier=0.0), {Unprotected(1.0): 1}),
     ],
 )
 def test_every_view_and_every_label_is_charged(plan, charges):
     assert plan.round_charges(1) == charges
+
+
+@pytest.mark.parametrize(("rate", "views"), [(0.1, 2), (0.5, 3), (1.0, 2)])
+def test_views_that_share_a_coin_cost_what_the_pair_of_releases_diverges_by(rate, views):
+    """Order 2 by hand: given the coin, V looks of sensitivity 1 behind noise s have the second moment exp(V / s^2).
+
+    Kills a charge of one event for each view, which is too little at a rate below 1.
+    """
+    plan = replace(SINGLY, share_rate=rate, views=views, label_epsilon=None)
+    exact = math.log(1 - rate + rate * math.exp(views / 0.7**2))
+    charged = sum(count * float(rdp(event, (2.0,), "certified")[0]) for event, count in plan.round_charges(1).items())
+    assert charged == pytest.approx(exact, rel=1e-9)
 
 
 def test_no_feature_leaves_longer_than_the_bound():

@@ -69,7 +69,9 @@ def many_run_epsilon(
     everything = np.arange(len(world.y))
     both = (everything, np.delete(everything, world.canary))
     samples = [
-        np.concatenate([statistic(models).double().numpy() for models in released(world, records, runs, key, nth * runs)])
+        np.concatenate(
+            [statistic(models).double().numpy() for models in released(world, records, runs, key, nth * runs)]
+        )
         for nth, records in enumerate(both)
     ]
     return threshold_epsilon(samples[0], samples[1], delta, confidence)

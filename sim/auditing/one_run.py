@@ -103,7 +103,9 @@ def plant(
     """
     everybody = np.sort(np.concatenate(owned))
     if not 1 <= count <= len(everybody):
-        raise ValueError(f"canaries = {count} must be from 1 to {len(everybody)}, the number of records: lower --canaries")
+        raise ValueError(
+            f"canaries = {count} must be from 1 to {len(everybody)}, the number of records: lower --canaries"
+        )
     rng = generator(key, "canaries")
     records = np.sort(rng.choice(everybody, count, replace=False))
     included = generator(key, "canary coins").random(count) < 0.5

@@ -1,7 +1,6 @@
 """One audited run from beginning to end: job, canaries, training, guesses, the result beside the run's other files."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,45 +12,16 @@ from mechanisms import durable
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS
 from server.federation import Exchange
-from server.records import Epsilon, Record, Summary, largest
+from server.records import Summary, largest
 from sim import job as jobs
 from sim import rundir, session, wording
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
+from sim.auditing.result import FILE, Audit
 from sim.config import Config
 from sim.nodes import TRAIN, Host, training_node
 from sim.report import write_report
-
-FILE = "audit.json"
-
-
-@dataclass(frozen=True)
-class Audit(Record):
-    """What an audit found.
-
-    Attributes:
-        view: ``white-box`` (every upload, crafted gradients) or ``black-box`` (the final model, wrong labels).
-        confidence: with which the lower bound holds.
-        delta: of both bounds.
-        canaries, guesses, right: how many there were, how many coins were guessed, and how many of these rightly.
-        epsilon_lower: the lower bound, from the canaries of all clients.
-        epsilon_certified, epsilon_published: the largest of the clients', from the ledger; None where not finite.
-        clients: by client with canaries: (number, canaries, lower bound from these alone, certified epsilon).
-        run_dir: of the run.
-    """
-
-    view: str
-    confidence: float
-    delta: float
-    canaries: int
-    guesses: int
-    right: int
-    epsilon_lower: float
-    epsilon_certified: Epsilon
-    epsilon_published: Epsilon
-    clients: tuple[tuple[int, int, float, Epsilon], ...]
-    run_dir: str
 
 
 def audit(config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False) -> Audit:
@@ -106,6 +76,8 @@ def exchange(job: jobs.Job, folder: Path, watched: Watched) -> Exchange:
 def show(result: Audit) -> None:
     """Print the result."""
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     guesses = f"{result.right} of {result.guesses} guesses right, {result.canaries} canaries, {result.view}"
     rows = (
         ("lower bound", f"{result.epsilon_lower:.4g} with confidence {result.confidence:g}"),

@@ -642,9 +642,16 @@ MUTANTS = (
     Mutant(
         "a second view is free",
         RELEASES,
-        "VisibleChoice(self.share_rate, self.noise_multiplier): self.views}",
+        "VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1}",
         "VisibleChoice(self.share_rate, self.noise_multiplier): 1}",
         (RELEASES_TEST + "every_view_and_every_label_is_charged",),
+    ),
+    Mutant(
+        "each view of a record is charged as if it had a coin of its own",
+        RELEASES,
+        "VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1}",
+        "VisibleChoice(self.share_rate, self.noise_multiplier): self.views}",
+        (RELEASES_TEST + "views_that_share_a_coin_cost_what_the_pair_of_releases_diverges_by",),
     ),
     Mutant(
         "labels are shared as they are",
@@ -680,6 +687,27 @@ MUTANTS = (
         "self._uploads.keep(upload, request.params)",
         "pass",
         (FEDFED_TEST + "a_release_that_was_finished_is_not_made_again",),
+    ),
+    Mutant(
+        "an LSTM's recurrent weights meet the states after their step",
+        "mechanisms/lstm_tap.py",
+        "h[:, :, :-1].detach()",
+        "h[:, :, 1:].detach()",
+        ("tests/test_lstm.py::test_gradients_are_those_of_autograd",),
+    ),
+    Mutant(
+        "both directions of an LSTM count as the first",
+        "mechanisms/lstm_tap.py",
+        'way = int(name.endswith("_reverse"))',
+        "way = 0",
+        ("tests/test_lstm.py::test_gradients_are_those_of_autograd",),
+    ),
+    Mutant(
+        "an LSTM's memory keeps what its gate forgets, on the way back",
+        "mechanisms/recurrence.py",
+        "from_c = from_c * f[:, t]",
+        "from_c = from_c * 1",
+        ("tests/test_lstm.py::test_the_recurrence_has_the_gradient_of_its_differences",),
     ),
 )
 

@@ -1,0 +1,97 @@
+"""LiRA: Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First Principles", S&P 2022.
+
+Models are trained on random halves of the records. For each record the scaled confidence ``log(p / (1 - p))`` of its
+label is nearly Gaussian over the models, with one mean for those that had it and another for those that had not; the
+likelihood ratio of the two at the target's confidence is the score. With few models the variances are pooled over
+records, as the paper does. Each model is the target once, with the others as its shadows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from mechanisms.randomness import generator
+from sim.auditing.trainings import Trained
+
+Floats = NDArray[np.float64]
+
+LEAST = 1e-12
+"""Probabilities are kept that far from 0 and 1."""
+FEWEST, LEAST_MODELS = 2, 8
+"""Models with a record, and without it, from which a Gaussian is made; models in all."""
+
+
+@dataclass(frozen=True)
+class Roc:
+    """How well scores tell members from others.
+
+    Attributes:
+        false, true: rates ``[points]`` of the curve, ascending.
+        area: under it.
+    """
+
+    false: Floats
+    true: Floats
+    area: float
+
+    def at(self, rate: float) -> float:
+        """The true-positive rate at a false-positive rate of at most ``rate``."""
+        return float(self.true[self.false <= rate].max())
+
+
+def halves(records: int, models: int, key: bytes) -> NDArray[np.bool_]:
+    """Bool ``[models, records]``: which record each model is trained on, by a fair coin.
+
+    Coins, and not exact halves of the models: the other models would then tell whether the target had a record.
+    """
+    return generator(key, "lira halves").random((models, records)) < 0.5
+
+
+def confidences(trained: Trained, records: NDArray[np.int64]) -> Floats:
+    """``log(p / (1 - p))`` of each record's label, float64 ``[models, records]``."""
+    labels = torch.from_numpy(trained.job.dataset.y[records])
+    right = trained.probabilities(records).gather(2, labels.expand(len(trained.params), -1)[:, :, None])[:, :, 0]
+    return right.clamp(LEAST, 1 - LEAST).logit().numpy()
+
+
+def likelihood_ratios(confidence: Floats, inside: NDArray[np.bool_]) -> Floats:
+    """Log likelihood ratios ``[models, records]``, each model being the target of the others.
+
+    It is 0 for a record that fewer than `FEWEST` of the others had, or had not.
+
+    Args:
+        confidence: ``[models, records]``.
+        inside: bool, the same shape; which model had which record.
+
+    Raises:
+        ValueError: too few models.
+    """
+    if len(confidence) < LEAST_MODELS:
+        raise ValueError(f"models = {len(confidence)} must be at least {LEAST_MODELS}: train more")
+    scores = np.zeros_like(confidence)
+    for target in range(len(confidence)):
+        others = np.arange(len(confidence)) != target
+        seen, had = confidence[others], inside[others]
+        known = np.minimum(had.sum(axis=0), (~had).sum(axis=0)) >= FEWEST
+        value, seen, had = confidence[target, known], seen[:, known], had[:, known]
+        scores[target, known] = _log_density(value, seen, had) - _log_density(value, seen, ~had)
+    return scores
+
+
+def _log_density(value: Floats, seen: Floats, part: NDArray[np.bool_]) -> Floats:
+    """Of values ``[records]`` under Gaussians by record, means over ``part [models, records]``, one common variance."""
+    count = part.sum(axis=0)
+    mean = np.where(part, seen, 0.0).sum(axis=0) / count
+    squares = np.where(part, (seen - mean) ** 2, 0.0).sum()
+    spread = float(np.sqrt(squares / (count - 1).sum()))
+    return np.asarray(stats.norm.logpdf(value, mean, max(spread, LEAST)))
+
+
+def roc(scores: Floats, inside: NDArray[np.bool_]) -> Roc:
+    """The curve over all models and records."""
+    false, true, _ = roc_curve(inside.ravel(), scores.ravel(), drop_intermediate=False)
+    return Roc(false, true, float(roc_auc_score(inside.ravel(), scores.ravel())))

@@ -1,0 +1,69 @@
+"""What an audit found, as a record and as a section of the report."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.records import Epsilon, Record
+from sim import page, wording
+
+FILE = "audit.json"
+
+
+@dataclass(frozen=True)
+class Audit(Record):
+    """What an audit found.
+
+    Attributes:
+        view: ``white-box`` (every upload, crafted gradients) or ``black-box`` (the final model, wrong labels).
+        confidence: with which the lower bound holds.
+        delta: of both bounds.
+        canaries, guesses, right: how many there were, how many coins were guessed, and how many of these rightly.
+        epsilon_lower: the lower bound, from the canaries of all clients.
+        epsilon_certified, epsilon_published: the largest of the clients', from the ledger; None where not finite.
+        clients: by client with canaries: (number, canaries, lower bound from these alone, certified epsilon).
+        run_dir: of the run.
+    """
+
+    view: str
+    confidence: float
+    delta: float
+    canaries: int
+    guesses: int
+    right: int
+    epsilon_lower: float
+    epsilon_certified: Epsilon
+    epsilon_published: Epsilon
+    clients: tuple[tuple[int, int, float, Epsilon], ...]
+    run_dir: str
+
+
+_MEANING = (
+    "Canaries stood among the records of this run, each in or out by a fair coin, and an attacker guessed the coins. A "
+    "lower bound above the certified epsilon would refute the guarantee. One far below it proves nothing: the attacker "
+    "may be weak, and a few hundred canaries cannot show a large epsilon."
+)
+
+
+def section(run_dir: Path) -> str:
+    """The report's section about the audit of a run; empty where there was none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = run_dir / FILE
+    if not path.exists():
+        return ""
+    try:
+        found = Audit.from_json(json.loads(path.read_text()))
+        clients = [(number, coins, lower, epsilon) for number, coins, lower, epsilon in found.clients]
+    except (OSError, ValueError, TypeError) as fault:
+        raise ValueError(f"{path} is damaged ({fault}): audit again") from None
+    attacker = f"{found.view}: {found.right} of {found.guesses} guesses right, {found.canaries} canaries"
+    everybody = ("all", str(found.canaries), f"{found.epsilon_lower:.4g}", wording.epsilon(found.epsilon_certified))
+    rows = [(str(n), str(coins), f"{lower:.4g}", wording.epsilon(e)) for n, coins, lower, e in clients]
+    head = ("Client", "Canaries", f"Lower bound, confidence {found.confidence:g}", "Certified epsilon")
+    note = "A client's own bound is that of an attacker who sees this client's uploads in all rounds."
+    return page.section(
+        "Audit", page.paragraph(_MEANING), page.paragraph(f"{attacker}. {note}"), page.table(head, [everybody, *rows])
+    )

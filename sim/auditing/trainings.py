@@ -1,0 +1,82 @@
+"""Many central trainings at once, each on records of its own: what attacks on membership are tried on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mechanisms.accountant import epsilon
+from mechanisms.allotment import Account, AdaptivePlan
+from mechanisms.cohort import Cohort
+from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.plan import planned
+from mechanisms.randomness import Streams
+from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.sampling import CohortData
+from sim.job import Job, local_steps
+
+TOGETHER = 8
+"""Trainings of one cohort."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Models of one configuration, and what each can tell.
+
+    Attributes:
+        job: the configuration, its data and its model.
+        params: ``[K, P]``.
+        epsilon: the largest certified epsilon of the K trainings, at the configuration's delta.
+    """
+
+    job: Job
+    params: Tensor
+    epsilon: float
+
+    def probabilities(self, records: NDArray[np.int64]) -> Tensor:
+        """``[K, M, classes]``: what each model says of these records ``[M]``, float64."""
+        x = torch.from_numpy(self.job.dataset.x[records])
+        rows = [self.job.gradients.logits(row[None], x[None])[0] for row in self.params]
+        return torch.stack(rows).double().softmax(dim=2)
+
+
+def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
+    """A training on each of these sets of records, as one client trains that holds them: all rounds in one go.
+
+    Raises:
+        ValueError: the budget does not pay for the training.
+    """
+    config = job.config
+    row, sizes = MECHANISMS[config.privacy.mechanism], np.array([len(own) for own in owned])
+    steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
+    own = getattr(config, config.privacy.mechanism, None)
+    table = plan_table(config.privacy, own, steps, 1, sizes)
+    start = job.gradients.layout.initial(job.model)
+    x, y, schedule = torch.from_numpy(job.dataset.x), torch.from_numpy(job.dataset.y), SCHEDULES[config.local.lr_schedule]
+    models = []
+    for at in range(0, len(owned), TOGETHER):
+        numbers = range(at, min(at + TOGETHER, len(owned)))
+        plans = [table.of(k) for k in numbers]
+        length = torch.tensor([float(plan.steps) for plan in plans])
+        cohort = Cohort(
+            gradients=job.gradients,
+            data=CohortData(x, y, [owned[k] for k in numbers]),
+            plans=plans,
+            streams=Streams(key, 1, numbers, x.device),
+            optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
+            learning_rate=lambda taken, length=length: config.local.lr * schedule(taken / length),
+            nth=[1] * len(plans),
+            accounts=[Account(p.allotment.order, p.allotment.rdp) for p in plans if isinstance(p, AdaptivePlan)],
+        )
+        models.append(local_round(row, cohort, start).params)
+    spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
+    return Trained(job, torch.cat(models), spent)
+
+
+def with_mechanism(job: Job, mechanism: str, target: float) -> Job:
+    """The same job under another mechanism and budget."""
+    privacy = job.config.privacy.model_copy(update={"mechanism": mechanism, "epsilon": target})
+    return replace(job, config=job.config.model_copy(update={"privacy": privacy}))

@@ -1,0 +1,48 @@
+"""The report's part on FedFed: the shared records as they left their clients, and what they cost."""
+
+from pathlib import Path
+
+from safetensors.numpy import load
+
+from mechanisms import ledger
+from mechanisms.accountant import epsilon
+from sim import page, wording
+from sim.config import Config
+
+SHOWN = 40
+"""Shared records on the sheet, at most."""
+
+_WHAT = {
+    "prototypes": "A mean for each class, over all clients, of noisy sums of clipped records. Single clients' sums are "
+    "never seen: a group adds them up.",
+    "distilled": "Features of single records as they left their clients: the part of a record that tells its class, "
+    "clipped, behind noise that each record and view has of its own. They stand in the order of the clients.",
+}
+_LABELS = "Labels were shared as they are, so the guarantee covers the features of records, not their labels."
+
+
+def section(run_dir: Path, config: Config) -> str | None:
+    """The sheet and its price; None where clients have released nothing to be shared."""
+    from sim import plots
+    from sim.nodes import SHARED_FILE
+
+    path, own = run_dir / SHARED_FILE, config.fedfed
+    if not path.exists():
+        return None
+    tensors = load(path.read_bytes())
+    x, y = tensors["x"], tensors["y"]
+    sheet = plots.svg(plots.sheet(x[:SHOWN], y[:SHOWN]))
+    caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with the labels that they carry."
+    parts = [page.paragraph(_WHAT[own.shared_source]), page.picture(sheet, "shared records", caption)]
+    spent = [epsilon(c, config.privacy.delta).epsilon for c in _distinct(run_dir)]
+    text = f"Certified epsilon of all that came before training: {wording.epsilon(max(spent, default=None))}, at delta "
+    parts.append(page.paragraph(f"{text}{config.privacy.delta:g}; it is part of the run's."))
+    if own.shared_source == "distilled" and own.public_labels:
+        parts.append(page.paragraph(_LABELS))
+    return page.section("What clients share", *parts)
+
+
+def _distinct(run_dir: Path) -> list[dict]:
+    """What clients paid before the first round, without repetitions."""
+    paid = ledger.read(run_dir / "ledger", up_to_round=0).values()
+    return [dict(items) for items in {frozenset(charges.items()) for charges in paid}]

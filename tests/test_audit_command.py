@@ -1,0 +1,125 @@
+"""``python -m sim.audit``: its result stands beside the ledger's figures, is the same again, and faults are one line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mechanisms.accountant import epsilon
+from mechanisms.ledger import read
+from sim import wording
+from sim.audit import command, own_flags
+from sim.cli import main_guard
+from sim.report import write_report
+
+SMALL = ["--rounds=5", "--quiet", "--chunk-clients=2"]
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Drawing takes longest; the report has tests of its own."""
+    for place in ("sim.session", "sim.auditing.session"):
+        monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
+
+
+def audited(folder, *flags: str) -> dict:
+    command([*SMALL, "--out", str(folder), "--name", "a", *flags])
+    return json.loads((folder / "a" / "audit.json").read_text())
+
+
+@pytest.mark.parametrize("clients", ["1", "3"])
+def test_the_lower_bound_stands_below_the_certified_epsilon_of_the_ledger(tmp_path, clients):
+    """Kills: scores of the wrong canary, coins that do not decide who is in, a null record that is drawn."""
+    found = audited(tmp_path, "--clients", clients, "--epsilon", "8")
+    spent = {client: epsilon(c, 1e-5).epsilon for client, c in read(tmp_path / "a" / "ledger").items()}
+    assert found["epsilon_certified"] == pytest.approx(max(spent.values()), rel=1e-12)
+    assert 0.15 * 8 < found["epsilon_lower"] < found["epsilon_certified"]
+    assert found["right"] <= found["guesses"] <= found["canaries"] == sum(row[1] for row in found["clients"])
+    assert [row[0] for row in found["clients"]] == list(range(int(clients)))
+    assert [row[3] for row in found["clients"]] == pytest.approx([spent[c] for c in range(int(clients))])
+
+
+def test_without_privacy_every_guess_is_right(tmp_path):
+    found = audited(tmp_path, "--clients", "1", "--mechanism", "none", "--epsilon", "none", "--canaries", "200")
+    assert found["right"] == found["guesses"] >= 100 and found["epsilon_lower"] > 3
+    assert found["epsilon_certified"] is found["epsilon_published"] is None
+
+
+def test_with_much_noise_nothing_is_found(tmp_path):
+    found = audited(tmp_path, "--clients", "1", "--epsilon", "0.1")
+    assert found["epsilon_lower"] <= 0.1
+
+
+def test_the_black_box_sees_the_final_model_only(tmp_path):
+    flags = ("--clients=1", "--mechanism=none", "--epsilon=none", "--black-box", "--rounds=30", "--lr=2", "--model=mlp")
+    found = audited(tmp_path, *flags)
+    assert found["view"] == "black-box" and found["epsilon_lower"] > 0
+
+
+@pytest.mark.parametrize("mechanism", ["dpsur", "dpis", "dphero", "screening", "dpagd"])
+def test_every_mechanism_can_be_audited(tmp_path, mechanism):
+    flags = ("--clients=2", "--rounds=2", "--mechanism", mechanism, "--noise-multiplier=2", "--epsilon=none")
+    found = audited(tmp_path, *flags, "--sample-rate=0.5", "--canaries=100", "--delta=1e-4")
+    assert found["epsilon_lower"] <= found["epsilon_certified"]
+
+
+def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsys):
+    flags = ("--clients=4", "--canaries=120", "--rounds=2")
+    found = [audited(tmp_path / str(groups), *flags, f"--groups={groups}") for groups in (1, 2)]
+    other = audited(tmp_path / "other", *flags, "--seed=1")
+    for one in (*found, other):
+        del one["run_dir"]
+    assert found[0] == found[1] != other
+
+
+def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
+    found = audited(tmp_path, "--clients=1", "--rounds=1", "--canaries=50", "--json")
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):
+    audited(tmp_path, "--clients=1", "--rounds=1", "--canaries=50", "--mechanism=dpsur", "--noise-multiplier=3")
+    out = capsys.readouterr().out
+    assert "lower bound" in out and "with confidence 0.95" in out
+    assert "certified epsilon" in out and "published epsilon" in out and "50 canaries, white-box" in out
+
+
+def test_the_report_has_a_lower_bound_for_each_client(tmp_path):
+    found = audited(tmp_path, "--clients=3", "--rounds=2")
+    text = write_report(tmp_path / "a").read_text()
+    assert "<h2>Audit</h2>" in text and len(found["clients"]) == 3
+    for number, coins, lower, certified in found["clients"]:
+        assert f"<td>{number}</td><td>{coins}</td><td>{lower:.4g}</td><td>{wording.epsilon(certified)}</td>" in text
+    (tmp_path / "a" / "audit.json").write_text("{")
+    with pytest.raises(ValueError, match="audit again"):
+        write_report(tmp_path / "a")
+    (tmp_path / "a" / "audit.json").unlink()
+    assert "<h2>Audit</h2>" not in write_report(tmp_path / "a").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--canaries=0"], "canaries = 0"),
+        (["--canaries=99999"], "canaries = 99999"),
+        (["--canaries=many"], "--canaries is 'many'"),
+        (["--canaries=651", "--clients=1"], "650 parameters"),
+        (["--confidence=1"], "confidence = 1.0"),
+        (["--resume=runs/x"], "runs/x"),
+        (["--epsilom=3"], "--epsilon"),
+        (["--white-box", "--black-box"], "not allowed with"),
+    ],
+)
+def test_a_fault_is_one_line_and_nothing_is_written(tmp_path, capsys, flags, named):
+    (tmp_path / "x").mkdir()
+    assert main_guard(command, [*flags, "--out", str(tmp_path / "x"), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert named in error.splitlines()[-1] and error.startswith("error: ") and not list((tmp_path / "x").iterdir())
+
+
+def test_the_help_names_the_flags(capsys):
+    with pytest.raises(SystemExit):
+        command(["--help"])
+    out = capsys.readouterr().out
+    assert all(flag in out for flag in ("--canaries", "--confidence", "--black-box", "--white-box", "sim.run --help"))
+    assert own_flags().get_default("black_box") is False and np.isfinite(float(own_flags().get_default("confidence")))
