@@ -2,12 +2,12 @@
 
     python benchmarks/dpsur_audit.py --out benchmarks/results/dpsur_audit.json --plot docs/dpsur_audit.svg
 
-The model is one number w, a record's loss is ``-c w``. D' holds n records with c = 0.002, and D one more with c = 1; the
-clip norm is 1. A public drift t is taken from every proposal, ``w' - w = G - t`` with G the noisy sum, so that the test
-accepts mostly where G is above t, which is where a record with c = 1 shows. As the losses are linear, accepted steps are
-independent draws of one law, and their number is fixed. Its density with and without the record is integrated on a grid;
-binning is post-processing, so the epsilon of the binned pair (privacy-loss distributions of dp-accounting, rounded
-optimistically) is a lower bound on that of the mechanism.
+The model is one number w, a record's loss is ``-c w``. D' holds n records with c = 0.002, and D one more with c = 1;
+the clip norm is 1. A public drift t is taken from every proposal, ``w' - w = G - t`` with G the noisy sum, so that the
+test accepts mostly where G is above t, which is where a record with c = 1 shows. As the losses are linear, accepted
+steps are independent draws of one law, and their number is fixed. Its density with and without the record is integrated
+on a grid; binning is post-processing, so the epsilon of the binned pair (privacy-loss distributions of dp-accounting,
+rounded optimistically) is a lower bound on that of the mechanism.
 """
 
 import argparse

@@ -7,9 +7,11 @@ names are independent; the same name gives the same draws on any worker, in any 
 import hashlib
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 
 SERVER = -1
 """The client number of draws that belong to nobody: picking clients, partitions, initial weights."""
@@ -25,14 +27,41 @@ def fresh_key() -> bytes:
     return secrets.token_bytes(32)
 
 
-def _digest(key: bytes, purpose: str, round_: int, client: int, bits: int) -> int:
+def _digest(key: bytes, purpose: str, round_: int, client: int, bits: int) -> bytes:
     name = f"{purpose}|{round_}|{client}".encode()
-    return int.from_bytes(hashlib.blake2b(name, key=hashlib.sha256(key).digest(), digest_size=bits // 8).digest())
+    return hashlib.blake2b(name, key=hashlib.sha256(key).digest(), digest_size=bits // 8).digest()
+
+
+class _Key(ISeedSequence):
+    """Philox takes its key from here as it is. ``Philox(key=...)`` sets the same state in three times the time."""
+
+    def __init__(self, digest: bytes):
+        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(np.uint64)  # the lower half first
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return self._words
 
 
 def generator(key: bytes, purpose: str, round_: int = 0, client: int = SERVER) -> np.random.Generator:
     """The stream of this name, at its start."""
-    return np.random.Generator(np.random.Philox(key=_digest(key, purpose, round_, client, 128)))
+    key_words = _Key(_digest(key, purpose, round_, client, 128))
+    return np.random.Generator(np.random.Philox(key_words))  # type: ignore[arg-type]  # any ISeedSequence will do
+
+
+class Purpose(Sequence[np.random.Generator]):
+    """The generators of one purpose, ``[K]``. One is made when it is first asked for: most batches need no draw."""
+
+    def __init__(self, key: bytes, purpose: str, round_: int, clients: Sequence[int]):
+        self._key, self._purpose, self._round, self._clients = key, purpose, round_, clients
+        self._made: dict[int, np.random.Generator] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, k: int) -> np.random.Generator:  # type: ignore[override]
+        if k not in self._made:
+            self._made[k] = generator(self._key, self._purpose, self._round, self._clients[k])
+        return self._made[k]
 
 
 class Streams:
@@ -48,16 +77,16 @@ class Streams:
 
     def __init__(self, key: bytes, round_: int, clients: Sequence[int], device: torch.device):
         self._key, self._round, self._clients, self._device = key, round_, [int(c) for c in clients], device
-        self._host: dict[str, list[np.random.Generator]] = {}
+        self._host: dict[str, Purpose] = {}
         self._cuda: dict[str, list[torch.Generator]] = {}
 
     def __len__(self) -> int:
         return len(self._clients)
 
-    def of(self, purpose: str) -> list[np.random.Generator]:
+    def of(self, purpose: str) -> Sequence[np.random.Generator]:
         """The K generators of a purpose; each goes on where its last draw ended."""
         if purpose not in self._host:
-            self._host[purpose] = [generator(self._key, purpose, self._round, c) for c in self._clients]
+            self._host[purpose] = Purpose(self._key, purpose, self._round, self._clients)
         return self._host[purpose]
 
     def normal(self, purpose: str, size: int) -> torch.Tensor:
@@ -71,7 +100,7 @@ class Streams:
 
     def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
         if purpose not in self._cuda:
-            seeds = (_digest(self._key, purpose, self._round, c, 64) for c in self._clients)
+            seeds = (int.from_bytes(_digest(self._key, purpose, self._round, c, 64)) for c in self._clients)
             # manual_seed reads a signed 64-bit integer
             self._cuda[purpose] = [torch.Generator(self._device).manual_seed(s - 2**63) for s in seeds]
         rows = torch.empty(len(self), size, device=self._device)

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, screening, trials
-from mechanisms.accountant import Charges
+from mechanisms.accountant import Charges, epsilon
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.accountant import epsilon
 from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, calibrate_all, tabulate
 from mechanisms.settings import Privacy, Settings
 

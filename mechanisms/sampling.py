@@ -48,7 +48,7 @@ class CohortData:
 def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[np.random.Generator]) -> Batch:
     """Each record of client k enters on its own with probability ``sample_rate[k]``; a batch may be empty."""
     chosen = [
-        records if rate >= 1 else records[stream.random(len(records)) < rate]
-        for records, rate, stream in zip(data.records, sample_rate, streams, strict=True)
+        records if rate >= 1 else records[streams[k].random(len(records)) < rate]
+        for k, (records, rate) in enumerate(zip(data.records, sample_rate, strict=True))
     ]
     return data.gather(chosen)

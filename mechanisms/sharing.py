@@ -127,6 +127,20 @@ class ClassSums:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """The sum of clipped features, whatever the label, behind noise: ``[K, size]``."""
+
+    plan: SharingPlan
+    features: Features
+    size: int
+
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+        """One Gaussian release of each client."""
+        sums = torch.stack([clipped(self.features(own), self.plan).sum(dim=0) for own in x])
+        return Released(sums + noise_scale(self.plan) * streams.normal("sum", self.size), {})
+
+
+@dataclass(frozen=True)
 class SingleRecords:
     """Clipped features of the chosen records, each behind noise of its own, with their labels."""
 

@@ -11,9 +11,10 @@ import torch
 
 from mechanisms.gradients import RecordGradients
 from mechanisms.guide import alone
-from mechanisms.plan import PlanTable
+from mechanisms.plan import PlanTable, merge
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS, plan_table
+from mechanisms.sharing import SharingPlan
 from mechanisms.updates import UPDATE
 from server.federation import Federation
 from sim.config import Config
@@ -23,6 +24,7 @@ from sim.models import build as build_model
 from sim.partition import Partition, partition
 from sim.public import Public, hold_out, set_aside
 from sim.sharing_plan import Sharing, plan_sharing
+from sim.standardize import plan_statistics
 from sim.words import words_of
 from strategies.registry import strategy_of
 
@@ -43,7 +45,8 @@ class Job:
         plans: the clients' privacy plans.
         groups: for each group, the chunks of client numbers that are computed together.
         public: records that no client holds and no guarantee covers, where there are any.
-        sharing: what clients release before training, where they do.
+        sharing: what clients release before training, where they share data.
+        statistics: what they release to standardize channels, where they do.
     """
 
     config: Config
@@ -54,6 +57,7 @@ class Job:
     groups: tuple[tuple[np.ndarray, ...], ...]
     public: Public | None = None
     sharing: Sharing | None = None
+    statistics: SharingPlan | None = None
 
     @functools.cached_property
     def gradients(self) -> RecordGradients:
@@ -106,13 +110,14 @@ def build(config: Config) -> Job:
             f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words says nothing: use "
             "--shared-source public or none, or another --strategy"
         )
-    prior = sharing.charges if sharing else {}
+    statistics = plan_statistics(config, MECHANISMS[config.privacy.mechanism].private)
+    prior = merge(statistics.round_charges(1) if statistics else {}, sharing.charges if sharing else {})
     plans = plan_table(config.privacy, own, steps, participations(config), parts.sizes, prior)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     width = config.run.chunk_clients or chunk_width(data.clients, trained)
     config = with_groups(config, most=math.ceil(data.clients / width))
     groups = group(parts.sizes, width, config.run.groups or 1)
-    job = Job(config, dataset, parts, model, plans, groups, public, sharing)
+    job = Job(config, dataset, parts, model, plans, groups, public, sharing, statistics)
     _ = job.gradients  # refuses a model that mixes records before anything is written
     return job
 

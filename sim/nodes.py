@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,17 @@ from mechanisms.optimizers import OPTIMIZERS, SCHEDULES, sgd
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS, Mechanism
-from mechanisms.sharing import ClassSums, Features, Release, SingleRecords
+from mechanisms.sharing import ClassSums, Features, Release, SingleRecords, Sum
 from sim.job import Job, device_of
 from sim.models import initialise
 from sim.sharing_plan import NONE, PUBLIC, Sharing, same_for_all
+from sim.standardize import channel_moments, standardized
 from strategies.distillation import Distiller, objective, sensitive
 from strategies.fedfed import SharedSet
 from strategies.registry import strategy_of
 
-DISTILL, SHARE, TRAIN = "distill", "share", "train"
-"""The phases: the generator is trained, what is shared is released, the model is trained."""
+STATISTICS, DISTILL, SHARE, TRAIN = "statistics", "distill", "share", "train"
+"""The phases: statistics of channels, the generator's training, what is shared, the model's training."""
 
 SHARED_FILE = "shared.safetensors"
 
@@ -37,16 +39,23 @@ class Host:
     """The nodes of one process, made when they are first asked; those of a phase go when the next one begins."""
 
     def __init__(self, job: Job, run_dir: Path):
-        self._job, self._run_dir, self._phase = job, run_dir, ""
+        self._job, self._run_dir, self._phase, self._now = job, run_dir, "", job
         self._nodes: dict[int, Answering] = {}
 
     def node(self, group: int, phase: str) -> Answering:
         """The node of a group."""
         if phase != self._phase:
             self._nodes, self._phase = {}, phase
+            self._now = present(self._job, self._run_dir)
         if group not in self._nodes:
-            self._nodes[group] = _BUILDERS[phase](self._job, group, self._run_dir)
+            self._nodes[group] = _BUILDERS[phase](self._now, group, self._run_dir)
         return self._nodes[group]
+
+
+def present(job: Job, run_dir: Path) -> Job:
+    """The job with its records as they are in this phase: standardized, once the statistics are there."""
+    dataset, public = standardized(job.dataset, job.public, run_dir)
+    return job if dataset is job.dataset else replace(job, dataset=dataset, public=public)
 
 
 def training_node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
@@ -97,7 +106,15 @@ def sharing_node(job: Job, group: int, run_dir: Path) -> SharingNode:
     return SharingNode(functools.partial(release, job), data, release_plans(job), ledger, uploads, job.seed)
 
 
-_BUILDERS = {TRAIN: training_node, DISTILL: distilling_node, SHARE: sharing_node}
+def statistics_node(job: Job, group: int, run_dir: Path) -> SharingNode:
+    """The clients of a group that release statistics of their channels."""
+    plans = statistics_plans(job)
+    release = Sum(plans.plans[0], channel_moments, 2 * job.dataset.x.shape[1])
+    data, (ledger, uploads) = _data(job, group, run_dir), _files(run_dir, group, run_dir / STATISTICS)
+    return SharingNode(lambda params: release, data, plans, ledger, uploads, job.seed)
+
+
+_BUILDERS = {TRAIN: training_node, DISTILL: distilling_node, SHARE: sharing_node, STATISTICS: statistics_node}
 
 
 def planned(job: Job) -> Sharing:
@@ -126,6 +143,17 @@ def generator_plans(job: Job) -> PlanTable:
 def release_plans(job: Job) -> PlanTable:
     """Every client's plan for the release."""
     return same_for_all(planned(job).release, job.config.data.clients)
+
+
+def statistics_plans(job: Job) -> PlanTable:
+    """Every client's plan for the release of statistics.
+
+    Raises:
+        ValueError: none are released.
+    """
+    if job.statistics is None:
+        raise ValueError(f"standardize = {job.config.data.standardize}: no statistics are released")
+    return same_for_all(job.statistics, job.config.data.clients)
 
 
 def distiller(job: Job) -> Distiller:

@@ -18,6 +18,9 @@ INK, RULE = "#2d3748", "#e2e8f0"
 MAX_COLUMNS = 200
 """Clients that the partition's picture shows one by one; more of them are drawn in this many bands."""
 
+MAX_STEPS = 1_000
+"""Clients whose epsilons are drawn one by one; more of them are drawn in this many steps, each at its largest."""
+
 SHEET = 10
 """Pictures in a row of a sheet."""
 
@@ -101,8 +104,8 @@ def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         axes = figure.subplots()
         values, claims = _numbers(certified), _numbers(published)
-        order = np.argsort(values, kind="stable")
-        edges = np.arange(len(values) + 1) + 0.5
+        ends = np.unique(np.ceil(np.linspace(0, len(values), MAX_STEPS + 1)).astype(np.int64))
+        order, edges = np.argsort(values, kind="stable")[ends[1:] - 1], ends + 0.5
         axes.stairs(values[order], edges, fill=True, color=BLUE, alpha=0.15)
         axes.stairs(values[order], edges, baseline=None, color=BLUE, linewidth=1.8, label="certified")
         axes.stairs(claims[order], edges, baseline=None, color=ORANGE, linewidth=1.8, linestyle=":", label="published")
@@ -126,7 +129,8 @@ def curves(
             style = ("-", "--", ":")[number // len(colors) % 3]
             marker = "o" if len(points) <= 20 else ""
             xs, ys = zip(*points, strict=True)
-            axes.plot(xs, ys, label=name, color=colors[number % len(colors)], linestyle=style, marker=marker, markersize=4)
+            color = colors[number % len(colors)]
+            axes.plot(xs, ys, label=name, color=color, linestyle=style, marker=marker, markersize=4)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         if ticks:
             axes.set_xticks(range(len(ticks)), ticks)

@@ -11,7 +11,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mnist": {"model": "cnn", "lr": 4.0, "rounds": 45},
     "fmnist": {"model": "cnn", "lr": 4.0, "rounds": 45},
     "cifar10": {"model": "cnn-cifar"},
-    "imdb": {"model": "lstm", "optimizer": "adam", "lr": 0.02},
+    "imdb": {"model": "lstm", "lr": 4.0, "rounds": 45},
 }
 
 OTHER: dict[str, Any] = {"model": "linear"}
@@ -41,7 +41,7 @@ CENTRAL_ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"batch_size": 1024, "rounds": 20},
     "fmnist": {"batch_size": 2048, "lr": 4.0, "rounds": 20},
     "cifar10": {"batch_size": 4096, "rounds": 30},
-    "imdb": {"batch_size": 1024, "lr": 0.02, "rounds": 20},
+    "imdb": {"batch_size": 1024, "optimizer": "adam", "lr": 0.02, "rounds": 10},
 }
 """What a data set changes in those."""
 

@@ -30,9 +30,9 @@ _THREAT_MODEL = (
     "one is what the mechanism's paper claims, for comparison only."
 )
 _ONE_CLIENT = (
-    "What is protected is one training record. Adjacency is zero-out: the record is replaced by a null record that adds "
-    "to no sum and to no count; how many records there are is public. Every model on the way is taken to be seen, with "
-    "what the mechanism says that it releases. The certified epsilon is proved; the published one is what the "
+    "What is protected is one training record. Adjacency is zero-out: the record is replaced by a null record that "
+    "adds to no sum and to no count; how many records there are is public. Every model on the way is taken to be seen, "
+    "with what the mechanism says that it releases. The certified epsilon is proved; the published one is what the "
     "mechanism's paper claims, for comparison only."
 )
 _NOT_PRIVATE = "This run was trained without privacy: no record of any client is protected, and epsilon is infinite."

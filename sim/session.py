@@ -11,9 +11,9 @@ from sim import job as jobs
 from sim import rundir
 from sim.cli import Request
 from sim.nodes import Host
+from sim.preparation import prepare
 from sim.progress import Progress
 from sim.report import write_report
-from sim.sharing import prepare
 
 
 def train(request: Request) -> Path:
@@ -46,8 +46,8 @@ def run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
 
 
 def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
+    job = prepare(job, folder, exchange)
     config, federation = job.config, jobs.federation(job)
-    prepare(job, folder, exchange)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:

@@ -36,6 +36,13 @@ class Data(Settings):
         None, description="text file of vectors of words, as GloVe's; '': they are drawn by chance, of 100 numbers each"
     )
     train_embedding: bool = Field(False, description="train the vectors of words, too; else they are constants")
+    standardize: Literal["none", "private"] = Field(
+        "none", description="channels to mean 0, variance 1, by statistics that clients release with noise, once"
+    )
+    standardize_noise: float = Field(8.0, gt=0, description="noise on these statistics [standardize clips]")
+    standardize_clip: float = Field(
+        1.0, gt=0, description="bound on a record in them [Euclidean norm of its channels' means and mean squares]"
+    )
     clients: int = Field(100, ge=1, description="clients that hold the records, disjointly [clients]")
     partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
         "dirichlet", description="who holds which record"
@@ -53,7 +60,9 @@ class Data(Settings):
         description="training records taken out as public: no client holds them, nothing protects them [records]",
     )
     validation_records: int = Field(
-        0, ge=0, description="training records held out for tuning: no client holds them, nothing protects them [records]"
+        0,
+        ge=0,
+        description="training records held out for tuning: no client holds them, nothing protects them [records]",
     )
     evaluate_on: Literal["test", "validation"] = Field(
         "test", description="records that models are measured on; choose settings by validation, never by test"

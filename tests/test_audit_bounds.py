@@ -1,4 +1,4 @@
-"""The audit's bounds: valid as often as they say, near the truth where they can be, 0 where there is nothing to find."""
+"""The audit's bounds: valid as often as they say, near the truth where they can be, 0 where nothing is to be found."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""``python -m sim.audit``: its result stands beside the ledger's figures, is the same again, and faults are one line."""
+"""``python -m sim.audit``: its result stands beside the ledger's figures, is the same again; faults are one line."""
 
 import json
 

@@ -12,9 +12,10 @@ from mechanisms.metric import transform
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.sampling import poisson
+from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.canaries import CanaryGradients, ZeroedOut
-from sim.auditing.one_run import Canaries, Watched, by_client, guess, losses, plant
-from tests.small import OWNED, X, Y, cohort, model, start
+from sim.auditing.one_run import SHARES, Canaries, Watched, by_client, guess, losses, plant
+from tests.small import CPU, OWNED, X, Y, cohort, model, start
 
 CLASSES, SIZE = 3, 7.0
 COORDINATES = torch.tensor([4, 31, 50])
@@ -98,7 +99,7 @@ def test_null_records_count_and_are_never_drawn():
 
 
 def canaries(count: int = 30, size: float = SIZE) -> Canaries:
-    return plant(Y, CLASSES, OWNED, 53, count, KEY, size)
+    return plant(Y.numpy(), CLASSES, OWNED, 53, count, KEY, size, CPU)
 
 
 def test_canaries_are_planted_among_the_records_of_all():
@@ -118,16 +119,20 @@ def test_canaries_are_planted_among_the_records_of_all():
 
 
 def test_coins_are_fair_and_named_by_the_key():
-    coins = np.concatenate([plant(Y, CLASSES, OWNED, 53, 60, seed_key(n), 0.0).included for n in range(200)])
+    coins = np.concatenate(
+        [plant(Y.numpy(), CLASSES, OWNED, 53, 60, seed_key(n), 0.0, CPU).included for n in range(200)]
+    )
     assert abs(coins.mean() - 0.5) < 5 * 0.5 / len(coins) ** 0.5  # false alarm below 1e-6
     assert np.array_equal(canaries().included, canaries().included)
-    assert not np.array_equal(canaries().included, plant(Y, CLASSES, OWNED, 53, 30, b"another", SIZE).included)
+    assert not np.array_equal(
+        canaries().included, plant(Y.numpy(), CLASSES, OWNED, 53, 30, b"another", SIZE, CPU).included
+    )
 
 
 @pytest.mark.parametrize(("count", "parameters"), [(0, 53), (61, 53), (60, 20)])
 def test_canaries_that_do_not_fit_are_refused(count, parameters):
     with pytest.raises(ValueError, match=rf"canaries = {count} "):
-        plant(Y, CLASSES, OWNED, parameters, count, KEY, SIZE)
+        plant(Y.numpy(), CLASSES, OWNED, parameters, count, KEY, SIZE, CPU)
 
 
 def test_scores_are_how_far_each_client_moved_along_its_canaries():
@@ -162,6 +167,13 @@ def test_guesses_are_of_the_highest_and_the_lowest_scores():
     assert guess(-1.0 * included, included, 1e-5, 0.95).epsilon == 0
     informed = np.where(np.arange(100) < 20, included * 2.0 - 1.0, 0.0) + 1e-3 * rng.random(100)
     assert guess(informed, included, 1e-5, 0.95).guesses <= 20
+
+
+def test_the_error_is_shared_by_the_choices():
+    """All coins guessed rightly: the bound is that of one choice among `SHARES`, at its part of the error."""
+    included = np.arange(200) % 2 == 0
+    found = guess(1.0 * included, included, 0.0, 0.95)
+    assert found.epsilon == one_run_epsilon(200, 200, 200, 0.0, 1 - 0.05 / len(SHARES))
 
 
 def test_a_client_s_bound_is_from_its_own_canaries():

@@ -10,6 +10,7 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from sim import data
 from sim.arrays import fixed_split, read_npz
@@ -46,6 +47,14 @@ def test_digits_need_no_files() -> None:
     assert digits.x.dtype == np.float32 and digits.y.dtype == np.int64
     assert digits.x.min() == -1 and digits.x.max() == 1
     assert np.bincount(digits.y_test).tolist() == [25, 36, 42, 29, 46, 37, 21, 50, 41, 33]
+
+
+def test_digits_are_scikit_learns() -> None:
+    """Kills rows or columns in another order, in the file that is read without the package."""
+    scans, digits = load_digits(), load("digits")
+    train, test = fixed_split(1797, 360)
+    for indices, x, y in ((train, digits.x, digits.y), (test, digits.x_test, digits.y_test)):
+        assert np.array_equal(x[:, 0], (scans.images[indices] - 8) / 8) and np.array_equal(y, scans.target[indices])
 
 
 @pytest.mark.parametrize("name", GREY)

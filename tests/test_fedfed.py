@@ -17,7 +17,7 @@ from mechanisms.accountant import epsilon
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
-from sim import config, session, sharing, wording
+from sim import config, preparation, session, wording
 from sim import job as jobs
 from sim.nodes import SHARED_FILE, distiller
 from strategies.distillation import Distiller, sensitive
@@ -287,4 +287,4 @@ def test_what_cannot_be_shared_is_refused_with_a_remedy(tmp_path, given, words):
 
 def test_nothing_is_prepared_for_other_strategies(tmp_path):
     world = World(tmp_path, {"strategy": "fedavg"})
-    sharing.prepare(world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked"))
+    preparation.prepare(world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked"))

@@ -87,7 +87,8 @@ def test_another_count_under_the_same_name_is_refused(tmp_path):
     [
         ("release", ("", 0, [0], {A: 1})),
         ("release", (" ", 0, [0], {A: 1})),
-        ("round", ("r", -1, [0], {A: 1})),
+        ("round", ("r", 1.5, [0], {A: 1})),
+        ("round", ("r", True, [0], {A: 1})),
         ("client", ("r", 0, [-1], {A: 1})),
         ("client", ("r", 0, [2, 2], {A: 1})),
         ("count", ("r", 0, [0], {A: 0})),

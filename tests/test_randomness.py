@@ -1,11 +1,13 @@
 """Named streams: a draw depends on (key, purpose, round, client) and on nothing else."""
 
+import hashlib
 import itertools
 
 import numpy as np
 import pytest
 import torch
 
+from mechanisms import randomness
 from mechanisms.randomness import SERVER, Streams, fresh_key, generator, seed_key
 from tests.gaussian import SPOILERS, alarms
 
@@ -93,3 +95,21 @@ def test_global_random_state_is_neither_read_nor_written():
 def test_nothing_to_draw():
     assert streams().normal("noise", 3).shape == (0, 3)
     assert streams(1).normal("noise", 0).shape == (1, 0)
+
+
+def test_a_stream_is_philox_with_the_digest_of_its_name():
+    """The bits of all runs so far. Kills another order of the key's halves or of its bytes."""
+    for client in (SERVER, 0, 7):
+        name, key = f"noise|3|{client}".encode(), hashlib.sha256(KEY).digest()
+        digest = hashlib.blake2b(name, key=key, digest_size=16).digest()
+        plain = np.random.Generator(np.random.Philox(key=int.from_bytes(digest)))
+        assert generator(KEY, "noise", 3, client).random(9).tolist() == plain.random(9).tolist()
+
+
+def test_a_generator_that_nobody_draws_from_is_not_made(monkeypatch):
+    """At rate 1 no batch is drawn; ten thousand generators would be a tenth of such a round."""
+    made = []
+    monkeypatch.setattr(randomness, "generator", lambda *name: made.append(name) or generator(*name))
+    own = streams(4, 9, 2).of("batch")
+    assert len(own) == 3 and not made
+    assert own[1] is own[1] and made == [(KEY, "batch", 1, 9)]

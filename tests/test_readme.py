@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from mechanisms.settings import MECHANISMS
-from sim import account, cli, report, run
+from sim import account, audit, bench, central, cli, report, run
+from sim.benching.recipe import read
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -54,8 +55,25 @@ def train(arguments: list[str]) -> None:
     run.command([*arguments, "--engine=inline", "--quiet", *shorter])
 
 
+def train_alone(arguments: list[str]) -> None:
+    request = cli.parse(arguments, "python -m sim.central", "", central=True)
+    if request.config.data.dataset not in ELSEWHERE:
+        central.command([*arguments, "--quiet", "--rounds=1"])
+
+
+def tabulate(arguments: list[str]) -> None:
+    given = bench.parser().parse_args(arguments)
+    arguments = [str(ROOT / word) if word.startswith("recipes/") else word for word in arguments]
+    if all(read(ROOT / path).settings["dataset"] not in ELSEWHERE for path in given.recipes):
+        bench.command([*arguments, "--processes=1"])
+
+
 def price(arguments: list[str]) -> None:
     assert account.main(arguments) == 0, f"python -m sim.account {shlex.join(arguments)}"
+
+
+def audit_run(arguments: list[str]) -> None:
+    audit.command([*arguments, "--quiet", "--rounds=1"])
 
 
 def compare(arguments: list[str]) -> None:
@@ -65,8 +83,11 @@ def compare(arguments: list[str]) -> None:
 
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "sim.run": train,
+    "sim.central": train_alone,
+    "sim.bench": tabulate,
     "sim.account": price,
     "sim.report": report.command,
+    "sim.audit": audit_run,
     "cmp": compare,
 }
 UNTRIED = {"pip", "pytest", "ruff", "mypy", ".", "flwr", "ray"}
@@ -91,7 +112,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory; the report is drawn by its own command only, which takes the longest."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+    for place in ("sim.session", "sim.auditing.session"):
+        monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
     return tmp_path
 
 
@@ -144,6 +166,12 @@ def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[st
     ):
         price([*steps, *given])
         assert f" {json.loads(capsys.readouterr().out)[asked]:.3f}" in text
+
+
+def test_the_table_of_recipes_is_complete() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| recipe |") :].split("\n\n")[0]
+    assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
 
 
 def test_the_table_of_mechanisms_is_complete() -> None:

@@ -146,3 +146,14 @@ def test_records_go_to_json_and_back():
 )
 def test_no_guarantee_counts_as_infinite(epsilons, worst, median):
     assert (largest(epsilons), middle(epsilons)) == (worst, median)
+
+
+def test_many_clients_are_drawn_in_steps_that_understate_nobody():
+    """Kills a picture that leaves out the client who has spent most, or draws a step at less than its clients spent."""
+    spent = np.random.default_rng(0).random(2 * plots.MAX_STEPS + 7)
+    for clients in (3, len(spent)):
+        own = spent[:clients]
+        drawn = plots.epsilon_per_client(own.tolist(), own.tolist(), None).axes[0].patches[0].get_data()
+        at = drawn.values[np.searchsorted(drawn.edges, np.arange(1, clients + 1)) - 1]
+        assert len(drawn.values) == min(clients, plots.MAX_STEPS) and drawn.values[-1] == own.max()
+        assert (at >= np.sort(own)).all() and at == pytest.approx(np.sort(own), abs=0.01)

@@ -22,7 +22,7 @@ CANARY_ENTRIES = 2**23
 
 @dataclass(frozen=True)
 class ZeroedOut(CohortData):
-    """Records of which some are null records: they enter no batch, and the public sizes ``[K]`` count them all the same.
+    """Records of which some are null records: they enter no batch, and the public sizes ``[K]`` count them too.
 
     ``records[k]`` are those of client k that are not null.
     """

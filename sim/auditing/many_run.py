@@ -26,7 +26,7 @@ TOGETHER = 20_000
 """Runs of one cohort."""
 
 Statistic = Callable[[Tensor], Tensor]
-"""From the released models of some runs, ``[1 + rounds, runs, P]``, the start first, to a number for each ``[runs]``."""
+"""From released models of some runs, ``[1 + rounds, runs, P]``, the start first, to a number for each, ``[runs]``."""
 
 
 @dataclass(frozen=True)

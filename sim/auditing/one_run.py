@@ -70,11 +70,15 @@ class Canaries:
     Attributes:
         records: int64 ``[m]``, record numbers.
         included: bool ``[m]``, the coins.
+        labels: int64 ``[m]``, wrong ones, or those that stand for a coordinate.
+        coordinates: int64 ``[m]``, along which gradient canaries lie; empty where labels are wrong.
         planted: how they stand among the others.
     """
 
     records: NDArray[np.int64]
     included: NDArray[np.bool_]
+    labels: NDArray[np.int64]
+    coordinates: NDArray[np.int64]
     planted: Planted
 
     def places(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -83,7 +87,14 @@ class Canaries:
 
 
 def plant(
-    y: Tensor, classes: int, owned: Sequence[NDArray[np.int64]], parameters: int, count: int, key: bytes, size: float
+    y: NDArray[np.int64],
+    classes: int,
+    owned: Sequence[NDArray[np.int64]],
+    parameters: int,
+    count: int,
+    key: bytes,
+    size: float,
+    device: torch.device,
 ) -> Canaries:
     """Gradient canaries of length ``size``, or, where that is 0, records with a wrong label.
 
@@ -97,6 +108,7 @@ def plant(
         count: of canaries.
         key: of the draws.
         size: length of a canary's gradient.
+        device: that of the records.
 
     Raises:
         ValueError: fewer records or, for gradient canaries, fewer parameters than that.
@@ -109,25 +121,35 @@ def plant(
     rng = generator(key, "canaries")
     records = np.sort(rng.choice(everybody, count, replace=False))
     included = generator(key, "canary coins").random(count) < 0.5
-    labels, absent = y.clone(), np.zeros(len(y), dtype=bool)
+    absent = np.zeros(len(y), dtype=bool)
     absent[records[~included]] = True
-    coordinates = np.empty(0, dtype=np.int64)
+    table = np.empty(0, dtype=np.int64)
     if size:
-        ranks = np.empty(count, dtype=np.int64)
-        for own in owned:
-            inside = np.flatnonzero(np.isin(records, own))
-            ranks[inside] = np.arange(len(inside))
+        ranks = _ranks(records, owned)
         if ranks.max() >= parameters:
             raise ValueError(
                 f"canaries = {count} are up to {ranks.max() + 1} in a client, more than the model's {parameters} "
                 "parameters: lower --canaries, take a larger --model, or give --black-box"
             )
-        coordinates = rng.permutation(parameters)[: ranks.max() + 1]
-        labels[torch.from_numpy(records)] = classes + torch.from_numpy(ranks)
+        table = rng.permutation(parameters)[: ranks.max() + 1]
+        own_labels, coordinates = classes + ranks, table[ranks]
     else:
-        wrong = rng.integers(1, classes, count)
-        labels[torch.from_numpy(records)] = (y[torch.from_numpy(records)] + torch.from_numpy(wrong)) % classes
-    return Canaries(records, included, Planted(labels, absent, torch.from_numpy(coordinates), classes, size))
+        own_labels, coordinates = (y[records] + rng.integers(1, classes, count)) % classes, table
+    labels = y.copy()
+    labels[records] = own_labels
+    placed = (torch.from_numpy(array).to(device) for array in (labels, table))
+    return Canaries(
+        records, included, own_labels, coordinates, Planted(next(placed), absent, next(placed), classes, size)
+    )
+
+
+def _ranks(records: NDArray[np.int64], owned: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """The number of each canary ``[m]`` among those of its client, from 0."""
+    ranks = np.empty(len(records), dtype=np.int64)
+    for own in owned:
+        inside = np.flatnonzero(np.isin(records, own))
+        ranks[inside] = np.arange(len(inside))
+    return ranks
 
 
 class Watched:
@@ -157,21 +179,18 @@ class Watched:
         return self._row.start(self._canaries.planted.seen(cohort), params)
 
     def _end(self, cohort: Cohort, state: LocalState) -> Sequence[Charges]:
-        planted = self._canaries.planted
-        if len(planted.coordinates):
+        if len(self._canaries.coordinates):
             pace = cohort.learning_rate(torch.zeros_like(state.taken)) / cohort.data.sizes().to(state.taken)
-            moves = ((state.params - self._start) / pace[:, None]).double().cpu()
+            moves = ((state.params - self._start) / pace[:, None]).double().cpu().numpy()
             for move, records in zip(moves, cohort.data.records, strict=True):
                 mine = self._canaries.places(records)
-                ranks = planted.labels[torch.from_numpy(self._canaries.records[mine])] - planted.classes
-                self.scores[mine] += move[planted.coordinates[ranks]].numpy()
+                self.scores[mine] += move[self._canaries.coordinates[mine]]
         return self._row.realized(self._canaries.planted.seen(cohort), state)
 
 
 def losses(gradients: RecordGradients, canaries: Canaries, x: Tensor, first: Tensor, last: Tensor) -> Floats:
-    """Scores ``[m]`` of canaries with a wrong label: how far their loss fell from the first to the last model ``[P]``."""
-    where = torch.from_numpy(canaries.records)
-    records, labels = x[where][None], canaries.planted.labels[where][None]
+    """Scores ``[m]`` of wrongly labelled canaries: how far their loss fell from the first model ``[P]`` to the last."""
+    records, labels = x[torch.from_numpy(canaries.records)][None], torch.from_numpy(canaries.labels)[None]
     before, after = (gradients.losses(params[None], records, labels)[0] for params in (first, last))
     return np.asarray((before - after).double().cpu().numpy())
 

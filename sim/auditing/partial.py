@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from mechanisms.randomness import generator
-from sim.auditing.membership import Numbers, Split, accuracy, balanced, classifier, posterior_features
+from sim.auditing.membership import Numbers, Split, accuracy, balanced, posterior_features
 from sim.auditing.trainings import Trained
 
 
@@ -26,9 +26,9 @@ def partial_accuracy(target: Trained, parts: Split, key: bytes) -> float:
     members, others = balanced(parts.target_in, parts.target_out, rng)
     half = len(members) // 2
     known, asked = (
-        tuple(_features(target, part[some]) for part in (members, others)) for some in (slice(half), slice(half, None))
+        (_features(target, members[some]), _features(target, others[some])) for some in (slice(half), slice(half, None))
     )
-    return accuracy(classifier(int(rng.integers(2**32))), known, asked)
+    return accuracy(known, asked, int(rng.integers(2**32)))
 
 
 def _features(target: Trained, records: Numbers) -> np.ndarray:

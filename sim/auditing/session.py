@@ -98,8 +98,8 @@ def _plant(job: jobs.Job, count: int | None, black_box: bool) -> Canaries:
     room = most if black_box else len(owned) * (parameters // 2)
     chosen = min(one_run.MOST, most, room) if count is None else count
     size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
-    labels = torch.from_numpy(job.dataset.y).to(jobs.device_of(config))
-    return one_run.plant(labels, job.dataset.classes, owned, parameters, chosen, seed_key(config.run.seed), size)
+    key, device = seed_key(config.run.seed), jobs.device_of(config)
+    return one_run.plant(job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, device)
 
 
 def _result(folder: Path, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float) -> Audit:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from mechanisms.randomness import generator
-from sim.auditing.membership import Numbers, Split, accuracy, balanced, classifier, posterior_features
+from sim.auditing.membership import Features, Numbers, Split, accuracy, balanced, posterior_features
 from sim.auditing.trainings import Trained
 
 
@@ -26,6 +26,9 @@ def shadow_accuracy(target: Trained, shadow: Trained, parts: Split, key: bytes) 
     def features(trained: Trained, records: Numbers) -> np.ndarray:
         return posterior_features(trained.probabilities(records)[0], torch.from_numpy(trained.job.dataset.y[records]))
 
-    known = tuple(features(shadow, part) for part in balanced(parts.shadow_in, parts.shadow_out, rng))
-    asked = tuple(features(target, part) for part in balanced(parts.target_in, parts.target_out, rng))
-    return accuracy(classifier(int(rng.integers(2**32))), known, asked)
+    def both(trained: Trained, members: Numbers, others: Numbers) -> Features:
+        members, others = balanced(members, others, rng)
+        return features(trained, members), features(trained, others)
+
+    known, asked = both(shadow, parts.shadow_in, parts.shadow_out), both(target, parts.target_in, parts.target_out)
+    return accuracy(known, asked, int(rng.integers(2**32)))

@@ -1,6 +1,6 @@
 """Many central trainings at once, each on records of its own: what attacks on membership are tried on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client.settings import Local
 from mechanisms.accountant import epsilon
 from mechanisms.allotment import Account, AdaptivePlan
 from mechanisms.cohort import Cohort
@@ -55,25 +56,29 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     own = getattr(config, config.privacy.mechanism, None)
     table = plan_table(config.privacy, own, steps, 1, sizes)
     start = job.gradients.layout.initial(job.model)
-    x, y, schedule = torch.from_numpy(job.dataset.x), torch.from_numpy(job.dataset.y), SCHEDULES[config.local.lr_schedule]
+    x, y = torch.from_numpy(job.dataset.x), torch.from_numpy(job.dataset.y)
     models = []
     for at in range(0, len(owned), TOGETHER):
         numbers = range(at, min(at + TOGETHER, len(owned)))
         plans = [table.of(k) for k in numbers]
-        length = torch.tensor([float(plan.steps) for plan in plans])
         cohort = Cohort(
             gradients=job.gradients,
             data=CohortData(x, y, [owned[k] for k in numbers]),
             plans=plans,
             streams=Streams(key, 1, numbers, x.device),
             optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
-            learning_rate=lambda taken, length=length: config.local.lr * schedule(taken / length),
+            learning_rate=_rates(config.local, torch.tensor([float(plan.steps) for plan in plans])),
             nth=[1] * len(plans),
             accounts=[Account(p.allotment.order, p.allotment.rdp) for p in plans if isinstance(p, AdaptivePlan)],
         )
         models.append(local_round(row, cohort, start).params)
     spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
     return Trained(job, torch.cat(models), spent)
+
+
+def _rates(local: Local, length: Tensor) -> Callable[[Tensor], Tensor]:
+    """From steps taken ``[K]`` to rates ``[K]`` of trainings of ``length [K]`` steps."""
+    return lambda taken: local.lr * SCHEDULES[local.lr_schedule](taken / length)
 
 
 def with_mechanism(job: Job, mechanism: str, target: float) -> Job:

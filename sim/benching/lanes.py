@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 
 from sim.benching.runs import Run, play
@@ -25,7 +25,7 @@ def played(runs: Sequence[Run], processes: int) -> Iterator[tuple[Run, str]]:
         for _ in range(min(processes, len(runs))):
             lane = _Lane(stack)
             busy[lane.pipe] = lane, waiting.pop()
-            lane.pipe.send(busy[lane.pipe][1])
+            lane.give(busy[lane.pipe][1])
         while busy:
             for pipe in wait(list(busy)):
                 lane, run = busy.pop(pipe)
@@ -34,7 +34,7 @@ def played(runs: Sequence[Run], processes: int) -> Iterator[tuple[Run, str]]:
                 if waiting:
                     lane = lane if lane.alive else _Lane(stack)
                     busy[lane.pipe] = lane, waiting.pop()
-                    lane.pipe.send(busy[lane.pipe][1])
+                    lane.give(busy[lane.pipe][1])
 
 
 class _Lane:
@@ -47,14 +47,23 @@ class _Lane:
         self._process.start()
         theirs.close()
         self.alive = True
-        stack.callback(self.pipe.close)
-        stack.callback(self._process.kill)
+        stack.callback(self._end)
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.pipe.close()
+
+    def give(self, run: Run) -> None:
+        """A run to be at; of a process that has died meanwhile, the answer tells."""
+        with suppress(OSError):
+            self.pipe.send(run)
 
     def answer(self) -> str:
-        """What was wrong with the run that it was at: to be asked when the pipe is ready, which a death makes it, too."""
+        """What was wrong with its run; to be asked when the pipe is ready, which a death makes it, too."""
         try:
             return self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.alive = False
             self._process.join()
             return f"its process died (exit code {self._process.exitcode}); run the same command again to go on"

@@ -49,7 +49,7 @@ class Column(Settings):
     """A column of a recipe."""
 
     name: str = Field(min_length=1)
-    settings: Values = {}
+    settings: Values = Field({})
     rows: tuple[str, ...] | None = Field(None, strict=False)
 
 
@@ -57,11 +57,11 @@ class Row(Settings):
     """A row of a recipe."""
 
     name: str = Field(min_length=1)
-    settings: Values = {}
-    cells: dict[str, Values] = {}
-    certified: Values = {}
-    published: Values = {}
-    paper: dict[str, float] = {}
+    settings: Values = Field({})
+    cells: dict[str, Values] = Field({})
+    certified: Values = Field({})
+    published: Values = Field({})
+    paper: dict[str, float] = Field({})
     columns: tuple[str, ...] | None = Field(None, strict=False)
 
 
@@ -72,7 +72,7 @@ class Recipe(Settings):
     axis: str = "epsilon"
     plot: str = "epsilon"
     clients: Literal["one", "many"] = "one"
-    settings: Values = {}
+    settings: Values = Field({})
     columns: tuple[Column, ...] = Field(min_length=1, strict=False)
     rows: tuple[Row, ...] = Field(min_length=1, strict=False)
 

@@ -67,7 +67,8 @@ def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Val
     for cell in cells(recipe, budget):
         for seed in seeds:
             name = f"{slug(cell.row)}_{slug(cell.column)}_seed-{seed}"
-            fixed = {"budget": budget, "seed": seed, "engine": "inline", "quiet": True, "out": str(folder), "name": name}
+            fixed: Values = {"budget": budget, "seed": seed, "out": str(folder), "name": name}
+            fixed |= {"engine": "inline", "quiet": True}
             config = cell.config(given | fixed, central=recipe.clients == "one")
             runs.append(Run(cell, seed, config, folder / name))
             runs[-1].check()

@@ -46,9 +46,12 @@ CURVES, ALLOTMENT, DPIS, DPIS_PLAN = (f"mechanisms/{name}.py" for name in ("curv
 ALLOTMENT_TEST, DPIS_TEST = "tests/test_allotment.py::test_", "tests/test_dpis.py::test_"
 SHARING, SHARING_TEST = "sim/account_sharing.py", "tests/test_account_sharing.py"
 DPAGD, DPAGD_PLAN = "mechanisms/dpagd.py", "mechanisms/dpagd_plan.py"
+CENTRAL_TEST = "tests/test_central.py::test_"
 DPAGD_TEST, DPAGD_BUDGET_TEST = "tests/test_dpagd.py::test_", "tests/test_dpagd_budget.py::test_"
 RELEASES, RELEASES_TEST = "mechanisms/sharing.py", "tests/test_sharing.py::test_"
 FEDFED_TEST, CHARGING = "tests/test_fedfed.py::test_", "client/charging.py"
+
+AUDIT_BOUNDS = "sim/auditing/bounds.py"
 
 MUTANTS = (
     Mutant(
@@ -152,15 +155,15 @@ MUTANTS = (
     Mutant(
         "batches of a fixed size",
         "mechanisms/sampling.py",
-        "records[stream.random(len(records)) < rate]",
-        "records[stream.random(len(records)).argsort() < rate * len(records)]",
+        "records[streams[k].random(len(records)) < rate]",
+        "records[streams[k].random(len(records)).argsort() < rate * len(records)]",
         ("tests/test_sampling.py",),
     ),
     Mutant(
         "batches larger than is charged",
         "mechanisms/sampling.py",
-        "stream.random(len(records)) < rate]",
-        "stream.random(len(records)) < 1.1 * rate]",
+        "streams[k].random(len(records)) < rate]",
+        "streams[k].random(len(records)) < 1.1 * rate]",
         ("tests/test_sampling.py",),
     ),
     Mutant(
@@ -246,6 +249,41 @@ MUTANTS = (
         "np.add.at(sums, where, np.concatenate([counts for _, counts in parts]))",
         "np.maximum.at(sums, where, np.concatenate([counts for _, counts in parts]))",
         ("tests/test_ledger.py",),
+    ),
+    Mutant(
+        "many clients are calibrated for a single round",
+        "mechanisms/plan.py",
+        "[t.steps * t.rounds for t in terms]",
+        "[t.steps for t in terms]",
+        (f"{CENTRAL_TEST}thousands_of_sizes_are_calibrated_together",),
+    ),
+    Mutant(
+        "clients of all sizes get the rate of the first",
+        "mechanisms/registry.py",
+        "Terms(privacy.of_size(size), own",
+        "Terms(privacy.of_size(int(sizes[0])), own",
+        (f"{CENTRAL_TEST}a_batch_size_is_a_rate_and_an_amount_of_work_by_client",),
+    ),
+    Mutant(
+        "the length of a run may follow from public outputs",
+        "mechanisms/registry.py",
+        'if terms.privacy.budget == "published" and charges and',
+        'if terms.privacy.budget == "published" and not charges and',
+        (f"{CENTRAL_TEST}a_length_that_would_follow_from_public_outputs_is_refused",),
+    ),
+    Mutant(
+        "claims that are settled after a round are not expected",
+        "mechanisms/plan.py",
+        "return merge(charges, plan.most_claims(nth)) if isinstance(plan, Claimant) else charges",
+        "return charges",
+        (f"{CENTRAL_TEST}claims_settled_after_a_round_are_expected_before_it",),
+    ),
+    Mutant(
+        "validation records are trained on",
+        "sim/public.py",
+        "return rest if held is None or not evaluate else replace(rest,",
+        "return dataset if held is None or not evaluate else replace(dataset,",
+        (f"{CENTRAL_TEST}validation_records_are_held_by_nobody_and_stand_in_for_the_test",),
     ),
     Mutant(
         "a checkpoint is not flushed to the disk",
@@ -708,6 +746,41 @@ MUTANTS = (
         "from_c = from_c * f[:, t]",
         "from_c = from_c * 1",
         ("tests/test_lstm.py::test_the_recurrence_has_the_gradient_of_its_differences",),
+    ),
+    Mutant(
+        "the one-run bound forgets delta",
+        AUDIT_BOUNDS,
+        "return min(1.0, tail + 2 * coins * delta * steepest)",
+        "return min(1.0, tail)",
+        ("tests/test_audit_bounds.py::test_the_p_value_is_the_theorem_term_by_term",),
+    ),
+    Mutant(
+        "a threshold is judged by the runs that chose it",
+        AUDIT_BOUNDS,
+        "first, second = (values[1::2] for values in pairs[number])",
+        "first, second = (values[::2] for values in pairs[number])",
+        ("tests/test_audit_bounds.py::test_a_threshold_is_judged_by_runs_that_did_not_choose_it",),
+    ),
+    Mutant(
+        "both errors of a ratio are the whole error",
+        AUDIT_BOUNDS,
+        "error = (1 - confidence) / 2",
+        "error = 1 - confidence",
+        ("tests/test_audit_bounds.py::test_rates_are_those_of_clopper_and_pearson",),
+    ),
+    Mutant(
+        "sizes tell how many null records there are",
+        "sim/auditing/canaries.py",
+        "return torch.tensor(self.public_sizes, dtype=torch.float64)",
+        "return super().sizes()",
+        ("tests/test_audit_one_run.py::test_null_records_count_and_are_never_drawn",),
+    ),
+    Mutant(
+        "every number of guesses has the whole error",
+        "sim/auditing/one_run.py",
+        "each = 1 - (1 - confidence) / len(SHARES)",
+        "each = confidence",
+        ("tests/test_audit_one_run.py::test_the_error_is_shared_by_the_choices",),
     ),
 )
 

@@ -1,0 +1,286 @@
+"""Tables of recipes: from the command to the table, killed and continued, and what is lacking is said."""
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sim import bench
+from sim.benching import table
+from sim.benching.recipe import PLOTS, cells, read
+from sim.benching.runs import plan
+from sim.cli import main_guard
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 180.0
+
+HEAD = """
+title = "Small"
+[settings]
+dataset = "{records}"
+rounds = 3
+batch_size = 60
+[[columns]]
+name = "2"
+settings = {{ epsilon = 2.0 }}
+[[columns]]
+name = "8"
+settings = {{ epsilon = 8.0 }}
+[[rows]]
+name = "DPSGD"
+settings = {{ mechanism = "dpsgd" }}
+paper = {{ 8 = 50.0 }}
+"""
+SECOND = """
+[[rows]]
+name = "DPSUR, beta 0"
+settings = { mechanism = "dpsur", validation_rate = 0.2 }
+cells = { 2 = { beta = 0.5 } }
+certified = { accounting = "every-trial" }
+published = { accounting = "selective" }
+"""
+
+
+@pytest.fixture
+def records(tmp_path) -> str:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 360)
+    x = (rng.normal(size=(360, 6)) + y[:, None]).astype(np.float32)
+    np.savez(tmp_path / "records.npz", x=x[60:], y=y[60:], x_test=x[:60], y_test=y[:60])
+    return str(tmp_path / "records.npz")
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+
+
+def recipe(folder: Path, records: str, more: str = SECOND, **replaced: str) -> Path:
+    text = HEAD.format(records=records) + more
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    (folder / "small.toml").write_text(text)
+    return folder / "small.toml"
+
+
+def run(path: Path, out: Path, *flags: str, expected: int = 0) -> list[dict[str, str]]:
+    """The command in this process; the lines of its CSV table."""
+    try:
+        code = main_guard(bench.command, [str(path), f"--out={out}", "--processes=1", *flags])
+    except SystemExit as end:
+        code = end.code
+    assert code == expected
+    budget = "published" if "--budget=published" in flags else "certified"
+    return list(csv.DictReader((out / f"{path.stem}-{budget}.csv").open())) if code < 2 else []
+
+
+def summaries(folder: Path, cell: str) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*/{cell}_seed-*/summary.json"))]
+
+
+def test_from_a_recipe_to_its_table(tmp_path, records, capsys):
+    path, out = recipe(tmp_path, records), tmp_path / "out"
+    lines = run(path, out, "--seeds=0,1")
+    assert [(line["row"], line["column"], line["state"], line["seeds"]) for line in lines] == [
+        (row, column, "done", "2") for row in ("DPSGD", "DPSUR, beta 0") for column in "28"
+    ]
+    for line, cell in zip(lines, ("dpsgd_2", "dpsgd_8", "dpsur-beta-0_2", "dpsur-beta-0_8"), strict=True):
+        two = summaries(out, cell)
+        accuracies = [100 * one["accuracy"] for one in two]
+        figures = [statistics.mean(accuracies), min(accuracies), max(accuracies), statistics.stdev(accuracies)]
+        figures += [max(one[f"epsilon_{c}"][0] for one in two) for c in ("certified", "published")]
+        names = ("mean", "least", "largest", "deviation", "certified_epsilon", "published_epsilon")
+        assert [float(line[name]) for name in names] == pytest.approx(figures, rel=1e-5)
+        assert len({one["run_dir"] for one in two}) == 2 and float(line["certified_epsilon"]) <= float(line["column"])
+    assert float(lines[1]["difference"]) == pytest.approx(float(lines[1]["mean"]) - 50, abs=1e-3)
+    assert lines[0]["paper"] == lines[0]["difference"] == ""
+    text = (out / "small-certified.md").read_text()
+    assert text in capsys.readouterr().out and "| DPSGD | 8 |" in text and "| 50 | +" in text and "**" not in text
+    assert (out / "small-certified.svg").read_text().count('<g id="line2d') > 4
+
+
+def test_settings_go_over_each_other_from_the_recipe_to_the_cell(tmp_path, records):
+    small = read(recipe(tmp_path, records))
+    for budget, accounting in (("certified", "every-trial"), ("published", "selective")):
+        runs = plan(small, tmp_path, budget, [4], {"rounds": 9})
+        by_name = {run.folder.name: run.config for run in runs}
+        first, second = by_name["dpsur-beta-0_2_seed-4"], by_name["dpsur-beta-0_8_seed-4"]
+        assert (first.dpsur.beta, second.dpsur.beta) == (0.5, -1.0)
+        assert (first.privacy.epsilon, second.privacy.epsilon) == (2.0, 8.0)
+        assert first.dpsur.accounting == accounting and first.privacy.budget == budget
+        assert (first.run.seed, first.rounds.rounds, first.data.clients) == (4, 9, 1)
+    many = read(recipe(tmp_path, records, title='clients = "many"\ntitle'))
+    assert plan(many, tmp_path, "certified", [0], {})[0].config.data.clients == 100
+
+
+def test_the_papers_budget_holds_its_own_column(tmp_path, records):
+    lines = run(recipe(tmp_path, records), tmp_path / "out", "--budget=published", "--rows=DPSUR, beta 0", expected=2)
+    lines = run(recipe(tmp_path, records), tmp_path / "out", "--budget=published", "--columns=2")
+    for line in lines:
+        assert 1.8 < float(line["published_epsilon"]) <= 2.0
+    assert float(lines[1]["certified_epsilon"]) > 2.0
+    assert "**" not in (tmp_path / "out" / "small-published.md").read_text()
+
+
+def test_what_failed_and_what_is_missing_stands_in_its_cell(tmp_path, records, capsys):
+    """A cell that diverges stops no other, and its reason is given; a seed that is not there yet is counted."""
+    path, out = recipe(tmp_path, records, SECOND.replace("beta = 0.5", "lr = 1e30")), tmp_path / "out"
+    lines = run(path, out, expected=1)
+    assert [line["state"] for line in lines] == ["done", "done", "failed", "done"]
+    assert "DPSUR, beta 0, 2, seed 0: " in (text := (out / "small-certified.md").read_text()) and "diverged" in text
+    assert "**failed**" in text and lines[2]["mean"] == ""
+    runs = plan(read(path), out / "small-certified", "certified", [0, 1], {})
+    states = [line.state for line in table.lines(runs, {})]
+    assert states == ["missing 1 of 2 seeds"] * 2 + ["missing", "missing 1 of 2 seeds"]
+    text = table.markdown(read(path), "certified", table.lines(runs, {}))
+    assert text.count("**missing**") == 1 and text.count("**missing 1 of 2 seeds**") == 3
+
+
+def finished(out: Path) -> dict[str, bytes]:
+    """The models and summaries of finished runs."""
+    paths = out.glob("*/*/summary.json")
+    return {str(p): p.read_bytes() + (p.parent / "model.safetensors").read_bytes() for p in paths}
+
+
+def models(out: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in out.glob("*/*/model.safetensors")}
+
+
+def wait_for(process: subprocess.Popen, condition) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None, "the child does not get on"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    """The lanes of a bench: its children that were spawned to work."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and "spawn_main" in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except (ValueError, OSError):
+            continue
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find processes by")
+def test_a_killed_bench_goes_on_and_repeats_nothing(tmp_path, records):
+    """One lane is killed, then the whole command; its lanes end with it, and what was finished stays as it was."""
+    path, out = recipe(tmp_path, records, SECOND, rounds="keep_checkpoints = 2\nrounds"), tmp_path / "out"
+    words = [sys.executable, "-m", "sim.bench", str(path), f"--out={out}", "--processes=2", "--seeds=0,1"]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for(process, lambda: len(children(process.pid)) == 2 and list(out.glob("*/*/rounds.jsonl")))
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    wait_for(process, lambda: len(finished(out)) >= 2)
+    lanes = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(map(alive, lanes)):
+        assert time.monotonic() < deadline, "a lane outlives the command"
+        time.sleep(0.05)
+    before = finished(out)
+    assert 2 <= len(before) < 8
+    lines = run(path, out, "--seeds=0,1")
+    after = finished(out)
+    assert len(after) == 8 and {name: after[name] for name in before} == before
+    assert [line["state"] for line in lines] == ["done"] * 4
+    run(path, tmp_path / "straight", "--seeds=0,1")
+    assert models(out) == models(tmp_path / "straight")
+
+
+def test_a_dead_lane_costs_its_run_alone(tmp_path, records, monkeypatch):
+    """As when the memory does not suffice: the run is said to have failed, another process takes over."""
+    from sim.benching import lanes
+
+    runs = plan(read(recipe(tmp_path, records)), tmp_path / "out", "certified", [0], {})
+    said = []
+    for run_, fault in lanes.played(runs, 2):
+        said.append((run_.folder.name, fault))
+        if len(said) == 1:
+            os.kill(children(os.getpid())[-1], signal.SIGKILL)
+    faults = [fault for _, fault in said if fault]
+    assert len(said) == 4 and len(faults) <= 1 and all("its process died" in fault for fault in faults)
+    assert len({name for name, _ in said}) == 4 and children(os.getpid()) == []
+    assert sum(run_.finished for run_ in runs) == 4 - len(faults)
+
+
+def test_a_finished_table_is_written_without_training(tmp_path, records, monkeypatch):
+    path, out = recipe(tmp_path, records), tmp_path / "out"
+    first = run(path, out)
+    monkeypatch.setattr("sim.benching.lanes.play", lambda run: pytest.fail("trained again"))
+    assert run(path, out) == first
+
+
+def test_other_settings_need_another_folder(tmp_path, records, capsys):
+    run(recipe(tmp_path, records), tmp_path / "out", "--rows=DPSGD", "--columns=2")
+    run(recipe(tmp_path, records, rounds="rounds = 4\nsteps"), tmp_path / "out", expected=2)
+    said = capsys.readouterr().err
+    assert "trained with other settings (epochs, rounds, steps)" in said and "--out" in said
+
+
+@pytest.mark.parametrize(
+    ("replaced", "flags", "parts"),
+    [
+        ({"mechanism": "mecanism"}, (), ["DPSGD, 2", "unknown setting mecanism", "did you mean mechanism?"]),
+        ({"epsilon = 2.0": "epsilon = -2.0"}, (), ["DPSGD, 2", "epsilon is -2.0"]),
+        ({"rounds = 3": "clients = 3"}, (), ["clients is 3", "sim.run"]),
+        ({"paper = { 8": "paper = { 9"}, (), ["small.toml", "'9' is no row or column"]),
+        ({'name = "8"': 'name = "2"'}, (), ["small.toml", "column '2' has the name of another"]),
+        ({"title": "titel"}, (), ["small.toml", "title"]),
+        ({"[settings]": "[settings"}, (), ["small.toml is no TOML file"]),
+        ({}, ("--rows=DPIS",), ["--rows DPIS is not in 'Small'", "known: DPSGD"]),
+        ({}, ("--processes=0",), ["processes = 0", "--processes"]),
+    ],
+)
+def test_faults_are_one_line_before_anything_runs(tmp_path, records, capsys, replaced, flags, parts):
+    run(recipe(tmp_path, records, **replaced), tmp_path / "out", *flags, expected=2)
+    said = capsys.readouterr().err
+    assert [part for part in parts if part not in said] == [] and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("budget", ["certified", "published"])
+def test_every_recipe_of_the_project_can_be_planned(tmp_path, path, budget):
+    small = read(path)
+    runs = plan(small, tmp_path, budget, [0], {})
+    assert len({run.folder for run in runs}) == len(runs) == len(cells(small, budget)) > 1
+    assert small.plot in PLOTS or small.plot.startswith("dpis_")
+
+
+def test_plots_by_column_and_by_round(tmp_path, records):
+    """Of columns, points stand in their order; by round, a mean over seeds; figures of the mechanism by their name."""
+    path, out = recipe(tmp_path, records), tmp_path / "out"
+    run(path, out, "--seeds=0,1")
+    small = read(path)
+    lines = table.lines(plan(small, out / "small-certified", "certified", [0, 1], {}), {})
+    drawn = {p: table.points(small.model_copy(update={"plot": p}), lines) for p in (*PLOTS, "acceptance_rate")}
+    assert {name: [x for x, _ in one] for name, one in drawn["column"].items()} == {
+        "DPSGD": [0, 1],
+        "DPSUR, beta 0": [0, 1],
+    }
+    assert [x for x, _ in drawn["epsilon"]["DPSGD"]] == [line.epsilon("certified") for line in lines[:2]]
+    two = [[r.accuracy for r in one.rounds] for one in lines[0].results]
+    assert drawn["accuracy"]["DPSGD, epsilon 2"] == [
+        (n, statistics.mean(pair)) for n, pair in enumerate(zip(*two, strict=True), 1)
+    ]
+    assert set(drawn["acceptance_rate"]) == {"DPSUR, beta 0, epsilon 2", "DPSUR, beta 0, epsilon 8"}

@@ -1,0 +1,91 @@
+"""Channels standardized by statistics that clients release: what is computed, and what it costs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load
+
+from mechanisms import ledger
+from mechanisms.events import Gaussian, Unprotected
+from mechanisms.plan import merge, planned
+from sim import config, session
+from sim import job as jobs
+from sim.standardize import STATISTICS_FILE, channel_moments, plan_statistics, standardized, statistics
+
+RNG = np.random.default_rng(2)
+X = (RNG.normal(size=(300, 3, 4, 4)) * [[[[0.5]], [[2.0]], [[1.0]]]] + [[[[1.0]], [[-0.2]], [[0.1]]]]).astype(
+    np.float32
+)
+SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "engine": "inline", "quiet": True, "standardize": "private"}
+
+
+def job(folder, **given) -> jobs.Job:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "records.npz", x=X, y=np.arange(300) % 3, x_test=X[:30], y_test=np.arange(30) % 3)
+    return jobs.build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
+
+
+def run(folder, **given) -> tuple[jobs.Job, dict[str, np.ndarray]]:
+    built = job(folder, **given)
+    session.rundir.create(folder / "run", built)
+    session.run(built, folder / "run", session.inline_exchange(built, folder / "run"))
+    return built, load((folder / "run" / STATISTICS_FILE).read_bytes())
+
+
+def test_moments_are_of_each_record_and_channel():
+    found = channel_moments(torch.from_numpy(X)).numpy()
+    assert found.shape == (300, 6)
+    assert np.allclose(found[:, :3], X.mean(axis=(2, 3)), atol=1e-6)
+    assert np.allclose(found[:, 3:], (X**2).mean(axis=(2, 3)), atol=1e-5)
+    flat = channel_moments(torch.from_numpy(X[:, :, 0, 0])).numpy()
+    assert np.allclose(flat, np.concatenate([X[:, :, 0, 0], X[:, :, 0, 0] ** 2], axis=1), atol=1e-5)
+
+
+def test_without_noise_every_channel_ends_at_mean_0_and_variance_1(tmp_path):
+    built, found = run(tmp_path, mechanism="none")
+    assert np.allclose(found["mean"], X.mean(axis=(0, 2, 3)), atol=1e-4)
+    assert np.allclose(found["scale"], X.std(axis=(0, 2, 3)), atol=1e-3)
+    data, public = standardized(built.dataset, (X[:5], np.arange(5)), tmp_path / "run")
+    assert np.allclose(data.x.mean(axis=(0, 2, 3)), 0, atol=1e-3) and np.allclose(
+        data.x.std(axis=(0, 2, 3)), 1, atol=1e-3
+    )
+    assert public is not None
+    for records, scaled in ((built.dataset.x_test, data.x_test), (X[:5], public[0])):
+        by_hand = (records - found["mean"][:, None, None]) / found["scale"][:, None, None]
+        assert np.allclose(scaled, by_hand, atol=1e-5)
+
+
+def test_a_variance_that_noise_has_made_negative_is_kept_above_zero():
+    assert (statistics(np.array([3.0, 0.0, 1.0, -5.0]), 2.0)["scale"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"strategy": "fedfed"}, {"strategy": "fedfed", "shared_source": "distilled", "share_budget": 0.5}]
+)
+def test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest(tmp_path, given):
+    """Kills statistics that nobody charges, and a calibration that does not know of them."""
+    built, _ = run(tmp_path, **given)
+    shared = built.sharing.charges if built.sharing else {}
+    for client, charges in ledger.read(tmp_path / "run" / "ledger").items():
+        assert charges == merge({Gaussian(8.0): 1}, shared, planned(built.plans.of(client), 2))
+    noise = built.plans.plans[0].noise_multiplier
+    plain = job(tmp_path / "plain", **given, standardize_noise=1e3).plans.plans[0].noise_multiplier
+    assert noise > plain
+
+
+def test_a_finished_release_is_not_made_again(tmp_path):
+    built, found = run(tmp_path)
+    again = session.prepare(built, tmp_path / "run", lambda requests: pytest.fail("somebody was asked again"))
+    assert np.array_equal(load((tmp_path / "run" / STATISTICS_FILE).read_bytes())["mean"], found["mean"])
+    assert not np.array_equal(again.dataset.x, built.dataset.x)
+
+
+def test_the_plan_follows_the_settings():
+    given = config.load(None, SETTINGS | {"dataset": "x.npz", "standardize_noise": 3.0, "standardize_clip": 0.5})
+    private = plan_statistics(given, private=True)
+    assert private.round_charges(1) == {Gaussian(3.0): 1} and private.clip_norm == 0.5
+    open_ = plan_statistics(given, private=False)
+    assert open_.round_charges(1) == {Unprotected(1.0): 1} and math.isinf(open_.clip_norm)
+    assert plan_statistics(config.load(None, {"dataset": "x.npz"}), private=True) is None
