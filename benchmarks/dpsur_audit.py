@@ -189,10 +189,10 @@ def picture(rows: list[dict]) -> Figure:
         axes.plot(row["at_steps"], row["certified"], color="#2b6cb0", label="certified")
         axes.plot(row["at_steps"], row["true_at_least"], color="#c53030", label="true, at least")
         axes.plot(row["at_steps"], row["published"], color="#dd7a1b", linestyle=":", label="published")
-        axes.set(xlabel="accepted steps", xlim=(0, None), ylim=(0, None))
+        axes.set(xlabel="accepted steps", xlim=(0, max(row["at_steps"])))
         axes.set_title(f"q_v = {row['validation_rate']:g}, s_v = {row['validation_noise']:g}, beta = {row['beta']:g}")
         axes.grid(color="#e2e8f0")
-    figure.axes[0].set(ylabel="epsilon")
+    figure.axes[0].set(ylabel="epsilon", ylim=(0, 1.05 * max(max(row["certified"]) for row in rows)))
     figure.axes[0].legend(frameon=False)
     return figure
 

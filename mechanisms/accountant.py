@@ -9,7 +9,7 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -122,9 +122,14 @@ def epsilon(
     return result
 
 
-@functools.lru_cache(maxsize=20_000)
+@functools.lru_cache(maxsize=100_000)
 def _epsilon(items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...]) -> Guarantee:
     return guarantee(dict(items), delta, column, orders)
+
+
+def prepare(histories: Iterable[Charges], column: str) -> None:
+    """Make :func:`epsilon` of many different charges quick: their curves are computed together."""
+    curves.prepare((event for charges in histories for event in charges), default_orders(column), column)
 
 
 def check_delta(delta: float) -> None:

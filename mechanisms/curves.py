@@ -5,7 +5,7 @@ appear here: `mechanisms.accountant` multiplies them. A new kind of event regist
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from mechanisms.visible import every_trial, visible
 Floats = NDArray[np.float64]
 
 COLUMNS = ("certified", "published")
+
+MANY = 100  # curves from which on it pays to compute them together
+MOST_KEPT = 100_000  # curves; some 100 MB
+_KEPT: dict[tuple[events.Event, tuple[float, ...], str], Floats] = {}
 
 
 def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
@@ -35,19 +39,42 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
     Raises:
         ValueError: unknown column, an order not above 1, or an event without a curve.
     """
-    return _cached(event, tuple(map(float, orders)), column)
+    key = (event, tuple(map(float, orders)), column)
+    if key not in _KEPT:
+        _keep(key, _checked(*key))
+    return _KEPT[key]
 
 
-@functools.lru_cache(maxsize=20_000)
-def _cached(event: events.Event, orders: tuple[float, ...], column: str) -> Floats:
+def prepare(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
+    """Compute the curves of many Poisson-sampled Gaussians together and keep them for :func:`rdp`, as is much faster.
+
+    Values may differ from those of one event alone in the last bits.
+    """
+    grid = tuple(map(float, orders))
+    new = {e for e in given if isinstance(e, events.SampledGaussian) and e.sample_rate < 1.0}
+    todo = sorted((e for e in new if (e, grid, column) not in _KEPT), key=repr)
+    if len(todo) < MANY:
+        return
+    rates, noises = [e.sample_rate for e in todo], [e.noise_multiplier for e in todo]
+    values = np.stack([sampled_gaussian.rdp(rates, noises, order) for order in grid], axis=1)
+    for event, row in zip(todo, values, strict=True):
+        _keep((event, grid, column), row.copy())
+
+
+def _keep(key: tuple[events.Event, tuple[float, ...], str], values: Floats) -> None:
+    if len(_KEPT) >= MOST_KEPT:
+        _KEPT.clear()
+    values.setflags(write=False)
+    _KEPT[key] = values
+
+
+def _checked(event: events.Event, orders: tuple[float, ...], column: str) -> Floats:
     if column not in COLUMNS:
         raise ValueError(f"column = {column!r} must be one of {', '.join(COLUMNS)}; certified is the proved one")
     if not all(order > 1.0 for order in orders):
         raise ValueError(f"orders = {list(orders)} must all be above 1; Renyi divergence is used above 1 only")
     values = np.asarray(curve(event, np.array(orders), column), dtype=np.float64)
-    values = np.where(np.isnan(values), np.inf, values)
-    values.setflags(write=False)
-    return values
+    return np.where(np.isnan(values), np.inf, values)
 
 
 @functools.singledispatch

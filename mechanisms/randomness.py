@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.random.bit_generator import ISeedSequence
 
 SERVER = -1
 """The client number of draws that belong to nobody: picking clients, partitions, initial weights."""
@@ -32,7 +31,7 @@ def _digest(key: bytes, purpose: str, round_: int, client: int, bits: int) -> by
     return hashlib.blake2b(name, key=hashlib.sha256(key).digest(), digest_size=bits // 8).digest()
 
 
-class _Key(ISeedSequence):
+class _Key(np.random.bit_generator.ISeedSequence):
     """Philox takes its key from here as it is. ``Philox(key=...)`` sets the same state in three times the time."""
 
     def __init__(self, digest: bytes):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mechanisms.accountant import Charges, epsilon
+from mechanisms.accountant import Charges, epsilon, prepare
 from mechanisms.allotment import payable
 from mechanisms.events import Event
 from mechanisms.plan import Plan, PlanTable, merge, most
@@ -72,6 +72,7 @@ class Budgets:
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whose next round stays within the target."""
         after, place = self._after_a_round(most)
+        prepare(after, self._column)
         within = [
             np.isinf(self._target) or epsilon(c, self._delta, self._column).epsilon <= self._target for c in after
         ]
@@ -80,6 +81,7 @@ class Budgets:
     def epsilons(self, column: str) -> np.ndarray:
         """Float64 ``[clients]``: spent so far, in the column ``certified`` or ``published``."""
         used, place = np.unique(self._history, return_inverse=True)
+        prepare((self._histories[h] for h in used), column)
         return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[place]
 
     def charges_of(self, client: int) -> Charges:

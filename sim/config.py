@@ -107,10 +107,9 @@ def _put(values: Values, layer: Values) -> None:
 
 
 def _refuse_contradictions(flags: Values) -> None:
-    for pair in RIVALS:
-        if all(flags.get(name) is not None for name in pair):
-            first, second = (f"{SETTINGS[name].flag} {flags[name]}" for name in pair)
-            raise ValueError(f"{first} and {second} contradict each other: drop one of the two")
+    if flags.keys() >= {"sample_rate", "batch_size"} and flags["batch_size"] is not None:
+        given = f"--sample-rate {flags['sample_rate']} and --batch-size {flags['batch_size']}"
+        raise ValueError(f"{given} contradict each other: drop one of the two")
     implied = {name: (other, wanted) for name, (other, wanted) in IMPLIED.items() if name in flags}
     for name, (other, wanted) in implied.items():
         if other in flags and flags[other] not in wanted:

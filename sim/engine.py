@@ -7,10 +7,8 @@ again; but not in a release, where a second draw would be a second charge that n
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,27 +23,22 @@ from client.messages import Answering
 from server.app import exchange_over
 from server.federation import Exchange
 from sim import job as jobs
+from sim.cluster import Ready, workers_of
 from sim.nodes import Host
 
 TRIES = 3
 NODE_FAILED = 1
 
 
-@contextmanager
-def ray_exchange(job: jobs.Job, run_dir: Path) -> Iterator[Exchange]:
-    """Join a Ray cluster, or start one on this machine, with the job's groups in its workers."""
+def ray_exchange(job: jobs.Job, run_dir: Path, ready: Ready) -> Exchange:
+    """The job's groups in workers of the Ray cluster that is there when ``ready`` returns."""
     run = job.config.run
-    workers = run.workers or os.cpu_count() or 1
-    own = {} if run.ray_address else {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
-    ray.init(address=run.ray_address or "local", logging_level="ERROR", log_to_driver=False, **own)
-    try:
-        gpus = run.gpus_per_worker
-        if gpus is None:
-            gpus = ray.cluster_resources().get("GPU", 0) / workers if jobs.device_of(job.config).type == "cuda" else 0
-        grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
-        yield exchange_over(grid, list(grid.get_node_ids()), run={})
-    finally:
-        ray.shutdown()
+    workers, gpus = workers_of(run), run.gpus_per_worker
+    ready()
+    if gpus is None:
+        gpus = ray.cluster_resources().get("GPU", 0) / workers if jobs.device_of(job.config).type == "cuda" else 0
+    grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
+    return exchange_over(grid, list(grid.get_node_ids()), run={})
 
 
 class _Worker:

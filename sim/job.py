@@ -147,7 +147,9 @@ def local_steps(config: Config, size: int) -> int:
 
 
 def _check_public(config: Config) -> None:
-    """Refuse a mechanism that looks at public records where there are none."""
+    """Refuse a mechanism that looks at public records where there are none, and to measure on none."""
+    if config.data.evaluate_on == "validation" and not config.data.validation_records:
+        raise ValueError("evaluate_on is validation, but validation_records is 0: give --validation-records")
     looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
     if looks and not config.data.public_records:
         raise ValueError("screening_data is public, but public_records is 0: give --public-records")

@@ -17,9 +17,12 @@ def command(argv: Sequence[str]) -> None:
     from sim.environment import prepare
 
     prepare()
-    from sim.session import train
+    from sim.cluster import starting
 
-    train(request)
+    with starting(request.config.run) as ready:
+        from sim.session import train
+
+        train(request, ready)
 
 
 if __name__ == "__main__":

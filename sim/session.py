@@ -1,6 +1,6 @@
 """One run from beginning to end: job, run directory, engine, rounds, report."""
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
 from pathlib import Path
 
 from server import loop
@@ -10,18 +10,22 @@ from server.store import Store
 from sim import job as jobs
 from sim import rundir
 from sim.cli import Request
+from sim.cluster import Ready, starting
 from sim.nodes import Host
 from sim.preparation import prepare
 from sim.progress import Progress
 from sim.report import write_report
 
 
-def train(request: Request) -> Path:
-    """Train as a parsed command line asks; returns the run directory.
+def train(request: Request, ready: Ready | None = None) -> Path:
+    """Train as a parsed command line asks, on Ray where that is ``ready`` or else started; returns the run directory.
 
     Raises:
         ValueError: anything the user can mend.
     """
+    if ready is None:
+        with starting(request.config.run) as ready:
+            return train(request, ready)
     jobs.single_thread()
     if request.resume is None:
         folder = rundir.choose(request.config)
@@ -29,8 +33,7 @@ def train(request: Request) -> Path:
         rundir.create(folder, job)
     else:
         folder, job = request.resume, jobs.build(request.config)
-    with _engine(job, folder) as exchange:
-        run(job, folder, exchange)
+    run(job, folder, _engine(job, folder, ready))
     return folder
 
 
@@ -59,12 +62,20 @@ def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
         progress.finished(summary)
 
 
-def _engine(job: jobs.Job, folder: Path) -> AbstractContextManager[Exchange]:
-    if job.config.run.engine == "ray":
-        from sim.engine import ray_exchange
+def _engine(job: jobs.Job, folder: Path, ready: Ready) -> Exchange:
+    if job.config.run.engine == "inline":
+        return inline_exchange(job, folder)
+    from sim.engine import ray_exchange
 
-        return ray_exchange(job, folder)
-    return nullcontext(inline_exchange(job, folder))
+    threading.Thread(target=_foresee).start()
+    return ray_exchange(job, folder, ready)
+
+
+def _foresee() -> None:
+    """Import what the end of a run needs, while this process has nothing to do but wait for its workers."""
+    from dp_accounting import pld  # noqa: F401
+
+    from sim import plots  # noqa: F401
 
 
 def inline_exchange(job: jobs.Job, folder: Path) -> Exchange:

@@ -1,9 +1,9 @@
 """The settings of the data and of the simulation itself. No torch here: the command line imports this."""
 
 import re
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from mechanisms.settings import Settings
 
@@ -67,12 +67,6 @@ class Data(Settings):
     evaluate_on: Literal["test", "validation"] = Field(
         "test", description="records that models are measured on; choose settings by validation, never by test"
     )
-
-    @model_validator(mode="after")
-    def _something_to_evaluate_on(self) -> Self:
-        if self.evaluate_on == "validation" and not self.validation_records:
-            raise ValueError("evaluate_on is validation, but validation_records is 0: give --validation-records")
-        return self
 
 
 class Execution(Settings):

@@ -33,7 +33,7 @@ def words_of(data: Data, dataset: Dataset) -> Words | None:
     """The words of a data set as the settings want them; None where records are numbers.
 
     Raises:
-        ValueError: a setting of words for a data set without any; a faulty file of vectors.
+        ValueError: a setting of words for a data set without any, or of numbers for words; a faulty file of vectors.
     """
     if not dataset.words:
         for name, given in (("word_vectors", data.word_vectors), ("train_embedding", data.train_embedding)):
@@ -41,6 +41,10 @@ def words_of(data: Data, dataset: Dataset) -> Words | None:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(f"{name} is {given}, but {dataset.name} has no words: drop {flag}, or --dataset imdb")
         return None
+    if data.standardize != "none":
+        raise ValueError(
+            f"standardize is {data.standardize}, but the numbers of words have no mean to speak of: drop --standardize"
+        )
     vectors = None
     if data.word_vectors:
         numbers = imdb.numbers(directory(data.data_dir))

@@ -13,9 +13,10 @@ from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Plan, planned
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS, plan_table
-from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
+from mechanisms.settings import Dpsur, Privacy, Screening, Settings
 from sim.auditing.canaries import CanaryGradients
 from sim.auditing.many_run import World
+from sim.fields import TABLES
 
 DELTA = 1e-2
 """Of every claim here: a threshold shows more of a given epsilon where delta is not too small for the runs."""
@@ -23,13 +24,11 @@ CONFIDENCE = 0.999
 KEY = seed_key(1)
 OWN: dict[str, Settings] = {
     "dpsur": Dpsur(validation_noise=30.0),
-    "dpis": Dpis(),
-    "dphero": DpHero(),
     "screening": Screening(screening_stages=1, screening_clip=0.03),
-    "dpagd": Dpagd(),
 }
+"""Settings that differ from the mechanism's defaults."""
 
-LOUDER = {"dpsur": 1.15, "screening": 1.15}
+LOUDER = {"dpsur": 0.9, "screening": 1.1}
 """Noise in units of what DPSGD needs, where a search for the smallest one would take longer than the audit."""
 
 INPUTS = CLASSES = 2
@@ -41,11 +40,12 @@ LOUD, QUIET = 1, 2
 
 def plan(mechanism: str, target: float, own: Settings | None = None, steps: int = 3, **privacy: Any) -> Plan:
     """A plan of the mechanism whose single round costs ``target``, or not much less."""
-    if mechanism in LOUDER:
+    if mechanism in LOUDER and own is None:
         of_dpsgd = plan("dpsgd", target, steps=steps, **privacy)
         privacy["noise_multiplier"] = LOUDER[mechanism] * getattr(of_dpsgd, "noise_multiplier", 0.0)
+    own = own or OWN.get(mechanism) or (TABLES[mechanism]() if mechanism in TABLES else None)
     settings = Privacy(mechanism=mechanism, epsilon=target, delta=DELTA, **privacy)
-    return plan_table(settings, own or OWN.get(mechanism), steps, 1, np.array([4])).of(0)
+    return plan_table(settings, own, steps, 1, np.array([4])).of(0)
 
 
 def claimed(plan: Plan, rounds: int = 1) -> float:

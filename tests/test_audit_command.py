@@ -7,6 +7,7 @@ import pytest
 
 from mechanisms.accountant import epsilon
 from mechanisms.ledger import read
+from mechanisms.registry import MECHANISMS
 from sim import wording
 from sim.audit import command, own_flags
 from sim.cli import main_guard
@@ -56,7 +57,7 @@ def test_the_black_box_sees_the_final_model_only(tmp_path):
     assert found["view"] == "black-box" and found["epsilon_lower"] > 0
 
 
-@pytest.mark.parametrize("mechanism", ["dpsur", "dpis", "dphero", "screening", "dpagd"])
+@pytest.mark.parametrize("mechanism", [name for name, row in MECHANISMS.items() if row.private])
 def test_every_mechanism_can_be_audited(tmp_path, mechanism):
     flags = ("--clients=2", "--rounds=2", "--mechanism", mechanism, "--noise-multiplier=2", "--epsilon=none")
     found = audited(tmp_path, *flags, "--sample-rate=0.5", "--canaries=100", "--delta=1e-4")

@@ -207,7 +207,7 @@ def test_a_killed_bench_goes_on_and_repeats_nothing(tmp_path, records):
     assert models(out) == models(tmp_path / "straight")
 
 
-def test_a_dead_lane_costs_its_run_alone(tmp_path, records, monkeypatch):
+def test_a_dead_lane_costs_its_run_alone(tmp_path, records):
     """As when the memory does not suffice: the run is said to have failed, another process takes over."""
     from sim.benching import lanes
 
@@ -215,12 +215,13 @@ def test_a_dead_lane_costs_its_run_alone(tmp_path, records, monkeypatch):
     said = []
     for run_, fault in lanes.played(runs, 2):
         said.append((run_.folder.name, fault))
-        if len(said) == 1:
-            os.kill(children(os.getpid())[-1], signal.SIGKILL)
+        if len(said) == 1:  # one lane is idle and will be given the third run, the other is at the second
+            for lane in children(os.getpid()):
+                os.kill(lane, signal.SIGKILL)
     faults = [fault for _, fault in said if fault]
-    assert len(said) == 4 and len(faults) <= 1 and all("its process died" in fault for fault in faults)
+    assert len(said) == 4 and 1 <= len(faults) <= 2 and all("its process died" in fault for fault in faults)
     assert len({name for name, _ in said}) == 4 and children(os.getpid()) == []
-    assert sum(run_.finished for run_ in runs) == 4 - len(faults)
+    assert runs[0].finished and runs[3].finished and sum(run_.finished for run_ in runs) >= 4 - len(faults)
 
 
 def test_a_finished_table_is_written_without_training(tmp_path, records, monkeypatch):

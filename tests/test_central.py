@@ -236,7 +236,7 @@ def test_what_models_are_measured_on_changes_no_model(tmp_path, records):
 
 def test_there_must_be_records_left(records):
     with pytest.raises(ValueError, match="evaluate_on is validation, but validation_records is 0"):
-        config.load(None, {"evaluate_on": "validation"})
+        jobs.build(config.load(None, {"dataset": records, "evaluate_on": "validation"}))
     dataset = jobs.build(config.load(None, {"dataset": records})).dataset
     with pytest.raises(ValueError, match=r"validation_records is 300.*lower --validation-records"):
         hold_out(dataset, 300, True, np.random.default_rng(0))

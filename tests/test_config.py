@@ -31,7 +31,7 @@ def values_of(setting: Setting) -> st.SearchStrategy:
 
 
 def overrides() -> st.SearchStrategy:
-    bound = ("epochs", "partition", "shards_per_client")  # they contradict others
+    bound = ("epochs", "partition", "shards_per_client", "batch_size")  # they contradict others
     free = {name: values_of(s) for name, s in SETTINGS.items() if name not in bound}
     return st.fixed_dictionaries({}, optional=free)
 

@@ -113,3 +113,19 @@ def test_what_has_no_curve_is_refused():
         curves.rdp(SampledGaussian(0.1, 1.0), [1, 2], "certified")
     with pytest.raises(ValueError, match="has no curve"):
         curves.rdp(Event(), [2], "certified")
+
+
+def test_curves_computed_together_are_those_of_each_event_alone(monkeypatch):
+    """To the last digits but a few; also where rates, noises and kinds are mixed. Kills rows that are swapped."""
+    monkeypatch.setattr(curves, "_KEPT", {})
+    rng = np.random.default_rng(3)
+    rates, noises = 10 ** rng.uniform(-4, -0.1, 150), rng.uniform(0.4, 9, 150)
+    many = [SampledGaussian(*pair) for pair in zip(rates, noises, strict=True)]
+    orders = (1.25, 3.0, 7.5, 64.0)
+    curves.prepare([*many, SampledGaussian(1.0, 2.0)], orders, "certified")
+    together = [curves.rdp(event, orders, "certified") for event in many]
+    assert len(curves._KEPT) == 150
+    monkeypatch.setattr(curves, "_KEPT", {})
+    curves.prepare(many[: curves.MANY - 1], orders, "certified")
+    assert not curves._KEPT  # few are computed one by one
+    np.testing.assert_allclose(together, [curves.rdp(event, orders, "certified") for event in many], rtol=1e-9)

@@ -2,6 +2,10 @@
 
 import functools
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,17 +18,21 @@ from safetensors.numpy import load
 from client.messages import TrainRequest, Upload
 from mechanisms import ledger
 from mechanisms.accountant import epsilon
+from mechanisms.events import VisibleChoice
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
 from sim import config, preparation, session, wording
 from sim import job as jobs
+from sim.cli import main_guard
 from sim.nodes import SHARED_FILE, distiller
+from sim.run import command
 from strategies.distillation import Distiller, sensitive
 from strategies.fedfed import fedfed
 from strategies.settings import Aggregation, FedFed
 from tests import small
 
+ROOT, PATIENCE = Path(__file__).parent.parent, 120.0
 SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "sample_rate": 0.5, "engine": "inline", "chunk_clients": 2}
 SOURCES = {
     "prototypes": {"shared_source": "prototypes"},
@@ -139,6 +147,29 @@ def test_a_release_that_was_finished_is_not_made_again(tmp_path, at):
     for client in range(6):
         assert again.spent(up_to_round=0)[client] == world.job.sharing.charges
     assert held is None or np.array_equal(held["x"], again.shared["x"])
+
+
+@pytest.mark.parametrize("sign", ["distill/checkpoints/*.json", "share/uploads/*", SHARED_FILE])
+def test_a_killed_server_goes_on_without_releasing_twice(tmp_path, sign):
+    """Killed for real while the generator trains, while groups release, and once D^s is there."""
+    np.savez(tmp_path / "records.npz", x=np.random.default_rng(0).normal(size=(120, 4)), y=np.arange(120) % 3)
+    given = SETTINGS | SOURCES["distilled"] | {"strategy": "fedfed", "groups": 3, "dataset": tmp_path / "records.npz"}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (given | {"rounds": 40}).items()]
+    words = [sys.executable, "-m", "sim.run", "--quiet", "--release", f"--out={tmp_path}", "--name=run", *flags]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + PATIENCE
+        while not list((tmp_path / "run").glob(sign)) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    path = tmp_path / "run" / SHARED_FILE
+    held = path.read_bytes() if path.exists() else None
+    assert main_guard(command, ["--resume", str(tmp_path / "run"), "--quiet"]) == 0
+    assert held is None or path.read_bytes() == held
+    spent, before = ledger.read(tmp_path / "run" / "ledger"), ledger.read(tmp_path / "run" / "ledger", up_to_round=0)
+    assert max(epsilon(charges, 1e-5).epsilon for charges in spent.values()) <= 8.0
+    if sign == SHARED_FILE:
+        releases = {kind: count for kind, count in before[0].items() if isinstance(kind, VisibleChoice)}
+        assert list(releases.values()) == [1]
 
 
 def test_a_release_made_twice_is_paid_for_and_a_client_retires_earlier(tmp_path, monkeypatch):

@@ -162,6 +162,7 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
         (["--dataset=digits", "--train-embedding"], "train_embedding is True, but digits has no words"),
         (["--word-vectors=absent.txt"], "word_vectors = absent.txt cannot be read"),
         (["--features=scattering"], "no scattering features"),
+        (["--standardize=private"], "standardize is private, but the numbers of words"),
         (["--strategy=fedfed", "--shared-source=prototypes"], "shared_source is prototypes, but noise on the numbers"),
     ],
 )

@@ -67,7 +67,9 @@ def test_a_run_without_rounds(tmp_path):
 
 
 def test_a_single_client(tmp_path):
-    assert "largest of 1 client;" in text_of(make(tmp_path / "central", clients=1))
+    text = text_of(make(tmp_path / "central", clients=1))
+    assert "largest of 1" not in text and "1 client" in text and "One client holds all" in text
+    assert "at delta 1e-05; target 8" in text and "Budget" in text and "Retired clients" not in text
 
 
 def test_a_release_says_so(tmp_path):

@@ -137,10 +137,8 @@ def plant(
         own_labels, coordinates = (y[records] + rng.integers(1, classes, count)) % classes, table
     labels = y.copy()
     labels[records] = own_labels
-    placed = (torch.from_numpy(array).to(device) for array in (labels, table))
-    return Canaries(
-        records, included, own_labels, coordinates, Planted(next(placed), absent, next(placed), classes, size)
-    )
+    planted = Planted(torch.from_numpy(labels).to(device), absent, torch.from_numpy(table).to(device), classes, size)
+    return Canaries(records, included, own_labels, coordinates, planted)
 
 
 def _ranks(records: NDArray[np.int64], owned: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

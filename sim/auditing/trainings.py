@@ -17,7 +17,7 @@ from mechanisms.plan import planned
 from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
-from sim.job import Job, local_steps
+from sim.job import Job, device_of, local_steps
 
 TOGETHER = 8
 """Trainings of one cohort."""
@@ -29,7 +29,7 @@ class Trained:
 
     Attributes:
         job: the configuration, its data and its model.
-        params: ``[K, P]``.
+        params: ``[K, P]``, on the CPU.
         epsilon: the largest certified epsilon of the K trainings, at the configuration's delta.
     """
 
@@ -55,8 +55,9 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
     own = getattr(config, config.privacy.mechanism, None)
     table = plan_table(config.privacy, own, steps, 1, sizes)
-    start = job.gradients.layout.initial(job.model)
-    x, y = torch.from_numpy(job.dataset.x), torch.from_numpy(job.dataset.y)
+    device = device_of(config)
+    start = job.gradients.layout.initial(job.model).to(device)
+    x, y = (torch.from_numpy(array).to(device) for array in (job.dataset.x, job.dataset.y))
     models = []
     for at in range(0, len(owned), TOGETHER):
         numbers = range(at, min(at + TOGETHER, len(owned)))
@@ -65,13 +66,13 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
             gradients=job.gradients,
             data=CohortData(x, y, [owned[k] for k in numbers]),
             plans=plans,
-            streams=Streams(key, 1, numbers, x.device),
+            streams=Streams(key, 1, numbers, device),
             optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
-            learning_rate=_rates(config.local, torch.tensor([float(plan.steps) for plan in plans])),
+            learning_rate=_rates(config.local, torch.tensor([float(p.steps) for p in plans], device=device)),
             nth=[1] * len(plans),
             accounts=[Account(p.allotment.order, p.allotment.rdp) for p in plans if isinstance(p, AdaptivePlan)],
         )
-        models.append(local_round(row, cohort, start).params)
+        models.append(local_round(row, cohort, start).params.cpu())
     spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
     return Trained(job, torch.cat(models), spent)
 

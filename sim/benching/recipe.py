@@ -109,7 +109,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Its row and its column, as far as they say something."""
+        """Its row and its column."""
         return f"{self.row}, {self.column}"
 
     def config(self, given: Values, central: bool) -> Config:

@@ -708,9 +708,16 @@ MUTANTS = (
     Mutant(
         "training is planned as if nothing had been shared",
         "sim/job.py",
-        "prior = sharing.charges if sharing else {}",
-        "prior = {}",
+        "sharing.charges if sharing else {})",
+        "{})",
         (FEDFED_TEST + "every_client_pays_for_sharing_and_training_what_was_planned_and_no_more",),
+    ),
+    Mutant(
+        "statistics of channels are free",
+        "sim/job.py",
+        "prior = merge(statistics.round_charges(1) if statistics else {}, ",
+        "prior = merge(",
+        ("tests/test_standardize.py::test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest",),
     ),
     Mutant(
         "the shared records' gradient is joined before the private sum is weighted",
