@@ -1,15 +1,17 @@
 """Ours against plain Flower + Ray + Opacus, on the default federated run: digits, 100 clients, 10 rounds, local DPSGD.
 
-Both sides are whole commands, started by this script one at a time and in turns (the side that goes first changes with
-every repeat, so that neither always meets the warmer machine):
+All sides are whole commands, started by this script one at a time and in turns (the side that goes first changes with
+every repeat, so that none always meets the warmer machine):
 
-    peer   PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ...
-    ours   OURS-PYTHON -m sim.run --dataset digits --engine ray ...        (run directory in a temporary folder)
+    peer     PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ...
+    ray      OURS-PYTHON -m sim.run --dataset digits --engine ray ...      (run directory in a temporary folder)
+    inline   the same with --engine inline
 
 Two figures are taken of each run: the wall-clock seconds of the whole process, measured here from before its start to
 after its exit, and the median seconds of its rounds after the first, as it reports them itself (the first round holds
-the start of the workers). Reported are minimum, median and maximum over the repeats, and three ratios peer / ours:
-of the medians, the least favourable to us (the peer's fastest run over our slowest) and the most favourable.
+the start of the workers). Reported are minimum, median and maximum over the repeats, and for each of our engines three
+ratios peer / ours: of the medians, the least favourable to us (the peer's fastest run over our slowest) and the most
+favourable.
 
     python benchmarks/compare_default.py --ours-python .venv/bin/python --peer-python .venv-peer/bin/python --repeats 5
 
@@ -35,6 +37,8 @@ OUR_MODELS = {"cnn": "benchmarks.digits_cnn:DigitsCNN"}
 """Where our name for the peer's model is another one."""
 BASELINE_PRIVACY = ("--mechanism=dpsgd", "--clip-norm=1", "--epsilon=none")
 """As the baseline: no client retires. Ours keeps its ledgers and writes its epsilons all the same, inside the time."""
+SIDES = ("peer", "ray", "inline")
+"""The baseline, and our engines."""
 MEASURES = {"whole_process": "whole process", "round_after_first": "a round after the first"}
 
 
@@ -77,10 +81,10 @@ def run_peer(arguments: argparse.Namespace, repeat: int) -> tuple[Run, dict]:
     return run, {"versions": report["versions"], "parameters": report["parameters"]}
 
 
-def run_ours(arguments: argparse.Namespace, repeat: int) -> Run:
+def run_ours(arguments: argparse.Namespace, repeat: int, engine: str) -> Run:
     load = load_average()
     with tempfile.TemporaryDirectory() as folder:
-        command = [arguments.ours_python, "-m", "sim.run", "--dataset=digits", f"--engine={arguments.engine}"]
+        command = [arguments.ours_python, "-m", "sim.run", "--dataset=digits", f"--engine={engine}"]
         command += [f"--model={OUR_MODELS.get(arguments.model, arguments.model)}", *BASELINE_PRIVACY]
         command += task_flags(arguments, arguments.seed + repeat)
         command += [f"--out={folder}", "--name=benchmark", "--quiet", *arguments.ours_flags]
@@ -90,7 +94,7 @@ def run_ours(arguments: argparse.Namespace, repeat: int) -> Run:
     if len(rounds) != arguments.rounds:
         raise RuntimeError(f"rounds.jsonl holds {len(rounds)} rounds, {arguments.rounds} were asked for")
     per_round = statistics.median(record["seconds"] for record in rounds[1:])
-    return Run("ours", repeat, seconds, per_round, rounds[-1].get("accuracy"), load)
+    return Run(engine, repeat, seconds, per_round, rounds[-1].get("accuracy"), load)
 
 
 def load_average() -> float | None:
@@ -112,9 +116,7 @@ def ratios(peer: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
 
 def summarize(runs: list[Run], task: dict, peer_facts: dict) -> dict:
     seconds = {
-        measure: {
-            side: spread([getattr(run, measure) for run in runs if run.side == side]) for side in ("peer", "ours")
-        }
+        measure: {side: spread([getattr(run, measure) for run in runs if run.side == side]) for side in SIDES}
         for measure in MEASURES
     }
     return {
@@ -122,7 +124,10 @@ def summarize(runs: list[Run], task: dict, peer_facts: dict) -> dict:
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
         "peer": peer_facts,
         "seconds": seconds,
-        "ratio_peer_to_ours": {measure: ratios(sides["peer"], sides["ours"]) for measure, sides in seconds.items()},
+        "ratio_peer_to_ours": {
+            measure: {engine: ratios(sides["peer"], sides[engine]) for engine in SIDES[1:]}
+            for measure, sides in seconds.items()
+        },
         "runs": [asdict(run) for run in runs],
     }
 
@@ -133,20 +138,21 @@ def to_markdown(summary: dict) -> str:
     lines = [
         f"Digits, {task['clients']} clients (Dirichlet {task['dirichlet']}), {task['rounds']} rounds of "
         f"{task['steps']} local DPSGD steps, {task['model']}, sample rate {task['sample_rate']}, noise multiplier "
-        f"{task['noise_multiplier']}, {task['workers']} workers, engine {task['engine']}; {task['repeats']} "
+        f"{task['noise_multiplier']}, {task['workers']} workers; {task['repeats']} "
         f"alternating runs a side on {machine['cpus']} CPUs ({machine['system']}). Peer: {versions}.",
         "",
-        "| seconds | peer min | median | max | ours min | median | max | peer / ours, medians | least | most |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| seconds | side | min | median | max | peer / ours, medians | least | most |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for measure, title in MEASURES.items():
-        sides, ratio = summary["seconds"][measure], summary["ratio_peer_to_ours"][measure]
-        cells = [f"{sides[side][key]:.3g}" for side in ("peer", "ours") for key in ("min", "median", "max")]
-        cells += [f"{ratio[key]:.1f}" for key in ("median", "least", "most")]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        for side, seconds in summary["seconds"][measure].items():
+            ratio = summary["ratio_peer_to_ours"][measure].get(side, {})
+            cells = [title, side, *(f"{seconds[key]:.3g}" for key in ("min", "median", "max"))]
+            cells += [f"{ratio[key]:.1f}" if ratio else "" for key in ("median", "least", "most")]
+            lines.append(f"| {' | '.join(cells)} |")
     accuracies = {
         side: [run["accuracy"] for run in summary["runs"] if run["side"] == side and run["accuracy"] is not None]
-        for side in ("peer", "ours")
+        for side in SIDES
     }
     texts = [f"{side} {statistics.median(values):.3f}" for side, values in accuracies.items() if values]
     return "\n".join([*lines, "", f"Median accuracy after the last round: {', '.join(texts)}."])
@@ -167,7 +173,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sample-rate", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next ones count up")
-    parser.add_argument("--engine", choices=("ray", "inline"), default="ray", help="ours")
     parser.add_argument("--ours-flags", nargs=argparse.REMAINDER, default=[], help="last: passed to our command as is")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one run")
     parser.add_argument("--out", type=Path, help="folder for compare_default.json and compare_default.md")
@@ -191,11 +196,11 @@ def main() -> None:
     runs: list[Run] = []
     peer_facts: dict = {}
     for repeat in range(arguments.repeats):
-        for side in ("peer", "ours") if repeat % 2 == 0 else ("ours", "peer"):
+        for side in SIDES[repeat % 3 :] + SIDES[: repeat % 3]:
             if side == "peer":
                 run, peer_facts = run_peer(arguments, repeat)
             else:
-                run = run_ours(arguments, repeat)
+                run = run_ours(arguments, repeat, side)
             runs.append(run)
             print(f"{side} {repeat + 1}/{arguments.repeats}: {run.whole_process:.2f} s", file=sys.stderr, flush=True)
     private = ("ours_python", "peer_python", "timeout", "out")

@@ -21,6 +21,12 @@ class Local(Settings):
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay of lr over the run's local steps"
     )
+    memory_limit: int | None = Field(
+        None,
+        ge=1,
+        description="tensors of one pass, all clients together [MiB]; 'none': as the cache allows, 64 on a CPU, 1024 "
+        "on a GPU",
+    )
     max_records: int | None = Field(
         None, ge=1, description="records in one pass, all clients together [records]; 'none': as the cache allows"
     )

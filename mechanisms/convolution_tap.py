@@ -2,19 +2,29 @@
 
 A convolution is a linear layer on patches: the gradient of its weight is, for each record, a sum over the output's
 pixels of (gradient of the pixel) times (patch of the input under it). Stride, dilation, groups and every padding act
-on how patches are cut only.
+on how patches are cut only. Where there are many pixels and channels, a CPU's own convolution kernels form the same
+gradients in half of the time and without patches: each record is a group of channels of its own.
 """
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn import grad
 
 from mechanisms.forms import Form, Held, outer_products
 from mechanisms.taps import Tap
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_WEIGHT_GRADIENTS: dict[int, Callable[..., Tensor]] = {
+    1: grad.conv1d_weight,
+    2: grad.conv2d_weight,
+    3: grad.conv3d_weight,
+}
+# With fewer, patches are as fast or faster (docs/decisions/0009-speed.md).
+_PIXELS, _CHANNELS = 196, 16
 # Stride, padding and dilation, as torch takes them.
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
 
@@ -66,8 +76,25 @@ class ConvolutionTap(Tap):
             left = matrix.unsqueeze(1) @ left
         if name == "bias":
             return Held(left.sum(3))
+        if self._is_wide(gradient):
+            left = left.reshape(1, -1, *gradient.shape[2:])
+            return Held(self._by_client(self._record_gradients(kept, left)), kept.numel() + left.numel())
         left = left.unflatten(2, (self._layer.groups, -1)).transpose(3, 4)
         return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
+
+    def _is_wide(self, gradient: Tensor) -> bool:
+        layer = self._layer
+        channels = min(layer.in_channels, layer.out_channels) // layer.groups
+        return gradient.device.type == "cpu" and prod(gradient.shape[2:]) >= _PIXELS and channels >= _CHANNELS
+
+    def _record_gradients(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """`[n, out, in / G, *kernel]` of `x [n, in, *size]` and `gradient [1, n * out, *size]`, both contiguous."""
+        layer, records = self._layer, x.shape[0]
+        shape = (records * layer.out_channels, *layer.weight.shape[1:])
+        channels = self._pad(x.contiguous()).flatten(0, 1).unsqueeze(0)
+        form = _WEIGHT_GRADIENTS[x.dim() - 2]
+        total = form(channels, shape, gradient, layer.stride, 0, layer.dilation, records * layer.groups)
+        return total.unflatten(0, (records, -1))
 
     def _patches(self, x: Tensor) -> Tensor:
         """`[n, G, T, in]`: under each of the T output pixels the input's patch, its entries by kernel, then channel.

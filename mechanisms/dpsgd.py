@@ -23,6 +23,7 @@ from mechanisms.accountant import Charges
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.events import SampledGaussian, Unprotected
+from mechanisms.gradients import Unscaled
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, poisson
@@ -89,14 +90,16 @@ def clipped_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
-    return cohort.gradients.scaled_sum(
-        state.params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask, metric
-    )
+    private = not isinstance(cohort.plans[0], NonPrivatePlan)
+    factors = (lambda norms: clip(norms, bound) * batch.mask) if private else Unscaled(batch.mask)
+    return cohort.gradients.scaled_sum(state.params, batch.x, batch.y, factors, metric)
 
 
 def noise(cohort: Cohort, state: LocalState) -> torch.Tensor:
     """This step's noise ``[K, P]``, of standard deviation s C in every coordinate."""
     multiplier = [plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
+    if not any(multiplier):
+        return torch.zeros_like(state.params)
     draws = cohort.streams.normal("noise", state.params.shape[1])
     scale = torch.tensor(multiplier, device=draws.device)
     std = torch.where(scale > 0, scale * state.memory["clip_norm"], 0.0)  # without noise the bound may be infinite

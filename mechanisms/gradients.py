@@ -6,6 +6,7 @@ that was not drawn. Norms are what must be known per record; gradients need not 
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -22,9 +23,9 @@ from mechanisms.metric import IDENTITY, Metric, check_metric
 from mechanisms.routes import Routes
 from mechanisms.tapped import Tapped
 
-# Tensor entries held in one pass. On a CPU larger tensors cost page faults and cache misses.
-_HELD_ON_CPU = 2**23
-_HELD_ELSEWHERE = 2**28
+# Bytes of tensors held in one pass. On a CPU larger tensors cost page faults and cache misses.
+_HELD_ON_CPU = 2**26
+_HELD_ELSEWHERE = 2**30
 # A forward pass is taken to hold this many entries for each one of its input.
 _FORWARD_ENTRIES = 8
 _FORWARD_RECORDS = 1024
@@ -37,6 +38,17 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
+class Unscaled:
+    """Factors that look at no norm: `weights [K, B]`, whatever the gradients."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        """The weights, in the type of `norms [K, B]`."""
+        return self.weights.to(norms)
+
+
 class RecordGradients:
     """Per-record gradients of one module and loss, for cohorts of K clients with their own parameters.
 
@@ -44,26 +56,37 @@ class RecordGradients:
     K and B may be 0. All tensors are on the module's device and in its dtype. `loss(output [B, ...], targets [B, ...])`
     is the loss `[B]` of each record. A record's gradient is that of its loss with the record as a batch of its own.
 
-    Records are taken in passes that hold a bounded number of tensor entries, and of at most `max_records` (K times B)
-    where that is given. The cut depends on sizes only, never on values, so equal inputs give equal bits on one CPU.
+    Records are taken in passes whose tensors fit into `memory_limit` bytes (64 MiB on a CPU, 1 GiB elsewhere), as far
+    as one record does, and of at most `max_records` (K times B). What is counted is what a gradient is made from. The
+    cut depends on sizes only, never on values, so equal inputs give equal bits on one CPU.
 
     How gradients are computed is found out from the first records of a shape (`Routes`); `is_tapped` tells. The module
     is copied, and gives one tensor for a batch. An object serves one thread.
 
     Raises ValueError if the module has no trainable parameter, or a layer that `refuse_mixing_layers` refuses, or if
-    `max_records` is below 1.
+    `max_records` or `memory_limit` is below 1.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss = cross_entropy, *, max_records: int | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss = cross_entropy,
+        *,
+        max_records: int | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
         if max_records is not None and max_records < 1:
             raise ValueError(f"max_records is {max_records}, it must be at least 1: give the records of one pass")
+        if memory_limit is not None and memory_limit < 1:
+            raise ValueError(f"memory_limit is {memory_limit}, it must be at least 1: give the bytes of one pass")
         refuse_mixing_layers(module)
         self.layout = Layout.of(module)
         self._module = copy.deepcopy(module)
         self._loss = loss
-        self._max_records = max_records
+        self._max_records, self._memory_limit = max_records, memory_limit
         self._routes = Routes(self._module, loss, self.layout)
         self._alone = _needs_single_clients(self._module)
+        self._entry_size = max(p.element_size() for p in self._module.parameters())
 
     def scaled_sum(
         self, params: Tensor, x: Tensor, y: Tensor, factors: Callable[[Tensor], Tensor], metric: Metric = IDENTITY
@@ -79,10 +102,16 @@ class RecordGradients:
         A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a record with factor 0
         adds exactly 0. A norm below 1e-12 is reported as 0.
 
+        `Unscaled` factors may be applied without looking at norms, which are then reported as 0.
+
         Raises ValueError on shapes that do not fit, of the factors too, and on a metric that `check_metric` refuses.
         """
         total = torch.zeros_like(params)
         norms = self._zeros(params, x, y, metric)
+        if isinstance(factors, Unscaled) and not metric:
+            plain = self._unscaled_sum(params, x, y, factors(norms))
+            if plain is not None and bool(plain.isfinite().all()):
+                return plain, norms
         for c, b, one in self._gradients(params, x, y, metric):
             seen = torch.zeros_like(norms)
             seen[c, b] = norms[c, b] = _norms(one)
@@ -103,6 +132,10 @@ class RecordGradients:
         for c, b, one in self._gradients(params, x, y, metric):
             norms[c, b] = _norms(one)
         return norms
+
+    def entries(self, x: Tensor, y: Tensor) -> int:
+        """Tensor entries that a pass holds for each record shaped as those of `x [K, B, ...]`; K and B at least 1."""
+        return self._routes.of(x, y).entries
 
     def is_tapped(self, x: Tensor, y: Tensor) -> bool:
         """Whether the gradients of records `x [K, B, ...]`, `y [K, B, ...]` take the fast route; K and B at least 1."""
@@ -144,8 +177,20 @@ class RecordGradients:
             matrices = {layer: matrix[c] for layer, matrix in metric.items()}
             yield c, b, route.engine.run(params[c], x[c, b], y[c, b], matrices)
 
+    def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
+        """`[K, P]`: the weighted sum of gradients by one plain backward a pass; None where the model has no such way."""
+        if weights.numel() == 0:
+            return None
+        route = self._routes.of(x, y)
+        if not isinstance(route.engine, Tapped) or not route.engine.to_weights:
+            return None
+        total = torch.zeros_like(params)
+        for c, b in self._passes(x, route.entries, alone=False):
+            total[c] += route.engine.weighted_sum(params[c], x[c, b], y[c, b], weights[c, b])
+        return total
+
     def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
-        entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), _held(x) // _FORWARD_RECORDS)
+        entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), self._held(x) // _FORWARD_RECORDS)
         return self._passes(x, entries, self._alone)
 
     def _passes(self, x: Tensor, entries: int, alone: bool) -> Iterator[tuple[slice, slice]]:
@@ -153,13 +198,18 @@ class RecordGradients:
         clients, records = x.shape[:2]
         if clients * records == 0:
             return
-        fitting = max(1, _held(x) // max(1, entries))
+        fitting = max(1, self._held(x) // max(1, entries))
         fitting = fitting if self._max_records is None else min(self._max_records, fitting)
-        step = min(records, fitting)
+        step = math.ceil(records / math.ceil(records / fitting))  # equal stretches
         together = 1 if alone else max(1, fitting // records)
         for c in range(0, clients, together):
             for b in range(0, records, step):
                 yield slice(c, min(c + together, clients)), slice(b, min(b + step, records))
+
+    def _held(self, x: Tensor) -> int:
+        """Tensor entries that one pass may hold."""
+        default = _HELD_ON_CPU if x.device.type == "cpu" else _HELD_ELSEWHERE
+        return (self._memory_limit or default) // self._entry_size
 
     def _zeros(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Tensor:
         """Zeros `[K, B]`, after checking that all shapes agree."""
@@ -173,10 +223,6 @@ class RecordGradients:
                 )
         check_metric(metric, self.layout, params.shape[0])
         return params.new_zeros(x.shape[:2])
-
-
-def _held(x: Tensor) -> int:
-    return _HELD_ON_CPU if x.device.type == "cpu" else _HELD_ELSEWHERE
 
 
 def _norms(one: Pass) -> Tensor:

@@ -30,6 +30,11 @@ class LSTMTap(Tap):
         own = [name for name, _ in layer.named_parameters(recurse=False)]
         return own == [name + end for end in suffixes for name in names] and bool(getattr(layer, "batch_first", False))
 
+    @property
+    def to_weights(self) -> bool:
+        """The recurrence has a backward of its own."""
+        return False
+
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
         sequence = self._by_client(x).transpose(1, 2)  # [K, T, B, in]
         seen = torch.stack([sequence, sequence.flip(1)], 1) if self._layer.bidirectional else sequence.unsqueeze(1)

@@ -32,7 +32,7 @@ class Mechanism:
         realized: what each client's releases really were, where a plan pays for them in advance by an allotment.
         note: why the published figure differs from the certified one, in a sentence; empty where it does not.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
-        searches: whether losses of the client's own records choose the size of a step, so that nothing else may lead it.
+        searches: whether a client's own losses choose the size of a step, so that nothing else may lead it.
     """
 
     plan: Callable[[Terms, float], Plan]

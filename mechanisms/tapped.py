@@ -52,15 +52,15 @@ class Tapped:
         """Whether the metric is one that taps can apply: not on grouped convolutions, not on embeddings."""
         return all(tap.maps_output for path, tap in self._taps.items() if path in metric)
 
+    @property
+    def to_weights(self) -> bool:
+        """Whether `weighted_sum` can be had."""
+        return all(tap.to_weights for tap in self._taps.values())
+
     def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
         """The pass over `params [K, P]`, `x [K, B, ...]`, `y [K, B, ...]`, with K, B >= 1."""
-        named = {n: p.requires_grad_() for n, p in self._layout.unflatten(params.detach()).items()}
-        for path, tap in self._taps.items():
-            tap.bind({name: named[_join(path, name)] for name in tap.trainable}, x.shape[1])
-        with torch.enable_grad():
-            output = self._module(self._arranged(x.flatten(0, 1)))
-            total = self._loss(output, y.flatten(0, 1)).sum()
-        gradients = torch.autograd.grad(total, [tap.edge for tap in self._taps.values()], allow_unused=True)
+        losses, _ = self._losses(params, x, y)
+        gradients = torch.autograd.grad(losses.sum(), [tap.edge for tap in self._taps.values()], allow_unused=True)
         forms: dict[str, Form] = {}
         for (path, tap), gradient in zip(self._taps.items(), gradients, strict=True):
             if gradient is None:
@@ -68,6 +68,21 @@ class Tapped:
             for name, form in tap.forms(gradient, metric.get(path)).items():
                 forms[_join(path, name)] = form
         return Pass(self._layout, forms)
+
+    def weighted_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """`[K, P]`: the sum over records of `weights [K, B]` times gradient, by one backward and no per-record form."""
+        losses, named = self._losses(params, x, y)
+        gradients = torch.autograd.grad((losses * weights.flatten()).sum(), list(named.values()))
+        return self._layout.flatten(dict(zip(named, gradients, strict=True)))
+
+    def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The records' losses `[K * B]`, through the taps, and the parameters `{name: [K, *shape]}` they depend on."""
+        named = {n: p.requires_grad_() for n, p in self._layout.unflatten(params.detach()).items()}
+        for path, tap in self._taps.items():
+            tap.bind({name: named[_join(path, name)] for name in tap.trainable}, x.shape[1])
+        with torch.enable_grad():
+            output = self._module(self._arranged(x.flatten(0, 1)))
+            return self._loss(output, y.flatten(0, 1)), named
 
 
 def _tap(path: str, layer: nn.Module) -> Tap:

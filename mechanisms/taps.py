@@ -67,6 +67,11 @@ class Tap(ABC):
         return True
 
     @property
+    def to_weights(self) -> bool:
+        """Whether automatic differentiation through the tap gives the weights their gradients, too."""
+        return True
+
+    @property
     def edge(self) -> GradientEdge:
         """Where the gradient that makes the forms is to be had. Raises Untappable if the layer was not used."""
         return self._used()[1]
@@ -134,6 +139,11 @@ class EmbeddingTap(Tap):
     def maps_output(self) -> bool:
         """The first index of the weight is not the output's."""
         return False
+
+    @property
+    def to_weights(self) -> bool:
+        """Not at `padding_idx`, which the tap leaves out afterwards."""
+        return self._layer.padding_idx is None
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight = self._own["weight"]

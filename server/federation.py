@@ -32,6 +32,7 @@ class Federation:
         before: number of the round before the first; what prepares the training counts up to 0.
         phase: what the clients are asked to do.
         collect: sees the uploads of a round, before the round counts as finished.
+        evaluate_every: rounds from one evaluation to the next; the last model is always evaluated.
     """
 
     group_of: np.ndarray
@@ -48,6 +49,7 @@ class Federation:
     before: int = 0
     phase: str = "train"
     collect: Callable[[Sequence[Upload]], None] = lambda uploads: None
+    evaluate_every: int = 1
 
     @property
     def clients(self) -> int:

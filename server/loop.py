@@ -128,7 +128,9 @@ def _record(
     began: float,
     trained: float,
 ) -> RoundRecord:
-    accuracy, loss = federation.evaluate(now.params)
+    left = budgets.eligible()
+    due = now.round % federation.evaluate_every == 0 or now.round >= federation.rounds or not left.any()
+    accuracy, loss = federation.evaluate(now.params) if due else (None, None)
     certified, published = budgets.epsilons("certified"), budgets.epsilons("published")
     return RoundRecord(
         round=now.round,
@@ -137,7 +139,7 @@ def _record(
         epsilon_certified_max=float(certified.max()),
         epsilon_certified_median=float(np.median(certified)),
         epsilon_published_max=float(published.max()),
-        retired=int((~budgets.eligible()).sum()),
+        retired=int((~left).sum()),
         participants=sum(len(u.clients) for u in uploads),
         seconds=time.perf_counter() - began,
         seconds_training=trained,

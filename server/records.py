@@ -56,12 +56,14 @@ class RunInfo(Record):
         finished: rounds that were finished before (a resumed run).
         clients: how many there are.
         run_dir: where the files go.
+        together: of them, computed as one batch at most.
     """
 
     rounds: int
     finished: int
     clients: int
     run_dir: str
+    together: int = 1
 
 
 @dataclass(frozen=True)

@@ -13,4 +13,7 @@ class Rounds(Settings):
     max_participations: int | None = Field(
         None, ge=1, description="rounds that a client's budget is planned for; 'none': fraction * rounds, rounded up"
     )
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds from one look at the test part to the next; the last model is always seen [rounds]"
+    )
     keep_checkpoints: int = Field(2, ge=2, description="finished rounds kept on disk [checkpoints]")

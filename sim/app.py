@@ -58,7 +58,9 @@ def _serve(context: Context, grid: Grid) -> None:
     job = jobs.build(config)
     if len(job.groups) > len(nodes):
         raise ValueError(f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered")
-    if not request.resume:
+    if request.resume:
+        rundir.check_resumable(request.resume)
+    else:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     session.run(job, folder, exchange_over(grid, nodes, settings))

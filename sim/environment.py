@@ -1,5 +1,6 @@
 """Settings of the process that must be made before torch, Ray and Flower are imported."""
 
+import ctypes
 import os
 
 SETTINGS = {
@@ -17,7 +18,21 @@ SETTINGS = {
 }
 
 
+_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
+"""What glibc reads when a process starts, and the number by which ``mallopt`` knows it later."""
+_INT_MAX = 2**31 - 1
+
+
 def prepare() -> None:
     """Set what the user has not set; Ray's workers inherit it."""
     for name, value in SETTINGS.items():
+        if name in _ALLOCATOR and name not in os.environ:
+            _keep_buffers(_ALLOCATOR[name])
         os.environ.setdefault(name, value)
+
+
+def _keep_buffers(parameter: int) -> None:
+    """Raise a threshold of this process's own allocator, where that is glibc's."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(parameter, _INT_MAX)

@@ -84,15 +84,15 @@ def _gradients(job: Job) -> RecordGradients:
     device = device_of(job.config)
     if device.type == "cpu":
         return job.gradients
-    return RecordGradients(copy.deepcopy(job.model).to(device), max_records=job.config.local.max_records)
+    return job.gradients_of(copy.deepcopy(job.model).to(device))
 
 
 def distilling_node(job: Job, group: int, run_dir: Path) -> Node:
     """The clients of a group that train the generator, with a fresh optimizer in each round."""
-    config, sharing = job.config, planned(job)
+    config, sharing = job.config, sharing_of(job)
     training = Training(
         mechanism=MECHANISMS[sharing.mechanism],
-        gradients=RecordGradients(distiller(job), objective(config.fedfed.distill_penalty)),
+        gradients=RecordGradients(distiller(job).to(device_of(config)), objective(config.fedfed.distill_penalty)),
         optimizer=sgd(),
         learning_rate=lambda round_, taken, steps: torch.full_like(taken, config.fedfed.distill_lr),
         seed=job.seed,
@@ -117,7 +117,7 @@ def statistics_node(job: Job, group: int, run_dir: Path) -> SharingNode:
 _BUILDERS = {TRAIN: training_node, DISTILL: distilling_node, SHARE: sharing_node, STATISTICS: statistics_node}
 
 
-def planned(job: Job) -> Sharing:
+def sharing_of(job: Job) -> Sharing:
     """The plans of what comes before training.
 
     Raises:
@@ -134,7 +134,7 @@ def generator_plans(job: Job) -> PlanTable:
     Raises:
         ValueError: none is trained.
     """
-    plan = planned(job).generator
+    plan = sharing_of(job).generator
     if plan is None:
         raise ValueError(f"shared_source = {job.config.fedfed.shared_source}: no generator is trained")
     return same_for_all(plan, job.config.data.clients)
@@ -142,7 +142,7 @@ def generator_plans(job: Job) -> PlanTable:
 
 def release_plans(job: Job) -> PlanTable:
     """Every client's plan for the release."""
-    return same_for_all(planned(job).release, job.config.data.clients)
+    return same_for_all(sharing_of(job).release, job.config.data.clients)
 
 
 def statistics_plans(job: Job) -> PlanTable:
@@ -168,7 +168,7 @@ def distiller(job: Job) -> Distiller:
 
 def release(job: Job, params: np.ndarray) -> Release:
     """What clients release with the generator ``params [P]``; empty where features are fixed."""
-    plan, classes = planned(job).release, job.dataset.classes
+    plan, classes = sharing_of(job).release, job.dataset.classes
     width = int(np.prod(job.dataset.x.shape[1:]))
     features = _distilled(job, params) if len(params) else fixed
     if plan.singly:

@@ -29,9 +29,9 @@ from sim.nodes import (
     STATISTICS,
     distiller,
     generator_plans,
-    planned,
     present,
     release_plans,
+    sharing_of,
     statistics_plans,
 )
 from sim.standardize import STATISTICS_FILE, statistics
@@ -67,7 +67,7 @@ def _release_statistics(job: Job, folder: Path, exchange: Exchange) -> None:
 
 def _share(job: Job, folder: Path, exchange: Exchange) -> None:
     """D^s, released in round 0."""
-    params = np.zeros(0, np.float32) if planned(job).generator is None else _train_generator(job, folder, exchange)
+    params = np.zeros(0, np.float32) if sharing_of(job).generator is None else _train_generator(job, folder, exchange)
 
     def write(uploads: Sequence[Upload]) -> None:
         x, y = _join(job, uploads)
@@ -99,7 +99,7 @@ def _release(
 
 def _train_generator(job: Job, folder: Path, exchange: Exchange) -> np.ndarray:
     """The generator ``[P]`` after its rounds, which end at -1."""
-    module, rounds = distiller(job), planned(job).rounds
+    module, rounds = distiller(job), sharing_of(job).rounds
     initial = Layout.of(module).initial(module).numpy().copy()
     part = _part(job, DISTILL, fedavg(job.config.strategy), generator_plans(job), initial)
     return _run(replace(part, before=-1 - rounds, rounds=-1), exchange, folder).now.params
@@ -108,7 +108,7 @@ def _train_generator(job: Job, folder: Path, exchange: Exchange) -> np.ndarray:
 def _join(job: Job, uploads: Sequence[Upload]) -> SharedSet:
     """D^s out of what all groups have released."""
     shape = job.dataset.x.shape[1:]
-    if planned(job).release.singly:
+    if sharing_of(job).release.singly:
         return union([upload.shared for upload in uploads if upload.shared], shape)
     return prototypes(*_mean(job, uploads), shape)
 

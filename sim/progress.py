@@ -53,7 +53,8 @@ class Progress:
             transient=True,
             refresh_per_second=4,
         )
-        self._line.add_task("", total=info.rounds, completed=info.finished, figures="starting")
+        beginning = "starting" if info.clients == 1 else f"starting, {info.together} clients at a time"
+        self._line.add_task("", total=info.rounds, completed=info.finished, figures=beginning)
         self._line.start()
 
     def round(self, record: RoundRecord) -> None:

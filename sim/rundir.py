@@ -23,6 +23,8 @@ from sim.config import Config
 from sim.job import Job, device_of
 
 INPUTS = "inputs.json"
+AUDITED = "audited"
+"""A file that says that canaries were planted, which a resumed run would not have."""
 
 
 def choose(config: Config) -> Path:
@@ -58,6 +60,16 @@ def create(folder: Path, job: Job) -> None:
     (part / INPUTS).write_text(json.dumps(_inputs(job), indent=1))
     part.rename(folder)
     durable.sync_folder(folder.parent)
+
+
+def check_resumable(folder: Path) -> None:
+    """Refuse to go on with a run that was audited.
+
+    Raises:
+        ValueError: it was.
+    """
+    if (folder / AUDITED).exists():
+        raise ValueError(f"{folder} is an audited run, whose canaries were not kept: start a new one")
 
 
 def check_inputs(folder: Path, job: Job) -> None:

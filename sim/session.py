@@ -32,6 +32,7 @@ def train(request: Request, ready: Ready | None = None) -> Path:
         job = jobs.build(request.config)
         rundir.create(folder, job)
     else:
+        rundir.check_resumable(request.resume)
         folder, job = request.resume, jobs.build(request.config)
     run(job, folder, _engine(job, folder, ready))
     return folder
@@ -54,7 +55,8 @@ def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
-        progress.started(RunInfo(federation.rounds, standing.now.round, federation.clients, str(folder)))
+        together = config.run.chunk_clients or 1
+        progress.started(RunInfo(federation.rounds, standing.now.round, federation.clients, str(folder), together))
         standing = loop.run(federation, exchange, store, standing, [progress.round])
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)

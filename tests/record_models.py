@@ -193,6 +193,13 @@ TAPPED = {
     "conv2d, circular, same": _plane(4, 6, 4, padding="same", padding_mode="circular"),
     "conv2d, one pixel": Case(lambda: convolution(nn.Conv2d(4, 6, (3, 2))), (4, 3, 2)),
     "conv2d, gram": Case(lambda: convolution(nn.Conv2d(16, 40, 3)), (16, 3, 4)),
+    "conv2d, wide": Case(lambda: convolution(nn.Conv2d(16, 20, 3, padding=1)), (16, 14, 14)),
+    "conv2d, wide, groups": Case(lambda: convolution(nn.Conv2d(32, 48, (3, 2), (2, 1), 2, 2, 2)), (32, 28, 17)),
+    "conv2d, wide, circular": Case(
+        lambda: convolution(nn.Conv2d(17, 16, 3, padding=(1, 2), padding_mode="circular")), (17, 14, 14)
+    ),
+    "conv1d, wide": Case(lambda: convolution(nn.Conv1d(16, 16, 5, stride=2)), (16, 400)),
+    "conv3d, wide": Case(lambda: convolution(nn.Conv3d(16, 16, 2, padding=1)), (16, 5, 6, 6)),
     "conv1d": Case(lambda: convolution(nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)), (4, 9)),
     "conv3d": Case(lambda: convolution(nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1)), (2, 3, 4, 3)),
     "groupnorm": Case(

@@ -8,7 +8,7 @@ import pytest
 from mechanisms.accountant import epsilon
 from mechanisms.ledger import read
 from mechanisms.registry import MECHANISMS
-from sim import wording
+from sim import run, wording
 from sim.audit import command, own_flags
 from sim.cli import main_guard
 from sim.report import write_report
@@ -71,6 +71,13 @@ def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsy
     for one in (*found, other):
         del one["run_dir"]
     assert found[0] == found[1] != other
+
+
+def test_an_audited_run_is_not_resumed(tmp_path, capsys):
+    """It would go on without its canaries, which nothing on disk can bring back."""
+    audited(tmp_path, "--clients", "1", "--canaries", "20")
+    assert main_guard(run.command, ["--resume", str(tmp_path / "a")]) == 2
+    assert "is an audited run" in capsys.readouterr().err
 
 
 def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):

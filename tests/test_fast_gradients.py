@@ -96,6 +96,24 @@ def test_a_tap_follows_one_use_of_its_layer_on_the_records_as_they_come() -> Non
         tap.forward(torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("name", [name for name in TAPPED if "wide" in name])
+def test_wide_convolutions_in_float32(name: str) -> None:
+    """Each record is a group of channels in one call of a kernel: a record that is not finite must not reach others."""
+    case = TAPPED[name]
+    module, generator = case.model(), torch.Generator().manual_seed(3)
+    x, y = torch.randn(2, 3, *case.shape, generator=generator), torch.zeros(2, 3, dtype=torch.long)
+    gradients = RecordGradients(module)
+    params = gradients.layout.initial(module) * torch.tensor([[1.0], [0.7]])
+    total, norms = gradients.scaled_sum(params, x, y, clip)
+    general = Vectorized(module, cross_entropy, gradients.layout).run(params, x, y, IDENTITY)
+    expected = general.squared_norms().sqrt()
+    torch.testing.assert_close(norms, expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(total, general.weighted_sum(clip(expected), None), rtol=1e-4, atol=1e-6)
+    x[0, 1] = torch.inf
+    finite = gradients.norms(params, x, y).isfinite()
+    assert not finite[0, 1] and finite.sum() == 5
+
+
 def test_equal_index_records_do_not_settle_the_route() -> None:
     """Records that mix cannot be told from records that do not while all are equal."""
     gradients = RecordGradients(Tokens(centred=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients import RecordGradients, Unscaled
 from mechanisms.independence import refuse_mixing_layers
 from mechanisms.metric import transform
 from tests.record_models import GENERAL, TAPPED, Case, Problem, plain_gradients, problem
@@ -116,6 +116,41 @@ def test_padding_adds_nothing(case: Case) -> None:
     torch.testing.assert_close(padded, kept, **ROUNDING)
 
 
+@by_case(CASES)
+def test_factors_that_look_at_no_norm_give_the_plain_weighted_sum(case: Case) -> None:
+    """Also where a record has weight 0, and where one is not finite, which must add nothing."""
+    p = problem(case, clients=2)
+    weights = torch.arange(p.y.shape[:2].numel()).view(p.y.shape[:2]).to(p.params) % 3
+    broken = p.x.clone() if p.x.is_floating_point() else p.x
+    if p.x.is_floating_point():
+        broken[0, 0] = torch.nan
+    for x in (p.x, broken):
+        expected, _ = p.gradients.scaled_sum(p.params, x, p.y, lambda norms: weights)
+        torch.testing.assert_close(p.gradients.scaled_sum(p.params, x, p.y, Unscaled(weights))[0], expected, **ROUNDING)
+
+
+@by_case({name: TAPPED[name] for name in ("mlp", "conv2d, groups", "embedding", "groupnorm")})
+def test_factors_that_look_at_no_norm_cost_none(case: Case) -> None:
+    p = problem(case)
+    assert not p.gradients.scaled_sum(p.params, p.x, p.y, Unscaled(torch.ones(p.y.shape[:2])))[1].any()
+
+
+def test_a_memory_limit_bounds_what_a_pass_holds_and_leaves_the_result_alone() -> None:
+    """Kills a limit that is not read, or read as entries: these passes hold 2 * 24 of them for each record."""
+    module, passes = nn.Linear(23, 1), []
+
+    def counting(norms: torch.Tensor) -> torch.Tensor:
+        passes.append(int((norms > 0).sum()))
+        return clip(norms)
+
+    x, y = torch.randn(1, 50, 23, generator=torch.Generator().manual_seed(0)), torch.ones(1, 50)
+    whole, cut = (RecordGradients(module, lambda o, y: (o[:, 0] - y) ** 2, memory_limit=m) for m in (None, 4 * 48 * 7))
+    params = whole.layout.initial(module).unsqueeze(0)
+    expected = whole.scaled_sum(params, x, y, clip)
+    torch.testing.assert_close(cut.scaled_sum(params, x, y, counting), expected)
+    assert len(passes) > 1 and max(passes) <= 2 * 7 and sum(passes) == 50
+
+
 @by_case(SOME)
 @pytest.mark.parametrize("max_records", [1, 2, 4, 7])
 def test_the_cut_into_passes_does_not_matter(case: Case, max_records: int) -> None:
@@ -196,6 +231,8 @@ def test_wrong_shapes_are_refused() -> None:
         p.gradients.scaled_sum(p.params, p.x, p.y, lambda n: n[:, :1])
     with pytest.raises(ValueError, match="max_records is 0"):
         RecordGradients(nn.Linear(1, 1), max_records=0)
+    with pytest.raises(ValueError, match="memory_limit is 0"):
+        RecordGradients(nn.Linear(1, 1), memory_limit=0)
 
 
 MIXING = [nn.BatchNorm2d(2), nn.SyncBatchNorm(2), nn.LazyBatchNorm1d(), nn.InstanceNorm2d(2, track_running_stats=True)]

@@ -87,6 +87,17 @@ def test_a_fraction_of_the_clients_is_asked_in_each_round(tmp_path, fraction, ex
     assert [record.participants for record in standing.records] == [expected] * 3
 
 
+def test_models_are_looked_at_now_and_then_and_the_last_one_always(tmp_path):
+    """Also the last before everybody has retired, which no plan foresees."""
+    every, seldom = ({"rounds": 5, "evaluate_every": n} for n in (1, 3))
+    each, some = World(tmp_path / "1", every).run(), World(tmp_path / "3", seldom).run()
+    assert [r.accuracy is None for r in some.records] == [True, True, False, True, False]
+    assert (some.now.params == each.now.params).all() and some.records[-1].loss == each.records[-1].loss
+    short = {"epsilon": 3.0, "noise_multiplier": 3.0, "rounds": 50, "evaluate_every": 50}
+    ended = World(tmp_path / "short", short).run()
+    assert 0 < len(ended.records) < 50 and ended.records[-1].accuracy is not None
+
+
 def test_a_fraction_is_not_rounded_up_for_its_binary_digits(tmp_path):
     """0.07 * 100 is 7.000000000000001 in floating point."""
     world = World(tmp_path, {"clients": 100, "min_records": 1, "fraction": 0.07, "rounds": 1})

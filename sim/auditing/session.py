@@ -46,6 +46,7 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
     canaries = _plant(job, count, black_box)
     watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
     rundir.create(folder, job)
+    (folder / rundir.AUDITED).touch()
     session.run(job, folder, exchange(job, folder, watched))
     scores = watched.scores
     if black_box:

@@ -153,6 +153,13 @@ MUTANTS = (
         ("tests/test_randomness.py",),
     ),
     Mutant(
+        "gradients are not clipped",
+        DPSGD,
+        "private = not isinstance(cohort.plans[0], NonPrivatePlan)",
+        "private = False",
+        (BOOK,),
+    ),
+    Mutant(
         "batches of a fixed size",
         "mechanisms/sampling.py",
         "records[streams[k].random(len(records)) < rate]",
@@ -717,7 +724,9 @@ MUTANTS = (
         "sim/job.py",
         "prior = merge(statistics.round_charges(1) if statistics else {}, ",
         "prior = merge(",
-        ("tests/test_standardize.py::test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest",),
+        (
+            "tests/test_standardize.py::test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest",
+        ),
     ),
     Mutant(
         "the shared records' gradient is joined before the private sum is weighted",
