@@ -33,9 +33,9 @@ class WeightedSum:
                 f"the update of client {worst} of this chunk has a coordinate of size {largest[worst]:g}: "
                 f"training diverged (the weighted sum must stay below {LIMIT:g}); lower --lr"
             )
-        units = (updates.double() * SCALE).round().to(torch.int64)
+        units = updates.double().mul_(SCALE).round_().to(torch.int64)
         column = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)[:, None]
-        self.total += (units * column).sum(dim=0).cpu().numpy()
+        self.total += units.mul_(column).sum(dim=0).cpu().numpy()
         self.weight += int(weights.sum())
 
 

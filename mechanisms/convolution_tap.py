@@ -23,7 +23,7 @@ _WEIGHT_GRADIENTS: dict[int, Callable[..., Tensor]] = {
     2: grad.conv2d_weight,
     3: grad.conv3d_weight,
 }
-# With fewer, patches are as fast or faster (docs/decisions/0009-speed.md).
+# With fewer, patches are as fast or faster (docs/decisions/0010-speed.md).
 _PIXELS, _CHANNELS = 196, 16
 # Stride, padding and dilation, as torch takes them.
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]

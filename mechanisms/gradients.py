@@ -178,7 +178,7 @@ class RecordGradients:
             yield c, b, route.engine.run(params[c], x[c, b], y[c, b], matrices)
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
-        """`[K, P]`: the weighted sum of gradients by one plain backward a pass; None where the model has no such way."""
+        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where there is no such way."""
         if weights.numel() == 0:
             return None
         route = self._routes.of(x, y)

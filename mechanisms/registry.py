@@ -116,7 +116,8 @@ def local_round(
     """
     state = resume(mechanism.start(cohort, params))
     while (active := mechanism.active(cohort, state)).any():
-        state = mechanism.step(cohort, state).where(active, state)
+        after = mechanism.step(cohort, state)
+        state = after if active.all() else after.where(active, state)
     return state
 
 

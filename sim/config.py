@@ -124,8 +124,8 @@ def _refuse_contradictions(flags: Values) -> None:
 
 
 def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
-    for name in sorted(fixed.keys() & given.keys()):
-        if given[name] != fixed[name]:
+    for name in fixed:
+        if name in given and given[name] != fixed[name]:
             raise ValueError(
                 f"{name} is {given[name]}, but one client that holds all records has no choice there (it is "
                 f"{fixed[name]}): drop it, or take python -m sim.run"

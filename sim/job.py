@@ -211,11 +211,14 @@ def participations(config: Config) -> int:
 def with_groups(config: Config, width: int, most: int) -> Config:
     """The configuration with chunks of ``width`` clients, and the number of groups fixed, for it names ledger files.
 
+    One client alone has no choice of either.
+
     Where the user has not said there are as many groups as workers, but no more than chunks: so the result is the same
     on a machine with more cores.
     """
     groups = config.run.groups or min(config.run.workers or os.cpu_count() or 1, most)
-    return config.model_copy(update={"run": config.run.model_copy(update={"groups": groups, "chunk_clients": width})})
+    chosen = {"groups": groups} | ({"chunk_clients": width} if config.data.clients > 1 else {})
+    return config.model_copy(update={"run": config.run.model_copy(update=chosen)})
 
 
 def step_entries(job: Job) -> int:

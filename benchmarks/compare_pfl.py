@@ -1,0 +1,121 @@
+"""pfl-research's yardstick in pfl and here: CIFAR-10, 1,000 clients of 50 images, 50 clients a round.
+
+    python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA --out benchmarks/results/pfl.json
+
+    pfl      benchmarks/peers/pfl_cifar10.py, in an environment of its own (`pip install 'pfl[pytorch]'`)
+    none     `python -m sim.run --mechanism none`: the same without privacy
+    dpsgd    the same under local DPSGD, for what privacy adds
+
+Whole commands in turns, each one process with one thread: two convolutions and a hidden layer (1,626,442 parameters), a
+local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1, a look at the test part every 10 rounds. Taken of
+each: the median seconds of a round that ends without such a look, and the CPU seconds of the whole process, which other
+work on the machine disturbs less. Prints JSON with the ratios pfl / ours.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from sim.data import load  # noqa: E402
+
+FLAGS = (
+    *("--model=benchmarks.peers.yardstick:TwoLayerCNN", "--clients=1000", "--partition=iid", "--fraction=0.05"),
+    *("--sample-rate=0.2", "--steps=5", "--lr=0.1", "--evaluate-every=10", "--engine=inline", "--quiet"),
+)
+SIDES = {
+    "none": ("--mechanism=none",),
+    "dpsgd": ("--mechanism=dpsgd", "--noise-multiplier=1", "--epsilon=none"),
+}
+
+
+def write_records(path: Path, data_dir: str | None) -> None:
+    """CIFAR-10 as one file of bytes, for both sides."""
+    data = load("cifar10", data_dir, normalise=False)
+    x, x_test = (np.rint(part * 255).astype(np.uint8) for part in (data.x, data.x_test))
+    np.savez(path, x=x, y=data.y, x_test=x_test, y_test=data.y_test)
+
+
+def cpu_seconds(command: list[str]) -> tuple[float, str]:
+    """CPU time of a command and its children, and what it prints."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+
+
+def quiet_rounds(seconds: list[float]) -> float:
+    """The median of the rounds that neither are the first nor look at the test part."""
+    return statistics.median(s for n, s in enumerate(seconds, start=1) if n > 1 and n % 10 and n < len(seconds))
+
+
+def run_pfl(python: str, records: Path, rounds: int) -> dict:
+    """One run of pfl. It looks before a round, so that of every tenth round belongs to the one that follows."""
+    command = [python, "benchmarks/peers/pfl_cifar10.py", f"--records={records}", f"--rounds={rounds}"]
+    cpu, output = cpu_seconds(command)
+    report = json.loads(output.strip().splitlines()[-1])
+    seconds = [s for n, s in enumerate(report["round_seconds"]) if n % 10]
+    return {"side": "pfl", "round": statistics.median(seconds), "cpu": cpu, "accuracy": report["accuracy"]}
+
+
+def run_ours(side: str, records: Path, rounds: int) -> dict:
+    """One run of ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "sim.run", *FLAGS, *SIDES[side], f"--dataset={records}"]
+        cpu, _ = cpu_seconds([*command, f"--rounds={rounds}", f"--out={folder}", "--name=run"])
+        lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
+    done = [json.loads(line) for line in lines]
+    seconds = quiet_rounds([r["seconds"] for r in done])
+    return {"side": side, "round": seconds, "cpu": cpu, "accuracy": done[-1]["accuracy"]}
+
+
+def main() -> None:
+    """Run all sides in turns and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pfl-python", required=True)
+    parser.add_argument("--data-dir")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "cifar10.npz"
+        write_records(records, arguments.data_dir)
+        for _ in range(arguments.repeats):
+            runs.append(run_pfl(os.path.abspath(arguments.pfl_python), records, arguments.rounds))
+            runs += [run_ours(side, records, arguments.rounds) for side in SIDES]
+            for run in runs[-3:]:
+                print(json.dumps(run), file=sys.stderr, flush=True)
+    middle = {
+        (side, figure): statistics.median(run[figure] for run in runs if run["side"] == side)
+        for side in ("pfl", *SIDES)
+        for figure in ("round", "cpu")
+    }
+    ratios = {f: {s: middle["pfl", f] / middle[s, f] for s in SIDES} for f in ("round", "cpu")}
+    result = {
+        "command": "python " + " ".join(sys.argv),
+        "rounds": arguments.rounds,
+        "pfl_over_ours": ratios,
+        "runs": runs,
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

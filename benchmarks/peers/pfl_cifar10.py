@@ -1,0 +1,120 @@
+"""pfl-research's yardstick in pfl itself: CIFAR-10, 1,000 users of 50 images, 50 users a round, without privacy.
+
+    PFL-PYTHON benchmarks/peers/pfl_cifar10.py --records RECORDS.npz --rounds 30
+
+Written as its own benchmark is (`benchmarks/image_classification/pytorch` of apple/pfl-research): `SimulatedBackend`,
+`FederatedAveraging`, `PyTorchModel` with SGD, local batches of 10 at rate 0.1 for one epoch, users weighed alike,
+central evaluation every 10 rounds; one process with one thread. The last line of the output is a JSON object: seconds
+of the process up to the end of training, `round_seconds` and `round_cpu_seconds` of each round, accuracy.
+"""
+
+# ruff: noqa: E402
+import time
+
+START = time.perf_counter()
+
+import argparse
+import json
+import sys
+import types
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByUser
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.callback.central_evaluation import CentralEvaluationCallback
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import nn
+from yardstick import TwoLayerCNN
+
+USERS, IMAGES, COHORT, BATCH, RATE = 1_000, 50, 50, 10, 0.1
+
+
+class Clock(TrainingProcessCallback):
+    """The end of each round, on the wall and on the CPU."""
+
+    def __init__(self) -> None:
+        self.ends = [(time.perf_counter(), time.process_time())]
+
+    def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        self.ends.append((time.perf_counter(), time.process_time()))
+        return False, Metrics()
+
+
+def network() -> nn.Module:
+    """The net, with the loss and the metrics that pfl asks for."""
+    module = TwoLayerCNN()
+
+    def loss(self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False) -> torch.Tensor:
+        self.eval() if is_eval else self.train()
+        return nn.functional.cross_entropy(self(x), y)
+
+    @torch.no_grad()
+    def metrics(self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = True) -> dict[str, Weighted]:
+        self.eval()
+        return {"accuracy": Weighted(int((self(x).argmax(1) == y).sum()), len(y))}
+
+    module.loss, module.metrics = types.MethodType(loss, module), types.MethodType(metrics, module)
+    return module
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, required=True, help=".npz with x, y, x_test, y_test; pixels in uint8")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    np.random.seed(arguments.seed)  # noqa: NPY002
+    with np.load(arguments.records) as arrays:
+        x, y, x_test, y_test = (torch.from_numpy(arrays[name]) for name in ("x", "y", "x_test", "y_test"))
+    x, x_test = x.float() / 255, x_test.float() / 255
+    parts = torch.randperm(len(y))[: USERS * IMAGES].view(USERS, IMAGES)
+    users = [Dataset(raw_data=[x[part], y[part]]) for part in parts]
+    module = network()
+    model = PyTorchModel(
+        model=module,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(module.parameters(), 1.0),
+    )
+    data = FederatedDataset(users.__getitem__, get_user_sampler("random", range(USERS)))
+    clock, evaluation = Clock(), NNEvalHyperParams(local_batch_size=1000)
+    FederatedAveraging().run(
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=arguments.rounds,
+            evaluation_frequency=10,
+            train_cohort_size=COHORT,
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
+        model=model,
+        model_train_params=NNTrainHyperParams(local_learning_rate=RATE, local_num_epochs=1, local_batch_size=BATCH),
+        model_eval_params=evaluation,
+        callbacks=[
+            CentralEvaluationCallback(Dataset(raw_data=[x_test, y_test]), model_eval_params=evaluation, frequency=10),
+            clock,
+        ],
+    )
+    seconds = time.perf_counter() - START
+    accuracy = sum(
+        module.metrics(a, b)["accuracy"].overall_value * len(b)
+        for a, b in zip(x_test.split(1000), y_test.split(1000), strict=True)
+    ) / len(y_test)
+    wall, cpu = (np.diff([end[kind] for end in clock.ends]).tolist() for kind in (0, 1))
+    print(json.dumps({"seconds": seconds, "round_seconds": wall, "round_cpu_seconds": cpu, "accuracy": accuracy}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""How many clients are computed together: a rule of sizes alone, the same on every machine."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from sim import config, job
+
+SETTINGS = {"clients": 40, "partition": "iid", "engine": "inline"}
+
+
+class Heavy(nn.Sequential):
+    """Its convolution's outputs are many times its input."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 64, 1), nn.Flatten(), nn.Linear(64 * 64 * 64, 2))
+
+
+def built(folder: Path, side: int = 8, records: int = 400, **given: object) -> job.Job:
+    x, y = np.random.default_rng(0).normal(size=(records, 1, side, side)), np.arange(records) % 2
+    np.savez(folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
+    return job.build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
+
+
+def test_small_clients_are_many_and_large_ones_few():
+    """Kills a rule that ignores the work of a client, and one that has no bounds."""
+    assert [job.chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [25, 50, 100, 250]
+    assert [job.chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
+    assert [job.chunk_width(100, 2**n, 1_000) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
+    widths = itertools.pairwise(job.chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5))
+    assert all(wider >= narrower for wider, narrower in widths)
+
+
+def test_the_choice_is_that_of_model_and_sizes_and_is_written_down(tmp_path):
+    light = built(tmp_path, model="linear")
+    heavy = built(tmp_path, side=64, model="tests.test_chunks:Heavy")
+    assert (light.config.run.chunk_clients, heavy.config.run.chunk_clients) == (25, 5)
+    assert {len(chunk) for chunks in heavy.groups for chunk in chunks} == {5}
+
+
+@pytest.mark.parametrize("given", [{"workers": 1}, {"workers": 7}, {"groups": 2}, {"seed": 3}])
+def test_the_choice_does_not_depend_on_who_computes(tmp_path, given):
+    assert built(tmp_path, **given).config.run.chunk_clients == built(tmp_path).config.run.chunk_clients
+
+
+def test_a_given_number_is_taken(tmp_path):
+    assert built(tmp_path, chunk_clients=3).config.run.chunk_clients == 3
+
+
+def test_buffers_are_kept_by_the_process_that_prepares_itself():
+    """Page faults of a second buffer of 64 MiB: thousands, where the first has been returned to the system."""
+    code = (
+        "import resource, sys\n"
+        "from sim.environment import prepare\n"
+        "prepare() if sys.argv[1] == 'prepared' else None\n"
+        "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "buffer = bytearray(b'x') * 2**26; del buffer; before = faults()\n"
+        "buffer = bytearray(b'x') * 2**26; print(faults() - before)\n"
+    )
+
+    def second(word: str) -> int:
+        done = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True, env={})
+        return int(done.stdout)
+
+    if second("plain") < 1000:
+        pytest.skip("this system's allocator or page size shows no difference")
+    assert second("prepared") < 100
