@@ -341,9 +341,18 @@ def test_both_apps_compute_what_the_inline_engine_computes(tmp_path, settings, r
     assert_same_run(tmp_path / "local", reference, capsys)
 
 
-def test_a_group_may_wander_between_processes(tmp_path, settings):
-    """What clients keep from round to round (state, and what is left of an allotment) is on disk and nowhere else."""
-    lasting = settings | {"rounds": 4, "clients": 4, "mechanism": "dpis", "momentum": 0.5, "keep-state": True}
+SHARING = {"strategy": "fedfed", "shared-source": "distilled", "share-budget": 0.5, "distill-rounds": 2}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mechanism": "dpis", "momentum": 0.5, "keep-state": True}, SHARING | {"standardize": "private"}],
+    ids=["kept state", "phases before training"],
+)
+def test_a_group_may_wander_between_processes(tmp_path, settings, given):
+    """What clients keep from round to round (state, and what is left of an allotment) and what all of them share are on
+    disk and nowhere else."""
+    lasting = settings | {"rounds": 4, "clients": 4} | given
     lasting |= {"out": str(tmp_path), "quiet": True}
     inline = {"engine": "inline", "groups": 2, "name": "inline"}
     session.train(parse(app.flags(lasting | inline), "", ""))
