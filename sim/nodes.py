@@ -36,11 +36,15 @@ SHARED_FILE = "shared.safetensors"
 
 
 class Host:
-    """The nodes of one process, made when they are first asked; those of a phase go when the next one begins."""
+    """The nodes of one process, made when they are first asked; those of a phase go when the next one begins.
 
-    def __init__(self, job: Job, run_dir: Path):
+    Clients train by the configuration's mechanism, or by another ``mechanism``.
+    """
+
+    def __init__(self, job: Job, run_dir: Path, mechanism: Mechanism | None = None):
         self._job, self._run_dir, self._phase, self._now = job, run_dir, "", job
         self._nodes: dict[int, Answering] = {}
+        self._builders = _BUILDERS | {TRAIN: functools.partial(training_node, mechanism=mechanism)}
 
     def node(self, group: int, phase: str) -> Answering:
         """The node of a group."""
@@ -48,7 +52,7 @@ class Host:
             self._nodes, self._phase = {}, phase
             self._now = present(self._job, self._run_dir)
         if group not in self._nodes:
-            self._nodes[group] = _BUILDERS[phase](self._now, group, self._run_dir)
+            self._nodes[group] = self._builders[phase](self._now, group, self._run_dir)
         return self._nodes[group]
 
 
@@ -114,7 +118,7 @@ def statistics_node(job: Job, group: int, run_dir: Path) -> SharingNode:
     return SharingNode(lambda params: release, data, plans, ledger, uploads, job.seed)
 
 
-_BUILDERS = {TRAIN: training_node, DISTILL: distilling_node, SHARE: sharing_node, STATISTICS: statistics_node}
+_BUILDERS = {DISTILL: distilling_node, SHARE: sharing_node, STATISTICS: statistics_node}
 
 
 def sharing_of(job: Job) -> Sharing:

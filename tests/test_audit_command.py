@@ -73,6 +73,16 @@ def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsy
     assert found[0] == found[1] != other
 
 
+def test_what_precedes_training_is_part_of_an_audited_run(tmp_path):
+    """Kills nodes that are made before the shared data set is there, and train without it."""
+    models = []
+    for weight in ("0", "0.5"):
+        flags = ("--strategy=fedfed", "--standardize=private", "--clients=2", "--canaries=20", "--black-box")
+        audited(tmp_path / weight, *flags, f"--shared-weight={weight}")
+        models.append((tmp_path / weight / "a" / "model.safetensors").read_bytes())
+    assert models[0] != models[1]
+
+
 def test_an_audited_run_is_not_resumed(tmp_path, capsys):
     """It would go on without its canaries, which nothing on disk can bring back."""
     audited(tmp_path, "--clients", "1", "--canaries", "20")

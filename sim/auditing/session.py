@@ -20,7 +20,7 @@ from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
 from sim.auditing.result import FILE, Audit
 from sim.config import Config
-from sim.nodes import TRAIN, Host, training_node
+from sim.nodes import Host, present
 from sim.report import write_report
 
 
@@ -53,7 +53,7 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
         layout = job.gradients.layout
         final = load((folder / "model.safetensors").read_bytes())
         models = layout.initial(job.model), layout.flatten({name: final[name] for name in layout.names})
-        scores = one_run.losses(job.gradients, canaries, torch.from_numpy(job.dataset.x), *models)
+        scores = one_run.losses(job.gradients, canaries, torch.from_numpy(present(job, folder).dataset.x), *models)
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
     owned = [job.partition.of(client) for client in range(config.data.clients)]
@@ -66,12 +66,8 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
 
 def exchange(job: jobs.Job, folder: Path, watched: Watched) -> Exchange:
     """All groups in this process; those that train do so under the watched mechanism."""
-    host = Host(job, folder)
-    nodes = {group: training_node(job, group, folder, watched.mechanism) for group in range(len(job.groups))}
-    return lambda requests: (
-        (nodes[request.group] if request.phase == TRAIN else host.node(request.group, request.phase)).train(request)
-        for request in requests
-    )
+    host = Host(job, folder, watched.mechanism)
+    return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)
 
 
 def show(result: Audit) -> None:
