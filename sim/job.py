@@ -120,8 +120,6 @@ def build(config: Config) -> Job:
             f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words says nothing: use "
             "--shared-source public or none, or another --strategy"
         )
-    if words and data.standardize != "none":
-        raise ValueError(f"standardize is {data.standardize}, but numbers of words have no mean: drop --standardize")
     statistics = plan_statistics(config, MECHANISMS[config.privacy.mechanism].private)
     prior = merge(statistics.round_charges(1) if statistics else {}, sharing.charges if sharing else {})
     plans = plan_table(config.privacy, own, steps, participations(config), parts.sizes, prior)
