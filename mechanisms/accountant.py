@@ -26,6 +26,7 @@ _LARGE = (72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 448
 ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 PLD_LIMIT = 50.0  # Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory
+PLD_INTERVAL = 3e-4  # of the discretized losses; rounded up, an epsilon gains less than 1e-3 by 10,000 steps
 
 
 class Guarantee(NamedTuple):
@@ -163,7 +164,7 @@ def pld_epsilon(charges: Charges, delta: float) -> float | None:
 def _pld_epsilon(items: frozenset[tuple[SampledGaussian, int]], delta: float) -> float:
     from dp_accounting import dp_event, pld
 
-    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    accountant = pld.PLDAccountant(value_discretization_interval=PLD_INTERVAL)
     for event, count in sorted(items, key=repr):
         gaussian = dp_event.GaussianDpEvent(event.noise_multiplier)
         accountant.compose(dp_event.PoissonSampledDpEvent(event.sample_rate, gaussian), int(count))

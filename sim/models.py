@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 from sim.names import suggest
 from sim.sequence_models import SEQUENCE_MODELS
@@ -63,10 +62,11 @@ def build(
         near = ", ".join(SEQUENCE_MODELS if words else _BUILDERS)
         raise ValueError(f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: take one of {near}")
     rng = np.random.Generator(np.random.Philox(key=seed))
-    if words is not None:
-        module = nn.Sequential(*SEQUENCE_MODELS[name](classes, ACTIVATIONS[activation], words, rng))
-    else:
-        module = nn.Sequential(*_BUILDERS[name](input_shape, classes, ACTIVATIONS[activation]))
+    with torch.random.fork_rng(devices=[]):  # layers draw weights as they are made, which are drawn anew below
+        if words is not None:
+            module = nn.Sequential(*SEQUENCE_MODELS[name](classes, ACTIVATIONS[activation], words, rng))
+        else:
+            module = nn.Sequential(*_BUILDERS[name](input_shape, classes, ACTIVATIONS[activation]))
     for layer in module:
         if isinstance(layer, nn.Linear | nn.Conv2d | nn.LSTM):
             initialise(layer, rng)
@@ -82,24 +82,14 @@ def initialise(layer: nn.Linear | nn.Conv2d | nn.LSTM, rng: np.random.Generator)
             parameter.copy_(torch.from_numpy(draw))
 
 
-def _dense(inputs: int, outputs: int) -> nn.Module:
-    """A linear layer whose weights are not drawn yet."""
-    return skip_init(nn.Linear, inputs, outputs)
-
-
-def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> nn.Module:
-    """A convolution whose weights are not drawn yet."""
-    return skip_init(nn.Conv2d, inputs, outputs, kernel, stride=stride, padding=padding)
-
-
 def _linear(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
     """Softmax regression on all numbers of a record."""
-    return [nn.Flatten(), _dense(math.prod(shape), classes)]
+    return [nn.Flatten(), nn.Linear(math.prod(shape), classes)]
 
 
 def _mlp(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
     """One hidden layer of 32."""
-    return [nn.Flatten(), _dense(math.prod(shape), 32), activation(), _dense(32, classes)]
+    return [nn.Flatten(), nn.Linear(math.prod(shape), 32), activation(), nn.Linear(32, classes)]
 
 
 def _cnn(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
@@ -107,16 +97,16 @@ def _cnn(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Mod
     channels, *sides = _image("cnn", shape, 16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     return [
-        _convolution(channels, 16, 8, stride=2, padding=2),
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
         activation(),
         nn.MaxPool2d(2, stride=1),
-        _convolution(16, 32, 4, stride=2),
+        nn.Conv2d(16, 32, 4, stride=2),
         activation(),
         nn.MaxPool2d(2, stride=1),
         nn.Flatten(),
-        _dense(32 * height * width, 32),
+        nn.Linear(32 * height * width, 32),
         activation(),
-        _dense(32, classes),
+        nn.Linear(32, classes),
     ]
 
 
@@ -125,25 +115,25 @@ def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[
     channels, height, width = _image("cnn-cifar", shape, 8)
     layers: list[nn.Module] = []
     for wide in (32, 64, 128):
-        layers += [_convolution(channels, wide, 3, padding=1), activation()]
-        layers += [_convolution(wide, wide, 3, padding=1), activation(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(channels, wide, 3, padding=1), activation()]
+        layers += [nn.Conv2d(wide, wide, 3, padding=1), activation(), nn.MaxPool2d(2)]
         channels = wide
     features = channels * (height // 8) * (width // 8)
-    return [*layers, nn.Flatten(), _dense(features, 128), activation(), _dense(128, classes)]
+    return [*layers, nn.Flatten(), nn.Linear(features, 128), activation(), nn.Linear(128, classes)]
 
 
 def _cnn_scattering(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
     """Tramer and Boneh 2021, features of grey images (padding 1): 33,066 parameters on 81x7x7 with 10 classes."""
     channels, height, width = _image("cnn-scattering", shape, 1)
     return [
-        _convolution(channels, 16, 3, stride=2, padding=1),
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
         activation(),
-        _convolution(16, 32, 3, padding=1),
+        nn.Conv2d(16, 32, 3, padding=1),
         activation(),
         nn.Flatten(),
-        _dense(32 * ((height + 1) // 2) * ((width + 1) // 2), 32),
+        nn.Linear(32 * ((height + 1) // 2) * ((width + 1) // 2), 32),
         activation(),
-        _dense(32, classes),
+        nn.Linear(32, classes),
     ]
 
 
@@ -151,13 +141,13 @@ def _cnn_scattering_cifar(shape: Shape, classes: int, activation: type[nn.Module
     """Tramer and Boneh 2021, features of colour images (padding 1): 187,210 parameters on 243x8x8 with 10 classes."""
     channels, height, width = _image("cnn-scattering-cifar", shape, 2)
     return [
-        _convolution(channels, 64, 3, padding=1),
+        nn.Conv2d(channels, 64, 3, padding=1),
         activation(),
         nn.MaxPool2d(2),
-        _convolution(64, 64, 3, padding=1),
+        nn.Conv2d(64, 64, 3, padding=1),
         activation(),
         nn.Flatten(),
-        _dense(64 * (height // 2) * (width // 2), classes),
+        nn.Linear(64 * (height // 2) * (width // 2), classes),
     ]
 
 

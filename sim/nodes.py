@@ -162,7 +162,8 @@ def statistics_plans(job: Job) -> PlanTable:
 
 def distiller(job: Job) -> Distiller:
     """Generator and classifier before training; their weights depend on the seed alone."""
-    module = Distiller(job.dataset.x.shape[1:], job.dataset.classes, job.config.fedfed.distill_latent)
+    with torch.random.fork_rng(devices=[]):
+        module = Distiller(job.dataset.x.shape[1:], job.dataset.classes, job.config.fedfed.distill_latent)
     rng = generator(seed_key(job.config.run.seed), "generator")
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear):

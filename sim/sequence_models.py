@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 from sim.words import Words
 
@@ -25,20 +24,20 @@ def lstm(classes: int, activation: type[nn.Module], words: Words, rng: np.random
     """DPSUR's network for IMDb: 21,202 parameters with 2 classes, beside vectors of 100 numbers.
 
     Vectors of words are standard normal where they are not given. They stay as they are, unless they are to be trained;
-    that of the filling is 0 and always stays. All other weights are not drawn yet.
+    that of the filling is 0 and always stays. All other weights are the layers' own.
     """
     drawn = rng.standard_normal((words.count, WIDTH)) if words.vectors is None else words.vectors
     vectors = torch.from_numpy(drawn.astype(np.float32))
     vectors[0] = 0
     return [
         nn.Embedding.from_pretrained(vectors, freeze=not words.trained, padding_idx=0),
-        skip_init(nn.Linear, vectors.shape[1], 32),
+        nn.Linear(vectors.shape[1], 32),
         activation(),
-        nn.LSTM(32, 32, batch_first=True, bidirectional=True, device="meta").to_empty(device="cpu"),
+        nn.LSTM(32, 32, batch_first=True, bidirectional=True),
         MeanState(),
-        skip_init(nn.Linear, 64, 16),
+        nn.Linear(64, 16),
         activation(),
-        skip_init(nn.Linear, 16, classes),
+        nn.Linear(16, classes),
     ]
 
 

@@ -15,16 +15,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 HIDDEN = 64
 CODE_WEIGHT = 0.01
 """beta."""
-
-
-def _dense(inputs: int, outputs: int) -> nn.Module:
-    """A linear layer whose weights are not drawn yet."""
-    return skip_init(nn.Linear, inputs, outputs)
 
 
 class Splitter(nn.Module):
@@ -32,8 +26,8 @@ class Splitter(nn.Module):
 
     def __init__(self, width: int, latent: int) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), _dense(width, HIDDEN), nn.Tanh(), _dense(HIDDEN, latent))
-        self.decoder = nn.Sequential(_dense(latent, HIDDEN), nn.Tanh(), _dense(HIDDEN, width))
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, latent))
+        self.decoder = nn.Sequential(nn.Linear(latent, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         code = self.encoder(x)
@@ -41,16 +35,13 @@ class Splitter(nn.Module):
 
 
 class Distiller(nn.Module):
-    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and ``|z|^2 / 2``.
-
-    Its weights are not drawn yet.
-    """
+    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and ``|z|^2 / 2``."""
 
     def __init__(self, shape: Sequence[int], classes: int, latent: int) -> None:
         super().__init__()
         width = prod(shape)
         self.splitter = Splitter(width, latent)
-        self.classifier = nn.Sequential(_dense(width, HIDDEN), nn.Tanh(), _dense(HIDDEN, classes))
+        self.classifier = nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes))
 
     def forward(self, x: Tensor) -> Tensor:
         sensitive, code = self.splitter(x)
