@@ -1,32 +1,52 @@
-"""Ray's start and end. A start is seconds of waiting, so it begins before torch is imported and records are read."""
+"""Ray's start and end: seconds of waiting, beside imports and the reading of records, and beside the report."""
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from sim import files
+from sim.config import Config
 from sim.settings import Execution
 
-Ready = Callable[[], object]
-"""Returns when Ray is there, or raises what has kept it from starting."""
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ray, as a run sees it.
+
+    Attributes:
+        ready: returns when Ray is there, or raises what has kept it from starting.
+        leave: Ray is needed no more: it ends while the caller goes on.
+    """
+
+    ready: Callable[[], object]
+    leave: Callable[[], object]
 
 
 @contextmanager
-def starting(run: Execution) -> Iterator[Ready]:
+def starting(config: Config) -> Iterator[Cluster]:
     """Begin to join a Ray cluster, or to start one on this machine; without the Ray engine, nothing.
 
     What Ray starts dies with the thread that started it, so the thread lives as long as the context.
+
+    Raises:
+        ValueError: the run's data are not there; a start that has begun could not be broken off.
     """
-    if run.engine != "ray":
-        yield lambda: None
+    if config.run.engine != "ray":
+        yield Cluster(ready=lambda: None, leave=lambda: None)
         return
+    files.check(config.data.dataset, config.data.data_dir)
     with ThreadPoolExecutor(max_workers=1) as thread:
-        started = thread.submit(_start, run)
+        started = thread.submit(_start, config.run)
+
+        def leave() -> Future[None]:
+            return thread.submit(_stop, started)
+
         try:
-            yield started.result
+            yield Cluster(started.result, leave)
         finally:
-            if started.exception() is None:
-                _stop()
+            leave().result()
 
 
 def workers_of(run: Execution) -> int:
@@ -41,7 +61,9 @@ def _start(run: Execution) -> None:
     ray.init(address=run.ray_address or "local", logging_level="ERROR", log_to_driver=False, **own)
 
 
-def _stop() -> None:
+def _stop(started: Future[None]) -> None:
+    """A second time it does nothing."""
     import ray
 
-    ray.shutdown()
+    if started.exception() is None:
+        ray.shutdown()

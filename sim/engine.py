@@ -23,18 +23,18 @@ from client.messages import Answering
 from server.app import exchange_over
 from server.federation import Exchange
 from sim import job as jobs
-from sim.cluster import Ready, workers_of
+from sim.cluster import Cluster, workers_of
 from sim.nodes import Host
 
 TRIES = 3
 NODE_FAILED = 1
 
 
-def ray_exchange(job: jobs.Job, run_dir: Path, ready: Ready) -> Exchange:
-    """The job's groups in workers of the Ray cluster that is there when ``ready`` returns."""
+def ray_exchange(job: jobs.Job, run_dir: Path, cluster: Cluster) -> Exchange:
+    """The job's groups in workers of the Ray cluster, once that is ready."""
     run = job.config.run
     workers, gpus = workers_of(run), run.gpus_per_worker
-    ready()
+    cluster.ready()
     if gpus is None:
         gpus = ray.cluster_resources().get("GPU", 0) / workers if jobs.device_of(job.config).type == "cuda" else 0
     grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)

@@ -19,10 +19,10 @@ def command(argv: Sequence[str]) -> None:
     prepare()
     from sim.cluster import starting
 
-    with starting(request.config.run) as ready:
+    with starting(request.config) as cluster:
         from sim.session import train
 
-        train(request, ready)
+        train(request, cluster)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One run from beginning to end: job, run directory, engine, rounds, report."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from server import loop
@@ -10,22 +11,22 @@ from server.store import Store
 from sim import job as jobs
 from sim import rundir
 from sim.cli import Request
-from sim.cluster import Ready, starting
+from sim.cluster import Cluster, starting
 from sim.nodes import Host
 from sim.preparation import prepare
 from sim.progress import Progress
 from sim.report import write_report
 
 
-def train(request: Request, ready: Ready | None = None) -> Path:
-    """Train as a parsed command line asks, on Ray where that is ``ready`` or else started; returns the run directory.
+def train(request: Request, cluster: Cluster | None = None) -> Path:
+    """Train as a parsed command line asks, on a cluster that is starting or is started now; returns the run directory.
 
     Raises:
         ValueError: anything the user can mend.
     """
-    if ready is None:
-        with starting(request.config.run) as ready:
-            return train(request, ready)
+    if cluster is None:
+        with starting(request.config) as cluster:
+            return train(request, cluster)
     jobs.single_thread()
     if request.resume is None:
         folder = rundir.choose(request.config)
@@ -34,22 +35,22 @@ def train(request: Request, ready: Ready | None = None) -> Path:
     else:
         rundir.check_resumable(request.resume)
         folder, job = request.resume, jobs.build(request.config)
-    run(job, folder, _engine(job, folder, ready))
+    run(job, folder, _engine(job, folder, cluster), cluster.leave)
     return folder
 
 
-def run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
-    """The rounds that are left, and the closing files.
+def run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None) -> None:
+    """The rounds that are left, and the closing files; ``trained`` is told when no more is asked of the exchange.
 
     Raises:
         ValueError: the run began with other records or on another device, or another process is at it.
     """
     rundir.check_inputs(folder, job)
     with rundir.lock(folder):
-        _run(job, folder, exchange)
+        _run(job, folder, exchange, trained)
 
 
-def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
+def _run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], object]) -> None:
     job = prepare(job, folder, exchange)
     config, federation = job.config, jobs.federation(job)
     store = Store(folder, config.rounds.keep_checkpoints)
@@ -58,19 +59,20 @@ def _run(job: jobs.Job, folder: Path, exchange: Exchange) -> None:
         together = config.run.chunk_clients or 1
         progress.started(RunInfo(federation.rounds, standing.now.round, federation.clients, str(folder), together))
         standing = loop.run(federation, exchange, store, standing, [progress.round])
+        trained()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
         write_report(folder)
         progress.finished(summary)
 
 
-def _engine(job: jobs.Job, folder: Path, ready: Ready) -> Exchange:
+def _engine(job: jobs.Job, folder: Path, cluster: Cluster) -> Exchange:
     if job.config.run.engine == "inline":
         return inline_exchange(job, folder)
     from sim.engine import ray_exchange
 
     threading.Thread(target=_foresee).start()
-    return ray_exchange(job, folder, ready)
+    return ray_exchange(job, folder, cluster)
 
 
 def _foresee() -> None:
