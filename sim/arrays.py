@@ -8,10 +8,12 @@ Without a test part, one record in five is held out by `fixed_split`. Pickled ob
 
 import zipfile
 import zlib
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
+
+from sim.files import own_file
+from sim.names import nearest
 
 MAX_CLASSES = 65_536
 _NAMES = ("x", "y", "x_test", "y_test")
@@ -36,7 +38,7 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
         ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numbers, not finite, empty, of
             unlike lengths or shapes; labels that are not integers in 0 .. C-1.
     """
-    raw = _read(Path(path).expanduser())
+    raw = _read(own_file(path))
     x, y = _part(raw, "x", "y", path)
     classes = int(y.max()) + 1
     if classes < 2:
@@ -55,8 +57,6 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The file's arrays of known names: x and y, and both of x_test and y_test or neither."""
-    if not path.is_file():
-        raise ValueError(f"data set {path}: no such file; give the path of an .npz that holds x and y")
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no zip archive")
@@ -73,8 +73,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if name not in raw:
             raise ValueError(f"{path}: array {name!r} is missing, the file holds {', '.join(found) or 'none'}: add it")
     for name in found:
-        if name not in _NAMES and (near := get_close_matches(name.lower(), _NAMES[2:], n=1, cutoff=0.8)):
-            raise ValueError(f"{path}: array {name!r} is unknown, did you mean {near[0]!r}? rename it or leave it out")
+        if name not in _NAMES and (near := nearest(name, _NAMES[2:], likeness=0.8)):
+            raise ValueError(f"{path}: array {name!r} is unknown, did you mean {near!r}? rename it or leave it out")
     return raw
 
 

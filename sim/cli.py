@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sim.config import Config, differences, load
-from sim.fields import SETTINGS, TABLES, Setting, did_you_mean
+from sim.fields import SETTINGS, TABLES, Setting
+from sim.names import did_you_mean
 from sim.presets import FIXED, PRESETS, preset
 from sim.settings import EXECUTION_ONLY
 

@@ -12,7 +12,8 @@ from client.settings import Local
 from mechanisms import durable
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
-from sim.fields import SETTINGS, TABLES, did_you_mean, fault
+from sim.fields import SETTINGS, TABLES, fault
+from sim.names import did_you_mean
 from sim.presets import FIXED, preset
 from sim.settings import Data, Execution
 from strategies.settings import Aggregation, FedFed
@@ -155,7 +156,7 @@ def _check_table(path: Path, table: str, entries: object) -> None:
         return
     if table in SETTINGS and not isinstance(entries, dict):
         raise ValueError(f"{path}: {table} stands outside its table: put it under [{SETTINGS[table].table}]")
-    hint = did_you_mean(table, list(TABLES) if isinstance(entries, dict) else [*TABLES, *SETTINGS])
+    hint = did_you_mean(table, TABLES if isinstance(entries, dict) else [*TABLES, *SETTINGS])
     raise ValueError(f"{path}: unknown table {table}{hint} (tables: {', '.join(TABLES)})")
 
 
@@ -165,5 +166,5 @@ def _check_name(path: Path, table: str, name: str) -> None:
         return
     if name in SETTINGS:
         raise ValueError(f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move it")
-    hint = did_you_mean(name, known) or did_you_mean(name, list(SETTINGS)) or f" (known: {', '.join(known)})"
+    hint = did_you_mean(name, known) or did_you_mean(name, SETTINGS) or f" (known: {', '.join(known)})"
     raise ValueError(f"{path}: unknown setting {name} in [{table}]{hint}")

@@ -7,7 +7,6 @@ features are computed from them, pixels are taken as they are, in [0, 1].
 
 import contextlib
 import importlib.util
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,13 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sim import imdb
+from sim import files, imdb
 from sim.arrays import fixed_split, read_npz
-from sim.names import suggest
 from sim.torchvision_compat import import_torchvision
 
-DATA_DIR_VARIABLE = "DP_FED_DATA"
-DEFAULT_DATA_DIR = "~/.cache/dp-federated-simulator"
 DIGITS_TEST = 360
 """Test records of `digits`, out of 1,797."""
 TIMEOUT = 10.0
@@ -67,11 +63,10 @@ _SOURCES = {
     "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
     "cifar10": _Source("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
-NAMES = ("digits", *_SOURCES, "imdb")
 
 
 def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Dataset:
-    """The data set `name`: one of `NAMES`, or the path of an `.npz` file (see `sim.arrays`).
+    """The data set `name`: one of `sim.files.NAMES`, or the path of an `.npz` file (see `sim.arrays`).
 
     Args:
         name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download), `mnist`, `fmnist`,
@@ -84,16 +79,15 @@ def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Data
         ValueError: unknown name; `data_dir` or `DP_FED_DATA` names no directory; files missing, damaged and not to be
             downloaded; a faulty `.npz`.
     """
+    files.check(name, data_dir)
     if name == "digits":
         return _digits(normalise)
     if name in _SOURCES:
-        return _images(name, directory(data_dir), normalise)
+        return _images(name, files.directory(data_dir), normalise)
     if name == "imdb":
         with _impatient():
-            return Dataset(name, *imdb.read(directory(data_dir)), classes=2, words=imdb.WORDS)
-    if name.endswith(".npz"):
-        return Dataset(name, *read_npz(name))
-    raise ValueError(f"dataset = {name!r} is unknown: {suggest(name, NAMES)}, or the path of an .npz file")
+            return Dataset(name, *imdb.read(files.directory(data_dir)), classes=2, words=imdb.WORDS)
+    return Dataset(name, *read_npz(name))
 
 
 def _digits(normalise: bool) -> Dataset:
@@ -111,17 +105,6 @@ def _digits(normalise: bool) -> Dataset:
     y = scans[:, -1].astype(np.int64)
     train, test = fixed_split(len(x), DIGITS_TEST)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10)
-
-
-def directory(data_dir: str | None) -> Path:
-    """The data directory; only the default one may be absent."""
-    for origin, value in (("data_dir", data_dir), (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE))):
-        if value:
-            path = Path(value).expanduser()
-            if not path.is_dir():
-                raise ValueError(f"{origin} = {value!r} is no directory: create it or correct the path")
-            return path
-    return Path(DEFAULT_DATA_DIR).expanduser()
 
 
 def _images(name: str, root: Path, normalise: bool) -> Dataset:

@@ -20,6 +20,7 @@ import torch
 from mechanisms import durable
 from sim import data as datasets
 from sim.data import Dataset
+from sim.files import directory
 from sim.scattering import FEATURES, scatter
 from sim.settings import Data
 
@@ -47,7 +48,7 @@ def load(data: Data, device: torch.device) -> Dataset:
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False)
     scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written
     _check_groups(data.feature_groups, FEATURES * dataset.x.shape[1])
-    x, x_test = _kept((dataset.x, dataset.x_test), device, datasets.directory(data.data_dir) / "features")
+    x, x_test = _kept((dataset.x, dataset.x_test), device, directory(data.data_dir) / "features")
     return replace(dataset, x=grouped(x, data.feature_groups), x_test=grouped(x_test, data.feature_groups))
 
 

@@ -2,7 +2,6 @@
 
 import types
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -12,6 +11,7 @@ from pydantic.fields import FieldInfo
 from client.settings import Local
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
+from sim.names import did_you_mean
 from sim.settings import Data, Execution
 from strategies.settings import Aggregation, FedFed
 
@@ -104,19 +104,13 @@ SETTINGS: dict[str, Setting] = {
 """Every setting by its name; names are unique over all tables."""
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """``; did you mean X?`` with the nearest known name, or nothing where none is near."""
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def fault(error: ValidationError) -> str:
     """The first fault that a validation found, in one line: name, value, bound, remedy."""
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
     setting = SETTINGS[str(first["loc"][-1])]
-    hint = did_you_mean(str(first["input"]), list(setting.choices))
+    hint = did_you_mean(str(first["input"]), setting.choices)
     return (
         f"{setting.name} is {first['input']!r}; it must be {setting.expected}{hint or ':'} "
         f"set {setting.flag} or {setting.name} in [{setting.table}]"

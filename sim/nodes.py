@@ -24,6 +24,7 @@ from mechanisms.sharing import ClassSums, Features, Release, SingleRecords, Sum
 from sim.job import Job, device_of
 from sim.models import initialise
 from sim.sharing_plan import NONE, PUBLIC, Sharing, same_for_all
+from sim.sharing_report import SHARED_FILE
 from sim.standardize import channel_moments, standardized
 from strategies.distillation import Distiller, objective, sensitive
 from strategies.fedfed import SharedSet
@@ -31,8 +32,6 @@ from strategies.registry import strategy_of
 
 STATISTICS, DISTILL, SHARE, TRAIN = "statistics", "distill", "share", "train"
 """The phases: statistics of channels, the generator's training, what is shared, the model's training."""
-
-SHARED_FILE = "shared.safetensors"
 
 
 class Host:

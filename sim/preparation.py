@@ -25,7 +25,6 @@ from sim.job import Job, federation
 from sim.nodes import (
     DISTILL,
     SHARE,
-    SHARED_FILE,
     STATISTICS,
     distiller,
     generator_plans,
@@ -34,6 +33,7 @@ from sim.nodes import (
     sharing_of,
     statistics_plans,
 )
+from sim.sharing_report import SHARED_FILE
 from sim.standardize import STATISTICS_FILE, statistics
 from strategies.fedavg import fedavg
 from strategies.fedfed import SharedSet, prototypes, union

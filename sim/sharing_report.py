@@ -1,4 +1,4 @@
-"""The report's part on FedFed: the shared records as they left their clients, and what they cost."""
+"""The shared records of FedFed in the run directory: their file, and the report's part on them and on their price."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from mechanisms.accountant import epsilon
 from sim import page, wording
 from sim.config import Config
 
+SHARED_FILE = "shared.safetensors"
 SHOWN = 40
 """Shared records on the sheet, at most."""
 
@@ -24,7 +25,6 @@ _LABELS = "Labels were shared as they are, so the guarantee covers the features 
 def section(run_dir: Path, config: Config) -> str | None:
     """The sheet and its price; None where clients have released nothing to be shared."""
     from sim import plots
-    from sim.nodes import SHARED_FILE
 
     path, own = run_dir / SHARED_FILE, config.fedfed
     if not path.exists():

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from sim import imdb
-from sim.data import Dataset, directory
+from sim.data import Dataset
+from sim.files import directory
 from sim.settings import Data
 
 

@@ -32,10 +32,14 @@ DRAWS = {
 }
 GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
 DOCUMENTED = {
-    ("sim/models.py", name)
-    for name in ("torch.default_generator", "torch.default_generator.manual_seed", "torch.random.fork_rng")
+    ("sim/nodes.py", "torch.random.fork_rng"),
+    *(
+        ("sim/models.py", name)
+        for name in ("torch.default_generator", "torch.default_generator.manual_seed", "torch.random.fork_rng")
+    ),
 }
-"""A user's model class draws its initial weights from PyTorch's generator, which is given back as it was."""
+"""A user's model class draws its initial weights from PyTorch's generator, and layers draw some as they are made, which
+are drawn anew; the generator is given back as it was."""
 
 ACCOUNTING = (
     "events curves accountant calibration ledger ledger_lines sampled_gaussian selective visible ranges durable"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from sim import data
+from sim import data, files
 from sim.arrays import fixed_split, read_npz
 from sim.data import load
 from sim.torchvision_compat import import_torchvision
@@ -114,7 +114,7 @@ def test_the_data_directory_is_the_argument_then_the_variable(tmp_path: Path, mo
     with pytest.raises(ValueError, match=r"data_dir = .*elsewhere' is no directory"):
         load("mnist", str(tmp_path / "elsewhere"))
     monkeypatch.delenv("DP_FED_DATA")
-    monkeypatch.setattr(data, "DEFAULT_DATA_DIR", str(tmp_path / "argument"))
+    monkeypatch.setattr(files, "DEFAULT_DATA_DIR", str(tmp_path / "argument"))
     assert len(load("mnist").x) == 3
 
 

@@ -4,6 +4,9 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ from sim import plots
 from sim.cli import main_guard
 from sim.config import load, save
 from sim.report import command, write_report
+
+ROOT = Path(__file__).parent.parent
 
 
 def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
@@ -126,6 +131,14 @@ def test_the_command_redraws(tmp_path, capsys):
     moved = shutil.move(folder, tmp_path / "moved")
     assert main_guard(command, [str(moved)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "moved" / "report.html")
+
+
+def test_redrawing_loads_no_torch(tmp_path):
+    """Kills a part of the report that imports the simulator: torch would take longer than the page."""
+    folder = make(tmp_path / "light", strategy="fedfed")
+    lines = "import sys; from sim.report import command; command(sys.argv[1:]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", lines, folder], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == [str(folder / "report.html"), "False"]
 
 
 def test_records_go_to_json_and_back():

@@ -32,8 +32,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from mechanisms.settings import Settings
 from sim.config import Config, load
-from sim.fields import SETTINGS, did_you_mean
-from sim.names import suggest
+from sim.fields import SETTINGS
+from sim.names import did_you_mean, suggest
 
 Values = dict[str, Any]
 
@@ -167,6 +167,6 @@ def _checked(settings: Values) -> Values:
     """Settings with what is unset turned into None, as a configuration file has them."""
     for name in settings:
         if name not in SETTINGS:
-            raise ValueError(f"unknown setting {name}{did_you_mean(name, list(SETTINGS))}")
+            raise ValueError(f"unknown setting {name}{did_you_mean(name, SETTINGS)}")
     unset = {name for name, value in settings.items() if SETTINGS[name].optional and value == SETTINGS[name].unset}
     return {name: None if name in unset else value for name, value in settings.items()}
