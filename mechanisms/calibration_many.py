@@ -4,9 +4,11 @@
 order is an upper bound of the smallest over all orders, so each row carries one order, which meets the budget by the
 exact curve at the noise that is returned. Where many rates share their steps, the curve noise(rate) is solved on a fine
 grid of rates and interpolated, and each interpolated value is checked, and raised until it meets the budget.
+`interpolated` does the same, row by row, for runs of any kind.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,9 @@ Indices = NDArray[np.intp]
 RATIO = 1.02  # between neighbouring rates of the grid
 LIFT = 5e-5  # relative, added to interpolated values: the size of their error
 ROUNDING = 1e-12  # relative, kept free of each budget: curves of one client alone may differ in the last bits
+
+WIDE_RATIO = 1.2  # as `RATIO`, where each point of the grid is a search of its own
+WIDE_LIFT, TRIES = 1e-3, 10  # as `LIFT`; after so many raises a row is searched for itself
 
 
 def smallest_many(
@@ -63,6 +68,58 @@ def smallest_many(
     distinct, where = np.unique(np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True)
     found = budget.smallest(distinct[1], distinct[0]) if rates.size else np.empty(0)
     return found[where.reshape(-1)].reshape(rates.shape)
+
+
+def interpolated(
+    sample_rates: ArrayLike,
+    steps: ArrayLike,
+    solve: Callable[[int], tuple[float, float]],
+    meets: Callable[[int, float, tuple[float, float]], bool],
+) -> Floats:
+    """The smallest noise multiplier of each row, searched for at few of the rates and interpolated between them.
+
+    Args:
+        sample_rates: rates above 0, shape ``[n]``.
+        steps: rows of equal steps share a grid of rates, shape ``[n]``.
+        solve: a row's smallest noise multiplier, and the Renyi order at which it meets the budget.
+        meets: whether a row meets the budget with a noise multiplier at an order between these two, ends included.
+
+    Returns:
+        float64 ``[n]``: each row's value comes from `solve`, or `meets` has affirmed it; rows of equal rate and steps
+        have the same.
+
+    Raises:
+        ValueError: what `solve` raises.
+    """
+    kinds = np.stack([np.asarray(steps, np.float64), np.asarray(sample_rates, np.float64)])
+    distinct, rows, where = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
+    starts = np.flatnonzero(np.diff(distinct[0], prepend=np.nan) != 0)
+    groups = np.split(np.arange(len(rows)), starts[1:])
+    found = [_between(distinct[1, group], rows[group].tolist(), solve, meets) for group in groups]
+    return np.concatenate(found)[where.reshape(-1)]
+
+
+def _between(
+    rates: Floats,
+    rows: list[int],
+    solve: Callable[[int], tuple[float, float]],
+    meets: Callable[[int, float, tuple[float, float]], bool],
+) -> Floats:
+    """`interpolated` for rows of equal steps, by rising rate."""
+    last = len(rates) - 1
+    points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(WIDE_RATIO)) + 1
+    inner = np.searchsorted(rates, np.geomspace(rates[0], rates[-1], points)[1:-1])
+    known = np.unique([0, *inner, last])
+    solved, orders = np.array([solve(rows[k]) for k in known]).T
+    noise = np.exp(np.interp(np.log(rates), np.log(rates[known]), np.log(solved)))
+    noise[known] = solved
+    for k in np.setdiff1d(np.arange(last), known):
+        right = int(np.searchsorted(known, k))
+        low, high = sorted(orders[right - 1 : right + 1].tolist())
+        tries = noise[k] * (1.0 + WIDE_LIFT) ** np.arange(TRIES)
+        enough = (one for one in tries.tolist() if meets(rows[k], one, (low, high)))
+        noise[k] = next(enough, None) or solve(rows[k])[0]
+    return noise
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A plan is calibrated before training from the events it will charge, by the same
 is drawn, what is clipped and what is accounted cannot drift apart.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accountant import Charges, epsilon
+from mechanisms.accountant import Charges, default_orders, epsilon, guarantee
 from mechanisms.calibration import smallest
-from mechanisms.calibration_many import smallest_many
+from mechanisms.calibration_many import interpolated, smallest_many
 from mechanisms.events import Event, SampledGaussian
 from mechanisms.settings import Privacy, Settings
 
@@ -116,22 +117,44 @@ def calibrate(plan_of: Callable[[float], Plan], terms: Terms) -> Plan:
     )
 
 
-def calibrate_all(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan] | None:
+def calibrate_all(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
     """As `calibrate` for each of the terms, which differ in rate and steps alone: all at once, and so much faster.
 
-    Returns:
-        The plans; None where a run is more than Poisson-sampled Gaussian steps of one kind.
+    Runs that are Poisson-sampled Gaussian steps of one kind are searched for together; for others, few of the rates
+    are, and what lies between is interpolated and checked against the client's own charges.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
     first, privacy = terms[0], terms[0].privacy
     alike: Charges = {SampledGaussian(privacy.sample_rate, 1.0): first.steps * first.rounds}
-    if privacy.budget != "certified" or first.run(plan_of(first, 1.0)) != alike:
-        return None
     rates, steps = [t.privacy.sample_rate for t in terms], [t.steps * t.rounds for t in terms]
-    noises = smallest_many(rates, steps, first.target, privacy.delta)
+    if privacy.budget == "certified" and first.run(plan_of(first, 1.0)) == alike:
+        noises = smallest_many(rates, steps, first.target, privacy.delta)
+    else:
+        noises = _between(plan_of, terms, rates, steps)
     return [plan_of(one, noise) for one, noise in zip(terms, noises.tolist(), strict=True)]
+
+
+def _between(
+    plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms], rates: Sequence[float], steps: Sequence[int]
+) -> np.ndarray:
+    """Noise multipliers ``[terms]``, each searched for or checked on the client's whole run."""
+    target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
+    grid = default_orders(column)
+
+    def run(row: int, noise: float) -> Charges:
+        return terms[row].run(plan_of(terms[row], noise))
+
+    def solve(row: int) -> tuple[float, float]:
+        noise = smallest(functools.partial(run, row), target, delta, column=column)
+        return noise, guarantee(run(row, noise), delta, column, grid).order or grid[0]
+
+    def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
+        orders = [order for order in grid if ends[0] <= order <= ends[1]]
+        return guarantee(run(row, noise), delta, column, orders).epsilon <= target
+
+    return interpolated(rates, steps, solve, meets)
 
 
 def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:

@@ -7,8 +7,11 @@ import pytest
 
 from mechanisms import accountant, calibration_many
 from mechanisms.calibration import smallest
-from mechanisms.calibration_many import smallest_many
+from mechanisms.calibration_many import TRIES, WIDE_LIFT, WIDE_RATIO, interpolated, smallest_many
 from mechanisms.events import SampledGaussian
+from mechanisms.plan import Terms
+from mechanisms.registry import plan_table
+from mechanisms.settings import Dpsur, Privacy, Settings
 
 
 def spent(rate, noise, steps, delta):
@@ -44,6 +47,46 @@ def test_interpolated_noise_that_is_too_small_is_raised(monkeypatch):
     rates = np.geomspace(1e-3, 0.5, 510)
     found = smallest_many(rates, 100, 2.0, 1e-5)
     assert max(spent(rate, noise, 100, 1e-5) for rate, noise in zip(rates[::30], found[::30], strict=True)) <= 2.0
+
+
+@pytest.mark.parametrize("jump", [0.004, 0.4])
+def test_what_lies_between_searches_is_never_taken_unchecked(jump):
+    """The least noise bends and jumps between the grid's points, by less than the raises make up for and by more."""
+    rates, steps = np.geomspace(0.01, 0.3, 200), np.repeat([5, 7], 100)
+    least = np.sqrt(rates) * (1.0 + jump * (np.arange(200) % 3 == 1)) * steps
+    shuffled, searched = np.random.default_rng(0).permutation(200), []
+    rates, steps, least = rates[shuffled], steps[shuffled], least[shuffled]
+
+    def solve(row: int) -> tuple[float, float]:
+        searched.append(row)
+        return float(least[row]), float(rates[row])
+
+    def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
+        assert ends[0] <= rates[row] <= ends[1], "the orders of its neighbours"
+        return noise >= least[row]
+
+    found = interpolated(rates, steps, solve, meets)
+    assert (found >= least).all() and (found <= least * (1 + jump) * (1 + WIDE_LIFT) ** TRIES).all()
+    grid = 2 * (math.ceil(math.log(rates.max() / rates.min()) / math.log(WIDE_RATIO)) + 3)
+    assert len(searched) <= grid if jump < 0.01 else len(searched) > 60
+
+
+@pytest.mark.parametrize(
+    ("privacy", "own", "count"),
+    [
+        (Privacy(mechanism="dpsgd", epsilon=4.0, batch_size=16, noise_decay=0.05), None, 9),
+        (Privacy(mechanism="dpsur", epsilon=4.0, batch_size=16, budget="published"), Dpsur(accounting="selective"), 40),
+    ],
+)
+def test_clients_of_many_sizes_meet_their_budget_whatever_their_runs_consist_of(privacy, own: Settings, count):
+    """Kills plans whose noise is that of another size: each run is priced in full, on the whole grid of orders."""
+    sizes = np.linspace(100, 150, count).astype(int)
+    table, spent = plan_table(privacy, own, 2, 4, sizes), []
+    for client, size in enumerate(sizes.tolist()):
+        run = Terms(privacy.of_size(size), own, 2, 4, size).run(table.of(client))
+        spent.append(accountant.epsilon(run, privacy.delta, privacy.budget).epsilon)
+    assert len(table.plans) == count and min(spent) > 3.98 and max(spent) <= 4.0
+    assert all(table.of(k).sample_rate == 16 / size for k, size in enumerate(sizes.tolist()))
 
 
 def test_the_shape_is_kept_and_nobody_is_nothing():
