@@ -33,6 +33,7 @@ from sim import environment
 environment.prepare()
 
 import torch  # noqa: E402
+from threadpoolctl import threadpool_info  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -159,6 +160,11 @@ def cohort(clients: int, batch: int, repeats: int) -> dict:
     return {"model": "mlp", "clients": clients, "batch": batch, "median_seconds": medians, "gain": ratio}
 
 
+def openblas_kernels() -> list[str]:
+    """For which chips NumPy's (and SciPy's) products are made here: what was found, or OPENBLAS_CORETYPE."""
+    return sorted({found["architecture"] for found in threadpool_info() if found["internal_api"] == "openblas"})
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -176,7 +182,12 @@ def main() -> None:
             costs = {side: round(row["over_plain_medians"], 2) for side, row in steps[-1]["sides"].items()}
             print(f"{name}, batch {batch}: {costs}", file=sys.stderr, flush=True)
     together = cohort(50, 16, arguments.repeats)
-    result = {"command": "python " + " ".join(sys.argv), "steps": steps, "cohort": together}
+    result = {
+        "command": "python " + " ".join(sys.argv),
+        "openblas_kernels": openblas_kernels(),
+        "steps": steps,
+        "cohort": together,
+    }
     text = json.dumps(result, indent=1)
     print(text)
     if arguments.out:

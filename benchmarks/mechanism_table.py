@@ -4,10 +4,10 @@
     python benchmarks/mechanism_table.py --dataset mnist --model mlp --out benchmarks/results
 
 Every mechanism gets the same tuning: the same learning rates times two values of one setting of its own, each tried
-once on a fifth of the *training* part held out (seed 100), at each epsilon. The best setting is then trained on the
-whole training part with each seed and measured once on the test part. Runs are the inline engine's, several processes
-side by side. The cost of a local step is measured afterwards, in one process: runs of the mechanism and of DPSGD take
-turns, and the least training time of a round counts, over DPSGD's.
+once at each epsilon on a fifth of the *training* part, held out by `--validation-records` (seed 100). The best setting
+is then trained on the whole training part with each seed and measured once on the test part. Runs are the inline
+engine's, several processes side by side. The cost of a local step is measured afterwards, in one process: runs of the
+mechanism and of DPSGD take turns, and the least training time of a round counts, over DPSGD's.
 """
 
 import argparse
@@ -46,8 +46,11 @@ class Case:
     seed: int
 
 
-def play(case: Case, dataset: str, arguments: argparse.Namespace) -> dict:
-    """Train once; accuracy after the last round, epsilon, and the least seconds of a round."""
+def play(case: Case, arguments: argparse.Namespace, held_out: int = 0) -> dict:
+    """Train once; accuracy after the last round, epsilon, and the least seconds of a round.
+
+    Accuracy is that on the records that are held out of the training part, where there are any.
+    """
     from sim.environment import prepare
 
     prepare()
@@ -56,7 +59,9 @@ def play(case: Case, dataset: str, arguments: argparse.Namespace) -> dict:
 
     name, _ = OWN[case.mechanism]
     settings = {"mechanism": case.mechanism, "epsilon": case.epsilon, "lr": case.lr, name: case.own, "seed": case.seed}
-    settings |= {"dataset": dataset, "model": arguments.model, "rounds": arguments.rounds, "clients": 100}
+    if held_out:
+        settings |= {"validation_records": held_out, "evaluate_on": "validation"}
+    settings |= {"dataset": arguments.dataset, "model": arguments.model, "rounds": arguments.rounds, "clients": 100}
     settings |= {"dirichlet": 0.5, "engine": "inline", "groups": 1} | dict(s.split("=", 1) for s in arguments.set)
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
@@ -72,38 +77,25 @@ def play(case: Case, dataset: str, arguments: argparse.Namespace) -> dict:
     }
 
 
-def attempt(case: Case, dataset: str, arguments: argparse.Namespace) -> dict:
+def attempt(case: Case, arguments: argparse.Namespace, held_out: int) -> dict:
     """As ``play``; a setting that diverges or is refused is a bad one, and its reason is kept."""
     try:
-        return play(case, dataset, arguments)
+        return play(case, arguments, held_out)
     except ValueError as fault:
         return asdict(case) | {"accuracy": 0.0, "fault": str(fault)}
 
 
-def held_out(arguments: argparse.Namespace, folder: Path) -> str:
-    """The training part, a fifth of it in the place of the test part, as the path of an .npz file."""
-    import numpy as np
-
-    from sim.data import load
-
-    data = load(arguments.dataset, arguments.data_dir)
-    order = np.random.default_rng(0).permutation(len(data.y))
-    kept, out = order[len(order) // 5 :], order[: len(order) // 5]
-    path = folder / "tuning.npz"
-    np.savez(path, x=data.x[kept], y=data.y[kept], x_test=data.x[out], y_test=data.y[out])
-    return str(path)
-
-
 def tune(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[dict]:
     """Every case of the grid on held-out training records."""
+    from sim.data import load
+
     cases = [
         Case(mechanism, epsilon, lr, own, TUNING_SEED)
         for mechanism in arguments.mechanisms
         for epsilon, lr, own in itertools.product(EPSILONS, arguments.rates, OWN[mechanism][1])
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        dataset = held_out(arguments, Path(folder))
-        return list(pool.map(attempt, cases, [dataset] * len(cases), [arguments] * len(cases)))
+    held_out = len(load(arguments.dataset, arguments.data_dir).y) // 5
+    return list(pool.map(attempt, cases, [arguments] * len(cases), [held_out] * len(cases)))
 
 
 def costs(rows: list[dict], arguments: argparse.Namespace) -> dict[str, float]:
@@ -112,7 +104,7 @@ def costs(rows: list[dict], arguments: argparse.Namespace) -> dict[str, float]:
     least = dict.fromkeys(cases, math.inf)
     for _ in range(TURNS):
         for mechanism, case in cases.items():
-            least[mechanism] = min(least[mechanism], play(case, arguments.dataset, arguments)["seconds"])
+            least[mechanism] = min(least[mechanism], play(case, arguments)["seconds"])
     return {mechanism: seconds / least["dpsgd"] for mechanism, seconds in least.items()} if "dpsgd" in least else {}
 
 
@@ -159,8 +151,7 @@ def main() -> None:
                 print(f"{mechanism} at epsilon {epsilon:g} is left out: {best['fault']}")
                 continue
             cases += [Case(mechanism, epsilon, best["lr"], best["own"], seed) for seed in SEEDS]
-        n = len(cases)
-        rows = list(pool.map(play, cases, [arguments.dataset] * n, [arguments] * n))
+        rows = list(pool.map(play, cases, [arguments] * len(cases)))
     cost = costs(rows, arguments)
     table = markdown(rows, cost, arguments)
     print(table)

@@ -28,6 +28,7 @@ environment.prepare()
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from threadpoolctl import threadpool_info  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from client.messages import TrainRequest  # noqa: E402
@@ -78,6 +79,11 @@ def cpu_seconds(work: Callable[[], None]) -> float:
     return time.process_time() - began
 
 
+def openblas_kernels() -> list[str]:
+    """For which chips NumPy's (and SciPy's) products are made here: what was found, or OPENBLAS_CORETYPE."""
+    return sorted({found["architecture"] for found in threadpool_info() if found["internal_api"] == "openblas"})
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,6 +108,7 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     result = {
         "command": "python " + " ".join(sys.argv),
+        "openblas_kernels": openblas_kernels(),
         "plain": {"batch": best[0], "channels_last": best[1]},
         "median_cpu_seconds": medians,
         "ours_over_plain_medians": medians["ours"] / medians["plain"],

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -76,6 +77,20 @@ class GroupData:
         """The records of these clients."""
         return CohortData(self.x, self.y, [self.records(int(c)) for c in clients])
 
+    def parts(self, clients: np.ndarray) -> list[np.ndarray]:
+        """Where in ``clients`` those of each chunk stand, in the order of the chunks, without those that have none."""
+        numbers = self._chunk_of[clients]
+        order = np.argsort(numbers, kind="stable")
+        return [part for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if part.size]
+
+    @cached_property
+    def _chunk_of(self) -> np.ndarray:
+        """Int64 ``[clients]``: the chunk of each of the group's clients."""
+        numbers = np.full(len(self.weights), -1)
+        for number, chunk in enumerate(self.chunks):
+            numbers[chunk] = number
+        return numbers
+
 
 class Node:
     """One group of clients with its ledger; with a ``carry``, clients keep state from round to round."""
@@ -109,16 +124,14 @@ class Node:
             self._carry.open(request.round)
         total = WeightedSum(len(request.params) + self._training.sent.extra)
         figures, realized = Figures(), Payments()
-        for chunk in self._data.chunks:
-            inside = np.isin(request.clients, chunk)
-            if inside.any():
-                clients = request.clients[inside]
-                start = torch.tensor(request.params, device=self._data.x.device)
-                cohort = self._cohort(request, clients, request.nth[inside], key, start)
-                end = self._local_round(cohort, clients, start)
-                realized += self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
-                figures.add(self._training.mechanism.report(cohort, end))
-                total.add(self._training.sent.rows(cohort, start, end), self._data.weights[clients])
+        start = torch.tensor(request.params, device=self._data.x.device)
+        for part in self._data.parts(request.clients):
+            clients = request.clients[part]
+            cohort = self._cohort(request, clients, request.nth[part], key, start)
+            end = self._local_round(cohort, clients, start)
+            realized += self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
+            figures.add(self._training.mechanism.report(cohort, end))
+            total.add(self._training.sent.rows(cohort, start, end), self._data.weights[clients])
         if self._carry:
             self._carry.close(request.round)
         seconds = time.perf_counter() - began

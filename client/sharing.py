@@ -47,15 +47,14 @@ class SharingNode:
         charge_round(self._ledger, self._plans, request, name)
         release = self._release_of(request.params)
         total, records = WeightedSum(release.size), []
-        for chunk in self._data.chunks:
-            clients = request.clients[np.isin(request.clients, chunk)]
-            if clients.size:
-                own = [torch.from_numpy(self._data.records(int(c))).to(self._data.x.device) for c in clients]
-                streams = Streams(key, request.round, clients.tolist(), self._data.x.device)
-                released = release([self._data.x[i] for i in own], [self._data.y[i] for i in own], streams)
-                total.add(released.sums, np.ones(len(clients), dtype=np.int64))
-                if released.records:
-                    records.append(released.records | {"client": clients[released.records["client"]]})
+        for part in self._data.parts(request.clients):
+            clients = request.clients[part]
+            own = [torch.from_numpy(self._data.records(int(c))).to(self._data.x.device) for c in clients]
+            streams = Streams(key, request.round, clients.tolist(), self._data.x.device)
+            released = release([self._data.x[i] for i in own], [self._data.y[i] for i in own], streams)
+            total.add(released.sums, np.ones(len(clients), dtype=np.int64))
+            if released.records:
+                records.append(released.records | {"client": clients[released.records["client"]]})
         shared = {name: np.concatenate([part[name] for part in records]) for name in records[0]} if records else {}
         head = (request.round, request.group, request.clients, total.total, total.weight)
         upload = Upload(*head, time.perf_counter() - began, shared=shared)

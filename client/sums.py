@@ -25,7 +25,7 @@ class WeightedSum:
         Raises:
             ValueError: an update is not finite or too large for the sum.
         """
-        largest = updates.abs().amax(dim=1).double().cpu().numpy() if updates.shape[1] else np.zeros(len(updates))
+        largest = _largest(updates).double().cpu().numpy() if updates.shape[1] else np.zeros(len(updates))
         self._largest += float(largest @ weights)
         if not self._largest < LIMIT:  # also NaN
             worst = int(np.argmax(np.where(np.isfinite(largest), largest, np.inf)))
@@ -33,10 +33,18 @@ class WeightedSum:
                 f"the update of client {worst} of this chunk has a coordinate of size {largest[worst]:g}: "
                 f"training diverged (the weighted sum must stay below {LIMIT:g}); lower --lr"
             )
-        units = updates.double().mul_(SCALE).round_().to(torch.int64)
-        column = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)[:, None]
-        self.total += units.mul_(column).sum(dim=0).cpu().numpy()
+        units = updates.mul(SCALE).round_().to(torch.int64)  # exact but for the rounding: SCALE is a power of two
+        factors = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)
+        if units.is_cuda:  # which has no products of integer matrices
+            self.total += units.mul_(factors[:, None]).sum(dim=0).cpu().numpy()
+        else:
+            torch.from_numpy(self.total).addmv_(units.T, factors)
         self.weight += int(weights.sum())
+
+
+def _largest(updates: torch.Tensor) -> torch.Tensor:
+    """The size of each row's largest coordinate, ``[K]``; NaN where there is one."""
+    return torch.maximum(updates.amax(dim=1), -updates.amin(dim=1))
 
 
 def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:

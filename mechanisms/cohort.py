@@ -70,7 +70,7 @@ class LocalState:
     @classmethod
     def start(cls, cohort: Cohort, params: torch.Tensor) -> "LocalState":
         """All K clients at the same model ``params [P]`` with a fresh optimizer and no memory."""
-        rows = params.expand(len(cohort.plans), -1).clone()
+        rows = params.expand(len(cohort.plans), -1).contiguous()
         return cls(rows, cohort.optimizer.init(rows), rows.new_zeros(len(rows)))
 
     def remember(self, **memory: torch.Tensor) -> "LocalState":
@@ -81,7 +81,8 @@ class LocalState:
         """One optimizer step along a released ``gradient [K, P]``, as the guide turns it."""
         direction, optimizer = cohort.optimizer.update(cohort.guide(self.params, gradient), self.optimizer)
         rate = cohort.learning_rate(self.taken)[:, None]
-        return replace(self, params=self.params - rate * direction, optimizer=optimizer, taken=self.taken + 1)
+        params = torch.addcmul(self.params, rate, direction, value=-1)
+        return replace(self, params=params, optimizer=optimizer, taken=self.taken + 1)
 
     def where(self, keep: torch.Tensor, other: "LocalState") -> "LocalState":
         """This state for the clients with ``keep [K]`` true, ``other``'s for the rest."""

@@ -2,29 +2,24 @@
 
 A convolution is a linear layer on patches: the gradient of its weight is, for each record, a sum over the output's
 pixels of (gradient of the pixel) times (patch of the input under it). Stride, dilation, groups and every padding act
-on how patches are cut only. Where there are many pixels and channels, a CPU's own convolution kernels form the same
-gradients in half of the time and without patches: each record is a group of channels of its own.
+on how patches are cut only. Patches are much larger than the input, so they are made for a few records at a time.
 """
 
 from collections.abc import Callable
-from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn import grad
 
-from mechanisms.forms import Form, Held, outer_products
+from mechanisms.forms import Arranged, Form, Held, Outer, is_worth_forming
+from mechanisms.products import products
 from mechanisms.taps import Tap
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_WEIGHT_GRADIENTS: dict[int, Callable[..., Tensor]] = {
-    1: grad.conv1d_weight,
-    2: grad.conv2d_weight,
-    3: grad.conv3d_weight,
-}
-# With fewer, patches are as fast or faster (docs/decisions/0010-speed.md).
-_PIXELS, _CHANNELS = 196, 16
+# Entries of patches made at a time on a CPU: 2 MiB, which its caches hold (docs/decisions/0010-speed.md).
+_STRETCH = 2**19
+# Entries of a row of a patch, from which on it is copied fast enough as it stands (as above).
+_RUN = 64
 # Stride, padding and dilation, as torch takes them.
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
 
@@ -76,38 +71,37 @@ class ConvolutionTap(Tap):
             left = matrix.unsqueeze(1) @ left
         if name == "bias":
             return Held(left.sum(3))
-        if self._is_wide(gradient):
-            left = left.reshape(1, -1, *gradient.shape[2:])
-            return Held(self._by_client(self._record_gradients(kept, left)), kept.numel() + left.numel())
         left = left.unflatten(2, (self._layer.groups, -1)).transpose(3, 4)
-        return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
+        if is_worth_forming(left, self._layer.weight[0].numel()):
+            formed = self._by_client(self._gradients(kept, left.flatten(0, 1)))
+            return Arranged(Held(formed, left.numel() + kept.numel()), self._arrange)
+        return Arranged(Outer(left, self._by_client(self._patches(kept))), self._arrange)
 
-    def _is_wide(self, gradient: Tensor) -> bool:
-        layer = self._layer
-        channels = min(layer.in_channels, layer.out_channels) // layer.groups
-        return gradient.device.type == "cpu" and prod(gradient.shape[2:]) >= _PIXELS and channels >= _CHANNELS
-
-    def _record_gradients(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """`[n, out, in / G, *kernel]` of `x [n, in, *size]` and `gradient [1, n * out, *size]`, both contiguous."""
-        layer, records = self._layer, x.shape[0]
-        shape = (records * layer.out_channels, *layer.weight.shape[1:])
-        channels = self._pad(x.contiguous()).flatten(0, 1).unsqueeze(0)
-        form = _WEIGHT_GRADIENTS[x.dim() - 2]
-        total = form(channels, shape, gradient, layer.stride, 0, layer.dilation, records * layer.groups)
-        return total.unflatten(0, (records, -1))
+    def _gradients(self, x: Tensor, left: Tensor) -> Tensor:
+        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]` and `left [n, G, T, out / G]`."""
+        features = self._layer.weight[0].numel()
+        formed = left.new_empty(*left.shape[:2], left.shape[3], features)
+        entries = left.shape[1:3].numel() * features
+        records = max(1, _STRETCH // entries) if x.device.type == "cpu" else len(x)
+        for part, own, source in zip(formed.split(records), left.split(records), x.split(records), strict=True):
+            products(own.transpose(2, 3), self._patches(source), part)
+        return formed
 
     def _patches(self, x: Tensor) -> Tensor:
         """`[n, G, T, in]`: under each of the T output pixels the input's patch, its entries by kernel, then channel.
 
-        Channels come last because a copy from the channels-last layout then runs over contiguous memory.
+        Channels come last because a copy from the channels-last layout then runs over contiguous memory. Where such
+        runs are short, windows are laid out one dimension after the other: the next copy has longer runs.
         """
         layer = self._layer
         dims = x.dim() - 2
         views = self._pad(x).unflatten(1, (layer.groups, -1)).movedim(2, -1)
-        for d in range(dims):
+        for d in reversed(range(dims)):
             span = layer.dilation[d] * (layer.kernel_size[d] - 1) + 1
-            views = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]]
-        return views.movedim(2 + dims, -1).flatten(2 + dims).flatten(2, 1 + dims)
+            views = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]].movedim(-1, 2 + dims)
+            if d > 0 and views.shape[2 + dims :].numel() < _RUN:
+                views = views.movedim(2 + d, 2).contiguous().movedim(2, 2 + d)
+        return views.flatten(2 + dims).flatten(2, 1 + dims)
 
     def _pad(self, x: Tensor) -> Tensor:
         layer = self._layer

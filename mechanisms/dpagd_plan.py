@@ -58,12 +58,7 @@ class DpagdPlan(AdaptivePlan):
             raise ValueError(f"own = {own!r} must be the settings of DPAGD; give its table")
         if own.agd_raises > MOST_RAISES:
             raise ValueError(f"agd_raises = {own.agd_raises} must be at most {MOST_RAISES}: lower --agd-raises")
-        for name, value, plain in (("noise_decay", p.noise_decay, 0.0), ("clip_quantile", p.clip_quantile, None)):
-            if value != plain:
-                raise ValueError(
-                    f"{name} = {value} must be {str(plain).lower()} with dpagd, whose noise follows its searches: "
-                    f"drop --{name.replace('_', '-')}"
-                )
+        shares.refuse_options(p, ("noise_decay", "clip_quantile"), "whose noise follows its searches")
         return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, terms.rounds, p.delta, own, terms.prior)
 
     @property

@@ -12,7 +12,7 @@ from mechanisms.allotment import Account, AdaptivePlan, cost, least_multipliers
 from mechanisms.events import Allotment, Event, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
-from mechanisms.shares import equal_share, least_noise
+from mechanisms.shares import equal_share, least_noise, refuse_options
 
 NORM_NOISE = 0.02
 """s_K / N and s_N / N of the paper."""
@@ -54,16 +54,8 @@ class DpisPlan(AdaptivePlan):
         own, p = terms.own, terms.privacy
         if not isinstance(own, Dpis):
             raise ValueError(f"own = {own!r} must be the settings of DPIS; give its table")
-        for name, value, plain in (
-            ("clipping", p.clipping, "flat"),
-            ("noise_decay", p.noise_decay, 0.0),
-            ("clip_quantile", p.clip_quantile, None),
-        ):
-            if value != plain:
-                raise ValueError(
-                    f"{name} = {value} must be {str(plain).lower()} with dpis, which sets clip bound and noise by its "
-                    f"own rules: drop --{name.replace('_', '-')}"
-                )
+        others = ("clipping", "noise_decay", "clip_quantile")
+        refuse_options(p, others, "which sets clip bound and noise by its own rules")
         return cls(p.sample_rate, noise, p.clip_norm, terms.steps, terms.size, terms.rounds, p.delta, own, terms.prior)
 
     @property

@@ -22,8 +22,7 @@ from mechanisms import quantile
 from mechanisms.accountant import Charges
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.events import SampledGaussian, Unprotected
-from mechanisms.gradients import Unscaled
+from mechanisms.events import SampledGaussian
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, poisson
@@ -90,9 +89,9 @@ def clipped_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
-    private = not isinstance(cohort.plans[0], NonPrivatePlan)
-    factors = (lambda norms: clip(norms, bound) * batch.mask) if private else Unscaled(batch.mask)
-    return cohort.gradients.scaled_sum(state.params, batch.x, batch.y, factors, metric)
+    return cohort.gradients.scaled_sum(
+        state.params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask, metric
+    )
 
 
 def noise(cohort: Cohort, state: LocalState) -> torch.Tensor:
@@ -130,27 +129,3 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     batch = draw(cohort)
     total, norms = clipped_sum(cohort, state, batch)
     return descend(cohort, state, total + noise(cohort, state), norms, batch)
-
-
-@dataclass(frozen=True)
-class NonPrivatePlan:
-    """The same step without clipping and without noise. It has no guarantee and is charged an infinite epsilon."""
-
-    sample_rate: float
-    steps: int
-    clip_norm: float = math.inf
-    clipping: str = "flat"
-    clip_quantile: None = None
-
-    @classmethod
-    def of(cls, terms: Terms, noise: float) -> "NonPrivatePlan":
-        """The plan of some terms; there is no noise."""
-        return cls(terms.privacy.sample_rate, terms.steps)
-
-    def sum_multiplier(self, nth: int) -> float:
-        """No noise."""
-        return 0.0
-
-    def round_charges(self, nth: int) -> Charges:
-        """``steps`` steps without a guarantee."""
-        return {Unprotected(self.sample_rate): self.steps}

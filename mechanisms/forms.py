@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mechanisms.layout import Layout
+from mechanisms.products import products
 
 # A factor of a product of squared norms below this has lost digits to underflow. It is raised to this value: a norm
 # may come out too large, by 1e-15 of its other factor, but never too small.
@@ -79,7 +80,7 @@ class Outer:
         """`[K, G, out, in]`: one product per client, with the factors in its left side."""
         scaled = _kept(self._left, keep) * factors[:, :, None, None, None]
         left, right = (t.transpose(1, 2).flatten(2, 3) for t in (scaled, _kept(self._right, keep)))
-        return left.transpose(-1, -2) @ right
+        return products(left.transpose(-1, -2), right)
 
 
 class Arranged:
@@ -98,18 +99,25 @@ class Arranged:
         return self._arrange(self._form.weighted_sum(factors, keep))
 
 
+def is_worth_forming(left: Tensor, features: int) -> bool:
+    """Whether `sum_t left_t right_t^T` from `left [..., T, out]`, `right [..., T, features]` is better held.
+
+    For T = 1, and where T is small beside `out` and `features`, it is not: norms come from products of norms and from
+    Gram matrices, these in float64 because their terms cancel. Else a weighted sum of what is held is nearly free.
+    """
+    positions, out = left.shape[-2:]
+    return positions > 1 and _GRAM_ADVANTAGE * positions * (out + features) >= out * features
+
+
 def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
     """The cheapest form of `sum_t left_t right_t^T` from `left [K, B, G, T, out]`, `right [K, B, G, T, in]`.
 
-    G counts the groups of a convolution. For T = 1, and where T is small beside `out` and `in`, the gradients are not
-    formed: norms come from products of norms and from Gram matrices, these in float64 because their terms cancel.
-    Else they are formed and held, which makes the weighted sum nearly free. `arrange` maps a sum `[K, G, out, in]` to
-    the parameter's shape `[K, *shape]`.
+    G counts groups. `arrange` maps a sum `[K, G, out, in]` to the parameter's shape `[K, *shape]`.
     """
-    positions, out, features = *left.shape[3:], right.shape[-1]
-    if positions == 1 or _GRAM_ADVANTAGE * positions * (out + features) < out * features:
-        return Arranged(Outer(left, right), arrange)
-    return Arranged(Held(left.transpose(-1, -2) @ right, left.numel() + right.numel()), arrange)
+    if is_worth_forming(left, right.shape[-1]):
+        formed = products(left.transpose(-1, -2), right)
+        return Arranged(Held(formed, left.numel() + right.numel()), arrange)
+    return Arranged(Outer(left, right), arrange)
 
 
 class Looked:

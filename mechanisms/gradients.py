@@ -106,12 +106,12 @@ class RecordGradients:
 
         Raises ValueError on shapes that do not fit, of the factors too, and on a metric that `check_metric` refuses.
         """
-        total = torch.zeros_like(params)
         norms = self._zeros(params, x, y, metric)
         if isinstance(factors, Unscaled) and not metric:
             plain = self._unscaled_sum(params, x, y, factors(norms))
-            if plain is not None and bool(plain.isfinite().all()):
+            if plain is not None and math.isfinite(plain.sum().item()):
                 return plain, norms
+        total = torch.zeros_like(params)
         for c, b, one in self._gradients(params, x, y, metric):
             seen = torch.zeros_like(norms)
             seen[c, b] = norms[c, b] = _norms(one)
@@ -184,9 +184,10 @@ class RecordGradients:
         route = self._routes.of(x, y)
         if not isinstance(route.engine, Tapped) or not route.engine.to_weights:
             return None
-        total = torch.zeros_like(params)
+        total = torch.empty_like(params)
         for c, b in self._passes(x, route.entries, alone=False):
-            total[c] += route.engine.weighted_sum(params[c], x[c, b], y[c, b], weights[c, b])
+            sums = self.layout.unflatten(total[c])
+            route.engine.sum_into(sums, b.start > 0, params[c], x[c, b], y[c, b], weights[c, b])
         return total
 
     def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:

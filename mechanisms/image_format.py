@@ -17,6 +17,17 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
 
 
+def keep_format(layer: nn.Module, inputs: object, output: object) -> None:
+    """A forward hook: the gradient of `output` comes in the format of `output`, where that is channels-last.
+
+    Where images are flattened their gradient loses it, and pooling's backward then costs four times as much.
+    """
+    if not isinstance(output, Tensor) or output.dim() != 4 or not output.requires_grad or output.is_contiguous():
+        return
+    if output.is_contiguous(memory_format=torch.channels_last):
+        output.register_hook(channels_last)
+
+
 def gains_from_channels_last(module: nn.Module, records: Tensor) -> bool:
     """Whether `module` convolves images `records [n, C, H, W]` on a CPU, and gives the same output in this layout.
 

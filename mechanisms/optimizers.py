@@ -29,7 +29,7 @@ def sgd(momentum: float = 0.0) -> Optimizer:
     def update(gradient: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         if not state:
             return gradient, state
-        velocity = momentum * state[0] + gradient
+        velocity = torch.add(gradient, state[0], alpha=momentum)
         return velocity, (velocity,)
 
     return Optimizer(init, update)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, screening, trials
+from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, plain, screening, trials
 from mechanisms.accountant import Charges, epsilon
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, calibrate_all, tabulate
@@ -98,7 +98,9 @@ MECHANISMS: dict[str, Mechanism] = {
         note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; the certified figure "
         "is the budget at one order, named in advance, to which a filter holds the run.",
     ),
-    "none": Mechanism(dpsgd.NonPrivatePlan.of, dpsgd.step, dpsgd.active, private=False),
+    "none": Mechanism(
+        plain.NonPrivatePlan.of, plain.step, dpsgd.active, start=LocalState.start, lasting=(), private=False
+    ),
 }
 
 NOTHING: Charges = MappingProxyType({})

@@ -41,8 +41,9 @@ class CohortData:
         inside = np.arange(width)[None, :] < lengths[:, None]
         numbers = np.zeros((len(chosen), width), dtype=np.int64)
         numbers[inside] = np.concatenate(chosen) if len(chosen) else []
-        index = torch.from_numpy(numbers).to(self.x.device)
-        return Batch(self.x[index], self.y[index], torch.from_numpy(inside).to(self.x.device))
+        index = torch.from_numpy(numbers.ravel()).to(self.x.device)
+        x, y = (part.index_select(0, index).unflatten(0, numbers.shape) for part in (self.x, self.y))
+        return Batch(x, y, torch.from_numpy(inside).to(self.x.device))
 
 
 def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[np.random.Generator]) -> Batch:

@@ -1,6 +1,6 @@
 """Planning the equal shares of an adaptive run (`mechanisms.allotment`): the order, the share, the noise that fits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mechanisms.accountant import ORDERS, Charges, epsilon, guarantee
@@ -8,6 +8,7 @@ from mechanisms.allotment import ROUNDING, cost
 from mechanisms.calibration import smallest
 from mechanisms.events import Allotment, Event
 from mechanisms.plan import Plan, Terms, merge
+from mechanisms.settings import Privacy
 
 LIFT = 1e-6
 """Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the target."""
@@ -34,6 +35,21 @@ class SharedPlan(Plan, Protocol):
 
     def worst_round(self) -> Charges:
         """The releases that an allotment has to pay for, with parameters that are fixed in advance."""
+
+
+def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
+    """Refuse options of other mechanisms, which have no meaning under a plan with rules of its own.
+
+    Raises:
+        ValueError: one of ``names`` is not at its default.
+    """
+    for name in names:
+        value, plain = getattr(privacy, name), Privacy.model_fields[name].default
+        if value != plain:
+            raise ValueError(
+                f"{name} = {value} must be {str(plain).lower()} with {privacy.mechanism}, {reason}: "
+                f"drop --{name.replace('_', '-')}"
+            )
 
 
 def equal_share(plan: SharedPlan) -> Allotment:

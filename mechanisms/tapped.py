@@ -6,17 +6,19 @@ everything between the taps acts record by record. What that costs above a plain
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mechanisms.convolution_tap import ConvolutionTap
 from mechanisms.forms import Form, Pass
+from mechanisms.image_format import keep_format
 from mechanisms.layout import Layout
 from mechanisms.lstm_tap import LSTMTap
 from mechanisms.materialised import Loss
 from mechanisms.metric import Metric
-from mechanisms.taps import EmbeddingTap, LinearTap, NormTap, Tap, Untappable
+from mechanisms.taps import EmbeddingTap, LinearTap, NormTap, Tap, Untappable, put
 
 _TAPS: dict[type[nn.Module], type[Tap]] = {
     nn.Linear: LinearTap,
@@ -47,6 +49,9 @@ class Tapped:
         names = [_join(path, name) for path, tap in self._taps.items() for name in tap.trainable]
         if sorted(names) != sorted(layout.names):
             raise Untappable("a parameter belongs to several layers")
+        for layer in self._module.modules():
+            if not _trains(layer):
+                layer.register_forward_hook(keep_format)
 
     def takes(self, metric: Metric) -> bool:
         """Whether the metric is one that taps can apply: not on grouped convolutions, not on embeddings."""
@@ -54,7 +59,7 @@ class Tapped:
 
     @property
     def to_weights(self) -> bool:
-        """Whether `weighted_sum` can be had."""
+        """Whether `sum_into` can be had."""
         return all(tap.to_weights for tap in self._taps.values())
 
     def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
@@ -69,11 +74,22 @@ class Tapped:
                 forms[_join(path, name)] = form
         return Pass(self._layout, forms)
 
-    def weighted_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        """`[K, P]`: the sum over records of `weights [K, B]` times gradient, by one backward and no per-record form."""
+    def sum_into(
+        self, sums: dict[str, Tensor], further: bool, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> None:
+        """Sets `sums {name: [K, *shape]}` to the sums over records of `weights [K, B]` times gradient, by one backward.
+
+        Where `further` is true, they are added to what `sums` hold. No form is made.
+        """
         losses, named = self._losses(params, x, y)
-        gradients = torch.autograd.grad((losses * weights.flatten()).sum(), list(named.values()))
-        return self._layout.flatten(dict(zip(named, gradients, strict=True)))
+        dense = {path: tap for path, tap in self._taps.items() if isinstance(tap, LinearTap)}
+        others = [_join(path, n) for path, tap in self._taps.items() if path not in dense for n in tap.trainable]
+        places: list[Any] = [tap.edge for tap in dense.values()] + [named[name] for name in others]
+        gradients = torch.autograd.grad((losses * weights.flatten()).sum(), places)
+        for (path, tap), gradient in zip(dense.items(), gradients, strict=False):
+            tap.sum_into({name: sums[_join(path, name)] for name in tap.trainable}, further, gradient)
+        for name, gradient in zip(others, gradients[len(dense) :], strict=True):
+            put(sums[name], further, gradient)
 
     def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The records' losses `[K * B]`, through the taps, and the parameters `{name: [K, *shape]}` they depend on."""

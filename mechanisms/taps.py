@@ -102,13 +102,21 @@ class Tap(ABC):
         return own.unsqueeze(1).expand(-1, self._records, *own.shape[1:]).flatten(0, 1)
 
 
+def put(total: Tensor, further: bool, part: Tensor) -> None:
+    """Sets `total` to `part`, or adds it where `further` is true."""
+    if further:
+        total.add_(part)
+    else:
+        total.copy_(part)
+
+
 class LinearTap(Tap):
     """`nn.Linear` on `[K * B, ..., in]`."""
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = self._own["weight"], self._own.get("bias")
         if self._clients == 1:
-            output = F.linear(x, weight[0], None if bias is None else bias[0])
+            output = F.linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
             return output, output, x
         rows = self._by_client(x).flatten(1, -2)
         if bias is None:
@@ -125,6 +133,18 @@ class LinearTap(Tap):
         if name == "bias":
             return Held(left.sum(2))
         return outer_products(left.unsqueeze(2), self._positions(kept).unsqueeze(2), lambda total: total.squeeze(1))
+
+    def sum_into(self, sums: dict[str, Tensor], further: bool, gradient: Tensor) -> None:
+        """Puts the sums over each client's records into `sums {name: [K, *shape]}`, from the `gradient` at `edge`.
+
+        The product is made in its place: automatic differentiation would make it elsewhere, to be copied.
+        """
+        left, right = (self._by_client(t).flatten(1, -2) for t in (gradient, self._used()[0]))
+        self._use = None
+        if "weight" in sums:
+            sums["weight"].baddbmm_(left.transpose(1, 2), right, beta=int(further))
+        if "bias" in sums:
+            put(sums["bias"], further, left.sum(1))
 
     def _positions(self, folded: Tensor) -> Tensor:
         return folded.reshape(self._clients, self._records, -1, folded.shape[-1])

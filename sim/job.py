@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from mechanisms.gradients import RecordGradients
 from mechanisms.guide import alone
@@ -35,6 +36,8 @@ CHUNK_ENTRIES = 2**24
 holds on a CPU, where that is more than `FEWEST` clients' worth."""
 FEWEST = 5
 """Clients of a chunk, at least: a chunk has a cost of its own."""
+CACHED_ENTRIES = 2**21
+"""Parameters of all clients of a chunk together, at most, on a CPU: further rows of them only push each other out."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,9 @@ def in_groups(job: Job) -> Job:
 
 
 def single_thread() -> None:
-    """One thread of torch per process: sums then have one order, and processes share the cores."""
+    """One thread per process, of torch and of NumPy: sums then have one order, and processes share the cores."""
     torch.set_num_threads(1)
+    threadpool_limits(1)
 
 
 def device_of(config: Config) -> torch.device:
@@ -235,11 +239,12 @@ def chunk_width(clients: int, parameters: int, entries: int) -> int:
 
     Together they share the fixed cost of a step's calls: 10 to 20 times faster for small models of few records, and
     nothing where the work of one client, ``entries``, fills the cache, as it does for convolutions. There, more clients
-    would only be padded to the largest of them. A rule instead of a trial run: the same on every machine.
+    would only be padded to the largest of them. Nor does it gain where one client's parameters fill the cache. A rule
+    instead of a trial run: the same on every machine.
     """
     wanted = min(max(25, clients // 40), 250)
     filling = max(FEWEST, CHUNK_ENTRIES // max(entries, 1))
-    return max(1, min(wanted, filling, CHUNK_ENTRIES // parameters))
+    return max(1, min(wanted, filling, (CACHED_ENTRIES if entries else CHUNK_ENTRIES) // parameters))
 
 
 def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.ndarray, ...], ...]:

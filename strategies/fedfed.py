@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mechanisms.gradients import Unscaled
 from mechanisms.guide import Guide, Surroundings, unguided
 from strategies.fedavg import fedavg
 from strategies.settings import Aggregation, FedFed
@@ -42,7 +43,8 @@ def fedfed(settings: Aggregation, own: FedFed) -> Strategy:
 
         def joined(params: Tensor, gradient: Tensor) -> Tensor:
             rows = draw(around, len(y), own.shared_batch, len(params))
-            total, _ = around.gradients.scaled_sum(params, x[rows], y[rows], torch.ones_like)
+            ones = Unscaled(torch.ones_like(rows, dtype=params.dtype))
+            total, _ = around.gradients.scaled_sum(params, x[rows], y[rows], ones)
             return (1 - own.shared_weight) * gradient + own.shared_weight * total / rows.shape[1]
 
         return joined

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechanisms.accountant import epsilon
-from mechanisms.dpsgd import DpsgdPlan, NonPrivatePlan
+from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.events import SampledGaussian
+from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Plan, planned
 from server.budgets import Budgets
 from tests.small import plan_table

@@ -234,6 +234,17 @@ def test_what_models_are_measured_on_changes_no_model(tmp_path, records):
     assert "Validation accuracy" in write_report(b).read_text()
 
 
+def test_the_last_model_is_reported_however_much_better_an_earlier_one_was(tmp_path, records):
+    """Kills a selection on the test part, of the figure or of the model."""
+    folder = run(central.command, tmp_path, "a", f"--dataset={records}", "--rounds=8", "--lr=30", "--epsilon=1")
+    found, last = [r["accuracy"] for r in rounds(folder)], load_file(folder / "model.safetensors").values()
+    assert max(found) > found[-1] == summary(folder)["accuracy"]
+    weight, bias = sorted(last, key=lambda tensor: -tensor.ndim)
+    with np.load(records) as arrays:
+        by_hand = ((arrays["x_test"] @ weight.T + bias).argmax(axis=1) == arrays["y_test"]).mean()
+    assert by_hand == pytest.approx(found[-1], abs=1e-6)
+
+
 def test_there_must_be_records_left(records):
     with pytest.raises(ValueError, match="evaluate_on is validation, but validation_records is 0"):
         jobs.build(config.load(None, {"dataset": records, "evaluate_on": "validation"}))

@@ -18,7 +18,7 @@ class Heavy(nn.Sequential):
     """Its convolution's outputs are many times its input."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(1, 64, 1), nn.Flatten(), nn.Linear(64 * 64 * 64, 2))
+        super().__init__(nn.Conv2d(1, 128, 1), nn.AvgPool2d(64), nn.Flatten(), nn.Linear(128, 2))
 
 
 def built(folder: Path, side: int = 8, records: int = 400, **given: object) -> job.Job:
@@ -31,7 +31,8 @@ def test_small_clients_are_many_and_large_ones_few():
     """Kills a rule that ignores the work of a client, and one that has no bounds."""
     assert [job.chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [25, 50, 100, 250]
     assert [job.chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
-    assert [job.chunk_width(100, 2**n, 1_000) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
+    assert [job.chunk_width(100, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [25, 8, 2, 1, 1]
+    assert [job.chunk_width(100, 2**n, 0) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
     widths = itertools.pairwise(job.chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5))
     assert all(wider >= narrower for wider, narrower in widths)
 

@@ -12,9 +12,10 @@ from torch import nn
 from mechanisms.accountant import epsilon
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import DpsgdPlan, NonPrivatePlan
+from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.events import SampledGaussian, Unprotected
 from mechanisms.optimizers import Optimizer, adam, sgd
+from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Terms, affordable_rounds, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.settings import Privacy
@@ -150,11 +151,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("plan", [DpsgdPlan(1.0, 0.0, 1e9, 5), NonPrivatePlan(1.0, 5)], ids=["dpsgd", "none"])
+@pytest.mark.parametrize(("name", "plan"), [("dpsgd", DpsgdPlan(1.0, 0.0, 1e9, 5)), ("none", NonPrivatePlan(1.0, 5))])
 @pytest.mark.parametrize(("ours", "reference"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_without_noise_and_clipping_it_is_plain_training(plan, ours, reference):
+def test_without_noise_and_clipping_it_is_plain_training(name, plan, ours, reference):
     """Full batches of each client's mean loss, by torch's own optimizers, with the cohort's rates 0.5 / (1 + step)."""
-    end = local_round(DPSGD, cohort([plan] * 3, optimizer=ours), start(model()))
+    end = local_round(MECHANISMS[name], cohort([plan] * 3, optimizer=ours), start(model()))
     for client in range(3):
         module = model()
         theirs = reference(module.parameters(), lr=1.0)

@@ -1,13 +1,16 @@
 """Which models take the fast route, and that it computes what the general one does."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
+from mechanisms import convolution_tap
 from mechanisms.convolution_tap import all_clients, each_client
 from mechanisms.forms import outer_products
 from mechanisms.gradients import RecordGradients, cross_entropy
-from mechanisms.image_format import channels_last
+from mechanisms.image_format import channels_last, keep_format
 from mechanisms.materialised import Vectorized
 from mechanisms.metric import IDENTITY
 from mechanisms.taps import LinearTap, Untappable
@@ -62,6 +65,20 @@ def test_images_in_channels_last_layout(name: str) -> None:
     torch.testing.assert_close(total, (clip(norms).unsqueeze(2) * expected).sum(1), **ROUNDING)
 
 
+@pytest.mark.parametrize("arrange", [channels_last, torch.Tensor.contiguous], ids=["channels last", "contiguous"])
+def test_the_gradient_of_flattened_images_keeps_their_format(arrange: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """And is the same gradient."""
+    pool, seen = nn.MaxPool2d(2), []
+    pool.register_forward_hook(keep_format)
+    x = arrange(torch.randn(2, 4, 8, 8)).requires_grad_()
+    output = pool(x)
+    output.register_hook(seen.append)
+    upstream = torch.randn(output.flatten(1).shape)
+    output.flatten(1).backward(upstream)
+    (plain,) = torch.autograd.grad(nn.functional.max_pool2d(x, 2).flatten(1), x, upstream)
+    assert seen[0].stride() == output.stride() and torch.equal(x.grad, plain)
+
+
 def test_a_model_that_cannot_take_channels_last_is_fast_without() -> None:
     module = network(Apply(lambda h: h.view(-1, 512)), nn.Linear(512, 10))
     gradients, (x, y) = RecordGradients(module), images(1, 3)
@@ -98,7 +115,7 @@ def test_a_tap_follows_one_use_of_its_layer_on_the_records_as_they_come() -> Non
 
 @pytest.mark.parametrize("name", [name for name in TAPPED if "wide" in name])
 def test_wide_convolutions_in_float32(name: str) -> None:
-    """Each record is a group of channels in one call of a kernel: a record that is not finite must not reach others."""
+    """Many pixels and channels: sums of many terms; and a record that is not finite must not reach others."""
     case = TAPPED[name]
     module, generator = case.model(), torch.Generator().manual_seed(3)
     x, y = torch.randn(2, 3, *case.shape, generator=generator), torch.zeros(2, 3, dtype=torch.long)
@@ -112,6 +129,20 @@ def test_wide_convolutions_in_float32(name: str) -> None:
     x[0, 1] = torch.inf
     finite = gradients.norms(params, x, y).isfinite()
     assert not finite[0, 1] and finite.sum() == 5
+
+
+@pytest.mark.parametrize(("constant", "value"), [("_STRETCH", 1), ("_RUN", 0), ("_RUN", 2**62)])
+@pytest.mark.parametrize("name", [name for name in TAPPED if name.startswith("conv")])
+def test_how_patches_are_copied_changes_no_bit(
+    name: str, constant: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record by record, with windows laid out all at once, or one dimension after the other."""
+    p = problem(TAPPED[name])
+    expected = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
+    monkeypatch.setattr(convolution_tap, constant, value)
+    found = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
+    assert p.gradients.is_tapped(p.x, p.y)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_equal_index_records_do_not_settle_the_route() -> None:

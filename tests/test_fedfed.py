@@ -1,13 +1,11 @@
 """FedFed end to end, over real clients in this process: what is shared, what it costs, and what a crash leaves."""
 
-import functools
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +13,21 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from client.messages import TrainRequest, Upload
 from mechanisms import ledger
 from mechanisms.accountant import epsilon
 from mechanisms.events import VisibleChoice
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
-from sim import config, preparation, session, wording
-from sim import job as jobs
+from sim import preparation, session, wording
 from sim.cli import main_guard
-from sim.nodes import SHARED_FILE, distiller
+from sim.nodes import distiller
 from sim.run import command
+from sim.sharing_report import SHARED_FILE
 from strategies.distillation import Distiller, sensitive
 from strategies.fedfed import fedfed
 from strategies.settings import Aggregation, FedFed
-from tests import small
+from tests import small, worlds
 
 ROOT, PATIENCE = Path(__file__).parent.parent, 120.0
 SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "sample_rate": 0.5, "engine": "inline", "chunk_clients": 2}
@@ -41,47 +38,16 @@ SOURCES = {
 }
 
 
-class Crash(Exception):
-    """The process dies here, as far as the run can tell."""
-
-
 @dataclass
-class World:
-    """A run of FedFed that can be interrupted, and the requests that left the server."""
+class World(worlds.World):
+    """A whole run of FedFed."""
 
-    folder: Path
-    given: dict = field(default_factory=dict)
-    asked: list[TrainRequest] = field(default_factory=list)
-
-    @functools.cached_property
-    def job(self) -> jobs.Job:
-        rng = np.random.default_rng(0)
-        x, y = rng.normal(size=(120, 4)), np.arange(120) % 3
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "records.npz"
-        np.savez(path, x=x, y=y, x_test=x[:9], y_test=y[:9])
-        given = {"strategy": "fedfed", "dataset": str(path), "groups": 3} | SETTINGS | self.given
-        return jobs.build(config.load(None, given))
+    settings = {"strategy": "fedfed", "groups": 3} | SETTINGS
 
     def run(self, crash: tuple[int, int] | None = None) -> "World":
-        """Go on; with ``crash``, die in that round when that group is asked."""
-        real = session.inline_exchange(self.job, self.run_dir)
-
-        def exchange(requests: list[TrainRequest]) -> Iterator[Upload]:
-            for request in requests:
-                if (request.round, request.group) == crash:
-                    raise Crash
-                self.asked.append(request)
-                yield from real([request])
-
         if not self.run_dir.exists():
             session.rundir.create(self.run_dir, self.job)
-        session.run(self.job, self.run_dir, exchange)
-        return self
-
-    def crashed(self, round_: int, group: int) -> "World":
-        with pytest.raises(Crash):
-            self.run((round_, group))
+        session.run(self.job, self.run_dir, self.exchange(self.run_dir, crash))
         return self
 
     @property
@@ -120,10 +86,10 @@ def test_every_client_pays_for_sharing_and_training_what_was_planned_and_no_more
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_is_shared_and_what_is_learned_do_not_depend_on_the_grouping(tmp_path, source):
-    worlds = [World(tmp_path / str(n), SOURCES[source] | {"quiet": True, "groups": n}).run() for n in (1, 3)]
-    one, three = (world.shared for world in worlds)
+    both = [World(tmp_path / str(n), SOURCES[source] | {"quiet": True, "groups": n}).run() for n in (1, 3)]
+    one, three = (world.shared for world in both)
     assert all(np.array_equal(one[name], three[name]) for name in ("x", "y"))
-    assert worlds[0].model == worlds[1].model
+    assert both[0].model == both[1].model
 
 
 @pytest.mark.parametrize("at", [(-3, 1), (-1, 0), (0, 0), (0, 2), (1, 0), (2, 1)])

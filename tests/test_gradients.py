@@ -162,6 +162,16 @@ def test_the_cut_into_passes_does_not_matter(case: Case, max_records: int) -> No
     torch.testing.assert_close(cut.gradients.losses(p.params, p.x, p.y), p.gradients.losses(p.params, p.x, p.y))
 
 
+@by_case(SOME)
+@pytest.mark.parametrize("max_records", [1, 2, 4])
+def test_the_cut_into_passes_does_not_matter_where_no_norm_is_looked_at(case: Case, max_records: int) -> None:
+    """Kills a later pass that replaces what an earlier one has summed."""
+    p, cut = problem(case), problem(case, max_records=max_records)
+    weights = Unscaled(torch.tensor([[1.0, 0.0, 3.0], [2.0, 1.0, 0.5]]))
+    whole, parts = (q.gradients.scaled_sum(p.params, p.x, p.y, weights)[0] for q in (p, cut))
+    torch.testing.assert_close(parts, whole, **ROUNDING)
+
+
 @by_case({name: case for name, case in CASES.items() if "mixing" not in name})
 def test_losses_and_logits(case: Case) -> None:
     p = problem(case)

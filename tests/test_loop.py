@@ -1,44 +1,28 @@
 """The round loop, over real clients in this process: who is asked, what is written down, and how it goes on."""
 
-import functools
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from client.messages import TrainRequest, Upload
 from mechanisms import ledger
 from server import loop
 from server.loop import Standing
 from server.store import Store
-from sim import config, session
 from sim import job as jobs
+from sim import session
+from tests import worlds
 
-CLIENTS, RECORDS = 10, 120
+CLIENTS = 10
 SETTINGS = {"clients": CLIENTS, "partition": "iid", "groups": 3, "rounds": 5, "sample_rate": 0.5, "engine": "inline"}
 
 
-class Crash(Exception):
-    """The process dies here, as far as the loop can tell."""
-
-
 @dataclass
-class World:
-    """A run that can be interrupted and restored: what it is made of, and the requests that left the server."""
+class World(worlds.World):
+    """A run of the loop alone."""
 
-    folder: Path
-    given: dict = field(default_factory=dict)
-    asked: list[TrainRequest] = field(default_factory=list)
-
-    @functools.cached_property
-    def job(self) -> jobs.Job:
-        x, y = np.random.default_rng(0).normal(size=(RECORDS, 4)), np.arange(RECORDS) % 3
-        self.folder.mkdir(parents=True, exist_ok=True)
-        np.savez(self.folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
-        return jobs.build(config.load(None, SETTINGS | {"dataset": str(self.folder / "records.npz")} | self.given))
+    settings = SETTINGS
 
     @property
     def store(self) -> Store:
@@ -46,23 +30,8 @@ class World:
         return Store(self.folder, keep_checkpoints=2)
 
     def run(self, crash: tuple[int, int] | None = None) -> Standing:
-        """Restore and go on; with ``crash``, die in that round when that group is asked."""
-        federation = jobs.federation(self.job)
-        real = session.inline_exchange(self.job, self.folder)
-
-        def exchange(requests: list[TrainRequest]) -> Iterator[Upload]:
-            for request in requests:
-                if (request.round, request.group) == crash:
-                    raise Crash
-                self.asked.append(request)
-                yield from real([request])
-
+        federation, exchange = jobs.federation(self.job), self.exchange(self.folder, crash)
         return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])
-
-    def crashed(self, round_: int, group: int) -> "World":
-        with pytest.raises(Crash):
-            self.run((round_, group))
-        return self
 
     def picks(self) -> dict[int, list[int]]:
         """The clients that were asked, by round."""

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from client.node import GroupData
 from client.sums import SCALE
 from client.uploads import Uploads
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.events import SampledGaussian
 from mechanisms.ledger import read
 from mechanisms.registry import MECHANISMS, local_round
-from tests.small import OWNED, cohort, model, node, plan_table, request, start
+from tests.small import OWNED, X, Y, cohort, model, node, plan_table, request, start
 
 A, B = DpsgdPlan(0.5, 1.0, 1.0, 3), DpsgdPlan(0.2, 2.0, 1.0, 5)
 CHUNKS = [[0, 2], [1, 3]]
@@ -89,6 +90,16 @@ def test_an_upload_is_the_exact_weighted_sum_of_the_clients_updates(tmp_path):
         end = local_round(MECHANISMS["dpsgd"], cohort([A] * 2, chunk), start(model())).params
         weighted += torch.tensor([len(OWNED[c]) for c in chunk]).double() @ (end - start(model())).double()
     np.testing.assert_allclose(whole.total / SCALE, weighted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("asked", [[], [3], [2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 5]])
+def test_asked_clients_are_parted_by_their_chunks(asked):
+    """Each in the place where it was asked, in the order of the chunks. Kills a chunk that is asked for nobody."""
+    chunks = [np.array([1, 5]), np.array([0, 2, 3])]
+    data = GroupData(X, Y, OWNED.__getitem__, chunks, np.ones(6, dtype=np.int64))
+    parts = [np.array(asked)[part].tolist() for part in data.parts(np.array(asked, dtype=np.int64))]
+    expected = [[c for c in asked if c in chunk] for chunk in chunks]
+    assert parts == [part for part in expected if part]
 
 
 def test_a_client_that_is_not_asked_neither_trains_nor_pays(tmp_path):

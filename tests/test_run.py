@@ -146,6 +146,17 @@ def descendants(pid: int) -> dict[int, str]:
     return {p: titles[p] for p in below if p in titles}
 
 
+def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
+    lines = (
+        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job import single_thread",
+        "assert max(pool['num_threads'] for pool in pools()) == 2",
+        "single_thread()",
+        "assert {pool['num_threads'] for pool in pools()} == {1}",
+    )
+    threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, env=os.environ | threads, check=True)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find Ray's workers by")
 def test_the_death_of_a_ray_worker_changes_nothing(tmp_path, records, inline):
     process = child(f"--dataset={records}", *RAY, "--workers=2", f"--out={tmp_path}", "--name=ray")
@@ -299,6 +310,17 @@ def test_a_fault_is_one_line_and_leaves_nothing(tmp_path, capsys, records, line)
     said = refusal(capsys, f"--dataset={records}", f"--out={tmp_path}", *line.split())
     assert [part for part in FAULTS[line] if part not in said] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("line", ["--dataset=minst", "--dataset=nowhere.npz", "--dataset=mnist --data-dir=/nowhere"])
+def test_data_that_are_not_there_are_told_before_ray_begins(tmp_path, line):
+    """A start cannot be broken off: kills one that the user has to wait for to read of a wrong path."""
+    code = "import sys; from sim.cli import main_guard; from sim.run import command; "
+    code += "print(main_guard(command), 'ray' in sys.modules, 'torch' in sys.modules)"
+    words = [sys.executable, "-c", code, f"--out={tmp_path}", *line.split()]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "False", "False"]
+    assert [part for part in FAULTS[line] if part not in done.stderr] == [] and list(tmp_path.iterdir()) == []
 
 
 BAD_ARRAYS = {

@@ -8,9 +8,10 @@ import torch
 
 from mechanisms import ledger
 from mechanisms.cohort import LocalState
-from mechanisms.dpsgd import DpsgdPlan, NonPrivatePlan, draw
+from mechanisms.dpsgd import DpsgdPlan, draw
 from mechanisms.guide import Surroundings
 from mechanisms.optimizers import adam, sgd
+from mechanisms.plain import NonPrivatePlan
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.updates import NORMALISED, UPDATE, pace
 from sim import job as jobs

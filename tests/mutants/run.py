@@ -155,8 +155,8 @@ MUTANTS = (
     Mutant(
         "gradients are not clipped",
         DPSGD,
-        "private = not isinstance(cohort.plans[0], NonPrivatePlan)",
-        "private = False",
+        "lambda norms: clip(norms, bound) * batch.mask, metric",
+        "lambda norms: torch.ones_like(norms) * batch.mask, metric",
         (BOOK,),
     ),
     Mutant(
@@ -200,6 +200,13 @@ MUTANTS = (
         "            low = middle\n    return high",
         "            low = middle\n    return low",
         ("tests/test_calibration.py", "tests/test_dpsgd.py"),
+    ),
+    Mutant(
+        "noise between searched rates is not checked",
+        "mechanisms/calibration_many.py",
+        "if meets(rows[k], one, (low, high)))",
+        "if one)",
+        ("tests/test_calibration_many.py::test_what_lies_between_searches_is_never_taken_unchecked",),
     ),
     Mutant(
         "calibration plans for a single round",

@@ -1,0 +1,41 @@
+"""Local training without privacy, what every mechanism is compared with: DPSGD's step without clipping and noise.
+
+    g = sum_{i in B} g_i / (q n)          then the optimizer
+
+B, q and n as in `mechanisms/dpsgd.py`. No norm is looked at, so a step costs one backward. A record with a non-finite
+gradient contributes zero. There is no guarantee: a step is charged an infinite epsilon.
+"""
+
+from dataclasses import dataclass
+
+from mechanisms.accountant import Charges
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.dpsgd import draw, expected_size
+from mechanisms.events import Unprotected
+from mechanisms.gradients import Unscaled
+from mechanisms.plan import Terms
+
+
+@dataclass(frozen=True)
+class NonPrivatePlan:
+    """A client's plan: sample rate q in (0, 1], and local steps a round."""
+
+    sample_rate: float
+    steps: int
+
+    @classmethod
+    def of(cls, terms: Terms, noise: float) -> "NonPrivatePlan":
+        """The plan of some terms; there is no noise."""
+        return cls(terms.privacy.sample_rate, terms.steps)
+
+    def round_charges(self, nth: int) -> Charges:
+        """``steps`` steps without a guarantee."""
+        return {Unprotected(self.sample_rate): self.steps}
+
+
+def step(cohort: Cohort, state: LocalState) -> LocalState:
+    """One step of every client along its mean gradient, over the expected batch size."""
+    batch = draw(cohort)
+    shares = Unscaled(batch.mask / expected_size(cohort)[:, None])
+    gradient, _ = cohort.gradients.scaled_sum(state.params, batch.x, batch.y, shares)
+    return state.descend(cohort, gradient)
