@@ -73,8 +73,8 @@ class Outer:
             left, right = (torch.linalg.vector_norm(t, dim=(3, 4)).square() for t in (self._left, self._right))
             return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
         left, right = self._left.double(), self._right.double()
-        products = (left @ left.transpose(-1, -2)) * (right @ right.transpose(-1, -2))
-        return products.sum((2, 3, 4)).clamp(min=0).to(self._left.dtype)
+        gram = (left @ left.transpose(-1, -2)) * (right @ right.transpose(-1, -2))
+        return gram.sum((2, 3, 4)).clamp(min=0).to(self._left.dtype)
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, G, out, in]`: one product per client, with the factors in its left side."""
