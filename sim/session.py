@@ -1,6 +1,5 @@
 """One run from beginning to end: job, run directory, engine, rounds, report."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,15 +70,7 @@ def _engine(job: jobs.Job, folder: Path, cluster: Cluster) -> Exchange:
         return inline_exchange(job, folder)
     from sim.engine import ray_exchange
 
-    threading.Thread(target=_foresee).start()
     return ray_exchange(job, folder, cluster)
-
-
-def _foresee() -> None:
-    """Import what the end of a run needs, while this process has nothing to do but wait for its workers."""
-    from dp_accounting import pld  # noqa: F401
-
-    from sim import plots  # noqa: F401
 
 
 def inline_exchange(job: jobs.Job, folder: Path) -> Exchange:
