@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
+from benchmarks.measured import publish  # noqa: E402
 from sim.data import load  # noqa: E402
 
 FLAGS = (
@@ -113,10 +114,7 @@ def main() -> None:
         "pfl_over_ours": ratios,
         "runs": runs,
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+    publish(result, arguments.out)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import numpy as np
+
+from benchmarks.measured import publish
 
 
 def synthetic(folder: Path, clients: int) -> Path:
@@ -86,10 +90,7 @@ def main() -> None:
         "largest_resident_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
         "runs": runs,
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+    publish(result, arguments.out)
 
 
 if __name__ == "__main__":

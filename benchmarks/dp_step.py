@@ -18,7 +18,6 @@ and beside it of the minima. Opacus is left out where it is not installed (bench
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -33,10 +32,10 @@ from sim import environment
 environment.prepare()
 
 import torch  # noqa: E402
-from threadpoolctl import threadpool_info  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from mechanisms.clipping import clip_factors  # noqa: E402
 from mechanisms.gradients import RecordGradients  # noqa: E402
 from sim.models import build  # noqa: E402
@@ -160,11 +159,6 @@ def cohort(clients: int, batch: int, repeats: int) -> dict:
     return {"model": "mlp", "clients": clients, "batch": batch, "median_seconds": medians, "gain": ratio}
 
 
-def openblas_kernels() -> list[str]:
-    """For which chips NumPy's (and SciPy's) products are made here: what was found, or OPENBLAS_CORETYPE."""
-    return sorted({found["architecture"] for found in threadpool_info() if found["internal_api"] == "openblas"})
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,10 +182,7 @@ def main() -> None:
         "steps": steps,
         "cohort": together,
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+    publish(result, arguments.out)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ PYTHONPATH=. python benchmarks/many_run_audit.py --out benchmarks/results/many_r
 """
 
 import argparse
-import json
 from pathlib import Path
 
+from benchmarks.measured import publish
 from mechanisms.registry import MECHANISMS
 from sim.auditing.many_run import many_run_epsilon
 from tests.audit_worlds import CONFIDENCE, DELTA, KEY, QUIET, claimed, moved, plan, world
@@ -29,10 +29,7 @@ def main() -> None:
                 world(mechanism, one, **at), lambda m, at=at: moved(m, **at), known.runs, DELTA, CONFIDENCE, KEY
             )
             rows.append({"mechanism": mechanism, "certified": claimed(one), "lower": found})
-    text = json.dumps({"delta": DELTA, "confidence": CONFIDENCE, "runs": known.runs, "rows": rows}, indent=1)
-    print(text)
-    if known.out:
-        known.out.write_text(text + "\n")
+    publish({"delta": DELTA, "confidence": CONFIDENCE, "runs": known.runs, "rows": rows}, known.out)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,16 @@ clipped, and the learning rate is multiplied by the clip norm.
 """
 
 import argparse
-import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import numpy as np
 
+from benchmarks.measured import publish
 from mechanisms.randomness import generator, seed_key
 from sim import job as jobs
 from sim.auditing.lira import confidences, halves, likelihood_ratios, roc
@@ -86,10 +89,7 @@ def main() -> None:
             one = with_rate(one, config.local.lr * config.privacy.clip_norm)
         found[mechanism] = [attack(one, seed, known.models) for seed in range(known.seeds)]
     result = {"flags": known.flags, "records": len(job.dataset.y), "models": known.models, "mechanisms": found}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if known.out:
-        known.out.write_text(text + "\n")
+    publish(result, known.out)
 
 
 if __name__ == "__main__":

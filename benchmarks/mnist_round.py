@@ -12,7 +12,6 @@ which other work on the machine disturbs least. The ratio is that of the medians
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import tempfile
@@ -28,9 +27,9 @@ environment.prepare()
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from threadpoolctl import threadpool_info  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
 from sim import job as jobs  # noqa: E402
 from sim.cli import parse  # noqa: E402
@@ -79,11 +78,6 @@ def cpu_seconds(work: Callable[[], None]) -> float:
     return time.process_time() - began
 
 
-def openblas_kernels() -> list[str]:
-    """For which chips NumPy's (and SciPy's) products are made here: what was found, or OPENBLAS_CORETYPE."""
-    return sorted({found["architecture"] for found in threadpool_info() if found["internal_api"] == "openblas"})
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,10 +108,7 @@ def main() -> None:
         "ours_over_plain_medians": medians["ours"] / medians["plain"],
         "ours_over_plain_minima": min(seconds["ours"]) / min(seconds["plain"]),
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n")
+    publish(result, arguments.out)
 
 
 if __name__ == "__main__":
