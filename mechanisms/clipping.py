@@ -12,24 +12,29 @@ def clip_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
     """``min(1, C / |g|)`` (Abadi et al. 2016, Algorithm 1).
 
     Args:
-        norms: ``[K, B]`` gradient norms over all parameters of the model. A non-finite norm gives factor 0.
+        norms: ``[K, B]`` gradient norms over all parameters of the model. A norm that is not finite, or so large that
+            the factor would lose digits, gives factor 0.
         clip_norm: ``[K]``; ``inf`` clips nothing.
 
     Returns:
         ``[K, B]`` factors in [0, 1].
     """
     bound = clip_norm[:, None]
-    factors = torch.where(norms <= bound, torch.ones_like(norms), bound / norms)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))
+    return _whole(torch.where(norms <= bound, torch.ones_like(norms), bound / norms), norms)
 
 
 def automatic_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
     """AUTO-S, ``C / (|g| + gamma)`` (Bu, Wang, Zha, Karypis 2023, equation 4): every record is scaled to nearly C.
 
-    Shapes and non-finite norms as in :func:`clip_factors`.
+    Shapes and unusable norms as in :func:`clip_factors`.
     """
-    factors = clip_norm[:, None] / (norms + STABILITY)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))
+    return _whole(clip_norm[:, None] / (norms + STABILITY), norms)
+
+
+def _whole(factors: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+    """0 for a norm that is not finite, and in place of a subnormal factor: rounded up, it could exceed the bound."""
+    usable = torch.isfinite(norms) & (factors >= torch.finfo(factors.dtype).tiny)
+    return torch.where(usable, factors, torch.zeros_like(factors))
 
 
 CLIPPING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -94,7 +94,7 @@ def test_after_a_round_only_covered_releases_and_claims_are_written_down():
     assert payable({Covered(RELEASE, 4.0): 2, SHARE: 1}) == {SHARE: 1}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.3, 20.0), st.floats(0.01, 50.0)), min_size=1, max_size=5),
     st.sampled_from([1.5, 3.5, 6.0, 32.0]),
@@ -118,7 +118,7 @@ def plan(steps=12, rounds=4, rate=0.2, **own) -> DpisPlan:
     return DpisPlan(rate, 1.2, 1.0, steps, 40, rounds, 1e-5, Dpis(**own))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.data())
 def test_no_sequence_of_norm_sums_spends_more_than_was_allotted(data):
     """The filter, over whole runs with any K, any C, and rounds beyond the planned ones; and what is left gets used."""
@@ -208,7 +208,7 @@ def test_a_replayed_round_sees_the_account_as_it_was(tmp_path):
         assert [account.spent for account in seen] == [0.0, PRICE, math.fsum([PRICE, 2 * PRICE])]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.permutations(range(6)))
 def test_an_account_does_not_depend_on_the_order_of_the_lines(order):
     events = [SHARE] * 3 + [Covered(SampledGaussian(0.1, 1.7 + n), 4.0) for n in range(3)]

@@ -29,7 +29,7 @@ def budgets(*plans: Plan, target: float, spent: dict | None = None, taken: list[
     return Budgets(plan_table(*plans), target, DELTA, spent or {}, rounds)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.floats(0.3, 6.0), st.lists(st.sets(st.integers(0, 3)), max_size=12))
 def test_whoever_takes_part_only_when_eligible_never_passes_the_target(target, rounds):
     """And its spending is that of its own history. Kills `<` a wrong round, another client's count, a stale history."""

@@ -44,7 +44,7 @@ def test_every_setting_says_what_it_is():
     assert all(len(s.info.description) > 10 for s in SETTINGS.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(overrides())
 def test_a_saved_configuration_loads_equal(values):
     config = load(None, values)

@@ -43,7 +43,7 @@ def test_small_rates_keep_their_digits(noise):
     assert curves.rdp(SampledGaussian(rate, noise), orders, "certified") == pytest.approx(limit, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(RATES, NOISES, st.floats(min_value=1.0, max_value=1.5))
 def test_more_sampling_and_less_noise_cost_more(rate, noise, factor):
     base = curves.rdp(SampledGaussian(rate, noise), SOME_ORDERS, "certified") * (1 - 1e-9)
@@ -51,7 +51,7 @@ def test_more_sampling_and_less_noise_cost_more(rate, noise, factor):
     assert (curves.rdp(SampledGaussian(rate, noise / factor), SOME_ORDERS, "certified") >= base).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(RATES, NOISES)
 def test_the_curve_rises_with_the_order_and_its_moment_is_log_convex(rate, noise):
     values = curves.rdp(SampledGaussian(rate, noise), ORDERS, "certified")

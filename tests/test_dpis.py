@@ -220,7 +220,7 @@ def test_a_norm_sum_has_noise_outside_the_factor_one_over_p(rate):
     assert cost(event, 4.0) == pytest.approx(cost(SampledGaussian(rate, event.noise_multiplier * rate), 4.0))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.floats(0, 1e6) | st.sampled_from([math.inf, math.nan]), max_size=20),
     st.floats(0.01, 1.0),

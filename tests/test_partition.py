@@ -20,7 +20,7 @@ def balanced(records: int, classes: int) -> np.ndarray:
     return rng(99).permutation(np.arange(records) % classes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     kind=st.sampled_from(KINDS),
     records=st.integers(1, 300),

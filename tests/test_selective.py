@@ -75,7 +75,7 @@ def test_the_bounds_are_exact(rate, noise, test_rate, test_noise, beta, order):
         assert bound * (1 - 1.2e-5) <= reached <= bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     SETTINGS,
     st.sampled_from([1.5, 3.0, 12.0]),
@@ -93,7 +93,7 @@ def test_no_test_function_exceeds_the_bounds(case, order, pattern, added):
         assert reached(a0, az, added) <= price(rate, noise, test, [order])[0] * (1 + 1e-5) + 1e-12
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(SETTINGS, st.sampled_from([1.25, 2.0, 16.0]))
 @example((0.9, 0.7, 1e-3, 1.0, 0.0), 2.0)
 @example((0.3, 1.0, 1e-3, 0.6, -1.0), 1.25)
@@ -116,7 +116,7 @@ def test_the_supremum_over_m_is_not_missed(case, order):
         assert found <= math.log1p(best) / (order - 1) * 1.05
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(SETTINGS)
 def test_the_bounds_are_ordered_and_rise_with_the_order(case):
     rate, noise, test_rate, test_noise, beta = case

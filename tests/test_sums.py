@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -23,7 +23,6 @@ def summed(updates: np.ndarray, weights: np.ndarray, *chunks: np.ndarray) -> Wei
     return total
 
 
-@settings(deadline=None)
 @given(UPDATES, WEIGHTS, st.permutations(range(CLIENTS)), st.integers(1, CLIENTS - 1))
 def test_order_and_grouping_change_no_bit(updates, weights, order, cut):
     """Chunks within a group, and groups: kills a sum in floating point anywhere on the way."""
@@ -35,7 +34,6 @@ def test_order_and_grouping_change_no_bit(updates, weights, order, cut):
     assert (mean([g.total for g in groups], sum(g.weight for g in groups)) == expected).all()
 
 
-@settings(deadline=None)
 @given(UPDATES, WEIGHTS)
 def test_the_mean_is_the_weighted_mean(updates, weights):
     """Half a unit of 2^-32 for each client, and the rounding of one division."""

@@ -78,8 +78,15 @@ MUTANTS = (
     Mutant(
         "a record that is not finite counts whole",
         CLIP,
-        "bound / norms)\n    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))",
-        "bound / norms)\n    return torch.where(torch.isfinite(norms), factors, torch.ones_like(norms))",
+        "usable = torch.isfinite(norms) & (",
+        "usable = ~torch.isfinite(norms) | (",
+        ("tests/test_clipping.py",),
+    ),
+    Mutant(
+        "factors that have lost their digits",
+        CLIP,
+        " & (factors >= torch.finfo(factors.dtype).tiny)",
+        "",
         ("tests/test_clipping.py",),
     ),
     Mutant(
