@@ -31,7 +31,7 @@ def decode_request(content: RecordDict) -> TrainRequest:
 
 def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
-    answer = {"round": upload.round, "group": upload.group, "weight": upload.weight, "seconds": upload.seconds}
+    answer = {"round": upload.round, "group": upload.group, "weight": upload.weight}
     answer["figures"] = json.dumps(upload.figures)
     lines = [(format_ranges(ids), to_dict(e), n) for ids, charges in upload.realized for e, n in charges.items()]
     answer["realized"] = json.dumps(lines)
@@ -46,7 +46,7 @@ def decode_upload(content: RecordDict) -> Upload:
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
     figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
     realized = [(parse_ranges(ids), {from_dict(event): n}) for ids, event, n in json.loads(answer["realized"])]
-    head = (answer["round"], answer["group"], clients, total, answer["weight"], answer["seconds"])
+    head = (answer["round"], answer["group"], clients, total, answer["weight"])
     shared = {name: array.numpy() for name, array in content["shared"].items()}
     return Upload(*head, figures, realized, shared)
 

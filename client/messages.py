@@ -42,7 +42,6 @@ class Upload:
         round, group, clients: as asked.
         total: int64 ``[P]``, or wider (`mechanisms.updates`), in fixed-point units (client/sums.py).
         weight: sum of the clients' weights.
-        seconds: time spent training.
         figures: the mechanism's public figures, each as (sum over clients, number of clients).
         realized: what the clients' ledgers say beside the planned charge of the round.
         shared: what the clients released one by one rather than as a sum, by name.
@@ -53,7 +52,6 @@ class Upload:
     clients: np.ndarray
     total: np.ndarray
     weight: int
-    seconds: float
     figures: dict[str, tuple[float, int]] = field(default_factory=dict)
     realized: Payments = field(default_factory=list)
     shared: dict[str, np.ndarray] = field(default_factory=dict)

@@ -1,6 +1,5 @@
 """A Flower node's work: a group of clients is charged, trained chunk by chunk as cohorts, and summed."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,7 +116,6 @@ class Node:
         Raises:
             ValueError: training diverged.
         """
-        began = time.perf_counter()
         key, release = name_draw(request, self._training.seed)
         charge_round(self._ledger, self._plans, request, release)
         if self._carry:
@@ -134,9 +132,8 @@ class Node:
             total.add(self._training.sent.rows(cohort, start, end), self._data.weights[clients])
         if self._carry:
             self._carry.close(request.round)
-        seconds = time.perf_counter() - began
         upload = Upload(
-            request.round, request.group, request.clients, total.total, total.weight, seconds, figures.pairs, realized
+            request.round, request.group, request.clients, total.total, total.weight, figures.pairs, realized
         )
         if self._training.seed is None:
             self._uploads.keep(upload, request.params)

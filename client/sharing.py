@@ -1,6 +1,5 @@
 """A Flower node's work before training: its clients release once what all clients will share."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -42,7 +41,6 @@ class SharingNode:
 
         Records that leave one by one carry their client's number; sums are added up over the group.
         """
-        began = time.perf_counter()
         key, name = name_draw(request, self._seed)
         charge_round(self._ledger, self._plans, request, name)
         release = self._release_of(request.params)
@@ -57,7 +55,7 @@ class SharingNode:
                 records.append(released.records | {"client": clients[released.records["client"]]})
         shared = {name: np.concatenate([part[name] for part in records]) for name in records[0]} if records else {}
         head = (request.round, request.group, request.clients, total.total, total.weight)
-        upload = Upload(*head, time.perf_counter() - began, shared=shared)
+        upload = Upload(*head, shared=shared)
         if self._seed is None:
             self._uploads.keep(upload, request.params)
         return upload

@@ -24,7 +24,7 @@ class Uploads:
         """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
-        figures = json.dumps([upload.group, upload.weight, upload.seconds, upload.figures])
+        figures = json.dumps([upload.group, upload.weight, upload.figures])
         tensors = {"total": upload.total, "clients": upload.clients}
         tensors |= {SHARED + name: array for name, array in upload.shared.items()}
         durable.write(path, save(tensors, metadata={"upload": figures, "model": _digest(params)}))
@@ -43,10 +43,10 @@ class Uploads:
             except SafetensorError:
                 continue
             if labels["model"] == _digest(params):
-                group, weight, seconds, figures = json.loads(labels["upload"])
+                group, weight, figures = json.loads(labels["upload"])
                 total, clients = tensors.pop("total"), tensors.pop("clients")
                 shared = {name.removeprefix(SHARED): array for name, array in tensors.items()}
-                found.append(Upload(round_, group, clients, total, weight, seconds, figures, shared=shared))
+                found.append(Upload(round_, group, clients, total, weight, figures, shared=shared))
         return found
 
 

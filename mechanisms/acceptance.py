@@ -44,20 +44,18 @@ class Acceptance:
         low, high, rate = self.lowest, self.highest, self.rate
         gap = rate * (high - low)
         pairs = [(low, (1.0 - rate) * low + rate * high, -gap), (high, (1.0 - rate) * high + rate * low, gap)]
-        both = [pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]
-        return np.array([max(_bernoulli(*pair, order) for pair in both) for order in np.asarray(orders, np.float64)])
+        x, y, over = np.array([pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]).T
+        return np.array([_bernoulli(x, y, over, order).max() for order in np.asarray(orders, np.float64)])
 
 
-def _bernoulli(x: float, y: float, over: float, order: float) -> float:
-    """Renyi divergence of Bernoulli(x) from Bernoulli(y), where over = x - y exactly.
+def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
+    """Renyi divergence of each Bernoulli(x) from Bernoulli(y), where over = x - y exactly; all are ``[n]``.
 
     It goes through ``t^a - a t + a - 1`` of the likelihood ratios t, so that small divergences keep their digits.
     """
-    if over == 0.0:
-        return 0.0
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        here, there, change = np.array([x, 1.0 - x]), np.array([y, 1.0 - y]), np.array([over, -over])
+        here, there, change = np.stack([x, 1.0 - x]), np.stack([y, 1.0 - y]), np.stack([over, -over])
         ratios = np.where(np.abs(change) < 0.5 * there, np.log1p(change / there), np.log(here / there))
         logs = np.log(there) + log_power_gap(ratios, order)
-        value = float(np.logaddexp(0.0, np.logaddexp(*logs))) / (order - 1.0)
-    return np.inf if np.isnan(value) else value
+        values = np.logaddexp(0.0, np.logaddexp(*logs)) / (order - 1.0)
+    return np.where(over == 0.0, 0.0, np.where(np.isnan(values), np.inf, values))

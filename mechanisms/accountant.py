@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms import allotment, curves, trial_cap
+from mechanisms import allotment, curves, order_search, trial_cap
 from mechanisms.events import Event, SampledGaussian
 
 Charges = Mapping[Event, int]
@@ -51,8 +51,7 @@ def rdp(charges: Charges, orders: Sequence[float], column: str) -> NDArray[np.fl
     """
     total = np.zeros(len(orders), dtype=np.float64)
     for event, count in sorted(charges.items(), key=repr):
-        if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"count = {count!r} of {event} must be an integer, at least 0; charge whole applications")
+        _check_count(event, count)
         if count:
             total = total + count * curves.rdp(event, orders, column)
     if column == "certified" and allotment.overdrawn(charges):
@@ -60,17 +59,27 @@ def rdp(charges: Charges, orders: Sequence[float], column: str) -> NDArray[np.fl
     return total
 
 
+def _check_count(event: Event, count: int) -> None:
+    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
+        raise ValueError(f"count = {count!r} of {event} must be an integer, at least 0; charge whole applications")
+
+
+def conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
+    """What makes a divergence an epsilon, at each order: ``log((a-1)/a) - (log(delta) + log(a)) / (a-1)``."""
+    grid = np.asarray(orders, dtype=np.float64)
+    return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))
+
+
 def convert(divergences: NDArray[np.float64], orders: Sequence[float], delta: float) -> Guarantee:
     """Epsilon ``min over a of rdp + log((a-1)/a) - (log(delta) + log(a)) / (a-1)``, floored at 0.
 
     Infinite, with order None, when no order gives a finite value.
     """
-    grid = np.asarray(orders, dtype=np.float64)
-    values = divergences + np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0)
+    values = divergences + conversion(orders, delta)
     best = int(np.argmin(values))
     if not math.isfinite(values[best]):
         return Guarantee(math.inf, None)
-    return Guarantee(max(0.0, float(values[best])), float(grid[best]))
+    return Guarantee(max(0.0, float(values[best])), float(orders[best]))
 
 
 def cap_delta(charges: Charges) -> float:
@@ -80,14 +89,33 @@ def cap_delta(charges: Charges) -> float:
 
 def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
     """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on trials use up delta."""
-    divergences = rdp(charges, orders, column)
+    for event, count in charges.items():
+        _check_count(event, count)
     lost = cap_delta(charges) if column == "certified" else 0.0
     if lost >= delta:
         return Guarantee(math.inf, None)
-    found = convert(divergences, orders, delta - lost) if divergences.any() else Guarantee(0.0, None)
+    seen, divergences = _looked_at(charges, tuple(map(float, orders)), column, delta - lost)
+    found = convert(divergences, seen, delta - lost) if divergences.any() else Guarantee(0.0, None)
     if not lost:
         return found
     return Guarantee(trial_cap.guarantee(found.epsilon, delta - lost, lost)[0], found.order)
+
+
+def _looked_at(
+    charges: Charges, orders: tuple[float, ...], column: str, delta: float
+) -> tuple[Sequence[float], NDArray[np.float64]]:
+    """The orders among which the best one is, and the divergence of all charges at each of them."""
+    slow = {event: count for event, count in sorted(charges.items(), key=repr) if curves.slow(event, column)}
+    others = rdp({event: count for event, count in charges.items() if event not in slow}, orders, column)
+    if not any(slow.values()):
+        return orders, others
+
+    def price(place: int) -> float:
+        return math.fsum(count * curves.at(event, orders[place], column) for event, count in slow.items() if count)
+
+    found = order_search.least(np.array(orders), others + conversion(orders, delta), price)
+    places = sorted(found)
+    return [orders[k] for k in places], others[places] + np.array([found[k] for k in places])
 
 
 def epsilon(

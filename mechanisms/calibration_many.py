@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.interpolate import PchipInterpolator
 
 from mechanisms import sampled_gaussian
-from mechanisms.accountant import ORDERS, check_delta
+from mechanisms.accountant import ORDERS, check_delta, conversion
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -25,7 +26,7 @@ LIFT = 5e-5  # relative, added to interpolated values: the size of their error
 ROUNDING = 1e-12  # relative, kept free of each budget: curves of one client alone may differ in the last bits
 
 WIDE_RATIO = 1.2  # as `RATIO`, where each point of the grid is a search of its own
-WIDE_LIFT, TRIES = 1e-3, 10  # as `LIFT`; after so many raises a row is searched for itself
+WIDE_LIFT, TRIES = 5e-4, 10  # as `LIFT`; after so many raises a row is searched for itself
 
 
 def smallest_many(
@@ -111,7 +112,9 @@ def _between(
     inner = np.searchsorted(rates, np.geomspace(rates[0], rates[-1], points)[1:-1])
     known = np.unique([0, *inner, last])
     solved, orders = np.array([solve(rows[k]) for k in known]).T
-    noise = np.exp(np.interp(np.log(rates), np.log(rates[known]), np.log(solved)))
+    noise = np.full(len(rates), solved[0])
+    if last:
+        noise = np.exp(PchipInterpolator(np.log(rates[known]), np.log(solved))(np.log(rates)))
     noise[known] = solved
     for k in np.setdiff1d(np.arange(last), known):
         right = int(np.searchsorted(known, k))
@@ -169,9 +172,9 @@ class _Budget:
 
     def solve(self, rates: Floats, steps: Floats) -> tuple[Floats, Indices]:
         """The smallest noise multipliers by bisection, and the order at which each meets the budget."""
-        conversion = _conversion(self.delta)
-        affordable = np.flatnonzero(conversion <= self.epsilon / 2.0)
-        order = np.full(rates.size, affordable[0] if affordable.size else int(np.argmin(conversion)))
+        added = conversion(ORDERS, self.delta)
+        affordable = np.flatnonzero(added <= self.epsilon / 2.0)
+        order = np.full(rates.size, affordable[0] if affordable.size else int(np.argmin(added)))
         low, high = np.full(rates.size, self.lower), np.full(rates.size, self.upper)
         met, order = self.meets(rates, steps, high, order)
         if not met.all():
@@ -209,7 +212,7 @@ class _Budget:
 
     def cost(self, rates: Floats, steps: Floats, noise: Floats, order: Indices) -> Floats:
         """Epsilon of each row at its own order, ``[n]``."""
-        result = _conversion(self.delta)[order]
+        result = conversion(ORDERS, self.delta)[order]
         for index in np.unique(order):
             part = order == index
             result[part] += steps[part] * sampled_gaussian.rdp(rates[part], noise[part], ORDERS[index])
@@ -224,9 +227,3 @@ def _grid(rates: Floats) -> Floats:
     grid = np.geomspace(rates[0], rates[-1], points)
     grid[[0, -1]] = rates[[0, -1]]
     return np.asarray(grid, dtype=np.float64)
-
-
-def _conversion(delta: float) -> Floats:
-    """What each order of the grid adds to the divergence (Canonne, Kamath, Steinke 2020), ``[orders]``."""
-    grid = np.array(ORDERS)
-    return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))

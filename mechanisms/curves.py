@@ -6,6 +6,7 @@ appear here: `mechanisms.accountant` multiplies them. A new kind of event regist
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ COLUMNS = ("certified", "published")
 MANY = 100  # curves from which on it pays to compute them together
 MOST_KEPT = 100_000  # curves; some 100 MB
 _KEPT: dict[tuple[events.Event, tuple[float, ...], str], Floats] = {}
+_POINTS: dict[tuple[events.Event, str], dict[float, float]] = {}
+SLOW = ("visible", "selective", "clipped")
 
 
 def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
@@ -45,13 +48,31 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
     return _KEPT[key]
 
 
+def slow(event: events.Event, column: str) -> bool:
+    """Whether the curve takes milliseconds at each order: :func:`at` then spares the orders that are of no use."""
+    tested = isinstance(event, events.DpsurStep | events.ScreenedStep) and event.accounting in SLOW
+    return tested and column == "certified"
+
+
+def at(event: events.Event, order: float, column: str) -> float:
+    """``rdp(event, [order], column)[0]``, kept by order."""
+    if (event, column) not in _POINTS:
+        _make_room(_POINTS)
+        _POINTS[event, column] = {}
+    points = _POINTS[event, column]
+    if order not in points:
+        points[order] = float(_checked(event, (order,), column)[0])
+    return points[order]
+
+
 def prepare(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
-    """Compute the curves of many Poisson-sampled Gaussians together and keep them for :func:`rdp`, as is much faster.
+    """Compute the curves of many Poisson-sampled Gaussians, claimed ones too, together and keep them for :func:`rdp`.
 
     Values may differ from those of one event alone in the last bits.
     """
     grid = tuple(map(float, orders))
-    new = {e for e in given if isinstance(e, events.SampledGaussian) and e.sample_rate < 1.0}
+    kinds = events.SampledGaussian | events.PaperClaim if column == "published" else events.SampledGaussian
+    new = {e for e in given if isinstance(e, kinds) and e.sample_rate < 1.0}
     todo = sorted((e for e in new if (e, grid, column) not in _KEPT), key=repr)
     if len(todo) < MANY:
         return
@@ -62,10 +83,14 @@ def prepare(given: Iterable[events.Event], orders: Sequence[float], column: str)
 
 
 def _keep(key: tuple[events.Event, tuple[float, ...], str], values: Floats) -> None:
-    if len(_KEPT) >= MOST_KEPT:
-        _KEPT.clear()
+    _make_room(_KEPT)
     values.setflags(write=False)
     _KEPT[key] = values
+
+
+def _make_room(kept: dict[Any, Any]) -> None:
+    if len(kept) >= MOST_KEPT:
+        kept.clear()
 
 
 def _checked(event: events.Event, orders: tuple[float, ...], column: str) -> Floats:
@@ -167,6 +192,11 @@ def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
 
 @curve.register
 def _covered(event: events.Covered, orders: Floats, column: str) -> Floats:
+    return np.zeros(orders.shape)
+
+
+@curve.register
+def _public_labels(event: events.PublicLabels, orders: Floats, column: str) -> Floats:
     return np.zeros(orders.shape)
 
 

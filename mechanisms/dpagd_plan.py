@@ -119,12 +119,3 @@ class DpagdPlan(AdaptivePlan):
 
     def _searches(self, count: int) -> Charges:
         return {SampledGaussian(self.sample_rate, self.search_multiplier): count}
-
-
-def calibrate(plan_of: object, terms: Terms) -> DpagdPlan:
-    """The plan with the smallest noise at the start with which the planned rounds meet the budget.
-
-    Raises:
-        ValueError: no noise multiplier is large enough.
-    """
-    return DpagdPlan.of(terms, shares.least_noise(lambda noise: DpagdPlan.of(terms, noise), terms))

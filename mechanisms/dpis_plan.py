@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from mechanisms.allotment import Account, AdaptivePlan, cost, least_multipliers
 from mechanisms.events import Allotment, Event, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
-from mechanisms.shares import equal_share, least_noise, refuse_options
+from mechanisms.shares import equal_share, refuse_options
 
 NORM_NOISE = 0.02
 """s_K / N and s_N / N of the paper."""
@@ -194,20 +194,3 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
         (float(s), account.pay({e.plan.step_event(e.share, e.clip_norm, float(s)): e.plan.steps_of(e.number)}))
         for e, s, account in zip(epochs, multipliers, accounts, strict=True)
     ]
-
-
-@functools.lru_cache(maxsize=256)
-def _least_noise(terms: Terms) -> float:
-    """The smallest noise multiplier of these terms."""
-    return least_noise(lambda noise: DpisPlan.of(terms, noise), terms)
-
-
-def calibrate(plan_of: object, terms: Terms) -> DpisPlan:
-    """The plan with the smallest noise for the worst K that meets the budget. One search serves clients of all sizes,
-    but for the paper's claims, in which the size stands.
-
-    Raises:
-        ValueError: no noise multiplier is large enough.
-    """
-    alike = terms if terms.privacy.budget == "published" else replace(terms, size=1)
-    return DpisPlan.of(terms, _least_noise(alike))

@@ -120,8 +120,8 @@ def descend(cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch
     count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
     draws = cohort.streams.normal("count", 1)[:, 0]
     spread = torch.tensor(count, device=draws.device) / 2 * draws
-    bound = state.memory["clip_norm"]
-    return after.remember(clip_norm=quantile.adapt(bound, cohort.plan("clip_quantile"), norms, batch, spread, size))
+    bounds = state.memory["clip_norm"], cohort.plan("clip_norm")
+    return after.remember(clip_norm=quantile.adapt(*bounds, cohort.plan("clip_quantile"), norms, batch, spread, size))
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:

@@ -170,6 +170,13 @@ class RandomizedResponse(Event):
     epsilon: float = positive()
 
 
+@dataclass(frozen=True)
+class PublicLabels(Event):
+    """Labels released as they are: 0 in both columns, for what is charged beside it covers the features alone."""
+
+    kind: ClassVar[str] = "public_labels"
+
+
 KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -183,6 +190,7 @@ KINDS: dict[str, type[Event]] = {
         HeterogeneousGaussian,
         VisibleChoice,
         RandomizedResponse,
+        PublicLabels,
         DpsurStep,
         ScreenedStep,
         TrialCap,

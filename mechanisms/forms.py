@@ -23,6 +23,8 @@ from mechanisms.products import products
 # A factor of a product of squared norms below this has lost digits to underflow. It is raised to this value: a norm
 # may come out too large, by 1e-15 of its other factor, but never too small.
 _SMALLEST_SQUARE = 1e-30
+# In float32 a long sum loses small terms, and a norm would come out too small. So it is taken in stretches.
+_STRETCH = 1024
 # The Gram form takes float64, whose products cost a few float32 ones; it must save that much to be chosen.
 _GRAM_ADVANTAGE = 4
 
@@ -52,7 +54,7 @@ class Held:
 
     def squared_norms(self) -> Tensor:
         """`[K, B]`."""
-        return torch.linalg.vector_norm(self._rows, dim=2).square()
+        return long_norms(self._rows).square()
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, *shape]`."""
@@ -70,7 +72,7 @@ class Outer:
     def squared_norms(self) -> Tensor:
         """`[K, B]`: for T = 1 from the two norms, else `sum_{t,t'} (left_t . left_t') (right_t . right_t')`."""
         if self._left.shape[3] == 1:
-            left, right = (torch.linalg.vector_norm(t, dim=(3, 4)).square() for t in (self._left, self._right))
+            left, right = (long_norms(t.flatten(3)).square() for t in (self._left, self._right))
             return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
         left, right = self._left.double(), self._right.double()
         gram = (left @ left.transpose(-1, -2)) * (right @ right.transpose(-1, -2))
@@ -135,12 +137,25 @@ class Looked:
         rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
         slots = self._gradient.shape[2]
         summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
-        return torch.linalg.vector_norm(summed, dim=(1, 2)).square().view(self._index.shape[:2])
+        return long_norms(summed.flatten(1)).square().view(self._index.shape[:2])
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, V, D]`."""
         scaled = _kept(self._gradient, keep) * factors[:, :, None, None]
         return _add_rows(self._index.flatten(1), scaled.flatten(1, 2), self._size)
+
+
+def long_norms(rows: Tensor) -> Tensor:
+    """The L2 norms `[...]` of `rows [..., N]`: those of stretches of a row, and then the norm of these."""
+    length = rows.shape[-1]
+    if length <= _STRETCH:
+        return torch.linalg.vector_norm(rows, dim=-1)
+    whole = length // _STRETCH * _STRETCH
+    parts = torch.linalg.vector_norm(rows[..., :whole].unflatten(-1, (-1, _STRETCH)), dim=-1)
+    if whole < length:
+        rest = torch.linalg.vector_norm(rows[..., whole:], dim=-1, keepdim=True)
+        parts = torch.cat([parts, rest], dim=-1)
+    return long_norms(parts)
 
 
 class Pass:

@@ -29,7 +29,7 @@ _HELD_ELSEWHERE = 2**30
 # A forward pass is taken to hold this many entries for each one of its input.
 _FORWARD_ENTRIES = 8
 _FORWARD_RECORDS = 1024
-# A smaller norm may have lost digits to underflow: it is reported as 0.
+# A smaller norm may have lost digits to underflow: it is rounded up to this.
 _SMALLEST_NORM = 1e-12
 
 
@@ -64,7 +64,8 @@ class RecordGradients:
     is copied, and gives one tensor for a batch. An object serves one thread.
 
     Raises ValueError if the module has no trainable parameter, or a layer that `refuse_mixing_layers` refuses, or if
-    `max_records` or `memory_limit` is below 1.
+    `max_records` or `memory_limit` is below 1. Gradients and losses raise it, from the first records on, for a module
+    that is seen to mix records (`mechanisms.record_trial`).
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class RecordGradients:
         With `metric`, gradients, norms and total are those after mapping each named layer by its matrices.
 
         A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a record with factor 0
-        adds exactly 0. A norm below 1e-12 is reported as 0.
+        adds exactly 0. A norm below 1e-12 that is not 0 is reported as 1e-12.
 
         `Unscaled` factors may be applied without looking at norms, which are then reported as 0.
 
@@ -137,15 +138,23 @@ class RecordGradients:
         """Tensor entries that a pass holds for each record shaped as those of `x [K, B, ...]`; K and B at least 1."""
         return self._routes.of(x, y).entries
 
+    def refuse_mixing(self, x: Tensor, y: Tensor) -> None:
+        """Raises ValueError if records `x [K, B, ...]`, `y [K, B, ...]` are seen to mix; K and B at least 1."""
+        self._routes.independent(x, y)
+
     def is_tapped(self, x: Tensor, y: Tensor) -> bool:
         """Whether the gradients of records `x [K, B, ...]`, `y [K, B, ...]` take the fast route; K and B at least 1."""
         return isinstance(self._routes.of(x, y).engine, Tapped)
 
     @torch.no_grad()
     def losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`[K, B]`: the loss of each record, its batch evaluated as one; no gradient is formed."""
+        """`[K, B]`: the loss of each record; no gradient is formed.
+
+        A batch is evaluated as one, but record by record where nothing is known yet of whether records mix.
+        """
         losses = self._zeros(params, x, y, IDENTITY)
-        for c, b in self._forward_passes(x):
+        together = losses.numel() == 0 or self._routes.independent(x, y)
+        for c, b in self._forward_passes(x) if together else self._passes(x, self._held(x), alone=True):
             output = self._forward(params[c], x[c, b])
             losses[c, b] = self._loss(output.flatten(0, 1), y[c, b].flatten(0, 1)).view(output.shape[:2])
         return losses
@@ -228,7 +237,7 @@ class RecordGradients:
 
 def _norms(one: Pass) -> Tensor:
     norms = one.squared_norms().sqrt()
-    norms = torch.where(norms < _SMALLEST_NORM, 0.0, norms)
+    norms = torch.where(norms == 0, 0.0, norms.clamp(min=_SMALLEST_NORM))
     return torch.where(norms.isfinite(), norms, torch.inf)
 
 

@@ -2,7 +2,8 @@
 
 Per-record clipping bounds the influence of a record only if its gradient is a function of that record and of the
 parameters. Batch normalization breaks this (its statistics mix the batch), dropout draws from a global generator, and
-an embedding with `max_norm` changes its weights by the records it sees.
+an embedding with `max_norm` changes its weights by the records it sees. What no layer shows is found by trial
+(`mechanisms.record_trial`).
 """
 
 from torch import nn

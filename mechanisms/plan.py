@@ -105,56 +105,55 @@ def planned(plan: Plan, rounds: int) -> Charges:
     return merge(*(most(plan, nth) for nth in range(1, rounds + 1)))
 
 
-def calibrate(plan_of: Callable[[float], Plan], terms: Terms) -> Plan:
-    """The plan with the smallest noise multiplier whose rounds together cost at most (epsilon, delta).
+def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
+    """For each of the terms, the plan with the smallest noise whose rounds together cost at most (epsilon, delta).
 
-    Raises:
-        ValueError: no noise multiplier is large enough.
-    """
-    privacy = terms.privacy
-    return plan_of(
-        smallest(lambda noise: terms.run(plan_of(noise)), terms.target, privacy.delta, column=privacy.budget)
-    )
-
-
-def calibrate_all(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
-    """As `calibrate` for each of the terms, which differ in rate and steps alone: all at once, and so much faster.
-
-    Runs that are Poisson-sampled Gaussian steps of one kind are searched for together; for others, few of the rates
-    are, and what lies between is interpolated and checked against the client's own charges.
+    The terms differ in rate and steps alone, and many are calibrated together. Runs that are Poisson-sampled Gaussian
+    steps of one kind are searched for at once; for others see `least_noises`.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
     first, privacy = terms[0], terms[0].privacy
     alike: Charges = {SampledGaussian(privacy.sample_rate, 1.0): first.steps * first.rounds}
-    rates, steps = [t.privacy.sample_rate for t in terms], [t.steps * t.rounds for t in terms]
-    if privacy.budget == "certified" and first.run(plan_of(first, 1.0)) == alike:
-        noises = smallest_many(rates, steps, first.target, privacy.delta)
+    if len(terms) > 1 and privacy.budget == "certified" and first.run(plan_of(first, 1.0)) == alike:
+        noises = smallest_many(*_rates_and_steps(terms), first.target, privacy.delta).tolist()
     else:
-        noises = _between(plan_of, terms, rates, steps)
-    return [plan_of(one, noise) for one, noise in zip(terms, noises.tolist(), strict=True)]
+        noises = least_noises(lambda one, noise: one.run(plan_of(one, noise)), terms)
+    return [plan_of(one, noise) for one, noise in zip(terms, noises, strict=True)]
 
 
-def _between(
-    plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms], rates: Sequence[float], steps: Sequence[int]
-) -> np.ndarray:
-    """Noise multipliers ``[terms]``, each searched for or checked on the client's whole run."""
+def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Terms]) -> list[float]:
+    """For each of the terms, the smallest noise multiplier with which all its charges meet the budget.
+
+    They differ in rate and steps alone. Few of the rates are searched for; what lies between is interpolated and
+    checked against the client's own charges.
+
+    Raises:
+        ValueError: no noise multiplier is large enough.
+    """
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
     grid = default_orders(column)
 
-    def run(row: int, noise: float) -> Charges:
-        return terms[row].run(plan_of(terms[row], noise))
+    def search(one: Terms) -> float:
+        return smallest(functools.partial(run_of, one), target, delta, column=column)
 
     def solve(row: int) -> tuple[float, float]:
-        noise = smallest(functools.partial(run, row), target, delta, column=column)
-        return noise, guarantee(run(row, noise), delta, column, grid).order or grid[0]
+        noise = search(terms[row])
+        return noise, guarantee(run_of(terms[row], noise), delta, column, grid).order or grid[0]
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]
-        return guarantee(run(row, noise), delta, column, orders).epsilon <= target
+        return guarantee(run_of(terms[row], noise), delta, column, orders).epsilon <= target
 
-    return interpolated(rates, steps, solve, meets)
+    if len(terms) == 1:
+        return [search(terms[0])]
+    return list(interpolated(*_rates_and_steps(terms), solve, meets).tolist())
+
+
+def _rates_and_steps(terms: Sequence[Terms]) -> tuple[list[float], list[int]]:
+    """What the terms differ in: sampling rates, and steps of the whole run."""
+    return [t.privacy.sample_rate for t in terms], [t.steps * t.rounds for t in terms]
 
 
 def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:

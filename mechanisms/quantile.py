@@ -7,7 +7,8 @@ count by 1/2, and moves the bound towards the wanted quantile gamma (their equat
 
 Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s satisfies
 ``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the right-hand side, and s is what the plan
-charges: nothing else has to be charged, and since noise scales with C, s does not depend on C.
+charges: nothing else has to be charged, and since noise scales with C, s does not depend on C. C stays above a share of
+the configured bound: where most gradients vanish it would fall to where norms have no digits left.
 """
 
 import math
@@ -20,6 +21,8 @@ SHARE = 0.01
 """Share of the step's privacy (of 1/s^2) that the count gets."""
 RATE = 0.2
 """eta, the bound's learning rate."""
+LEAST = 1e-3
+"""Floor of the bound, in units of the configured one."""
 
 
 def split(multiplier: float) -> tuple[float, float]:
@@ -29,6 +32,7 @@ def split(multiplier: float) -> tuple[float, float]:
 
 def adapt(
     bound: torch.Tensor,
+    configured: torch.Tensor,
     quantile: torch.Tensor,
     norms: torch.Tensor,
     batch: Batch,
@@ -39,6 +43,7 @@ def adapt(
 
     Args:
         bound: C ``[K]``.
+        configured: what C was at the start ``[K]``.
         quantile: gamma ``[K]``, in (0, 1).
         norms: ``[K, B]``; a record without a finite norm counts as above the bound.
         batch: whose mask says which records count.
@@ -47,4 +52,4 @@ def adapt(
     """
     centred = torch.where(norms <= bound[:, None], 0.5, -0.5) * batch.mask
     within = 0.5 + (centred.sum(dim=1) + noise) / expected
-    return bound * torch.exp(-RATE * (within - quantile))
+    return torch.maximum(bound * torch.exp(-RATE * (within - quantile)), LEAST * configured)

@@ -1,18 +1,18 @@
 """The mechanisms by name: a new one is one file and one row here."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 
-from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, plain, screening, trials
+from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, plain, screening, shares, trials
 from mechanisms.accountant import Charges, epsilon
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, calibrate_all, tabulate
+from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
 from mechanisms.settings import Privacy, Settings
 
 
@@ -26,7 +26,7 @@ class Mechanism:
         active: bool ``[K]``, who goes on in this round; a client that is done idles.
         start: the state before the first step.
         report: public figures of a finished local round, for the round record: name -> a figure of each client ``[K]``.
-        calibrate: the plan that meets the budget, from ``plan`` with the noise left open.
+        calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the terms of all clients.
         lasting: names of the memory that a client keeps from round to round, where it keeps any.
         sized: whether a plan depends on the client's number of records.
         realized: what each client's releases really were, where a plan pays for them in advance by an allotment.
@@ -41,7 +41,7 @@ class Mechanism:
     start: Callable[[Cohort, torch.Tensor], LocalState] = dpsgd.start
     report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
     realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: [{}] * len(cohort.plans)
-    calibrate: Callable[[Callable[[float], Plan], Terms], Plan] = calibrate
+    calibrate: Callable[[Callable[[Terms, float], Any], Sequence[Terms]], Sequence[Plan]] = calibrate
     lasting: Sequence[str] = ("clip_norm",)
     sized: bool = False
     note: str = ""
@@ -78,7 +78,7 @@ MECHANISMS: dict[str, Mechanism] = {
         start=dpis.start,
         report=dpis.report,
         realized=dpis.realized,
-        calibrate=dpis_plan.calibrate,
+        calibrate=shares.calibrate,
         lasting=(),
         sized=True,
         note="DPIS's paper charges norm sums as if their noise, too, were divided by the sampling rate, and counts the "
@@ -92,7 +92,7 @@ MECHANISMS: dict[str, Mechanism] = {
         start=dpagd.start,
         report=dpagd.report,
         realized=dpagd.realized,
-        calibrate=dpagd_plan.calibrate,
+        calibrate=shares.calibrate,
         lasting=dpagd.LASTING,
         searches=True,
         note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; the certified figure "
@@ -166,8 +166,7 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
         for plan, one in zip(plans, terms, strict=True):
             affordable_rounds(plan, one, at_most=1)
         return plans
-    together = calibrate_all(mechanism.plan, terms) if len(terms) > 1 and mechanism.calibrate is calibrate else None
-    return together or [mechanism.calibrate(functools.partial(mechanism.plan, one), one) for one in terms]
+    return mechanism.calibrate(mechanism.plan, terms)
 
 
 def _check_length(plan: Plan, terms: Terms) -> None:

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch per client, padded to the cohort's largest draw.
+    """One batch per client, padded with zeros to the cohort's largest draw: no padding is anybody's record.
 
     ``x [K, B, ...]``, ``y [K, B]``, ``mask [K, B]`` (False: padding, to be given factor 0).
     """
@@ -42,7 +42,9 @@ class CohortData:
         numbers = np.zeros((len(chosen), width), dtype=np.int64)
         numbers[inside] = np.concatenate(chosen) if len(chosen) else []
         index = torch.from_numpy(numbers.ravel()).to(self.x.device)
-        x, y = (part.index_select(0, index).unflatten(0, numbers.shape) for part in (self.x, self.y))
+        padding = torch.from_numpy(np.flatnonzero(~inside)).to(self.x.device)
+        rows = (part.index_select(0, index).index_fill_(0, padding, 0) for part in (self.x, self.y))
+        x, y = (part.unflatten(0, numbers.shape) for part in rows)
         return Batch(x, y, torch.from_numpy(inside).to(self.x.device))
 
 

@@ -107,7 +107,7 @@ class _Bound:
             linear = order * math.exp(-log_m) * pair.numerator
             constant = (order - 1.0) * pair.denominator
             terms = np.stack([self.gain, -value * linear, value * constant], axis=1) @ pair.basis
-            moment, numerator, denominator = self._sums(terms.argmax(axis=0))
+            moment, numerator, denominator = self._sums(_first_largest(terms))
             slope = math.log(numerator / denominator) - log_m
             tangent = order * math.exp(-log_m) * numerator - (order - 1.0) * denominator
             if tangent <= 0.0:
@@ -117,7 +117,7 @@ class _Bound:
                 return max(value, previous), slope
         return math.inf, slope
 
-    def _sums(self, corner: NDArray[np.intp]) -> tuple[float, float, float]:
+    def _sums(self, corner: NDArray[np.int8]) -> tuple[float, float, float]:
         """U, A and A' of the test that takes `corner` at each point; it is constant between few changes."""
         starts = np.concatenate([[0], np.flatnonzero(corner[1:] != corner[:-1]) + 1])
         parts = np.add.reduceat(self.pair.basis, starts, axis=1)
@@ -127,3 +127,10 @@ class _Bound:
             float(factor[chosen] @ part) for factor, part in zip(factors, parts, strict=True)
         )
         return moment, numerator, denominator
+
+
+def _first_largest(terms: Floats) -> NDArray[np.int8]:
+    """``terms.argmax(axis=0)`` of four rows, several times as fast."""
+    left, right = terms[1] > terms[0], terms[3] > terms[2]
+    upper = np.maximum(terms[2], terms[3]) > np.maximum(terms[0], terms[1])
+    return np.where(upper, right + np.int8(2), left)

@@ -32,7 +32,7 @@ class Privacy(Settings):
     noise_multiplier: float | None = Field(
         None, ge=0, description="noise standard deviation over the clip norm; 'none': the smallest that meets epsilon"
     )
-    clip_norm: float = Field(1.0, gt=0, description="bound on a record's gradient [Euclidean norm, all parameters]")
+    clip_norm: float = Field(1.0, ge=1e-6, description="bound on a record's gradient [Euclidean norm, all parameters]")
     sample_rate: float = Field(
         1.0, gt=0, le=1, description="probability that a record enters a step's Poisson batch [per step]"
     )

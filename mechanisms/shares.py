@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mechanisms.accountant import ORDERS, Charges, epsilon, guarantee
+from mechanisms.accountant import ORDERS, Charges, epsilon, guarantee, prepare
 from mechanisms.allotment import ROUNDING, cost
-from mechanisms.calibration import smallest
 from mechanisms.events import Allotment, Event
-from mechanisms.plan import Plan, Terms, merge
+from mechanisms.plan import Plan, Terms, least_noises, merge
 from mechanisms.settings import Privacy
 
 LIFT = 1e-6
@@ -58,34 +57,44 @@ def equal_share(plan: SharedPlan) -> Allotment:
     Raises:
         ValueError: no order gives a finite divergence.
     """
-    charges = plan.worst_round()
-    run = merge({event: plan.rounds * count for event, count in charges.items()}, dict(plan.prior))
-    order = guarantee(run, plan.delta, "certified", ORDERS).order
+    order = guarantee(_run(plan), plan.delta, "certified", ORDERS).order
     if order is None:
         raise ValueError(
             f"noise_multiplier = {plan.noise_multiplier:g} is too small for any guarantee: raise --noise-multiplier"
         )
-    rdp = sum(count * cost(event, order) for event, count in charges.items())
+    rdp = sum(count * cost(event, order) for event, count in plan.worst_round().items())
     return Allotment(order, rdp * (1.0 + ROUNDING), plan.rounds)
 
 
-def least_noise(plan_of: Callable[[float], SharedPlan], terms: Terms) -> float:
-    """The smallest noise multiplier with which all planned rounds together stay within the budget.
+def calibrate(plan_of: Callable[[Terms, float], SharedPlan], terms: Sequence[Terms]) -> list[SharedPlan]:
+    """For each of the terms, the plan with the smallest noise whose planned rounds together stay within the budget.
 
-    The paper's budget bounds the paper's claims alone; allotments then follow from the noise.
+    The paper's budget bounds the paper's claims alone, in which the client's size may stand; allotments then follow
+    from the noise. What is proved depends on the client's rate and steps only.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
-    target, delta = terms.target, terms.privacy.delta
 
-    def worst_run(noise: float) -> Charges:
-        worst = {event: terms.rounds * count for event, count in plan_of(noise).worst_round().items()}
-        return merge(worst, dict(terms.prior))
+    def worst_run(one: Terms, noise: float) -> Charges:
+        return _run(plan_of(one, noise))
 
-    if terms.privacy.budget == "published":
-        return smallest(lambda noise: terms.run(plan_of(noise)), target, delta, column="published")
-    noise = smallest(worst_run, target, delta)
-    while epsilon(terms.run(plan_of(noise)), delta).epsilon > target:
-        noise *= 1.0 + LIFT
-    return noise
+    if terms[0].privacy.budget == "published":
+        claimed = [least_noises(lambda one, noise: one.run(plan_of(one, noise)), [one])[0] for one in terms]
+        return [plan_of(one, noise) for one, noise in zip(terms, claimed, strict=True)]
+    noises = least_noises(worst_run, terms)
+    prepare([worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified")
+    return [_within(plan_of, one, noise) for one, noise in zip(terms, noises, strict=True)]
+
+
+def _run(plan: SharedPlan) -> Charges:
+    """As many worst rounds as are planned, and what is paid beside them."""
+    return merge({event: plan.rounds * count for event, count in plan.worst_round().items()}, dict(plan.prior))
+
+
+def _within(plan_of: Callable[[Terms, float], SharedPlan], terms: Terms, noise: float) -> SharedPlan:
+    """The plan with this noise multiplier, or the least above it, with which the allotments meet the target."""
+    plan = plan_of(terms, noise)
+    while epsilon(terms.run(plan), terms.privacy.delta).epsilon > terms.target:
+        plan = plan_of(terms, plan.noise_multiplier * (1.0 + LIFT))
+    return plan

@@ -27,11 +27,13 @@ from torch import Tensor
 
 from mechanisms.accountant import Charges
 from mechanisms.clipping import clip_factors
-from mechanisms.events import Gaussian, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
 from mechanisms.randomness import Streams
 
 Features = Callable[[Tensor], Tensor]
 """From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record alone."""
+WIDE = torch.float64
+"""Type of sums until they are noised: rounded partial sums would let a record move them by more than the bound."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ class SharingPlan:
         if not self.singly:
             return {Gaussian(self.noise_multiplier): 1}
         # One coin decides on all views of a record, which together are one look behind less noise.
-        records: Charges = {VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1}
-        return records if self.label_epsilon is None else {**records, RandomizedResponse(self.label_epsilon): 1}
+        labels = PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
+        return {VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1, labels: 1}
 
 
 def clipped(features: Tensor, plan: SharingPlan) -> Tensor:
@@ -119,11 +121,11 @@ class ClassSums:
 
     def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
         """One Gaussian release of each client."""
-        sums = x[0].new_zeros(len(x), self.classes, self.width)
+        sums = x[0].new_zeros(len(x), self.classes, self.width, dtype=WIDE)
         for row, own, labels in zip(sums, x, y, strict=True):
-            row.index_add_(0, labels, clipped(self.features(own), self.plan))
+            row.index_add_(0, labels, clipped(self.features(own), self.plan).to(WIDE))
         noise = noise_scale(self.plan) * streams.normal("class sums", self.size)
-        return Released(sums.flatten(1) + noise, {})
+        return Released((sums.flatten(1) + noise).to(noise.dtype), {})
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,9 @@ class Sum:
 
     def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
         """One Gaussian release of each client."""
-        sums = torch.stack([clipped(self.features(own), self.plan).sum(dim=0) for own in x])
-        return Released(sums + noise_scale(self.plan) * streams.normal("sum", self.size), {})
+        sums = torch.stack([clipped(self.features(own), self.plan).sum(dim=0, dtype=WIDE) for own in x])
+        noise = noise_scale(self.plan) * streams.normal("sum", self.size)
+        return Released((sums + noise).to(noise.dtype), {})
 
 
 @dataclass(frozen=True)

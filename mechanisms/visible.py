@@ -18,6 +18,7 @@ Unit: one record, zero-out adjacency, larger of both directions; nats per trial.
 """
 
 import math
+import sys
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,10 +29,10 @@ from mechanisms.worst_pair import WorstPair, divergence, pairs
 
 Floats = NDArray[np.float64]
 
-CELLS = 64
+CELLS = 8  # to begin with
 CLOSE = 1e-5  # relative accuracy of the divergence at which branch and bound stops
 EVALUATIONS = 4_000
-BLOCK = 32  # values of m evaluated at once
+LEAST = sys.float_info.min  # scaled sums of many points lose no digits above it
 
 
 def every_trial(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLike) -> Floats:
@@ -97,23 +98,22 @@ class _Supremum:
             cells = np.concatenate([left, right], axis=1)
 
     def log(self, excess: float) -> float:
-        """``log(V)`` of a scaled ``V - 1``."""
+        """``log(V)`` of a scaled ``V - 1``; one that has underflowed is rounded up."""
         if self.scale == 0.0:
             return math.log1p(max(excess, 0.0))
-        return self.scale + math.log(max(excess, 0.0) + math.exp(-self.scale))
+        return self.scale + math.log(max(excess + math.exp(-self.scale), math.exp(-self.scale), LEAST))
 
     def excess(self, log_m: Floats) -> Floats:
         """Scaled ``V - 1`` at each log m, float64 ``[n]``."""
         pair, order = self.pair, self.pair.order
         linear = order * np.exp((order - 1.0) * log_m - self.scale)
         constant = (order - 1.0) * np.exp(order * log_m - self.scale)
-        sums = np.empty(log_m.size)
-        for start in range(0, log_m.size, BLOCK):
-            rows = slice(start, start + BLOCK)
-            slopes, levels = linear[rows, None] * pair.numerator, constant[rows, None] * pair.denominator
-            terms = np.stack([np.broadcast_to(self.gain, slopes.shape), -slopes, levels], axis=2)
-            corners = (terms.reshape(-1, 3) @ pair.basis).reshape(*slopes.shape, -1)
-            sums[rows] = corners.max(axis=1).sum(axis=1)
+        parts = [np.outer(linear, -pair.numerator), np.outer(constant, pair.denominator)]
+        factors = np.stack([np.broadcast_to(self.gain, parts[0].shape), *parts], axis=2)
+        sums, corners = np.empty(log_m.size), np.empty((len(self.gain), pair.basis.shape[1]))
+        for k, factor in enumerate(factors):  # one m at a time stays within the processor's cache
+            np.matmul(factor, pair.basis, out=corners)
+            sums[k] = np.maximum(*np.maximum(corners[:2], corners[2:])).sum()
         return np.asarray(sums + (linear - constant - math.exp(-self.scale)))
 
     def cell_bounds(self, cells: Floats) -> Floats:

@@ -92,8 +92,10 @@ def _grid(rate: float, noise: float, order: float, added: bool) -> Floats | None
 
 def _logs(x: Floats, rate: float, noise: float, added: bool) -> tuple[Floats, Floats]:
     """Log density of the denominator (without its constant) and log of the likelihood ratio."""
-    shift = math.log(rate) + (2.0 * x - 1.0) / (2.0 * noise**2)
-    log_mixture = np.logaddexp(math.log1p(-rate), shift) if rate < 1.0 else shift
+    log_mixture = math.log(rate) + (2.0 * x - 1.0) / (2.0 * noise**2)
+    if rate < 1.0:  # `np.logaddexp`, several times as fast
+        rest = math.log1p(-rate)
+        log_mixture = np.maximum(log_mixture, rest) + np.log1p(np.exp(-np.abs(log_mixture - rest)))
     log_normal = -(x**2) / (2.0 * noise**2)
     return (log_normal, log_mixture) if added else (log_normal + log_mixture, -log_mixture)
 

@@ -1,5 +1,6 @@
 """Who may still take part: a client retires rather than overspend."""
 
+import bisect
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from mechanisms.accountant import Charges, epsilon, prepare
 from mechanisms.allotment import payable
 from mechanisms.events import Event
-from mechanisms.plan import Plan, PlanTable, merge, most
+from mechanisms.plan import Plan, PlanTable, merge, most, planned
 
 
 class Budgets:
@@ -18,6 +19,7 @@ class Budgets:
 
     Args:
         plans: the clients' plans.
+        rounds: in which a client can take part at most.
         target: epsilon per client; ``inf`` never retires anybody.
         delta: per client.
         spent: charges so far by client, as the ledger's files say; what an allotment has paid for costs nothing more.
@@ -28,14 +30,17 @@ class Budgets:
     def __init__(
         self,
         plans: PlanTable,
+        rounds: int,
         target: float,
         delta: float,
         spent: Mapping[int, Mapping[Event, int]],
         taken: np.ndarray,
         column: str = "certified",
     ):
-        self._plans, self._target, self._delta, self._column = plans, target, delta, column
+        self._plans, self._rounds = plans, rounds
+        self._target, self._delta, self._column = target, delta, column
         self.taken = taken.copy()
+        self._last_orders: dict[int, float] = {}
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
         self._history = np.array([self._number(payable(spent.get(client, {}))) for client in range(len(plans.which))])
@@ -83,6 +88,35 @@ class Budgets:
         used, place = np.unique(self._history, return_inverse=True)
         prepare((self._histories[h] for h in used), column)
         return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[place]
+
+    def so_far(self) -> np.ndarray:
+        """Float64 ``[clients]``: certified and spent so far, proved even if outputs decide when the run is broken off.
+
+        Each client's figure is at the one order that is best when its rounds are over, which is known beforehand. With
+        L the loss and D the divergence at that order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no
+        rule of stopping gains anything. The smallest figure over all orders holds for an end fixed beforehand only.
+        """
+        kinds = np.stack([self._history, self._plans.which])
+        distinct, place = np.unique(kinds, axis=1, return_inverse=True)
+        spent = [epsilon(self._histories[h], self._delta, orders=(self._last_order(int(p)),)) for h, p in distinct.T]
+        return np.array([one.epsilon for one in spent])[place.reshape(-1)]
+
+    def _last_order(self, number: int) -> float:
+        """The order that gives the epsilon of as many rounds of a plan as the target pays for."""
+        if number not in self._last_orders:
+            plan, last = self._plans.plans[number], self._rounds
+
+            def costs(rounds: int) -> float:
+                return epsilon(planned(plan, rounds), self._delta, self._column).epsilon
+
+            if costs(last) > self._target:
+                last = bisect.bisect_right(range(1, last), self._target, key=costs)
+            self._last_orders[number] = epsilon(planned(plan, last), self._delta).order or 2.0
+        return self._last_orders[number]
+
+    def histories(self) -> list[Charges]:
+        """What clients have paid so far, each distinct history once."""
+        return [self._histories[h] for h in np.unique(self._history)]
 
     def charges_of(self, client: int) -> Charges:
         """What one client has paid so far."""

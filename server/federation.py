@@ -33,6 +33,7 @@ class Federation:
         phase: what the clients are asked to do.
         collect: sees the uploads of a round, before the round counts as finished.
         evaluate_every: rounds from one evaluation to the next; the last model is always evaluated.
+        timed: whether records say how long rounds took.
     """
 
     group_of: np.ndarray
@@ -50,6 +51,7 @@ class Federation:
     phase: str = "train"
     collect: Callable[[Sequence[Upload]], None] = lambda uploads: None
     evaluate_every: int = 1
+    timed: bool = True
 
     @property
     def clients(self) -> int:

@@ -51,7 +51,8 @@ def restore(federation: Federation, store: Store) -> Standing:
         taken = np.zeros(federation.clients, dtype=np.int64)
         now = Checkpoint(federation.before, federation.initial, federation.strategy.init(federation.initial), taken)
     spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
-    budgets = Budgets(federation.plans, federation.target, federation.delta, spent, now.taken, federation.column)
+    terms = federation.rounds - federation.before, federation.target, federation.delta
+    budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
     return Standing(now, tuple(store.records(first=now.round - federation.before)), budgets)
 
 
@@ -129,9 +130,10 @@ def _record(
     trained: float,
 ) -> RoundRecord:
     left = budgets.eligible()
-    due = now.round % federation.evaluate_every == 0 or now.round >= federation.rounds or not left.any()
+    over = now.round >= federation.rounds or not left.any()
+    due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)
-    certified, published = budgets.epsilons("certified"), budgets.epsilons("published")
+    certified, published = budgets.epsilons("certified") if over else budgets.so_far(), budgets.epsilons("published")
     return RoundRecord(
         round=now.round,
         accuracy=accuracy,
@@ -141,7 +143,7 @@ def _record(
         epsilon_published_max=float(published.max()),
         retired=int((~left).sum()),
         participants=sum(len(u.clients) for u in uploads),
-        seconds=time.perf_counter() - began,
-        seconds_training=trained,
+        seconds=time.perf_counter() - began if federation.timed else None,
+        seconds_training=trained if federation.timed else None,
         figures=figures.means(u.figures for u in uploads),
     )

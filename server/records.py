@@ -79,8 +79,8 @@ class RoundRecord(Record):
         epsilon_published_max: the largest epsilon that the paper would claim.
         retired: clients whose budget pays for no further round.
         participants: clients that trained in this round.
-        seconds: wall time of the round.
-        seconds_training: the part of it spent on the clients' training and on messages.
+        seconds: wall time of the round; None where it would tell what the guarantee takes to be hidden.
+        seconds_training: the part of it spent on the clients' training and on messages; None likewise.
         figures: the mechanism's public figures, each a mean over the round's clients.
     """
 
@@ -92,9 +92,15 @@ class RoundRecord(Record):
     epsilon_published_max: Epsilon
     retired: int
     participants: int
-    seconds: float
-    seconds_training: float
+    seconds: float | None
+    seconds_training: float | None
     figures: dict[str, float] = field(default_factory=dict)
+
+
+def total_seconds(records: Sequence[RoundRecord]) -> float | None:
+    """Wall time of some rounds; None where one was not timed."""
+    times = [record.seconds for record in records if record.seconds is not None]
+    return sum(times) if len(times) == len(records) else None
 
 
 @dataclass(frozen=True)
@@ -106,20 +112,21 @@ class Summary(Record):
         loss: its mean cross-entropy [nats].
         epsilon_certified: proved epsilon of each client.
         epsilon_published: epsilon that the paper would claim, of each client.
-        epsilon_pld: the tighter epsilon of the client with the largest certified one, by privacy-loss distributions;
-            None where that accountant does not apply.
+        epsilon_pld: the largest tighter epsilon of a client, by privacy-loss distributions; None where that accountant
+            does not apply, or clients differ too much to compute it for all.
         delta: of each client's guarantee.
         order: the Renyi order that gives the largest certified epsilon; None without privacy.
         noise_multiplier: of each client; 0 without privacy.
         events: privacy events charged to each client, counted with multiplicity.
         retired: clients whose budget pays for no further round.
         rounds: finished rounds.
-        seconds: wall time of the whole run, over all its resumptions.
+        seconds: wall time of the whole run, over all its resumptions; None where rounds were not timed.
         run_dir: where the files are.
         release: whether noise and batches came from the system's entropy.
         note: why the published epsilon differs from the certified one, in a sentence; empty where it does not.
         budget: the figure that the budget bounded, ``certified`` or ``published``.
         evaluated_on: the records that accuracy and loss are of, ``test`` or ``validation``.
+        limits: what the guarantee does not cover, or takes for granted, a sentence each.
     """
 
     accuracy: float | None
@@ -133,9 +140,10 @@ class Summary(Record):
     events: tuple[int, ...]
     retired: int
     rounds: int
-    seconds: float
+    seconds: float | None
     run_dir: str
     release: bool
     note: str = ""
     budget: str = "certified"
     evaluated_on: str = "test"
+    limits: tuple[str, ...] = ()

@@ -1,5 +1,7 @@
 """The mechanisms that ``python -m sim.account`` can price: one row each, from flags to charges."""
 
+from collections import Counter
+
 from mechanisms import bundles, events
 from mechanisms.noise_shape import smallest_scale
 from mechanisms.selection_events import ACCOUNTING, SCREENING
@@ -15,7 +17,12 @@ def _dpsur(flags: Values, noise_multiplier: float, steps: int) -> Charges:
     proposal = (flags["sample_rate"], noise_multiplier)
     test = (flags["validation_rate"], flags["validation_noise"], flags["beta"])
     step = events.DpsurStep(*proposal, *test, flags["accounting"])
-    return bundles.dpsur(step, steps, steps if flags["trials"] is None else flags["trials"])
+    if step.accounting != "selective":
+        return bundles.dpsur(step, steps, _trials(flags))
+    from mechanisms.acceptance import Acceptance
+
+    lowest = Acceptance.of_noisy_loss(*test).lowest
+    return bundles.dpsur(step, steps, steps) + _cap(flags, lowest, steps)
 
 
 def _dpis(flags: Values, noise_multiplier: float, steps: int) -> Charges:
@@ -35,7 +42,43 @@ def _dphero(flags: Values, noise_multiplier: float, steps: int) -> Charges:
 def _screening(flags: Values, noise_multiplier: float, steps: int) -> Charges:
     test = (flags["test_rate"], flags["lowest_acceptance"], flags["accounting"])
     step = events.ScreenedStep(flags["sample_rate"], noise_multiplier, *test)
-    return bundles.screening(step, steps, steps if flags["trials"] is None else flags["trials"])
+    if step.accounting == "public-test":
+        return bundles.screening(step, steps, _trials(flags))
+    charges = bundles.screening(step, steps, steps)
+    return charges + _cap(flags, step.lowest_acceptance, steps) if step.accounting == "clipped" else charges
+
+
+def _trials(flags: Values) -> int:
+    """The planned trials, where each is charged.
+
+    Raises:
+        ValueError: they are not given, and accepted steps do not tell them.
+    """
+    if flags["trials"] is None:
+        raise ValueError(
+            f"--trials is missing: {flags['accounting']} charges every trial and --steps counts accepted ones; give "
+            "the trials that one client plans in the whole run"
+        )
+    return int(flags["trials"])
+
+
+def _cap(flags: Values, lowest_acceptance: float, steps: int) -> Counter[events.Event]:
+    """The cap on rejections that a run with these planned accepted steps has, once for each.
+
+    Raises:
+        ValueError: delta or its share out of bounds, or acceptance is too improbable for a cap.
+    """
+    from mechanisms import trials
+    from mechanisms.accountant import check_delta
+
+    delta, part = flags["delta"], flags["cap_share"]
+    check_delta(delta)
+    if not 0 < part < 1:
+        raise ValueError(f"--cap-share = {part} must be in (0, 1): a run has 0.1")
+    most = trials.most_rejections(lowest_acceptance, steps, part * delta)
+    if most is None:
+        trials.refuse(lowest_acceptance)
+    return Counter({events.TrialCap(lowest_acceptance, most): steps})
 
 
 def numbers(text: str) -> list[float]:
@@ -44,7 +87,8 @@ def numbers(text: str) -> list[float]:
 
 
 SAMPLE_RATE = Flag("sample_rate", float, "probability that a record enters a step's batch, in (0, 1]", required=True)
-TRIALS = Flag("trials", int, "planned trials, accepted or not; as many as steps when absent")
+TRIALS = Flag("trials", int, "a client's planned trials, accepted or not; needed where each of them is charged")
+CAP_SHARE = Flag("cap_share", float, "hidden rejections: share of delta for giving up after too many, in (0, 1)", 0.1)
 
 MECHANISMS: dict[str, Mechanism] = {
     "dpsgd": Mechanism("DPSGD (Abadi et al. 2016): Poisson-sampled Gaussian steps", (SAMPLE_RATE,), _dpsgd),
@@ -55,10 +99,9 @@ MECHANISMS: dict[str, Mechanism] = {
             Flag("validation_rate", float, "probability that a record enters a test's batch, in (0, 1]", required=True),
             Flag("validation_noise", float, "noise of the test over its sensitivity 2 C_v", required=True),
             Flag("beta", float, "threshold of the test in units of C_v", -1.0),
-            Flag(
-                "accounting", str, "what is certified (selective: without its trial cap)", "visible", choices=ACCOUNTING
-            ),
+            Flag("accounting", str, "what is certified", "visible", choices=ACCOUNTING),
             TRIALS,
+            CAP_SHARE,
         ),
         _dpsur,
     ),
@@ -92,6 +135,7 @@ MECHANISMS: dict[str, Mechanism] = {
                 "lowest_acceptance", float, "clipped: exp(-c Q0 tau) for loss differences clipped to c, in [0, 1]", 0.0
             ),
             TRIALS,
+            CAP_SHARE,
         ),
         _screening,
     ),

@@ -3,18 +3,21 @@
 import argparse
 import math
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from mechanisms import accountant, calibration
 from mechanisms import ledger as ledgers
 from mechanisms.curves import COLUMNS
-from mechanisms.events import Event, to_dict
+from mechanisms.events import Event, PublicLabels, TrialCap, to_dict
 from mechanisms.ranges import format_ranges
 from sim import wording
 from sim.account_mechanisms import MECHANISMS, numbers
 
 Record = dict[str, Any]
+
+LIMITS = {PublicLabels: wording.PUBLIC_LABELS, TrialCap: wording.HIDDEN}
 
 
 def mechanism(flags: argparse.Namespace) -> Record:
@@ -39,6 +42,7 @@ def mechanism(flags: argparse.Namespace) -> Record:
     result |= {"epsilon_certified": certified.epsilon, "order": certified.order}
     result |= {"epsilon_published": published and published.epsilon, "order_published": published and published.order}
     result |= {"epsilon_pld": accountant.pld_epsilon(charges, flags.delta)}
+    result |= {"limits": limits(charges)}
     if orders is not None:
         result |= {"orders": orders, "rdp_certified": accountant.rdp(charges, orders, "certified").tolist()}
         result |= {"rdp_published": accountant.rdp(charges, orders, "published").tolist() if row.claim else None}
@@ -63,7 +67,15 @@ def ledger(flags: argparse.Namespace) -> Record:
     private = setting(config, "privacy", "mechanism", str) != "none"
     spent = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(spent) | set(range(setting(config, "data", "clients", int) or 0)))
-    return {"clients": [_client(client, spent.get(client, {}), delta, private) for client in everybody]}
+    clients = [_client(client, spent.get(client, {}), delta, private) for client in everybody]
+    released = {event for charges in spent.values() for event in charges}
+    return {"finished": (folder / "summary.json").is_file(), "clients": clients, "limits": limits(released)}
+
+
+def limits(released: Iterable[Event]) -> list[str]:
+    """What the figures do not cover, or take for granted, a sentence each, as the events say."""
+    kinds = {type(event) for event in released}
+    return [text for kind, text in LIMITS.items() if kind in kinds]
 
 
 def _client(client: int, charges: accountant.Charges, delta: float, private: bool) -> Record:
@@ -143,8 +155,13 @@ def show(result: Record) -> None:
     else:
         table = Table("quantity", "value")
         for name, value in result.items():
-            table.add_row(name.replace("_", " "), _text(name, value))
+            if name != "limits":
+                table.add_row(name.replace("_", " "), _text(name, value))
     Console().print(table)
+    for text in result["limits"]:
+        Console().print(text, style="yellow", soft_wrap=True)
+    if not result.get("finished", True):
+        Console().print(wording.UNFINISHED, style="yellow", soft_wrap=True)
 
 
 def _text(name: str, value: Any) -> str:

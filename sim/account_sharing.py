@@ -70,8 +70,7 @@ def charges(flags: Values, noise_multiplier: float, views: int) -> Charges:
     released: dict[events.Event, int] = {features: 1}
     if flags["noise_draws"] == DRAWS[1]:
         released[events.Unproved("records of a batch with one noise image")] = 1
-    if epsilon is not None:
-        released[events.RandomizedResponse(epsilon)] = 1
+    released[events.PublicLabels() if epsilon is None else events.RandomizedResponse(epsilon)] = 1
     return released
 
 

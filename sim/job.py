@@ -21,6 +21,7 @@ from server.federation import Federation
 from sim.config import Config
 from sim.data import Dataset
 from sim.features import load
+from sim.limits import hides_rejections
 from sim.models import build as build_model
 from sim.partition import Partition, partition
 from sim.public import Public, hold_out, set_aside
@@ -136,6 +137,7 @@ def in_groups(job: Job) -> Job:
         ValueError: the model mixes records.
     """
     config, sizes = job.config, job.partition.sizes
+    job.gradients.refuse_mixing(*_two_records(job))
     width = config.run.chunk_clients or chunk_width(len(sizes), job.gradients.layout.size, step_entries(job))
     config = with_groups(config, width, most=math.ceil(len(sizes) / width))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
@@ -230,8 +232,12 @@ def step_entries(job: Job) -> int:
     if device_of(job.config).type != "cpu":
         return 0
     size = int(np.median(job.partition.sizes))
-    x, y = torch.from_numpy(job.dataset.x[None, :2]), torch.from_numpy(job.dataset.y[None, :2])
-    return math.ceil(job.config.privacy.rate(max(size, 1)) * size * job.gradients.entries(x, y))
+    return math.ceil(job.config.privacy.rate(max(size, 1)) * size * job.gradients.entries(*_two_records(job)))
+
+
+def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two records ``[1, 2, ...]`` and their labels, to try the model on."""
+    return torch.from_numpy(job.dataset.x[None, :2]), torch.from_numpy(job.dataset.y[None, :2])
 
 
 def chunk_width(clients: int, parameters: int, entries: int) -> int:
@@ -293,6 +299,7 @@ def federation(job: Job) -> Federation:
         column=config.privacy.budget,
         seed=job.seed,
         evaluate_every=config.rounds.evaluate_every,
+        timed=not (config.run.release and hides_rejections(config)),
     )
 
 

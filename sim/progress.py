@@ -61,7 +61,7 @@ class Progress:
         """A round is finished."""
         if self._info is None or self._line is None:
             return
-        if record.round > self._info.finished:
+        if record.round > self._info.finished and record.seconds is not None:
             self._seconds.append(record.seconds)
         self._line.update(self._line.task_ids[0], completed=record.round, figures=self._figures(record), refresh=True)
 
@@ -74,6 +74,8 @@ class Progress:
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
+        for limit in summary.limits:
+            self._console.print(limit, style="yellow", soft_wrap=True)
         if summary.budget == "published" and largest(summary.epsilon_published) is not None:
             self._console.print(wording.PUBLISHED_BUDGET, style="yellow", soft_wrap=True)
         if not summary.release:
@@ -132,6 +134,6 @@ def closing_table(summary: Summary) -> list[tuple[str, str]]:
         *rows,
         used_up if alone else retired,
         ("rounds", str(summary.rounds)),
-        ("time", wording.duration(summary.seconds)),
+        *([] if summary.seconds is None else [("time", wording.duration(summary.seconds))]),
         ("run directory", summary.run_dir),
     ]

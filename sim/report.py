@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from mechanisms import durable
-from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle
+from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
 from sim import page, sharing_report, wording
 from sim.auditing import result as audit_result
 from sim.cli import main_guard
 from sim.config import Config, load
 from sim.fields import SETTINGS, TABLES
+from sim.limits import limits
 
 _epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
 
@@ -130,8 +131,9 @@ def _subtitle(run: Run) -> str:
         "a release" if config.run.release else f"a simulation with seed {config.run.seed}",
     ]
     state = "finished" if run.summary else "not finished"
-    time = wording.duration(sum(r.seconds for r in run.records))
-    return f"{', '.join(parts)}. {len(run.records)} of {config.rounds.rounds} rounds in {time}, {state}."
+    seconds = total_seconds(run.records)
+    time = "" if seconds is None else f" in {wording.duration(seconds)}"
+    return f"{', '.join(parts)}. {len(run.records)} of {config.rounds.rounds} rounds{time}, {state}."
 
 
 def _headline(run: Run) -> str:
@@ -139,13 +141,14 @@ def _headline(run: Run) -> str:
     if not run.records:
         return page.section("No round is finished yet", page.paragraph("Figures appear after the first round."))
     last, summary, delta = run.records[-1], run.summary, run.config.privacy.delta
-    certified = largest(summary.epsilon_certified) if summary else last.epsilon_certified_max
+    certified = largest(summary.epsilon_certified) if summary else _before_the_end(run)
     published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
     accuracy = summary.accuracy if summary else last.accuracy
     budget = run.config.privacy.budget
     goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
     several = "" if run.alone else f", largest of {_clients(run)}"
     note = f"at delta {delta:g}{several}{goal.get('certified', '')}" if run.private else "trained without privacy"
+    note += "" if summary or run.target is None else f". {wording.UNFINISHED}"
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
     entries = [
         (
@@ -164,6 +167,12 @@ def _headline(run: Run) -> str:
         note = f"of {len(run.counts)}: their budget pays for no further round"
         entries.append(("Retired clients", str(last.retired), note))
     return page.tiles(entries)
+
+
+def _before_the_end(run: Run) -> Epsilon:
+    """What is proved of an unfinished run: the budget, which bounds its last round, too; or what was shown."""
+    bounded = run.target is not None and run.config.privacy.budget == "certified"
+    return run.target if bounded else run.records[-1].epsilon_certified_max
 
 
 def _privacy(run: Run) -> str:
@@ -200,8 +209,7 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
         row("noise multiplier", summary.noise_multiplier),
     ]
     if finite(summary.epsilon_pld) is not None:
-        name = "epsilon by privacy-loss distributions, client with the largest certified one"
-        rows.append((name, "", "", _epsilon(summary.epsilon_pld)))
+        rows.append(("epsilon by privacy-loss distributions", "", "", _epsilon(summary.epsilon_pld)))
     if finite(summary.order) is not None:
         rows.append(("Rényi order of the largest certified epsilon", "", "", f"{summary.order:g}"))
     return rows
@@ -218,22 +226,12 @@ def _guarantee(run: Run) -> str:
         parts.append(page.paragraph(f"The {held} training records that were held out for tuning are not protected."))
     if public := run.config.data.public_records:
         parts.append(page.paragraph(f"The {public} training records that were taken out as public are not protected."))
-    if _hides(run.config):
-        parts.append(page.paragraph(wording.HIDDEN))
+    parts += [page.paragraph(text) for text in limits(run.config)]
     if delta * records >= 1:
         text = f"Delta {delta:g} is not below 1 / {records} records: it allows that some record is given away entirely."
         parts.append(page.paragraph(text))
     parts.append(page.paragraph(wording.RELEASED if run.config.run.release else wording.SEEDED))
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
-
-
-def _hides(config: Config) -> bool:
-    """Whether the guarantee rests on rejections that nobody notices."""
-    hidden = {
-        "dpsur": config.dpsur.accounting == "selective",
-        "screening": config.screening.screening_data == "own" and config.screening.screening_clip is not None,
-    }
-    return hidden.get(config.privacy.mechanism, False)
 
 
 def _partition(run: Run, svg: bytes) -> str:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,15 +14,18 @@ import torch
 from safetensors.torch import save
 
 from mechanisms import durable
-from mechanisms.accountant import epsilon, pld_epsilon
+from mechanisms.accountant import Charges, epsilon, pld_epsilon
 from mechanisms.registry import MECHANISMS
 from server.loop import Standing
-from server.records import Summary
+from server.records import Epsilon, Summary, largest, total_seconds
 from sim import config as configs
 from sim.config import Config
 from sim.job import Job, device_of
+from sim.limits import limits
 
 INPUTS = "inputs.json"
+MOST_PLD = 20
+"""Distinct histories of charges, at most, for which privacy-loss distributions are computed: each takes a moment."""
 AUDITED = "audited"
 """A file that says that canaries were planted, which a resumed run would not have."""
 
@@ -132,20 +135,29 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         loss=loss,
         epsilon_certified=tuple(certified.tolist()),
         epsilon_published=tuple(budgets.epsilons("published").tolist()),
-        epsilon_pld=pld_epsilon(worst, delta),
+        epsilon_pld=_largest_pld(budgets.histories(), delta),
         delta=delta,
         order=epsilon(worst, delta).order,
         noise_multiplier=tuple(getattr(job.plans.of(c), "noise_multiplier", 0.0) for c in clients),
         events=tuple(sum(budgets.charges_of(c).values()) for c in clients),
         retired=int((~budgets.eligible()).sum()),
         rounds=standing.now.round,
-        seconds=sum(r.seconds for r in records),
+        seconds=total_seconds(records),
         run_dir=str(folder),
         release=job.config.run.release,
         note=MECHANISMS[job.config.privacy.mechanism].note,
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
+        limits=limits(job.config),
     )
+
+
+def _largest_pld(histories: Sequence[Charges], delta: float) -> Epsilon:
+    """The largest epsilon by privacy-loss distributions: whose certified one is largest need not have it.
+
+    None where one history has none, or there are more than `MOST_PLD`.
+    """
+    return None if len(histories) > MOST_PLD else largest([pld_epsilon(charges, delta) for charges in histories])
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:

@@ -8,6 +8,7 @@ from mechanisms import ledger
 from mechanisms.accountant import epsilon
 from sim import page, wording
 from sim.config import Config
+from sim.limits import public_labels
 
 SHARED_FILE = "shared.safetensors"
 SHOWN = 40
@@ -19,7 +20,6 @@ _WHAT = {
     "distilled": "Features of single records as they left their clients: the part of a record that tells its class, "
     "clipped, behind noise that each record and view has of its own. They stand in the order of the clients.",
 }
-_LABELS = "Labels were shared as they are, so the guarantee covers the features of records, not their labels."
 
 
 def section(run_dir: Path, config: Config) -> str | None:
@@ -37,8 +37,8 @@ def section(run_dir: Path, config: Config) -> str | None:
     spent = [epsilon(c, config.privacy.delta).epsilon for c in _distinct(run_dir)]
     text = f"Certified epsilon of all that came before training: {wording.epsilon(max(spent, default=None))}, at delta "
     parts.append(page.paragraph(f"{text}{config.privacy.delta:g}; it is part of the run's."))
-    if own.shared_source == "distilled" and own.public_labels:
-        parts.append(page.paragraph(_LABELS))
+    if public_labels(config):
+        parts.append(page.paragraph(wording.PUBLIC_LABELS))
     return page.section("What clients share", *parts)
 
 

@@ -13,9 +13,17 @@ HIDDEN = (
     "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
     "the time that it computes."
 )
+PUBLIC_LABELS = (
+    "Labels are shared as they are and count as public: the guarantee covers the features of records alone, not their "
+    "labels."
+)
 PUBLISHED_BUDGET = (
     "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the certified epsilon, "
     "whatever it has become."
+)
+UNFINISHED = (
+    "The run is not finished. Whoever ends it by what it has shown has the budget proved, not what is spent so far: "
+    "that holds for an end fixed beforehand."
 )
 RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."
 

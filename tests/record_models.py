@@ -171,6 +171,10 @@ def _plane(*args: int, **options: object) -> Case:
     return Case(lambda: convolution(nn.Conv2d(*args, **options)), (4, 8, 7))  # type: ignore[arg-type]
 
 
+def _beside(operation: Callable[[Tensor], Tensor]) -> Case:
+    return Case(lambda: nn.Sequential(Apply(operation), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), (4,))
+
+
 TAPPED = {
     "linear": Case(lambda: nn.Linear(4, 3), (4,)),
     "no bias": Case(lambda: nn.Linear(4, 3, bias=False), (4,)),
@@ -231,14 +235,25 @@ GENERAL = {
     "parameter more": Case(Stretched, (4,)),
     "forward of its own": Case(lambda: Bounded(4, 3), (4,)),
     "scaled by frequency": Case(lambda: averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)), (6,), indices=True),
-    "mixing": Case(mixing, (4,)),
-    "mixing tokens": Case(lambda: Tokens(centred=True), (6,), indices=True),
     "lstm, two layers": Case(lambda: Recurrent(nn.LSTM, num_layers=2), (5, 3)),
     "lstm, projection": Case(lambda: Recurrent(nn.LSTM, proj_size=3), (5, 3)),
     "lstm, given states": Case(lambda: Started(nn.LSTM), (5, 3)),
     "gru": Case(lambda: Recurrent(nn.GRU), (5, 3)),
     "transposed": Case(lambda: convolution(nn.ConvTranspose2d(2, 3, 2)), (2, 3, 3)),
     "attention": Case(lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True)), (3, 4)),
+}
+MIXING = {
+    "centred": Case(mixing, (4,)),
+    "centred tokens": Case(lambda: Tokens(centred=True), (6,), indices=True),
+    "scaled by the largest": _beside(lambda x: x / x.abs().amax().clamp(min=1)),
+    "scaled by a large one": _beside(lambda x: x / x.abs().amax().clamp(min=5e3)),
+    "scaled by the smallest of the large": _beside(lambda x: x / x.abs().mean(1).amin().clamp(min=1e3)),
+    "centred where large": _beside(lambda x: x - torch.where(x.mean(0).abs() > 1e3, x.mean(0), 0.0)),
+    "shared by a batch": _beside(lambda x: x / len(x)),
+    "not a number beside a large one": _beside(lambda x: x / (x.abs().amax() < 1e3)),
+    "by chance": _beside(lambda x: x + 1e-3 * torch.randn_like(x)),
+    "attention along the batch": Case(lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0)), (3, 4)),
+    "lstm along the batch": Case(lambda: Recurrent(nn.LSTM, batch_first=False), (5, 3)),
 }
 
 

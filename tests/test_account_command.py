@@ -1,16 +1,22 @@
 """``python -m sim.account``: figures, ledgers, and one clear line for everything else."""
 
 import json
+import math
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mechanisms import accountant
 from mechanisms.events import SampledGaussian, Unprotected, to_dict
 from mechanisms.ledger import Ledger
+from mechanisms.plan import planned
+from mechanisms.registry import plan_table
+from mechanisms.settings import Dpsur, Privacy, Screening
+from sim import wording
 from sim.account import main
 from tests.reference_values import REFERENCE
 
@@ -48,7 +54,7 @@ def test_curves_of_dpsur(capsys, row):
     flags = ["dpsur", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8", "--steps=3"]
     expected = {"visible": "visible", "selective": "certified", "every-trial": "every_trial"}
     for accounting, key in expected.items():
-        found = run(capsys, *flags, "--accounting", accounting)
+        found = run(capsys, *flags, "--accounting", accounting, *(() if accounting == "selective" else ("--trials=3",)))
         assert found["rdp_certified"] == pytest.approx([3 * row[key]], rel=5e-5)
         assert found["rdp_published"] == pytest.approx([3 * row["published"]], rel=1e-9)
     trials = run(capsys, *flags, "--trials", 12, "--accounting", "every-trial")
@@ -82,6 +88,51 @@ def test_screening(capsys):
     clipped = run(capsys, *screening, "--accounting=clipped", "--lowest-acceptance=0.5", "--test-rate=0.1")
     assert clipped["rdp_certified"][0] > public["rdp_published"][0] == clipped["rdp_published"][0]
     assert run(capsys, *screening)["epsilon_certified"] is None
+
+
+DPSUR_FLAGS = "dpsur --sample-rate=0.2 --noise-multiplier=4 --validation-rate=0.1 --validation-noise=9 --steps=12"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        DPSUR_FLAGS,
+        f"{DPSUR_FLAGS} --accounting=every-trial",
+        f"{DPSUR_FLAGS.replace('--noise-multiplier=4', '--epsilon=3')}",
+        "screening --sample-rate=0.1 --noise-multiplier=2 --steps=5 --accounting=public-test",
+    ],
+)
+def test_where_every_trial_is_charged_accepted_steps_do_not_say_how_many(capsys, line):
+    """At most half of the trials are accepted, so that a figure for as many trials as steps is below a run's."""
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert "--trials is missing" in error and "--steps counts accepted ones" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("mechanism", ["dpsur", "screening"])
+def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
+    """With the cap on rejections, which a part of delta pays for; its share has the run's own default."""
+    if mechanism == "dpsur":
+        own, flags = Dpsur(accounting="selective", validation_rate=0.1, validation_noise=9.0), DPSUR_FLAGS.split()
+        flags.append("--accounting=selective")
+    else:
+        own = Screening(screening_data="own", screening_clip=0.5, screening_rate=0.1, screening_stages=1)
+        lowest = math.exp(-own.screening_gain * own.screening_clip)
+        flags = ["screening", "--sample-rate=0.2", "--noise-multiplier=4", "--steps=12", "--accounting=clipped"]
+        flags += ["--test-rate=0.1", f"--lowest-acceptance={lowest!r}"]
+    privacy = Privacy(mechanism=mechanism, noise_multiplier=4.0, epsilon=None, sample_rate=0.2, delta=1e-5)
+    charges = planned(plan_table(privacy, own, 3, 4, np.array([50])).of(0), 4)
+    assert accountant.cap_delta(charges) > 1e-7
+    found = run(capsys, *flags)
+    for column in ("certified", "published"):
+        expected = accountant.epsilon(charges, 1e-5, column).epsilon
+        assert found[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
+    assert found["limits"] == [wording.HIDDEN]
+    less = run(capsys, *flags, "--cap-share=0.9")["epsilon_certified"]
+    assert less > found["epsilon_certified"]
+    for bad in ("0", "1", "nan"):
+        assert main([*flags, f"--cap-share={bad}"]) == 2
+        assert "--cap-share" in capsys.readouterr().err
 
 
 def test_a_budget_for_dpsur_gives_the_noise_of_its_proposals(capsys):
@@ -135,6 +186,15 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     unused = {"client": 3, "epsilon_certified": 0, "epsilon_published": 0, "delta": 1e-6, "events": []}
     assert clients[3] == unused
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
+
+
+def test_of_an_unfinished_run_the_budget_is_what_is_proved(capsys, tmp_path):
+    folder = make_run(tmp_path, "[privacy]\ndelta = 1e-6\n[data]\nclients = 4\n")
+    for finished in (False, True):
+        assert run(capsys, "--ledger", folder)["finished"] is finished
+        assert main(["--ledger", str(folder)]) == 0
+        assert (wording.UNFINISHED[:40] in capsys.readouterr().out) is not finished
+        (folder / "summary.json").touch()
 
 
 def test_clients_with_equal_figures_share_a_line_of_the_table(capsys, tmp_path):

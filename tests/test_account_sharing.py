@@ -6,6 +6,7 @@ import re
 import pytest
 
 from mechanisms.accountant import ORDERS
+from sim import wording
 from tests.test_account_command import ROOT, run
 
 ALPHAS = (1.5, 2.0, 8.0)
@@ -51,6 +52,11 @@ def test_labels_are_paid_for_once_whatever_the_views(capsys):
     assert difference == pytest.approx(labels, rel=1e-12)
     assert both["labels_kept"] == pytest.approx(math.exp(0.9) / (math.exp(0.9) + 3), rel=1e-12)
     assert "labels_kept" not in features
+
+
+def test_labels_that_count_as_public_are_said_to_be_left_out(capsys):
+    assert price(capsys, *ORIGINAL, "--pixels=784")["limits"] == [wording.PUBLIC_LABELS]
+    assert price(capsys, "--noise-multiplier=3", "--label-epsilon=0.9")["limits"] == []
 
 
 @pytest.mark.parametrize(("pixels", "span", "norm"), [(784, 1, 28), (3072, 1, 55.42562584220407), (100, 2, 20)])

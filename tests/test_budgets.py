@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.signal import fftconvolve
 
 from mechanisms.accountant import epsilon
 from mechanisms.dpsgd import DpsgdPlan
@@ -15,7 +16,7 @@ from mechanisms.plan import Plan, planned
 from server.budgets import Budgets
 from tests.small import plan_table
 
-DELTA = 1e-5
+DELTA, ROUNDS = 1e-5, 20
 A, B = DpsgdPlan(1.0, 5.0, 1.0, 2), DpsgdPlan(0.1, 1.0, 1.0, 5)
 DECAY = DpsgdPlan(1.0, 8.0, 1.0, 1, noise_decay=0.3)
 
@@ -26,7 +27,7 @@ def cost(plan: Plan, rounds: int) -> float:
 
 def budgets(*plans: Plan, target: float, spent: dict | None = None, taken: list[int] | None = None) -> Budgets:
     rounds = np.array(taken or [0] * len(plans))
-    return Budgets(plan_table(*plans), target, DELTA, spent or {}, rounds)
+    return Budgets(plan_table(*plans), ROUNDS, target, DELTA, spent or {}, rounds)
 
 
 @settings(max_examples=30)
@@ -92,5 +93,46 @@ def test_charging_nobody_changes_nothing():
 
 def test_the_given_counts_are_not_written_into():
     taken = np.zeros(1, dtype=np.int64)
-    Budgets(plan_table(A), 9.0, DELTA, {}, taken).charge(np.array([0]))
+    Budgets(plan_table(A), ROUNDS, 9.0, DELTA, {}, taken).charge(np.array([0]))
     assert taken.tolist() == [0]
+
+
+def true_delta(noise: float, figures: list[float]) -> float:
+    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps is stopped after t + 1, all hold.
+
+    Whoever stops it sees everything. By backward induction over the sum z of the steps' standard normal draws, exact
+    up to the grid; the loss after t steps is z / noise + t / (2 noise^2).
+    """
+    width = 0.01
+    z = np.arange(-45.0, 45.0, width)
+    step = np.exp(-np.square(np.arange(-9.0, 9.0 + width / 2, width)) / 2)
+    step /= step.sum()
+    value = np.zeros_like(z)
+    for t, figure in reversed(list(enumerate(figures, 1))):
+        stopped = -np.expm1(np.minimum(0.0, figure - z / noise - t / (2 * noise**2)))
+        value = np.maximum(stopped, fftconvolve(value, step, "same"))
+    return float(value @ np.exp(-np.square(z) / 2) * width / math.sqrt(2 * math.pi))
+
+
+def test_what_is_shown_during_a_run_holds_for_whoever_stops_it_by_what_he_sees():
+    """The smallest figure over all orders does not: it is shown when the run is over, as had been planned."""
+    noise = 2.854
+    now = budgets(DpsgdPlan(1.0, noise, 1.0, 1), target=8.0)
+    shown, smallest = [], []
+    for _ in range(ROUNDS):
+        now.charge(np.array([0]))
+        shown.append(now.so_far()[0])
+        smallest.append(now.epsilons("certified")[0])
+    assert shown[-1] == smallest[-1] <= 8.0 and all(a >= b for a, b in zip(shown, smallest, strict=True))
+    assert true_delta(noise, shown) <= DELTA < 1.5 * DELTA < true_delta(noise, smallest)
+
+
+@pytest.mark.parametrize("paid", [3, 7])
+def test_the_order_is_that_of_the_rounds_that_the_target_pays_for(paid):
+    """And it does not move with what has been spent. Kills the planned rounds, and the order of the moment."""
+    now = budgets(A, target=cost(A, paid))
+    for n in range(1, paid + 1):
+        now.charge(np.array([0]))
+        order = epsilon(planned(A, paid), DELTA).order
+        assert now.so_far()[0] == epsilon(planned(A, n), DELTA, orders=(order,)).epsilon
+    assert now.so_far()[0] == cost(A, paid)

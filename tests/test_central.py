@@ -318,7 +318,7 @@ def test_claims_settled_after_a_round_are_expected_before_it():
     assert 1.99 < claims[0] <= 2.0 < claims[1] and epsilon(planned(plan, 1), 1e-5).epsilon == math.inf
     accepted = merge(*(most(plan, nth) for nth in (1, 2, 3)))
     for spent, able in ((planned(plan, 2), True), (accepted, False)):
-        now = Budgets(table_of(plan), 2.0, 1e-5, {0: spent}, np.array([2]), "published")
+        now = Budgets(table_of(plan), 3, 2.0, 1e-5, {0: spent}, np.array([2]), "published")
         assert now.eligible().tolist() == [able]
 
 
@@ -328,6 +328,6 @@ def test_a_certified_budget_is_the_default_and_looks_at_no_claim():
     target = epsilon(planned(a, 3), 1e-5).epsilon
     assert epsilon(planned(a, 3), 1e-5, "published").epsilon > target
     for column, able in (("certified", True), ("published", False)):
-        now = Budgets(table_of(a), target, 1e-5, {0: planned(a, 2)}, np.array([2]), column)
+        now = Budgets(table_of(a), 3, target, 1e-5, {0: planned(a, 2)}, np.array([2]), column)
         assert now.eligible().tolist() == [able]
     assert set(MECHANISMS) >= {"dpsur", "screening"}

@@ -27,7 +27,7 @@ def values_of(setting: Setting) -> st.SearchStrategy:
         return st.text("abc/é \"'\\#\n" if setting.name != "name" else "ab.0", min_size=1).filter(lambda t: t[0] != ".")
     if setting.kind is int:
         return st.integers(2, 2**40)
-    return st.floats(0.001, 0.999) | st.sampled_from([1e-9, 0.1, 1 / 3])
+    return st.floats(0.001, 0.999) | st.sampled_from([1e-6, 0.1, 1 / 3])
 
 
 def overrides() -> st.SearchStrategy:

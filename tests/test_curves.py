@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mechanisms import curves, sampled_gaussian
 from mechanisms.accountant import ORDERS
-from mechanisms.events import Event, SampledGaussian, Unprotected
+from mechanisms.events import Event, PaperClaim, SampledGaussian, Unprotected
 from tests.reference_values import REFERENCE
 
 SOME_ORDERS = (1.25, 1.5, 2.0, 2.75, 3.0, 7.5, 10.75, 16.0, 64.0, 256.0)
@@ -129,3 +129,16 @@ def test_curves_computed_together_are_those_of_each_event_alone(monkeypatch):
     curves.prepare(many[: curves.MANY - 1], orders, "certified")
     assert not curves._KEPT  # few are computed one by one
     np.testing.assert_allclose(together, [curves.rdp(event, orders, "certified") for event in many], rtol=1e-9)
+
+
+def test_claims_are_computed_together_in_the_column_that_they_stand_in(monkeypatch):
+    monkeypatch.setattr(curves, "_KEPT", {})
+    claims = [PaperClaim(0.001 * n, 2.0) for n in range(1, 1 + curves.MANY)]
+    curves.prepare(claims, (2.0, 5.0), "certified")
+    assert not curves._KEPT  # they cost nothing
+    curves.prepare(claims, (2.0, 5.0), "published")
+    assert len(curves._KEPT) == curves.MANY
+    for claim in claims[::9]:
+        alone = curves.rdp(SampledGaussian(claim.sample_rate, 2.0), (2.0, 5.0), "certified")
+        assert curves.rdp(claim, (2.0, 5.0), "published") == pytest.approx(alone, rel=1e-12)
+        assert not curves.rdp(claim, (2.0, 5.0), "certified").any()

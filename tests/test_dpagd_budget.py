@@ -92,7 +92,7 @@ def test_without_the_filter_it_would_overspend(monkeypatch):
 def test_the_plan_is_calibrated_to_its_allotments():
     """The published column: the planned budget, at full batches that of zCDP, a rho for every order a."""
     terms = Terms(Privacy(mechanism="dpagd", epsilon=4.0), Dpagd(), 2, 10, 1)
-    found = DPAGD.calibrate(lambda noise: DPAGD.plan(terms, noise), terms)
+    (found,) = DPAGD.calibrate(DPAGD.plan, [terms])
     charges = planned(found, 10)
     assert {type(e) for e in charges} == {Allotment, PaperClaim}
     assert 3.99 < epsilon(charges, 1e-5).epsilon <= 4.0

@@ -442,13 +442,13 @@ def test_a_request_survives_the_journey(clients, params):
 @pytest.mark.parametrize("figures", [{}, {"kept": (1.5, 3), "of": (0.1, 1)}])
 def test_an_upload_survives_the_journey(figures):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
-    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, 0.125, figures)
+    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, figures)
     assert_equal(decode_upload(encode_upload(upload)), upload)
 
 
 def test_what_clients_really_paid_survives_the_journey():
     nothing, paid = np.zeros(1, np.int64), {Gaussian(0.1): 3}
-    upload = Upload(2, 0, nothing, nothing, 1, 0.5, {}, [(np.array([1, 2, 5], np.int64), paid), (nothing, paid)])
+    upload = Upload(2, 0, nothing, nothing, 1, {}, [(np.array([1, 2, 5], np.int64), paid), (nothing, paid)])
     realized = decode_upload(encode_upload(upload)).realized
     assert [(clients.tolist(), charges) for clients, charges in realized] == [([1, 2, 5], paid), ([0], paid)]
 

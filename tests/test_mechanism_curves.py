@@ -30,6 +30,7 @@ EXAMPLES = [
     events.TrialCap(0.1, 30),
     events.VisibleChoice(0.1, 2.0),
     events.RandomizedResponse(1.5),
+    events.PublicLabels(),
 ]
 
 

@@ -14,6 +14,7 @@ from tests.small import OWNED, X, Y, cohort, model, plain_gradients, start
 
 PLAN = DpsgdPlan(1.0, 1.0, 1.0, 1, clip_quantile=0.5)
 DPSGD = MECHANISMS["dpsgd"]
+ONE = torch.ones(1)
 
 
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 7.0])
@@ -33,7 +34,7 @@ def next_bounds(noise: float = 0.0) -> torch.Tensor:
     norms = torch.tensor([[0.1, 0.2, 5.0, float("inf"), 0.1]])
     batch = Batch(norms, norms, torch.tensor([[True, True, True, True, False]]))
     return quantile.adapt(
-        torch.tensor([1.0]), torch.tensor([0.5]), norms, batch, torch.tensor([noise]), torch.tensor([4.0])
+        torch.tensor([1.0]), ONE, torch.tensor([0.5]), norms, batch, torch.tensor([noise]), torch.tensor([4.0])
     )
 
 
@@ -50,7 +51,7 @@ def test_a_record_moves_the_count_by_half():
         norms = torch.tensor([[0.5, 3.0]])
         batch = Batch(norms, norms, drawn)
         zero = torch.zeros(1)
-        logs.append(quantile.adapt(torch.ones(1), torch.tensor([0.5]), norms, batch, zero, torch.ones(1)).log())
+        logs.append(quantile.adapt(ONE, ONE, torch.tensor([0.5]), norms, batch, zero, ONE).log())
     assert abs(logs[0] - logs[1]).item() == pytest.approx(0.5 * quantile.RATE)
 
 
@@ -80,3 +81,26 @@ def test_over_many_steps_the_bound_finds_the_median():
         norms = torch.stack([g.norm() for g in plain_gradients(model(), params, X[OWNED[client]], Y[OWNED[client]])])
         inside = (norms <= state.memory["clip_norm"][client]).float().mean()
         assert 0.3 <= inside <= 0.7
+
+
+def test_the_bound_does_not_fall_to_where_norms_have_no_digits():
+    """Records without a gradient draw it down by a factor in each step; kills a bound of 1e-40."""
+    norms = torch.zeros(2, 3)
+    batch = Batch(norms, norms, torch.ones(2, 3, dtype=torch.bool))
+    bound = configured = torch.tensor([2.0, 1e-6])
+    for _ in range(1_000):
+        bound = quantile.adapt(
+            bound, configured, torch.tensor([0.5, 0.5]), norms, batch, torch.zeros(2), 3 * torch.ones(2)
+        )
+    torch.testing.assert_close(bound, quantile.LEAST * configured)
+    assert bound.min() >= 1e-9
+
+
+def test_in_training_the_bound_stays_above_a_share_of_the_configured_one():
+    """Kills a share of what the bound is already."""
+    world = cohort([DpsgdPlan(1.0, 1e-3, 1e9, 100, clip_quantile=0.5)])
+    still = dataclasses.replace(world, learning_rate=lambda taken: torch.zeros_like(taken))
+    state = DPSGD.start(still, start(model()))
+    for _ in range(100):
+        state = DPSGD.step(still, state)
+    assert state.memory["clip_norm"].tolist() == pytest.approx([1e9 * quantile.LEAST])

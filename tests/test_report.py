@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from server.records import RoundRecord, Summary, largest, middle
-from sim import plots
+from sim import plots, wording
 from sim.cli import main_guard
 from sim.config import load, save
 from sim.report import command, write_report
@@ -63,6 +63,14 @@ def test_without_privacy_there_is_no_number(tmp_path):
 def test_an_unfinished_run_shows_its_last_whole_round(tmp_path):
     text = text_of(make(tmp_path / "half", finished=False))
     assert "60.0%" in text and "not finished" in text and "--resume" in text
+
+
+def test_of_an_unfinished_run_the_budget_is_what_is_proved(tmp_path):
+    """Not what the last finished round says: a round can have been paid for since, and outputs can have stopped it."""
+    half, whole = (text_of(make(tmp_path / name, finished=name == "whole")) for name in ("half", "whole"))
+    tile = re.compile(r"Certified epsilon\W+([\d.]+)")
+    assert tile.search(half).group(1) == "8" != tile.search(whole).group(1)
+    assert wording.UNFINISHED in half and wording.UNFINISHED not in whole
 
 
 def test_a_run_without_rounds(tmp_path):

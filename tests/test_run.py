@@ -260,6 +260,16 @@ class Mixing(torch.nn.Sequential):
         super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
 
 
+class Centred(torch.nn.Sequential):
+    """Another one, of which no layer shows it."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
+
+
 def npz(folder: Path, **arrays: np.ndarray) -> str:
     np.savez(folder / "bad.npz", **arrays)
     return str(folder / "bad.npz")
@@ -285,6 +295,7 @@ FAULTS = {
     "--model=lineer": ["lineer", "linear"],
     "--model=tests.nowhere:Model": ["tests.nowhere", "imported"],
     "--model=tests.test_run:Mixing": ["BatchNorm1d", "GroupNorm"],
+    "--model=tests.test_run:Centred --chunk-clients=2": ["Centred", "influence cannot be bounded"],
     "--model=cnn": ["cnn", "images"],
     "--mechanism=dpsdg": ["dpsdg", "dpsgd"],
     "--strategy=fedavgg": ["fedavgg", "fedavg"],

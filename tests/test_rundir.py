@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from mechanisms import ledger
+from mechanisms.accountant import epsilon, pld_epsilon
 from sim import rundir
 from sim.cli import parse
 from sim.session import train
@@ -43,6 +45,24 @@ def test_a_resumed_run_keeps_its_records(tmp_path):
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))
     records(data, 0.0)
     train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+
+
+UNEQUAL = ["--dirichlet=0.3", "--min-records=3", "--batch-size=3", "--steps=2", "--rounds=3", "--seed=2"]
+
+
+def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
+    """Rates differ with sizes, and the client with the largest certified epsilon does not have the largest of these."""
+    folder = run(tmp_path, "--clients=12", *UNEQUAL)
+    paid = list(ledger.read(folder / "ledger").values())
+    figures = [pld_epsilon(charges, 1e-5) for charges in paid]
+    first = max(range(12), key=lambda client: epsilon(paid[client], 1e-5).epsilon)
+    found = json.loads((folder / "summary.json").read_text())["epsilon_pld"]
+    assert found == max(figures) > figures[first] + 0.1
+
+
+def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
+    summary = json.loads((run(tmp_path, "--clients=25", *UNEQUAL) / "summary.json").read_text())
+    assert len(set(summary["epsilon_certified"])) > rundir.MOST_PLD and summary["epsilon_pld"] is None
 
 
 def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):

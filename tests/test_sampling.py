@@ -109,6 +109,15 @@ def test_batches_are_padded_to_the_largest_and_the_mask_says_where():
     assert batch.x.shape == (3, 3, 1) and batch.y.shape == (3, 3) and chosen(batch) == [[3], [4, 5, 6], []]
 
 
+def test_padding_is_nobodys_record():
+    """Kills padding with record 0, which belongs to somebody."""
+    numbers = CohortData(torch.arange(1.0, 9.0)[:, None], torch.arange(1, 9), [])
+    batch = numbers.gather([np.array([3]), np.array([4, 5, 6]), np.array([], dtype=np.int64)])
+    assert batch.x[batch.mask].flatten().tolist() == batch.y[batch.mask].tolist() == [4, 5, 6, 7]
+    assert not batch.x[~batch.mask].any() and not batch.y[~batch.mask].any()
+    assert numbers.x.min() == 1 and numbers.y.min() == 1, "the data set itself is left alone"
+
+
 def test_a_batch_may_be_empty():
     batch = poisson(data([1, 2], [3]), [1e-12, 1e-12], streams(2))
     assert batch.x.shape == (2, 0, 1) and batch.mask.shape == (2, 0)

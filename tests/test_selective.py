@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mechanisms import sampled_gaussian
 from mechanisms.acceptance import Acceptance
-from mechanisms.selective import selective, simple_bound
+from mechanisms.selective import _first_largest, selective, simple_bound
 from mechanisms.visible import _Supremum, every_trial, visible
 from mechanisms.worst_pair import pairs
 from tests.one_dimension import Model
@@ -196,6 +196,12 @@ def test_between_two_values_of_m_nothing_exceeds_the_bound_of_the_cell(order):
             assert (search.excess(np.linspace(left, right, 33)) <= bound + 1e-12).all()
 
 
+def test_the_first_of_the_largest_rows_is_taken():
+    """Ties included: the order of the corners decides there, so that a curve is the same wherever it is computed."""
+    terms = np.array(list(itertools.product((0.0, 1.0, 2.0), repeat=4))).T
+    assert _first_largest(terms).tolist() == terms.argmax(axis=0).tolist()
+
+
 @pytest.mark.parametrize(
     ("low", "high", "rate"), itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 0.9, 1.0))
 )
@@ -211,3 +217,10 @@ def test_the_bit_costs_what_bernoullis_do(low, high, rate):
             )
             brute = np.maximum(brute, logs / (orders - 1))
     assert found == pytest.approx(brute, rel=1e-6, abs=1e-13)
+
+
+def test_where_the_scaled_sums_underflow_the_price_is_still_one():
+    """A test that all but decides, at large orders; no price there is below that of an order before it."""
+    test = Acceptance.of_noisy_loss(1e-4, 0.18266, 0.5)
+    prices = visible(1.0, 45.378, test, [96.0, 128.0, 256.0, 512.0])
+    assert (np.diff(prices) > 0).all() and (prices <= every_trial(1.0, 45.378, test, [96.0, 128.0, 256.0, 512.0])).all()

@@ -61,6 +61,12 @@ class Line:
         return largest([largest(getattr(r.summary, f"epsilon_{column}")) for r in self.results])
 
     @property
+    def seconds(self) -> float | None:
+        """The mean time of a run that was timed; None where none was."""
+        times = [r.summary.seconds for r in self.results if r.summary.seconds is not None]
+        return statistics.mean(times) if times else None
+
+    @property
     def state(self) -> str:
         """``done``, or what is lacking."""
         if self.complete:
@@ -115,7 +121,7 @@ def _row(line: Line) -> tuple[str, ...]:
         wording.epsilon(line.epsilon("certified"), infinite="infinite"),
         wording.epsilon(line.epsilon("published"), infinite="infinite"),
         wording.span([s.rounds for s in summaries]),
-        f"{statistics.mean(s.seconds for s in summaries):.0f}",
+        "" if line.seconds is None else f"{line.seconds:.0f}",
     )
 
 
@@ -131,9 +137,9 @@ def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
         figures: list[float | None] = [line.mean, min(found, default=None), max(found, default=None)]
         figures += [statistics.stdev(found) if len(found) > 1 else None, line.cell.paper, line.difference]
         spent = [math.inf if line.epsilon(c) is None else line.epsilon(c) for c in ("certified", "published")]
-        mean = [statistics.mean(getattr(s, name) for s in summaries) for name in ("rounds", "seconds") if summaries]
+        rounds = statistics.mean(s.rounds for s in summaries) if summaries else None
         names = (recipe.title, line.cell.row, line.cell.column, budget, line.state, len(line.results))
-        shown = [*figures, *(spent if summaries else [None, None]), *(mean or [None, None])]
+        shown = [*figures, *(spent if summaries else [None, None]), rounds, line.seconds]
         writer.writerow([*names, *("" if v is None else f"{v:.6g}" for v in shown)])
     return buffer.getvalue()
 

@@ -49,6 +49,7 @@ DPAGD, DPAGD_PLAN = "mechanisms/dpagd.py", "mechanisms/dpagd_plan.py"
 CENTRAL_TEST = "tests/test_central.py::test_"
 DPAGD_TEST, DPAGD_BUDGET_TEST = "tests/test_dpagd.py::test_", "tests/test_dpagd_budget.py::test_"
 RELEASES, RELEASES_TEST = "mechanisms/sharing.py", "tests/test_sharing.py::test_"
+ACCOUNT_TEST = "tests/test_account_command.py::test_"
 FEDFED_TEST, CHARGING = "tests/test_fedfed.py::test_", "client/charging.py"
 
 AUDIT_BOUNDS = "sim/auditing/bounds.py"
@@ -202,6 +203,48 @@ MUTANTS = (
         ("tests/test_accountant.py",),
     ),
     Mutant(
+        "counts of slow curves are not multiplied",
+        "mechanisms/accountant.py",
+        "count * curves.at(event, orders[place], column)",
+        "curves.at(event, orders[place], column)",
+        ("tests/test_order_search.py",),
+    ),
+    Mutant(
+        "of a slow curve the cheapest order is taken for every other",
+        CURVES,
+        "float(_checked(event, (order,), column)[0])",
+        "float(_checked(event, (1.25,), column)[0])",
+        ("tests/test_order_search.py",),
+    ),
+    Mutant(
+        "of two kinds of slow releases the first one is charged",
+        "mechanisms/accountant.py",
+        "for event, count in slow.items() if count)",
+        "for event, count in list(slow.items())[:1] if count)",
+        ("tests/test_order_search.py",),
+    ),
+    Mutant(
+        "an epsilon below that of any order is taken for found",
+        "mechanisms/accountant.py",
+        "others[places] + np.array([found[k] for k in places])",
+        "np.array([found[k] for k in places])",
+        ("tests/test_order_search.py",),
+    ),
+    Mutant(
+        "acceptance at the third and fourth corner is left out",
+        "mechanisms/visible.py",
+        "np.maximum(corners[:2], corners[2:])",
+        "np.maximum(corners[:2], corners[:2])",
+        ("tests/test_selective.py",),
+    ),
+    Mutant(
+        "the worst corner of a hidden rejection is another one",
+        "mechanisms/selective.py",
+        "np.where(upper, right + np.int8(2), left)",
+        "np.where(upper, left + np.int8(2), left)",
+        ("tests/test_selective.py",),
+    ),
+    Mutant(
         "calibration returns the side that overspends",
         "mechanisms/calibration.py",
         "            low = middle\n    return high",
@@ -312,6 +355,13 @@ MUTANTS = (
         "            os.fsync(file.fileno())\n        part",
         "        part",
         ("tests/test_checkpoints.py",),
+    ),
+    Mutant(
+        "what is shown during a run is at the best order of the moment",
+        "server/budgets.py",
+        "self._delta, orders=(self._last_order(int(p)),))",
+        "self._delta)",
+        ("tests/test_budgets.py",),
     ),
     Mutant(
         "a client may overspend by its last round",
@@ -659,8 +709,8 @@ MUTANTS = (
     Mutant(
         "shared labels are free",
         SHARING,
-        "released[events.RandomizedResponse(epsilon)] = 1",
-        "pass",
+        "else events.RandomizedResponse(epsilon)] = 1",
+        "else events.RandomizedResponse(epsilon)] = 0",
         (SHARING_TEST,),
     ),
     Mutant(
@@ -701,16 +751,51 @@ MUTANTS = (
     Mutant(
         "a second view is free",
         RELEASES,
-        "VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1}",
-        "VisibleChoice(self.share_rate, self.noise_multiplier): 1}",
+        "VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1,",
+        "VisibleChoice(self.share_rate, self.noise_multiplier): 1,",
         (RELEASES_TEST + "every_view_and_every_label_is_charged",),
     ),
     Mutant(
         "each view of a record is charged as if it had a coin of its own",
         RELEASES,
-        "VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1}",
-        "VisibleChoice(self.share_rate, self.noise_multiplier): self.views}",
+        "VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1,",
+        "VisibleChoice(self.share_rate, self.noise_multiplier): self.views,",
         (RELEASES_TEST + "views_that_share_a_coin_cost_what_the_pair_of_releases_diverges_by",),
+    ),
+    Mutant(
+        "labels that are shared as they are leave no trace in the ledger",
+        RELEASES,
+        "PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)",
+        "RandomizedResponse(self.label_epsilon or 1e-9)",
+        (RELEASES_TEST + "every_view_and_every_label_is_charged",),
+    ),
+    Mutant(
+        "the account takes accepted steps for trials",
+        "sim/account_mechanisms.py",
+        'if flags["trials"] is None:',
+        "if False:",
+        (ACCOUNT_TEST + "where_every_trial_is_charged_accepted_steps_do_not_say_how_many",),
+    ),
+    Mutant(
+        "the account's hidden rejections have no cap to pay for",
+        "sim/account_mechanisms.py",
+        "return Counter({events.TrialCap(lowest_acceptance, most): steps})",
+        "return Counter({events.TrialCap(1.0, most): steps})",
+        (ACCOUNT_TEST + "hidden_rejections_cost_what_the_plan_of_a_run_costs",),
+    ),
+    Mutant(
+        "a release whose rejections are hidden tells its times",
+        "sim/job.py",
+        "timed=not (config.run.release and hides_rejections(config))",
+        "timed=True",
+        ("tests/test_limits.py::test_hidden_rejections_are_said_and_a_release_tells_no_times",),
+    ),
+    Mutant(
+        "the PLD epsilon is that of one client",
+        "sim/rundir.py",
+        "_largest_pld(budgets.histories(), delta)",
+        "_largest_pld([worst], delta)",
+        ("tests/test_rundir.py::test_the_pld_epsilon_is_the_largest_of_all_clients",),
     ),
     Mutant(
         "labels are shared as they are",
@@ -811,6 +896,97 @@ MUTANTS = (
         "each = 1 - (1 - confidence) / len(SHARES)",
         "each = confidence",
         ("tests/test_audit_one_run.py::test_the_error_is_shared_by_the_choices",),
+    ),
+    Mutant(
+        "trial records are small ones only",
+        "mechanisms/record_trial.py",
+        "SCALES = (1.0, 1e2, 1e4)",
+        "SCALES = (1.0,)",
+        ("tests/test_record_trial.py::test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given",),
+    ),
+    Mutant(
+        "trial records are alike in size",
+        "mechanisms/record_trial.py",
+        "return [*(scale * pair for scale in SCALES), *unlike]",
+        "return [scale * pair for scale in SCALES]",
+        ("tests/test_record_trial.py::test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given",),
+    ),
+    Mutant(
+        "records that mix are let pass",
+        "mechanisms/record_trial.py",
+        "if not same or bool(",
+        "if False and bool(",
+        ("tests/test_record_trial.py::test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given",),
+    ),
+    Mutant(
+        "losses are taken without a trial",
+        "mechanisms/gradients.py",
+        "together = losses.numel() == 0 or self._routes.independent(x, y)",
+        "together = True",
+        ("tests/test_record_trial.py",),
+    ),
+    Mutant(
+        "a batch that could not be tried is evaluated as one",
+        "mechanisms/gradients.py",
+        "self._forward_passes(x) if together else",
+        "self._forward_passes(x) if not together else",
+        ("tests/test_record_trial.py::test_losses_of_records_that_nothing_is_known_of_are_those_of_each_alone",),
+    ),
+    Mutant(
+        "fast gradients of large records are not compared",
+        "mechanisms/routes.py",
+        "rounding = (torch.zeros_like(floors[0]), *floors[1:])",
+        "rounding = (torch.zeros_like(floors[0]),)",
+        ("tests/test_record_trial.py::test_a_difference_of_the_fast_route_at_large_records_costs_that_route",),
+    ),
+    Mutant(
+        "a run does not try its model before it starts",
+        "sim/job.py",
+        "    job.gradients.refuse_mixing(*_two_records(job))\n",
+        "",
+        ("tests/test_run.py::test_a_fault_is_one_line_and_leaves_nothing",),
+    ),
+    Mutant(
+        "padding is somebody's record",
+        "mechanisms/sampling.py",
+        ".index_fill_(0, padding, 0)",
+        "",
+        ("tests/test_sampling.py::test_padding_is_nobodys_record",),
+    ),
+    Mutant(
+        "a tiny norm counts as none",
+        "mechanisms/gradients.py",
+        "torch.where(norms == 0, 0.0, norms.clamp(min=_SMALLEST_NORM))",
+        "torch.where(norms < _SMALLEST_NORM, 0.0, norms)",
+        ("tests/test_gradients.py::test_a_tiny_norm_is_rounded_up_and_a_huge_one_counts_as_non_finite",),
+    ),
+    Mutant(
+        "a long norm is one sum",
+        "mechanisms/forms.py",
+        "_STRETCH = 1024",
+        "_STRETCH = 2**40",
+        ("tests/test_record_trial.py::test_long_norms_are_not_too_small",),
+    ),
+    Mutant(
+        "a moving clip bound may vanish",
+        "mechanisms/quantile.py",
+        "LEAST = 1e-3",
+        "LEAST = 0.0",
+        ("tests/test_quantile.py::test_the_bound_does_not_fall_to_where_norms_have_no_digits",),
+    ),
+    Mutant(
+        "the floor of a moving clip bound moves with it",
+        DPSGD,
+        'bounds = state.memory["clip_norm"], cohort.plan("clip_norm")',
+        'bounds = state.memory["clip_norm"], state.memory["clip_norm"]',
+        ("tests/test_quantile.py::test_in_training_the_bound_stays_above_a_share_of_the_configured_one",),
+    ),
+    Mutant(
+        "sums are rounded record by record",
+        RELEASES,
+        "WIDE = torch.float64",
+        "WIDE = torch.float32",
+        (RELEASES_TEST + "a_record_among_many_moves_a_sum_by_no_more_than_itself",),
     ),
 )
 
