@@ -37,7 +37,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from mechanisms.clipping import clip_factors  # noqa: E402
-from mechanisms.gradients import RecordGradients  # noqa: E402
+from mechanisms.gradients.record_gradients import RecordGradients  # noqa: E402
 from sim.models import build  # noqa: E402
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1

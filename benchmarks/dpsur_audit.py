@@ -24,10 +24,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from matplotlib.figure import Figure
 from scipy import stats
 
-from mechanisms.accountant import epsilon
+from mechanisms.accounting.accountant import epsilon
 from mechanisms.cohort import Cohort
 from mechanisms.dpsur import DpsurPlan
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.registry import MECHANISMS, local_round

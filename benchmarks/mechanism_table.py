@@ -87,7 +87,7 @@ def attempt(case: Case, arguments: argparse.Namespace, held_out: int) -> dict:
 
 def tune(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[dict]:
     """Every case of the grid on held-out training records."""
-    from sim.data import load
+    from sim.datasets.dataset import load
 
     cases = [
         Case(mechanism, epsilon, lr, own, TUNING_SEED)

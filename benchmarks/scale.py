@@ -83,7 +83,7 @@ def picture(runs: list[dict]) -> bytes:
     """Seconds and memory by the number of clients, both axes logarithmic."""
     from matplotlib.figure import Figure
 
-    from sim.plots import BLUE, ORANGE, svg
+    from sim.showing.plots import BLUE, ORANGE, svg
 
     figure = Figure(figsize=(8.6, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from client.messages import Answering, TrainRequest, Upload
-from mechanisms.events import from_dict, to_dict
-from mechanisms.ranges import format_ranges, parse_ranges
+from mechanisms.accounting.events import from_dict, to_dict
+from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 NodeOf = Callable[[ConfigRecord, Context], Answering]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""

@@ -5,7 +5,7 @@ import secrets
 import numpy as np
 
 from client.messages import TrainRequest
-from mechanisms.ledger import Ledger
+from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import fresh_key, seed_key
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
 
 Payments = list[tuple[np.ndarray, Charges]]
 """Charges, and the clients (int64, ascending) of which each paid them."""

@@ -13,13 +13,13 @@ from client.figures import Figures
 from client.messages import Payments, TrainRequest, Upload
 from client.sums import WeightedSum
 from client.uploads import Uploads
-from mechanisms.accountant import Charges
-from mechanisms.allotment import Account, AdaptivePlan, check_settlement, payable
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.allotment import Account, AdaptivePlan, check_settlement, payable
+from mechanisms.accounting.events import Event
+from mechanisms.accounting.ledger import Ledger
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.events import Event
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import GuideOf, Surroundings, alone
-from mechanisms.ledger import Ledger
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import Streams

@@ -10,7 +10,7 @@ from client.messages import TrainRequest, Upload
 from client.node import GroupData
 from client.sums import WeightedSum
 from client.uploads import Uploads
-from mechanisms.ledger import Ledger
+from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import Streams
 from mechanisms.sharing import Release

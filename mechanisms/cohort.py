@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from mechanisms.allotment import Account
-from mechanisms.gradients import RecordGradients
+from mechanisms.accounting.allotment import Account
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import Guide, unguided
 from mechanisms.optimizers import Optimizer
 from mechanisms.randomness import Streams

@@ -20,7 +20,7 @@ Guarantee: one record of one client, zero-out adjacency. A measurement is ``SGM(
 Gaussian vector: each record adds a vector in [-c, c]^m (changes of its loss), of norm at most ``sqrt(m) c``; the noise
 on every coordinate has deviation ``s_v sqrt(m) c``, and the choice is post-processing: ``SGM(q, s_v)``. Noise,
 candidates and the end of a round depend on outputs only; but they do depend on them, so the run is adaptive: one order,
-equal allotments in advance and a filter (`mechanisms.allotment`). A round's allotment is the cost of its planned steps
+equal allotments in advance and a filter (`accounting.allotment`). A round's allotment is the cost of its planned steps
 at the first budgets. A measurement and its search are made if what is left pays for both, else the client idles until
 the round's end; what it did not spend is there in its next round.
 
@@ -47,8 +47,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from mechanisms.accountant import Charges, convert
-from mechanisms.allotment import ROUNDING, covered
+from mechanisms.accounting.accountant import Charges, convert
+from mechanisms.accounting.allotment import ROUNDING, covered
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import FRESH, FURTHER, DpagdPlan

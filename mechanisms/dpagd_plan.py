@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mechanisms import shares
-from mechanisms.accountant import Charges
-from mechanisms.allotment import AdaptivePlan, cost
-from mechanisms.events import Allotment, Event, PaperClaim, SampledGaussian
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.allotment import AdaptivePlan, cost
+from mechanisms.accounting.events import Allotment, Event, PaperClaim, SampledGaussian
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpagd
 

@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass
 import torch
 
 from mechanisms import dpsgd
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import HeterogeneousGaussian
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import HeterogeneousGaussian
 from mechanisms.metric import Metric, layer_of, transform
 from mechanisms.plan import Terms
 from mechanisms.settings import DpHero

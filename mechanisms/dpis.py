@@ -23,7 +23,7 @@ values only.
 
 Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)`` (Lemma 3.1 at |g| = C), a
 norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p. K, K* and C are outputs, so the run is
-adaptive: one order, allotments in advance and a filter (`mechanisms.allotment`). K = N C costs most. Noise (Section
+adaptive: one order, allotments in advance and a filter (`accounting.allotment`). K = N C costs most. Noise (Section
 4.2): in the first a_E of the run's epochs as if K were N C; after that, what is left is shared equally by the steps to
 come, and each epoch's noise follows from its share and its K.
 
@@ -53,8 +53,8 @@ import numpy as np
 import torch
 
 from mechanisms import importance
-from mechanisms.accountant import Charges, convert
-from mechanisms.allotment import covered
+from mechanisms.accounting.accountant import Charges, convert
+from mechanisms.accounting.allotment import covered
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mechanisms.accountant import Charges
-from mechanisms.allotment import Account, AdaptivePlan, cost, least_multipliers
-from mechanisms.events import Allotment, Event, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.allotment import Account, AdaptivePlan, cost, least_multipliers
+from mechanisms.accounting.events import (
+    Allotment,
+    Event,
+    ImportanceSampledGaussian,
+    NoisyNormSum,
+    PaperClaim,
+    SampledGaussian,
+)
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
 from mechanisms.shares import equal_share, refuse_options

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 
 from mechanisms import quantile
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import SampledGaussian
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.events import SampledGaussian
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, poisson

@@ -26,11 +26,11 @@ Certified, by ``accounting``, which is fixed beforehand and stands in every even
 from dataclasses import asdict, dataclass
 
 from mechanisms import dpsgd, trials
-from mechanisms.acceptance import Acceptance
-from mechanisms.accountant import Charges
+from mechanisms.accounting.acceptance import Acceptance
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.plan import Terms, merge
 from mechanisms.sampling import poisson
 from mechanisms.settings import Dpsur

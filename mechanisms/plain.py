@@ -8,11 +8,11 @@ gradient contributes zero. There is no guarantee: a step is charged an infinite 
 
 from dataclasses import dataclass
 
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import Unprotected
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import draw, expected_size
-from mechanisms.events import Unprotected
-from mechanisms.gradients import Unscaled
+from mechanisms.gradients.record_gradients import Unscaled
 from mechanisms.plan import Terms
 
 

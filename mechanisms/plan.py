@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accountant import Charges, default_orders, epsilon, guarantee
-from mechanisms.calibration import smallest
-from mechanisms.calibration_many import interpolated, smallest_many
-from mechanisms.events import Event, SampledGaussian
+from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee
+from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.calibration_many import interpolated, smallest_many
+from mechanisms.accounting.events import Event, SampledGaussian
 from mechanisms.settings import Privacy, Settings
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, plain, screening, shares, trials
-from mechanisms.accountant import Charges, epsilon
+from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
 from mechanisms.settings import Privacy, Settings

@@ -29,10 +29,10 @@ from dataclasses import asdict, dataclass
 import torch
 
 from mechanisms import dpsgd, trials
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import PaperClaim, ScreenedStep, TrialCap
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import PaperClaim, ScreenedStep, TrialCap
 from mechanisms.plan import Terms, merge
 from mechanisms.sampling import Batch, poisson
 from mechanisms.settings import Screening

@@ -1,11 +1,11 @@
-"""Planning the equal shares of an adaptive run (`mechanisms.allotment`): the order, the share, the noise that fits."""
+"""Planning the equal shares of an adaptive run (`accounting.allotment`): the order, the share, the noise that fits."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mechanisms.accountant import ORDERS, Charges, epsilon, guarantee, prepare
-from mechanisms.allotment import ROUNDING, cost
-from mechanisms.events import Allotment, Event
+from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, prepare
+from mechanisms.accounting.allotment import ROUNDING, cost
+from mechanisms.accounting.events import Allotment, Event
 from mechanisms.plan import Plan, Terms, least_noises, merge
 from mechanisms.settings import Privacy
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
 from mechanisms.clipping import clip_factors
-from mechanisms.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
 from mechanisms.randomness import Streams
 
 Features = Callable[[Tensor], Tensor]

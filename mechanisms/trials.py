@@ -6,7 +6,7 @@ Two counters alone go on, of trials and of rejections in a row.
 - Rejections are public: the trials of a round are fixed (``steps``) and paid for in advance, one by one. What the paper
   charges, the accepted steps, is recorded after the round, and so is the rate of acceptance.
 - Rejections are hidden: the accepted steps of a round are fixed (``steps``), and a client stops for the round after M
-  rejections in a row (`mechanisms.trial_cap`). Nothing that tells the number of rejections leaves a client. How long it
+  rejections in a row (`accounting.trial_cap`). Nothing that tells the number of rejections leaves a client. How long it
   computes would tell too: the guarantee takes for granted that nobody measures that.
 """
 
@@ -19,11 +19,11 @@ from typing import NoReturn
 import torch
 
 from mechanisms import dpsgd
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.trial_cap import smallest_cap
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.sampling import Batch
-from mechanisms.trial_cap import smallest_cap
 
 MOST_REJECTIONS = 100_000
 """A cap above this is of no use: a client could be busy with one step for as many trials."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mechanisms.accountant import Charges, epsilon, prepare
-from mechanisms.allotment import payable
-from mechanisms.events import Event
+from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, prepare
+from mechanisms.accounting.allotment import payable
+from mechanisms.accounting.events import Event
 from mechanisms.plan import Plan, PlanTable, merge, most, planned
 
 
@@ -111,7 +111,7 @@ class Budgets:
 
             if costs(last) > self._target:
                 last = bisect.bisect_right(range(1, last), self._target, key=costs)
-            self._last_orders[number] = epsilon(planned(plan, last), self._delta).order or 2.0
+            self._last_orders[number] = guarantee(planned(plan, last), self._delta, "certified", ORDERS).order or 2.0
         return self._last_orders[number]
 
     def histories(self) -> list[Charges]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from client import figures, sums
 from client.messages import TrainRequest, Upload
-from mechanisms import ledger
+from mechanisms.accounting import ledger
 from mechanisms.randomness import fresh_key, generator, seed_key
 from server.budgets import Budgets
 from server.checkpoints import Checkpoint

@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sim.account_mechanisms import MECHANISMS
-from sim.account_row import Flag
 from sim.names import suggest
+from sim.pricing.mechanisms import MECHANISMS
+from sim.pricing.row import Flag
 
 COMMON = (
     Flag("noise_multiplier", float, "noise standard deviation over the L2 sensitivity", None),
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
-            from sim import account_report
+            from sim.pricing import report as account_report
 
             result = account_report.ledger(known) if known.ledger is not None else account_report.mechanism(known)
         except (ValueError, OSError) as error:

@@ -89,7 +89,7 @@ class Table:
 
     def write(self) -> bool:
         """Write table and plot as they stand; whether nothing is missing."""
-        from sim import plots
+        from sim.showing import plots
 
         lines = table.lines(self.runs, self.faults)
         self.path.parent.mkdir(parents=True, exist_ok=True)

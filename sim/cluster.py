@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sim import files
 from sim.config import Config
+from sim.datasets import files
 from sim.settings import Execution
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import alone
 from mechanisms.plan import PlanTable, merge
 from mechanisms.randomness import generator, seed_key
@@ -19,15 +19,15 @@ from mechanisms.sharing import SharingPlan
 from mechanisms.updates import UPDATE
 from server.federation import Federation
 from sim.config import Config
-from sim.data import Dataset
-from sim.features import load
+from sim.datasets.dataset import Dataset
+from sim.datasets.features import load
+from sim.datasets.words import words_of
 from sim.limits import hides_rejections
 from sim.models import build as build_model
 from sim.partition import Partition, partition
 from sim.public import Public, hold_out, set_aside
 from sim.sharing_plan import Sharing, plan_sharing
 from sim.standardize import plan_statistics
-from sim.words import words_of
 from strategies.registry import strategy_of
 
 EVALUATION_BATCH = 2_000

@@ -1,7 +1,7 @@
 """What a run's guarantee does not cover, or takes for granted, as its configuration says."""
 
-from sim import wording
 from sim.config import Config
+from sim.showing import wording
 
 
 def limits(config: Config) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from sim.datasets.words import Words
 from sim.names import suggest
 from sim.sequence_models import SEQUENCE_MODELS
-from sim.words import Words
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 

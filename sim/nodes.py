@@ -14,8 +14,8 @@ from client.messages import Answering
 from client.node import GroupData, Node, Training
 from client.sharing import SharingNode
 from client.uploads import Uploads
-from mechanisms.gradients import RecordGradients
-from mechanisms.ledger import Ledger
+from mechanisms.accounting.ledger import Ledger
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES, sgd
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import generator, seed_key
@@ -24,7 +24,7 @@ from mechanisms.sharing import ClassSums, Features, Release, SingleRecords, Sum
 from sim.job import Job, device_of
 from sim.models import initialise
 from sim.sharing_plan import NONE, PUBLIC, Sharing, same_for_all
-from sim.sharing_report import SHARED_FILE
+from sim.showing.sharing import SHARED_FILE
 from sim.standardize import channel_moments, standardized
 from strategies.distillation import Distiller, objective, sensitive
 from strategies.fedfed import SharedSet

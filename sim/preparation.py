@@ -33,7 +33,7 @@ from sim.nodes import (
     sharing_of,
     statistics_plans,
 )
-from sim.sharing_report import SHARED_FILE
+from sim.showing.sharing import SHARED_FILE
 from sim.standardize import STATISTICS_FILE, statistics
 from strategies.fedavg import fedavg
 from strategies.fedfed import SharedSet, prototypes, union

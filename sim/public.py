@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.data import Dataset
+from sim.datasets.dataset import Dataset
 
 Public = tuple[np.ndarray, np.ndarray]
 """Records float32 ``[M, ...]`` and labels int64 ``[M]`` that no guarantee covers."""

@@ -13,12 +13,13 @@ import numpy as np
 
 from mechanisms import durable
 from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
-from sim import page, sharing_report, wording
 from sim.auditing import result as audit_result
 from sim.cli import main_guard
 from sim.config import Config, load
 from sim.fields import SETTINGS, TABLES
 from sim.limits import limits
+from sim.showing import page, wording
+from sim.showing import sharing as sharing_report
 
 _epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
 
@@ -71,7 +72,7 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ValueError: it is no run directory, or a file of it is damaged.
     """
-    from sim import plots
+    from sim.showing import plots
 
     run = read_run(run_dir)
     partition = plots.svg(plots.partition(run.counts))
@@ -177,7 +178,7 @@ def _before_the_end(run: Run) -> Epsilon:
 
 def _privacy(run: Run) -> str:
     """Epsilon by round and by client, and the ledger's summary."""
-    from sim import plots
+    from sim.showing import plots
 
     parts = []
     if run.records:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 
 from mechanisms import durable
-from mechanisms.accountant import Charges, epsilon, pld_epsilon
+from mechanisms.accounting.accountant import Charges, epsilon, pld_epsilon
 from mechanisms.registry import MECHANISMS
 from server.loop import Standing
 from server.records import Epsilon, Summary, largest, total_seconds

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sim.words import Words
+from sim.datasets.words import Words
 
 WIDTH = 100
 """Numbers of a word's vector, where it is drawn by chance."""

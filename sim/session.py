@@ -13,8 +13,8 @@ from sim.cli import Request
 from sim.cluster import Cluster, starting
 from sim.nodes import Host
 from sim.preparation import prepare
-from sim.progress import Progress
 from sim.report import write_report
+from sim.showing.progress import Progress
 
 
 def train(request: Request, cluster: Cluster | None = None) -> Path:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mechanisms.accountant import Charges
-from mechanisms.calibration import smallest
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.calibration import smallest
 from mechanisms.plan import Plan, PlanTable, merge, planned
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import MechanismName, Privacy

@@ -15,7 +15,7 @@ from safetensors.numpy import load
 
 from mechanisms.sharing import SharingPlan
 from sim.config import Config
-from sim.data import Dataset
+from sim.datasets.dataset import Dataset
 from sim.public import Public
 
 STATISTICS_FILE = "statistics.safetensors"

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from mechanisms.accountant import epsilon
-from mechanisms.gradients import RecordGradients
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Plan, planned
 from mechanisms.randomness import seed_key

@@ -10,10 +10,10 @@ from torch import nn
 from client.messages import TrainRequest
 from client.node import GroupData, Node, Training
 from client.uploads import Uploads
+from mechanisms.accounting.ledger import Ledger
 from mechanisms.cohort import Cohort
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.gradients import RecordGradients
-from mechanisms.ledger import Ledger
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Plan, PlanTable
 from mechanisms.randomness import Streams, seed_key

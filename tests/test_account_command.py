@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mechanisms import accountant
-from mechanisms.events import SampledGaussian, Unprotected, to_dict
-from mechanisms.ledger import Ledger
+from mechanisms.accounting import accountant
+from mechanisms.accounting.events import SampledGaussian, Unprotected, to_dict
+from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening
-from sim import wording
 from sim.account import main
+from sim.showing import wording
 from tests.reference_values import REFERENCE
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from mechanisms.accountant import ORDERS
-from sim import wording
+from mechanisms.accounting.accountant import ORDERS
+from sim.showing import wording
 from tests.test_account_command import ROOT, run
 
 ALPHAS = (1.5, 2.0, 8.0)

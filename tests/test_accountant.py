@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from mechanisms import accountant, curves
-from mechanisms.events import SampledGaussian, Unprotected
+from mechanisms.accounting import accountant, curves
+from mechanisms.accounting.events import SampledGaussian, Unprotected
 from tests.reference_values import REFERENCE
 
 A, B = SampledGaussian(0.01, 1.1), SampledGaussian(0.2, 4.0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechanisms import accountant, curves, sampled_gaussian
-from mechanisms.allotment import (
+from mechanisms.accounting import accountant, curves, sampled_gaussian
+from mechanisms.accounting.allotment import (
     Account,
     check_settlement,
     cost,
@@ -20,9 +20,9 @@ from mechanisms.allotment import (
     payable,
     total,
 )
+from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian, from_dict, to_dict
+from mechanisms.accounting.ledger import Ledger, read
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
-from mechanisms.events import Allotment, Covered, PaperClaim, SampledGaussian, from_dict, to_dict
-from mechanisms.ledger import Ledger, read
 from mechanisms.settings import Dpis
 
 SHARE, RELEASE = Allotment(4.0, 0.5, 10), SampledGaussian(0.1, 2.0)

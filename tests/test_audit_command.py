@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from mechanisms.accountant import epsilon
-from mechanisms.ledger import read
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
-from sim import run, wording
+from sim import run
 from sim.audit import command, own_flags
 from sim.cli import main_guard
 from sim.report import write_report
+from sim.showing import wording
 
 SMALL = ["--rounds=5", "--quiet", "--chunk-clients=2"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import dpsur_audit as book
-from mechanisms.accountant import epsilon
+from mechanisms.accounting.accountant import epsilon
 
 RUNS, FALSE_ALARM = 700, 1e-6
 PLAY = book.accepted_by_the_mechanism

@@ -11,7 +11,7 @@ from torch import nn
 
 from mechanisms import dpsgd
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import transform
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS, local_round

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import fftconvolve
 
-from mechanisms.accountant import epsilon
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import SampledGaussian
 from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Plan, planned
 from server.budgets import Budgets

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from mechanisms import accountant
-from mechanisms.calibration import smallest
-from mechanisms.events import SampledGaussian, Unprotected
+from mechanisms.accounting import accountant
+from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.events import SampledGaussian, Unprotected
 
 CASES = [
     (0.01, 1000, 1.0, 1e-5),

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from mechanisms import accountant, calibration_many
-from mechanisms.calibration import smallest
-from mechanisms.calibration_many import TRIES, WIDE_LIFT, WIDE_RATIO, interpolated, smallest_many
-from mechanisms.events import SampledGaussian
+from mechanisms.accounting import accountant, calibration_many
+from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.calibration_many import TRIES, WIDE_LIFT, WIDE_RATIO, interpolated, smallest_many
+from mechanisms.accounting.events import SampledGaussian
 from mechanisms.plan import Terms, planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Dpis, Dpsur, Privacy, Settings

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from mechanisms import ledger
-from mechanisms.accountant import epsilon
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import merge, most, planned
 from mechanisms.registry import MECHANISMS, plan_table

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechanisms import curves, sampled_gaussian
-from mechanisms.accountant import ORDERS
-from mechanisms.events import Event, PaperClaim, SampledGaussian, Unprotected
+from mechanisms.accounting import curves, sampled_gaussian
+from mechanisms.accounting.accountant import ORDERS
+from mechanisms.accounting.events import Event, PaperClaim, SampledGaussian, Unprotected
 from tests.reference_values import REFERENCE
 
 SOME_ORDERS = (1.25, 1.5, 2.0, 2.75, 3.0, 7.5, 10.75, 16.0, 64.0, 256.0)

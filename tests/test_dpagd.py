@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from mechanisms import dpagd
-from mechanisms.allotment import Account
+from mechanisms.accounting.allotment import Account
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import DpagdPlan
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import sgd
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.sampling import CohortData

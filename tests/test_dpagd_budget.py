@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechanisms.accountant import PUBLISHED_ORDERS, epsilon, rdp
-from mechanisms.allotment import Account, cost, overdrawn, payable
+from mechanisms.accounting.accountant import PUBLISHED_ORDERS, epsilon, rdp
+from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
+from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
+from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
 from mechanisms.dpagd_plan import MOST_RAISES, DpagdPlan
-from mechanisms.events import Allotment, Covered, PaperClaim, SampledGaussian
-from mechanisms.ledger import read
 from mechanisms.plan import Terms, merge, planned
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.settings import Dpagd, Privacy

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mechanisms.accountant import epsilon
+from mechanisms.accounting.accountant import epsilon
 from mechanisms.cohort import LocalState
 from mechanisms.dphero import HeroPlan, _look, _maps, guidance
 from mechanisms.dpsgd import DpsgdPlan

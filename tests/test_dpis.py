@@ -13,14 +13,22 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from mechanisms import dpis, ledger
-from mechanisms.accountant import epsilon, rdp
-from mechanisms.allotment import Account, cost, overdrawn
+from mechanisms import dpis
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon, rdp
+from mechanisms.accounting.allotment import Account, cost, overdrawn
+from mechanisms.accounting.events import (
+    Allotment,
+    Covered,
+    ImportanceSampledGaussian,
+    NoisyNormSum,
+    PaperClaim,
+    SampledGaussian,
+)
 from mechanisms.cohort import Cohort
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import Allotment, Covered, ImportanceSampledGaussian, NoisyNormSum, PaperClaim, SampledGaussian
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Terms, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from mechanisms.accountant import epsilon
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian, Unprotected
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import SampledGaussian, Unprotected
 from mechanisms.optimizers import Optimizer, adam, sgd
 from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Terms, affordable_rounds, planned

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from mechanisms.accountant import epsilon, rdp
+from mechanisms.accounting.accountant import epsilon, rdp
+from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.dpsur import DpsurPlan
-from mechanisms.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.plan import Terms, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.settings import Dpsur, Privacy
-from sim import account, wording
+from sim import account
 from sim.run import command
+from sim.showing import wording
 from tests.small import cohort, model, start
 
 DPSUR = MECHANISMS["dpsur"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechanisms.curves import curve
-from mechanisms.events import KINDS, Event, SampledGaussian, from_dict, to_dict
+from mechanisms.accounting.curves import curve
+from mechanisms.accounting.events import KINDS, Event, SampledGaussian, from_dict, to_dict
 
 RATES = st.floats(min_value=0.0, max_value=1.0, exclude_min=True)
 NOISES = st.floats(min_value=0.0, allow_infinity=False, exclude_min=True)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from mechanisms import convolution_tap
-from mechanisms.convolution_tap import all_clients, each_client
-from mechanisms.forms import outer_products
-from mechanisms.gradients import RecordGradients, cross_entropy
-from mechanisms.image_format import channels_last, keep_format
-from mechanisms.materialised import Vectorized
+from mechanisms.gradients import convolution_tap
+from mechanisms.gradients.convolution_tap import all_clients, each_client
+from mechanisms.gradients.forms import outer_products
+from mechanisms.gradients.image_format import channels_last, keep_format
+from mechanisms.gradients.materialised import Vectorized
+from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
+from mechanisms.gradients.taps import LinearTap, Untappable
 from mechanisms.metric import IDENTITY
-from mechanisms.taps import LinearTap, Untappable
 from tests.record_models import GENERAL, TAPPED, Apply, Case, Tokens, averaged, plain_gradients, problem
 from tests.test_gradients import ROUNDING, by_case, clip
 

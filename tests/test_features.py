@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from sim import data as datasets
-from sim import features
 from sim.config import load as configured
-from sim.features import grouped, load
+from sim.datasets import dataset as datasets
+from sim.datasets import features
+from sim.datasets.features import grouped, load
+from sim.datasets.scattering import scatter
 from sim.models import build
 from sim.presets import PRESETS
-from sim.scattering import scatter
 from sim.settings import Data
 
 CPU = torch.device("cpu")

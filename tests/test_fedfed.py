@@ -13,17 +13,18 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from mechanisms import ledger
-from mechanisms.accountant import epsilon
-from mechanisms.events import VisibleChoice
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import VisibleChoice
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
-from sim import preparation, session, wording
+from sim import preparation, session
 from sim.cli import main_guard
 from sim.nodes import distiller
 from sim.run import command
-from sim.sharing_report import SHARED_FILE
+from sim.showing import wording
+from sim.showing.sharing import SHARED_FILE
 from strategies.distillation import Distiller, sensitive
 from strategies.fedfed import fedfed
 from strategies.settings import Aggregation, FedFed

@@ -29,7 +29,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import decode_request, decode_upload, encode_request, encode_upload
 from client.messages import TrainRequest, Upload
-from mechanisms.events import Gaussian
+from mechanisms.accounting.events import Gaussian
 from server.app import exchange_over, find_groups
 from sim import account, app, session
 from sim.cli import parse
@@ -214,7 +214,7 @@ def bundled(home: Path) -> set[str]:
 
 def modules() -> set[str]:
     """The modules of the project's packages."""
-    packages = PROJECT["tool"]["setuptools"]["packages"]
+    packages = [name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
     return {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
 
 

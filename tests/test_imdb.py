@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim import imdb
-from sim.data import TIMEOUT, load
-from sim.words import read_vectors
+from sim.datasets import imdb
+from sim.datasets.dataset import TIMEOUT, load
+from sim.datasets.words import read_vectors
 from tests.reviews import lists, write
 
 

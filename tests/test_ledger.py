@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from mechanisms import ledger as module
-from mechanisms.events import SampledGaussian, to_dict
-from mechanisms.ledger import Ledger, read
+from mechanisms.accounting import ledger as module
+from mechanisms.accounting.events import SampledGaussian, to_dict
+from mechanisms.accounting.ledger import Ledger, read
 
 A, B = SampledGaussian(0.01, 1.1), SampledGaussian(0.2, 4.0)
 
 WRITER = """
 import sys
-from mechanisms.events import SampledGaussian
-from mechanisms.ledger import Ledger
+from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.ledger import Ledger
 
 ledger = Ledger(sys.argv[1])
 for number in range(10**6):

@@ -6,14 +6,15 @@ import re
 
 import pytest
 
-from mechanisms import ledger
-from mechanisms.events import PublicLabels, RandomizedResponse
-from sim import account, wording
+from mechanisms.accounting import ledger
+from mechanisms.accounting.events import PublicLabels, RandomizedResponse
+from sim import account
 from sim.benching import table
 from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result
 from sim.report import read_run
 from sim.run import command
+from sim.showing import wording
 
 FEDFED = "--strategy fedfed --shared-source distilled --rounds 2"
 RECIPE = Recipe(title="title", columns=(Column(name="column"),), rows=(Row(name="row"),))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from mechanisms import ledger
+from mechanisms.accounting import ledger
 from server import loop
 from server.loop import Standing
 from server.store import Store

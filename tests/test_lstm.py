@@ -9,13 +9,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.gradients.recurrence import recurrence
 from mechanisms.layout import Layout
-from mechanisms.recurrence import recurrence
 from sim.cli import main_guard
+from sim.datasets.words import Words
 from sim.models import build
 from sim.run import command
-from sim.words import Words
 from tests.record_models import plain_gradients
 from tests.reviews import write
 

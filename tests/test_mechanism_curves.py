@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from mechanisms import accountant, bundles, curves, events, noise_shape, trial_cap
-from mechanisms.acceptance import Acceptance
-from mechanisms.selective import selective
-from mechanisms.visible import every_trial, visible
+from mechanisms import noise_shape
+from mechanisms.accounting import accountant, bundles, curves, events, trial_cap
+from mechanisms.accounting.acceptance import Acceptance
+from mechanisms.accounting.selective import selective
+from mechanisms.accounting.visible import every_trial, visible
 from tests.reference_values import REFERENCE
 
 ORDERS = (1.25, 2.0, 5.5, 16.0, 64.0)

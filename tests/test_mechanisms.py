@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from mechanisms import registry
-from mechanisms.accountant import epsilon
-from mechanisms.ledger import read
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS, Mechanism
 from sim.cli import parse
 from sim.session import train

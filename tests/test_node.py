@@ -13,9 +13,9 @@ from torch import nn
 from client.node import GroupData
 from client.sums import SCALE
 from client.uploads import Uploads
+from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.ledger import read
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import SampledGaussian
-from mechanisms.ledger import read
 from mechanisms.registry import MECHANISMS, local_round
 from tests.small import OWNED, X, Y, cohort, model, node, plan_table, request, start
 

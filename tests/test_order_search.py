@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechanisms import accountant, curves
-from mechanisms.accountant import ORDERS
-from mechanisms.events import DpsurStep, RandomizedResponse, SampledGaussian, ScreenedStep, TrialCap
-from mechanisms.order_search import least
+from mechanisms.accounting import accountant, curves
+from mechanisms.accounting.accountant import ORDERS
+from mechanisms.accounting.events import DpsurStep, RandomizedResponse, SampledGaussian, ScreenedStep, TrialCap
+from mechanisms.accounting.order_search import least
 
 GRID = np.array(ORDERS)
 VISIBLE = DpsurStep(0.1, 1.5, 1.0, 4.0, -1.0, "visible")

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from mechanisms.products import products
+from mechanisms.gradients.products import products
 
 SIZES = [((3,), 4, 5, 6), ((2, 3, 1), 32, 25, 16), ((2,), 1, 7, 3), ((2,), 3, 7, 1), ((2,), 4, 1, 5), ((), 3, 4, 2)]
 

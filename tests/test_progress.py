@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from server.records import RoundRecord, RunInfo, Summary
-from sim import wording
-from sim.progress import Progress
+from sim.showing import wording
+from sim.showing.progress import Progress
 
 INFO = RunInfo(rounds=4, finished=1, clients=3, run_dir="runs/one", together=2)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechanisms.ranges import format_ranges, parse_ranges
+from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 IDS = st.sets(st.integers(min_value=0, max_value=60) | st.integers(min_value=0, max_value=10**18 - 1), max_size=60)
 

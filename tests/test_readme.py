@@ -184,7 +184,7 @@ def test_the_table_of_mechanisms_is_complete() -> None:
 def test_named_files_and_links_exist(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     absent = [name for name in PATH.findall(text) if not (ROOT / name).exists()]
-    absent += [name for name in BARE.findall(text) if not any(ROOT.glob(f"[!.]*/{name}"))]
+    absent += [name for name in BARE.findall(text) if not any(ROOT.glob(f"[!.]*/**/{name}"))]
     headings = {
         re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)
     }

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mechanisms.forms import long_norms
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.forms import long_norms
+from mechanisms.gradients.record_gradients import RecordGradients
+from sim.datasets.words import Words
 from sim.models import NAMES, build
-from sim.words import Words
 from tests.record_models import GENERAL, MIXING, TAPPED, Apply, Case
 from tests.test_gradients import by_case, clip
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from server.records import RoundRecord, Summary, largest, middle
-from sim import plots, wording
 from sim.cli import main_guard
 from sim.config import load, save
 from sim.report import command, write_report
+from sim.showing import plots, wording
 
 ROOT = Path(__file__).parent.parent
 

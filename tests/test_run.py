@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from mechanisms import ledger
-from mechanisms.accountant import epsilon
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
 from sim import config
 from sim import job as jobs
 from sim.cli import main_guard

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from mechanisms import ledger
-from mechanisms.accountant import epsilon, pld_epsilon
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon, pld_epsilon
 from sim import rundir
 from sim.cli import parse
 from sim.session import train

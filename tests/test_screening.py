@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mechanisms.accountant import epsilon, rdp
+from mechanisms.accounting.accountant import epsilon, rdp
+from mechanisms.accounting.events import PaperClaim, SampledGaussian, ScreenedStep, TrialCap
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.events import PaperClaim, SampledGaussian, ScreenedStep, TrialCap
 from mechanisms.optimizers import adam, sgd
 from mechanisms.plan import Terms, planned
 from mechanisms.randomness import generator, seed_key
@@ -19,7 +19,7 @@ from mechanisms.screening import ScreeningPlan
 from mechanisms.settings import Privacy, Screening
 from sim import account
 from sim.config import load
-from sim.data import Dataset
+from sim.datasets.dataset import Dataset
 from sim.job import build
 from sim.public import set_aside
 from sim.run import command

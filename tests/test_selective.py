@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mechanisms import sampled_gaussian
-from mechanisms.acceptance import Acceptance
-from mechanisms.selective import _first_largest, selective, simple_bound
-from mechanisms.visible import _Supremum, every_trial, visible
-from mechanisms.worst_pair import pairs
+from mechanisms.accounting import sampled_gaussian
+from mechanisms.accounting.acceptance import Acceptance
+from mechanisms.accounting.selective import _first_largest, selective, simple_bound
+from mechanisms.accounting.visible import _Supremum, every_trial, visible
+from mechanisms.accounting.worst_pair import pairs
 from tests.one_dimension import Model
 from tests.reference_values import REFERENCE
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from mechanisms.curves import rdp
-from mechanisms.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.accounting.curves import rdp
+from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, Sum, clipped
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from mechanisms import ledger
-from mechanisms.events import Gaussian, Unprotected
+from mechanisms.accounting import ledger
+from mechanisms.accounting.events import Gaussian, Unprotected
 from mechanisms.plan import merge, planned
 from sim import config, session
 from sim import job as jobs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mechanisms import ledger
+from mechanisms.accounting import ledger
 from mechanisms.cohort import LocalState
 from mechanisms.dpsgd import DpsgdPlan, draw
 from mechanisms.guide import Surroundings

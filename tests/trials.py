@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import sgd
 from mechanisms.plan import Plan
 from mechanisms.randomness import Streams, seed_key

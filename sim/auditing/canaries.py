@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.cohort import Cohort
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import IDENTITY, Metric, transform
 from mechanisms.sampling import CohortData
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechanisms.allotment import Account, AdaptivePlan, movement_of
+from mechanisms.accounting.allotment import Account, AdaptivePlan, movement_of
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import Plan
 from mechanisms.randomness import Streams

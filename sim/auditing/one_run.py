@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mechanisms.accountant import Charges
+from mechanisms.accounting.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.gradients import RecordGradients
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import generator
 from mechanisms.registry import Mechanism
 from sim.auditing.bounds import Floats, one_run_epsilon

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.records import Epsilon, Record
-from sim import page, wording
+from sim.showing import page, wording
 
 FILE = "audit.json"
 

@@ -14,7 +14,7 @@ from mechanisms.registry import MECHANISMS
 from server.federation import Exchange
 from server.records import Summary, largest
 from sim import job as jobs
-from sim import rundir, session, wording
+from sim import rundir, session
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
@@ -22,6 +22,7 @@ from sim.auditing.result import FILE, Audit
 from sim.config import Config
 from sim.nodes import Host, present
 from sim.report import write_report
+from sim.showing import wording
 
 
 def audit(config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False) -> Audit:

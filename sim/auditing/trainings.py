@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from client.settings import Local
-from mechanisms.accountant import epsilon
-from mechanisms.allotment import Account, AdaptivePlan
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.allotment import Account, AdaptivePlan
 from mechanisms.cohort import Cohort
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
 from mechanisms.plan import planned

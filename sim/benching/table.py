@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.records import Epsilon, finite, largest
-from sim import wording
 from sim.benching.recipe import Cell, Recipe
 from sim.benching.runs import Result, Run, result
+from sim.showing import wording
 
 NOTES = {
     "certified": "The budget bounds the certified epsilon, which is proved. Papers' figures are claims under their own "

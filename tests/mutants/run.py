@@ -34,7 +34,7 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-DPSGD, NODE, LOOP, LEDGER = "mechanisms/dpsgd.py", "client/node.py", "server/loop.py", "mechanisms/ledger.py"
+DPSGD, NODE, LOOP, LEDGER = "mechanisms/dpsgd.py", "client/node.py", "server/loop.py", "mechanisms/accounting/ledger.py"
 CLIP, STREAMS = "mechanisms/clipping.py", "mechanisms/randomness.py"
 TRIALS, DPSUR, SCREENING = "mechanisms/trials.py", "mechanisms/dpsur.py", "mechanisms/screening.py"
 DPSUR_TEST, SCREENING_TEST = "tests/test_dpsur.py::test_", "tests/test_screening.py::test_"
@@ -42,9 +42,10 @@ CHARGES_TEST = "tests/test_dpsur_charges.py::test_"
 BOOK = "tests/test_dpsgd.py::test_a_step_is_that_of_the_book"
 NOISE = "tests/test_dpsgd.py::test_the_noise_is_gaussian_with_the_charged_scale_and_new_in_every_step"
 
-CURVES, ALLOTMENT, DPIS, DPIS_PLAN = (f"mechanisms/{name}.py" for name in ("curves", "allotment", "dpis", "dpis_plan"))
+CURVES, ALLOTMENT = "mechanisms/accounting/curves.py", "mechanisms/accounting/allotment.py"
+DPIS, DPIS_PLAN = "mechanisms/dpis.py", "mechanisms/dpis_plan.py"
 ALLOTMENT_TEST, DPIS_TEST = "tests/test_allotment.py::test_", "tests/test_dpis.py::test_"
-SHARING, SHARING_TEST = "sim/account_sharing.py", "tests/test_account_sharing.py"
+SHARING, SHARING_TEST = "sim/pricing/sharing.py", "tests/test_account_sharing.py"
 DPAGD, DPAGD_PLAN = "mechanisms/dpagd.py", "mechanisms/dpagd_plan.py"
 CENTRAL_TEST = "tests/test_central.py::test_"
 DPAGD_TEST, DPAGD_BUDGET_TEST = "tests/test_dpagd.py::test_", "tests/test_dpagd_budget.py::test_"
@@ -190,21 +191,21 @@ MUTANTS = (
     ),
     Mutant(
         "the conversion forgets delta's share",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         "(math.log(delta) + np.log(grid)) / (grid - 1.0)",
         "math.log(delta) / grid",
         ("tests/test_accountant.py",),
     ),
     Mutant(
         "counts are not multiplied",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         "total + count * curves.rdp",
         "total + curves.rdp",
         ("tests/test_accountant.py",),
     ),
     Mutant(
         "counts of slow curves are not multiplied",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         "count * curves.at(event, orders[place], column)",
         "curves.at(event, orders[place], column)",
         ("tests/test_order_search.py",),
@@ -218,42 +219,42 @@ MUTANTS = (
     ),
     Mutant(
         "of two kinds of slow releases the first one is charged",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         "for event, count in slow.items() if count)",
         "for event, count in list(slow.items())[:1] if count)",
         ("tests/test_order_search.py",),
     ),
     Mutant(
         "an epsilon below that of any order is taken for found",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         "others[places] + np.array([found[k] for k in places])",
         "np.array([found[k] for k in places])",
         ("tests/test_order_search.py",),
     ),
     Mutant(
         "acceptance at the third and fourth corner is left out",
-        "mechanisms/visible.py",
+        "mechanisms/accounting/visible.py",
         "np.maximum(corners[:2], corners[2:])",
         "np.maximum(corners[:2], corners[:2])",
         ("tests/test_selective.py",),
     ),
     Mutant(
         "the worst corner of a hidden rejection is another one",
-        "mechanisms/selective.py",
+        "mechanisms/accounting/selective.py",
         "np.where(upper, right + np.int8(2), left)",
         "np.where(upper, left + np.int8(2), left)",
         ("tests/test_selective.py",),
     ),
     Mutant(
         "calibration returns the side that overspends",
-        "mechanisms/calibration.py",
+        "mechanisms/accounting/calibration.py",
         "            low = middle\n    return high",
         "            low = middle\n    return low",
         ("tests/test_calibration.py", "tests/test_dpsgd.py"),
     ),
     Mutant(
         "noise between searched rates is not checked",
-        "mechanisms/calibration_many.py",
+        "mechanisms/accounting/calibration_many.py",
         "if meets(rows[k], one, (low, high)))",
         "if one)",
         ("tests/test_calibration_many.py::test_what_lies_between_searches_is_never_taken_unchecked",),
@@ -477,7 +478,7 @@ MUTANTS = (
     ),
     Mutant(
         "the cap on rejections costs nothing",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         'lost = cap_delta(charges) if column == "certified" else 0.0',
         "lost = 0.0",
         (f"{CHARGES_TEST}the_cap_is_paid_out_of_delta",),
@@ -519,7 +520,7 @@ MUTANTS = (
     ),
     Mutant(
         "covered releases are free without an allotment",
-        "mechanisms/accountant.py",
+        "mechanisms/accounting/accountant.py",
         'if column == "certified" and allotment.overdrawn(charges):',
         "if False:",
         (f"{ALLOTMENT_TEST}covered_releases_are_free_as_far_as_their_allotments_go",),
@@ -771,14 +772,14 @@ MUTANTS = (
     ),
     Mutant(
         "the account takes accepted steps for trials",
-        "sim/account_mechanisms.py",
+        "sim/pricing/mechanisms.py",
         'if flags["trials"] is None:',
         "if False:",
         (ACCOUNT_TEST + "where_every_trial_is_charged_accepted_steps_do_not_say_how_many",),
     ),
     Mutant(
         "the account's hidden rejections have no cap to pay for",
-        "sim/account_mechanisms.py",
+        "sim/pricing/mechanisms.py",
         "return Counter({events.TrialCap(lowest_acceptance, most): steps})",
         "return Counter({events.TrialCap(1.0, most): steps})",
         (ACCOUNT_TEST + "hidden_rejections_cost_what_the_plan_of_a_run_costs",),
@@ -843,21 +844,21 @@ MUTANTS = (
     ),
     Mutant(
         "an LSTM's recurrent weights meet the states after their step",
-        "mechanisms/lstm_tap.py",
+        "mechanisms/gradients/lstm_tap.py",
         "h[:, :, :-1].detach()",
         "h[:, :, 1:].detach()",
         ("tests/test_lstm.py::test_gradients_are_those_of_autograd",),
     ),
     Mutant(
         "both directions of an LSTM count as the first",
-        "mechanisms/lstm_tap.py",
+        "mechanisms/gradients/lstm_tap.py",
         'way = int(name.endswith("_reverse"))',
         "way = 0",
         ("tests/test_lstm.py::test_gradients_are_those_of_autograd",),
     ),
     Mutant(
         "an LSTM's memory keeps what its gate forgets, on the way back",
-        "mechanisms/recurrence.py",
+        "mechanisms/gradients/recurrence.py",
         "from_c = from_c * f[:, t]",
         "from_c = from_c * 1",
         ("tests/test_lstm.py::test_the_recurrence_has_the_gradient_of_its_differences",),
@@ -899,42 +900,42 @@ MUTANTS = (
     ),
     Mutant(
         "trial records are small ones only",
-        "mechanisms/record_trial.py",
+        "mechanisms/gradients/record_trial.py",
         "SCALES = (1.0, 1e2, 1e4)",
         "SCALES = (1.0,)",
         ("tests/test_record_trial.py::test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given",),
     ),
     Mutant(
         "trial records are alike in size",
-        "mechanisms/record_trial.py",
+        "mechanisms/gradients/record_trial.py",
         "return [*(scale * pair for scale in SCALES), *unlike]",
         "return [scale * pair for scale in SCALES]",
         ("tests/test_record_trial.py::test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given",),
     ),
     Mutant(
         "records that mix are let pass",
-        "mechanisms/record_trial.py",
+        "mechanisms/gradients/record_trial.py",
         "if not same or bool(",
         "if False and bool(",
         ("tests/test_record_trial.py::test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given",),
     ),
     Mutant(
         "losses are taken without a trial",
-        "mechanisms/gradients.py",
+        "mechanisms/gradients/record_gradients.py",
         "together = losses.numel() == 0 or self._routes.independent(x, y)",
         "together = True",
         ("tests/test_record_trial.py",),
     ),
     Mutant(
         "a batch that could not be tried is evaluated as one",
-        "mechanisms/gradients.py",
+        "mechanisms/gradients/record_gradients.py",
         "self._forward_passes(x) if together else",
         "self._forward_passes(x) if not together else",
         ("tests/test_record_trial.py::test_losses_of_records_that_nothing_is_known_of_are_those_of_each_alone",),
     ),
     Mutant(
         "fast gradients of large records are not compared",
-        "mechanisms/routes.py",
+        "mechanisms/gradients/routes.py",
         "rounding = (torch.zeros_like(floors[0]), *floors[1:])",
         "rounding = (torch.zeros_like(floors[0]),)",
         ("tests/test_record_trial.py::test_a_difference_of_the_fast_route_at_large_records_costs_that_route",),
@@ -955,14 +956,14 @@ MUTANTS = (
     ),
     Mutant(
         "a tiny norm counts as none",
-        "mechanisms/gradients.py",
+        "mechanisms/gradients/record_gradients.py",
         "torch.where(norms == 0, 0.0, norms.clamp(min=_SMALLEST_NORM))",
         "torch.where(norms < _SMALLEST_NORM, 0.0, norms)",
         ("tests/test_gradients.py::test_a_tiny_norm_is_rounded_up_and_a_huge_one_counts_as_non_finite",),
     ),
     Mutant(
         "a long norm is one sum",
-        "mechanisms/forms.py",
+        "mechanisms/gradients/forms.py",
         "_STRETCH = 1024",
         "_STRETCH = 2**40",
         ("tests/test_record_trial.py::test_long_norms_are_not_too_small",),

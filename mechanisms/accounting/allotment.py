@@ -1,0 +1,193 @@
+"""Budgets of runs whose parameters depend on their own outputs: one order, equal shares in advance, and a filter.
+
+The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over all orders, taken
+after looking at what was chosen, is no guarantee: the order would depend on outputs. What is one (Feldman and Zrnic
+2021, "Individual Privacy Accounting via a Renyi Filter"): fix an order a and a budget rho before the start, and choose
+releases, each depending on all outputs before it, so that their divergences at a never add up to more than rho. The
+whole run is then (a, rho)-RDP. Here
+
+- the run's plan names a, and rho as P equal shares for its P planned rounds (`AdaptivePlan`);
+- a round is charged an `Allotment` when it starts. Its curve is infinite at every other order, so an accountant that
+  knows nothing of filters takes this order, or none;
+- an `Account` says what is left. It refuses a payment that it does not cover;
+- what was released is written down afterwards as `Covered` events, which only allotments make free: `overdrawn` lets
+  anyone check the filter from the ledger's files alone, and the accountant does so.
+
+A plan is frozen before the first output exists, and its charges are functions of the plan and of the number of rounds.
+So parameters that depend on outputs can enter a ledger as `Covered` events only.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mechanisms.accounting import curves, sampled_gaussian
+from mechanisms.accounting.adaptive_events import Allotment, Covered
+from mechanisms.accounting.event import Event
+from mechanisms.accounting.events import PaperClaim
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-9
+"""Relative; plans leave that much room, so that sums of many divergences stay within their budget to the last bit."""
+TOLERANCE = 1e-4
+"""Relative precision, in noise or in cost, of a release whose noise is solved for during training."""
+NUDGE = TOLERANCE / 8.0
+PASSES = 40
+"""At most; three or four are needed. The result meets its limit in any case."""
+SEARCHED = 16.0
+"""How far below its start a noise multiplier is searched for."""
+
+
+class AdaptivePlan(ABC):
+    """The plan of a mechanism whose releases depend on outputs. Its ``realized`` releases are `Covered` events."""
+
+    @property
+    @abstractmethod
+    def allotment(self) -> Allotment:
+        """What each round is charged, and the run's order."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one client may spend at its run's order. Immutable: a payment gives a new account.
+
+    Attributes:
+        order: the Renyi order.
+        allotted: sum of its allotments so far, that of the present round included [nats].
+        spent: sum of the divergences of what was released [nats].
+    """
+
+    order: float
+    allotted: float
+    spent: float = 0.0
+
+    @property
+    def left(self) -> float:
+        """What the releases of this round may cost together [nats]."""
+        return self.allotted - self.spent
+
+    def pay(self, charges: Mapping[Event, int]) -> "Account":
+        """The account after these releases: the filter.
+
+        Raises:
+            ValueError: they cost more than is left; they must not be made.
+        """
+        spent = self.spent + sum(count * cost(event, self.order) for event, count in charges.items())
+        if not spent <= self.allotted:
+            raise ValueError(
+                f"{dict(charges)} would bring spending at order {self.order:g} to {spent:.8g}, above the allotted "
+                f"{self.allotted:.8g}: more noise is needed"
+            )
+        return replace(self, spent=spent)
+
+
+def cost(event: Event, order: float) -> float:
+    """Certified divergence of one application at one order, in nats."""
+    return float(curves.rdp(event, (order,), "certified")[0])
+
+
+def covered(charges: Mapping[Event, int], order: float) -> dict[Event, int]:
+    """Releases, as what allotments at ``order`` have paid for."""
+    return {Covered(event, order): count for event, count in charges.items()}
+
+
+def payable(charges: Mapping[Event, int]) -> dict[Event, int]:
+    """The charges without those that allotments have paid for."""
+    return {event: count for event, count in charges.items() if not isinstance(event, Covered)}
+
+
+def check_settlement(charges: Mapping[Event, int]) -> None:
+    """Refuse what a round may not add to its charge once it is over: all but covered releases and papers' claims.
+
+    Raises:
+        ValueError: a release that nothing has paid for.
+    """
+    for event in charges:
+        if not isinstance(event, Covered | PaperClaim):
+            raise ValueError(
+                f"{event} was not paid for when its round started: put it into the plan's round_charges, or, where it "
+                "depends on outputs, give the plan an allotment that covers it"
+            )
+
+
+class Movement(NamedTuple):
+    """What one charge moves in an account at an order: its round, and what is allotted and spent [nats]."""
+
+    round: int
+    order: float
+    allotted: float
+    spent: float
+
+
+def movement_of(round_: int, event: Event, count: int) -> Movement | None:
+    """The movement of ``count`` applications of ``event``; None where it belongs to no account."""
+    match event:
+        case Allotment():
+            return Movement(round_, event.order, count * event.rdp, 0.0)
+        case Covered():
+            return Movement(round_, event.order, 0.0, count * cost(event.event, event.order))
+    return None
+
+
+def total(movements: Iterable[Movement], order: float) -> Account:
+    """The account at ``order`` that the movements add up to, in whatever order they come."""
+    moved = [m for m in movements if m.order == order]
+    return Account(order, math.fsum(m.allotted for m in moved), math.fsum(m.spent for m in moved))
+
+
+def overdrawn(charges: Mapping[Event, int]) -> bool:
+    """Whether covered releases cost more than their allotments, at any of their orders."""
+    orders = {event.order for event in charges if isinstance(event, Covered)}
+    moved = [movement_of(0, event, count) for event, count in charges.items()] if orders else []
+    return any(total([m for m in moved if m], order).left < 0.0 for order in orders)
+
+
+def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats) -> Floats:
+    """The smallest multipliers m with which one sampled Gaussian SGM(rate, m) costs at most its limit.
+
+    Args:
+        rates: of sampling, in (0, 1], ``[n]``.
+        limits: divergence of one release at ``order`` [nats], positive, ``[n]``.
+        order: Renyi order above 1.
+        start: where the search starts, positive, ``[n]``; no result is below ``start / SEARCHED``.
+
+    Returns:
+        float64 ``[n]``; each meets its limit. Found by false position, with bisections between, in log m and log cost.
+
+    Raises:
+        ValueError: a limit is not positive.
+    """
+    if not (limits > 0.0).all():
+        raise ValueError(f"limits = {limits.min()} must be above 0; nothing is left for a release")
+
+    def excess(logs: Floats) -> Floats:
+        """By how much the logarithm of the cost is above that of the limit."""
+        return np.log(sampled_gaussian.rdp(rates, np.exp(logs), order)) - np.log(limits) - math.log1p(-ROUNDING)
+
+    high, least = np.log(start), np.log(start / SEARCHED)
+    above = excess(high)
+    while (over := above > 0.0).any():  # costs fall at least like 1 / m^2
+        high = np.where(over, high + np.minimum(above, 2.0) / 2.0 + NUDGE, high)
+        above = excess(high)
+    low, below = high, above
+    for number in range(PASSES):
+        bracketed = below > 0.0
+        open_ = (above < -TOLERANCE) & (high > least) & ~(bracketed & (high - low < TOLERANCE))
+        if not open_.any():
+            break
+        secant = above / np.where(bracketed, above - below, 1.0)
+        part = np.where((below < 2.0) & (number % 3 < 2), secant, 0.5)
+        inside = high + part * (low - high) + NUDGE
+        tried = np.minimum(high, np.where(bracketed, inside, np.maximum(least, high + above / 2.0 - NUDGE)))
+        found = excess(tried)
+        met = open_ & (found <= 0.0)
+        missed = open_ & (found > 0.0)
+        high, above = np.where(met, tried, high), np.where(met, found, above)
+        low, below = np.where(missed, tried, low), np.where(missed, found, below)
+    return np.exp(high)

@@ -1,0 +1,223 @@
+"""Privacy events: immutable records of what was released.
+
+An event says which mechanism ran and with which parameters; how often it ran is a count kept beside it (the ledger, the
+accountant). Events are hashable, compare by value and survive JSON exactly. What one application costs is the business
+of `accounting.curves`; a new kind of event is one frozen class, listed in `KINDS`, and one curve there.
+
+Each event has a certified and a published cost. Where a paper counts other things than the proof does (accepted steps
+instead of trials), two events stand side by side: one that costs nothing in the published column, and a `PaperClaim`
+that costs nothing in the certified one. `accounting.bundles` puts them together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from mechanisms.accounting.adaptive_events import Allotment, Covered
+from mechanisms.accounting.event import Event, positive, rate, share, text
+from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep, TrialCap
+
+
+@dataclass(frozen=True)
+class SampledGaussian(Event):
+    """One Poisson-sampled sum with Gaussian noise, SGM(q, s) (Mironov, Talwar, Zhang 2019).
+
+    Attributes:
+        sample_rate: q, probability with which each record enters, in (0, 1].
+        noise_multiplier: s, noise standard deviation over the sum's L2 sensitivity, positive.
+    """
+
+    kind: ClassVar[str] = "sampled_gaussian"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class Gaussian(Event):
+    """One vector or sum of all records with Gaussian noise: a / (2 s^2).
+
+    Attributes:
+        noise_multiplier: s, noise standard deviation over the L2 sensitivity, positive.
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class PaperClaim(Event):
+    """What a paper charges where the proof charges other events: certified 0, published SGM(q, s).
+
+    It is a claim, not a release: never charge it without the events that the proof needs (`accounting.bundles`).
+
+    Attributes:
+        sample_rate: q, in (0, 1].
+        noise_multiplier: s, positive.
+    """
+
+    kind: ClassVar[str] = "paper_claim"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class Unprotected(Event):
+    """A step without noise: infinite in both columns.
+
+    Attributes:
+        sample_rate: probability with which each record enters, in (0, 1].
+    """
+
+    kind: ClassVar[str] = "unprotected"
+    sample_rate: float = rate()
+
+
+@dataclass(frozen=True)
+class Unproved(Event):
+    """A release for which no finite epsilon is proved: certified infinite, published 0 (its claim is a `PaperClaim`).
+
+    Attributes:
+        release: what was released, in words.
+    """
+
+    kind: ClassVar[str] = "unproved"
+    release: str = text()
+
+
+@dataclass(frozen=True)
+class ImportanceSampledGaussian(Event):
+    """DPIS (Wei et al., CCS 2022, Lemma 3.1): one importance-sampled step, SGM(b C / K, s C N / K).
+
+    Attributes:
+        batch_size: b, expected batch size [records], positive.
+        clip_norm: C, bound on a record's gradient, positive.
+        norm_sum: K, the noisy sum of gradient norms in use, at least b C.
+        records: N, number of records, positive.
+        noise_multiplier: s, noise standard deviation over C, positive.
+    """
+
+    kind: ClassVar[str] = "importance_sampled_gaussian"
+    batch_size: float = positive()
+    clip_norm: float = positive()
+    norm_sum: float = positive()
+    records: float = positive()
+    noise_multiplier: float = positive()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm_sum < self.batch_size * self.clip_norm:
+            least = self.batch_size * self.clip_norm
+            raise ValueError(
+                f"{self.kind}: norm_sum = {self.norm_sum} must be at least b C = {least}; raise K to it last"
+            )
+
+
+@dataclass(frozen=True)
+class NoisyNormSum(Event):
+    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so its multiplier is s_K p_K.
+
+    Certified SGM(p_K, s_K p_K), published SGM(p_K, s_K).
+
+    Attributes:
+        sample_rate: p_K, in (0, 1].
+        noise_multiplier: s_K as the paper writes it, positive.
+    """
+
+    kind: ClassVar[str] = "noisy_norm_sum"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class HeterogeneousGaussian(Event):
+    """DP-Hero (Zheng et al.) with isotropic clipping: certified SGM(q, s min(v)), published SGM(q, s).
+
+    Attributes:
+        sample_rate: q, in (0, 1].
+        noise_multiplier: s, positive.
+        smallest_scale: min(v) over all layers and directions, in [0, 1]; 0 leaves a direction without noise.
+    """
+
+    kind: ClassVar[str] = "heterogeneous_gaussian"
+    sample_rate: float = rate()
+    noise_multiplier: float = positive()
+    smallest_scale: float = share()
+
+
+@dataclass(frozen=True)
+class VisibleChoice(Event):
+    """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with noise of its own.
+
+    Attributes:
+        share_rate: p, in (0, 1].
+        noise_multiplier: s, noise standard deviation over the bound on a record's norm, positive.
+    """
+
+    kind: ClassVar[str] = "visible_choice"
+    share_rate: float = rate()
+    noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class RandomizedResponse(Event):
+    """One label by k-ary randomized response.
+
+    Attributes:
+        epsilon: its pure epsilon, positive.
+    """
+
+    kind: ClassVar[str] = "randomized_response"
+    epsilon: float = positive()
+
+
+@dataclass(frozen=True)
+class PublicLabels(Event):
+    """Labels released as they are: 0 in both columns, for what is charged beside it covers the features alone."""
+
+    kind: ClassVar[str] = "public_labels"
+
+
+KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        SampledGaussian,
+        Gaussian,
+        PaperClaim,
+        Unprotected,
+        Unproved,
+        ImportanceSampledGaussian,
+        NoisyNormSum,
+        HeterogeneousGaussian,
+        VisibleChoice,
+        RandomizedResponse,
+        PublicLabels,
+        DpsurStep,
+        ScreenedStep,
+        TrialCap,
+        Allotment,
+        Covered,
+    )
+}
+
+
+def to_dict(event: Event) -> dict[str, Any]:
+    """A JSON-ready dictionary: the event's fields and its name under `kind`; an event within is one again."""
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {"kind": event.kind} | {n: to_dict(v) if isinstance(v, Event) else v for n, v in values.items()}
+
+
+def from_dict(data: Mapping[str, Any]) -> Event:
+    """The event that :func:`to_dict` wrote; the values are validated again.
+
+    Raises:
+        ValueError: unknown kind, missing or unknown field, or a value out of bounds.
+    """
+    kind = data.get("kind")
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ValueError(f"event kind = {kind!r} must be one of {', '.join(KINDS)}; was it written by a newer version?")
+    expected = {field.name for field in fields(cls)}
+    found = set(data) - {"kind"}
+    if found != expected:
+        raise ValueError(f"{kind}: fields {sorted(found)} must be {sorted(expected)}; the record is damaged")
+    return cls(**{n: from_dict(data[n]) if isinstance(data[n], Mapping) else data[n] for n in expected})

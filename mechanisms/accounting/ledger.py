@@ -1,0 +1,213 @@
+"""Append-only files of charges: one file per group of clients, one JSON line per event of a charge.
+
+Charge first, release after: :meth:`Ledger.charge` returns when the lines are on the disk, and only then may the update
+leave. A release name identifies one draw of the noise on one sum, so a (release, client, event) is charged once,
+however often a round is replayed. Every epsilon can be recomputed from these files by :func:`read`.
+"""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.allotment import Account, Movement, movement_of, total
+from mechanisms.accounting.events import Event
+from mechanisms.accounting.ledger_lines import Entry, Ids, check_charge, entries, sorted_clients, whole_length
+from mechanisms.durable import sync_folder
+
+Key = tuple[str, Event]
+
+
+class Ledger:
+    """The ledger file of one group, open for charging by one process; also a context manager.
+
+    Args:
+        path: the ``.jsonl`` file; made with its folder if absent. A torn last line (the process died while writing it,
+            so its upload never left) is cut off with a warning.
+
+    Raises:
+        ValueError: a damaged line elsewhere; the message names file and line.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = -1
+        self.path = Path(path)
+        self._paid: dict[Key, dict[int, Ids]] = {}
+        self._movements: dict[int, list[Movement]] = {}
+        _make_folder(self.path.parent)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            sync_folder(self.path.parent)
+            self._size = self._recover(self.path.read_bytes())
+        except BaseException:
+            self.close()
+            raise
+
+    def charge(self, release: str, round: int, clients: Sequence[int] | Ids, charges: Charges) -> None:
+        """Charge each client with all of `charges`; returns when they are safely on the disk.
+
+        What this file already holds for (release, client, event) is not written again.
+
+        Args:
+            release: name of one draw of the noise on one sum.
+            round: the round it belongs to: from 1 in training, 0 and below in what prepares it.
+            clients: ids, at least 0, each at most once.
+            charges: event -> number of applications, each at least 1.
+
+        Raises:
+            ValueError: a bad argument, or a release charged before with another count.
+            OSError: the disk refused; the ledger is closed and what was written of this charge is cut off.
+        """
+        self.charge_all(release, round, [(clients, charges)])
+
+    def charge_all(self, release: str, round: int, payments: Iterable[tuple[Sequence[int] | Ids, Charges]]) -> None:
+        """Charge several sets of clients, disjoint for each event, at the price of one: all (clients, charges) pairs
+        are on the disk on return. Arguments and errors are those of :meth:`charge`.
+        """
+        fresh = []
+        for clients, charges in payments:
+            check_charge(release, round, charges)
+            ids = sorted_clients(clients)
+            for event, count in charges.items():
+                unpaid = self._unpaid((release, event), count, ids)
+                if unpaid.size:
+                    fresh.append(Entry(release, int(round), unpaid, event, int(count)))
+        if fresh:
+            self._append("".join(entry.line() for entry in fresh).encode())
+            for entry in fresh:
+                self._remember(entry)
+
+    def account(self, client: int, order: float, at_round: int | None = None) -> Account:
+        """What this file's allotments at one order have left for a client.
+
+        With `at_round`, as it was when that round had been charged and nothing of it was released: what a crash has
+        left of it and of later rounds does not count.
+        """
+        moved = self._movements.get(client, [])
+        if at_round is not None:
+            moved = [m for m in moved if m.round < at_round or (m.round == at_round and not m.spent)]
+        return total(moved, order)
+
+    def close(self) -> None:
+        """Close the file; charging afterwards is refused. Closing twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _recover(self, data: bytes) -> int:
+        """Cut off a torn last line, read the others, and return the file's length."""
+        whole = whole_length(data)
+        for entry in entries(self.path, data[:whole]):
+            self._remember(entry)
+        if whole < len(data):
+            warnings.warn(f"{self.path}: cut off a torn last line ({len(data) - whole} bytes)", stacklevel=3)
+            os.ftruncate(self._file, whole)
+            os.fsync(self._file)
+        return whole
+
+    def _unpaid(self, key: Key, count: int, ids: Ids) -> Ids:
+        """The ids which have not paid for `key` yet; another count under the same name is refused."""
+        for paid_count, paid in self._paid.get(key, {}).items():
+            known = np.isin(ids, paid, assume_unique=True)
+            if paid_count != count and known.any():
+                raise ValueError(
+                    f"release = {key[0]!r}: count = {count} of {key[1]} for client {ids[known][0]} must be "
+                    f"{paid_count} as charged before in {self.path}; name a different draw of the noise differently"
+                )
+            ids = ids[~known]
+        return ids
+
+    def _remember(self, entry: Entry) -> None:
+        counts = self._paid.setdefault((entry.release, entry.event), {})
+        counts[entry.count] = np.union1d(counts.get(entry.count, np.empty(0, np.int64)), entry.clients)
+        movement = movement_of(entry.round, entry.event, entry.count)
+        if movement is not None:
+            for client in entry.clients.tolist():
+                self._movements.setdefault(client, []).append(movement)
+
+    def _append(self, data: bytes) -> None:
+        """Write and flush to the disk, or cut off what was written and close."""
+        if self._file < 0:
+            raise ValueError(f"ledger = {self.path} is closed and must be open to charge; open it again")
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            self.close()
+            raise
+        self._size += len(data)
+
+
+def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
+    """What every client has paid, from all ``*.jsonl`` files of a folder; the files are not modified.
+
+    A (release, client, event) counts once across files too, with its largest count, should they differ. With
+    `up_to_round` given, the charges of later rounds are left out.
+
+    Returns:
+        client -> event -> number of applications; clients without a charge are absent.
+
+    Raises:
+        ValueError: no such folder, or a damaged line. A torn last line is skipped with a warning.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"ledger = {folder} must be an existing folder; name the folder that holds the .jsonl files")
+    lines: dict[Key, list[Entry]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        data = path.read_bytes()
+        whole = whole_length(data)
+        if whole < len(data):
+            warnings.warn(f"{path}: skipped a torn last line ({len(data) - whole} bytes)", stacklevel=2)
+        for entry in entries(path, data[:whole]):
+            if up_to_round is not None and entry.round > up_to_round:
+                continue
+            lines.setdefault((entry.release, entry.event), []).append(entry)
+    paid: dict[Event, list[tuple[Ids, Ids]]] = {}
+    for (_, event), group in lines.items():
+        paid.setdefault(event, []).append(_largest_counts(group))
+    return _by_client(paid)
+
+
+def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:
+    """Distinct clients of lines that share release and event, and the largest count of each."""
+    ids, where = np.unique(np.concatenate([entry.clients for entry in group]), return_inverse=True)
+    counts = np.zeros(ids.size, dtype=np.int64)
+    np.maximum.at(counts, where, np.concatenate([np.full(entry.clients.size, entry.count) for entry in group]))
+    return ids, counts
+
+
+def _by_client(paid: dict[Event, list[tuple[Ids, Ids]]]) -> dict[int, Counter[Event]]:
+    """Sum the counts of each event over its releases, and turn events -> clients into clients -> events."""
+    totals: dict[int, Counter[Event]] = {}
+    for event, parts in paid.items():
+        ids, where = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)
+        sums = np.zeros(ids.size, dtype=np.int64)
+        np.add.at(sums, where, np.concatenate([counts for _, counts in parts]))
+        for client, count in zip(ids.tolist(), sums.tolist(), strict=True):
+            totals.setdefault(client, Counter())[event] = count
+    return totals
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, each entry flushed to the disk."""
+    if not folder.exists():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)

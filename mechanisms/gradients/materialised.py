@@ -1,0 +1,72 @@
+"""Per-record gradients by automatic differentiation, held in memory: right for every module, the reference for taps.
+
+One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes that fit.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mechanisms.gradients.forms import Held, Pass
+from mechanisms.layout import Layout
+from mechanisms.metric import Metric, transform_parameter
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Named = dict[str, Tensor]
+
+
+class Vectorized:
+    """Computes passes with `torch.func`, all records at once and, where there are several, all clients."""
+
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
+        self._layout = layout
+        self._of_client = vmap(grad(_record_loss(module, loss)), (None, 0, 0))
+        self._of_cohort = vmap(self._of_client, (0, 0, 0))
+
+    def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
+        """The pass over `params [K, P]`, `x [K, B, ...]`, `y [K, B, ...]`, with K, B >= 1."""
+        with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
+            if params.shape[0] > 1:
+                gradients = self._of_cohort(self._layout.unflatten(params.detach()), x, y)
+            else:
+                single = self._of_client(self._layout.unflatten(params[0].detach()), x[0], y[0])
+                gradients = {name: g.unsqueeze(0) for name, g in single.items()}
+        return _held(self._layout, gradients, metric)
+
+
+class Looped:
+    """Computes passes by plain automatic differentiation, record by record: slow, and right where nothing else is.
+
+    It takes the models that `torch.func` has no rules for (recurrent kernels), and is what taps are compared with.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
+        self._layout = layout
+        self._record_loss = _record_loss(module, loss)
+
+    def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
+        """The pass over `params [K, P]`, `x [K, B, ...]`, `y [K, B, ...]`, with K, B >= 1."""
+        places = [(k, b) for k in range(y.shape[0]) for b in range(y.shape[1])]
+        rows = [self._gradient(params[k], x[k, b], y[k, b]) for k, b in places]
+        return _held(self._layout, self._layout.unflatten(torch.stack(rows).unflatten(0, y.shape[:2])), metric)
+
+    def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        row = row.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = self._record_loss(self._layout.unflatten(row), x, y)
+        return torch.autograd.grad(loss, row)[0]
+
+
+def _record_loss(module: nn.Module, loss: Loss) -> Callable[[Named, Tensor, Tensor], Tensor]:
+    def of_record(named: Named, x: Tensor, y: Tensor) -> Tensor:
+        output = functional_call(module, named, (x.unsqueeze(0),))
+        return loss(output, y.unsqueeze(0)).squeeze(0)
+
+    return of_record
+
+
+def _held(layout: Layout, gradients: Named, metric: Metric) -> Pass:
+    return Pass(layout, {name: Held(transform_parameter(metric, name, g)) for name, g in gradients.items()})

@@ -1,0 +1,111 @@
+"""A trial of a model on made-up records: is each record of a batch treated as the record alone is?
+
+No look at layers shows that a module's own operations mix records. So two records are given to it together and one by
+one, at parameters made up for the purpose. Some mixing sets in above a size only (numbers divided by the largest of the
+batch, where that is above 1), so there are records of several sizes, alike and unlike.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mechanisms.gradients.materialised import Loss
+from mechanisms.layout import Layout
+
+SCALES = (1.0, 1e2, 1e4)
+"""Sizes of the numbers in trial records."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried, all tensors in the module's type and on its device.
+
+    Attributes:
+        module: whose losses are taken.
+        loss: of records `[B]`, from outputs and targets.
+        layout: of the module's parameters.
+        params: `[1, P]`.
+        batches: pairs of records, each `[1, 2, ...]`; the first one is of the least size.
+        targets: `[1, 2, ...]`, one target twice.
+        tolerance: share of a number by which two ways of computing it may differ.
+    """
+
+    module: nn.Module
+    loss: Loss
+    layout: Layout
+    params: Tensor
+    batches: list[Tensor]
+    targets: Tensor
+    tolerance: float
+
+    def independent(self) -> list[tuple[Tensor, Tensor]]:
+        """The batches that the model takes, with the size `[1, 2]` below which each record's gradient may be rounding.
+
+        Errors of the model pass through where records have the least size; larger ones it may refuse.
+
+        Raises:
+            ValueError: a record has changed another's output or loss.
+        """
+        taken = []
+        for batch in self.batches:
+            try:
+                together = self._results(batch, self.targets)
+                alone = [self._results(batch[:, [i]], self.targets[:, [i]]) for i in range(2)]
+            except Exception:  # the user's code can raise anything
+                if batch is self.batches[0]:
+                    raise
+                continue
+            sizes = torch.stack([1.0 + _largest(batch[:, i].to(self.params)) for i in range(2)])
+            for i, own in enumerate(alone):
+                self._refuse_difference(sizes[i], [part[i] for part in together], [part[0] for part in own])
+                sizes[i] += _largest(own[0])
+            taken.append((batch, self.tolerance * sizes.unsqueeze(0)))
+        return taken
+
+    @torch.no_grad()
+    def _results(self, batch: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs `[B, ...]` and losses `[B]` of a batch `[1, B, ...]`."""
+        output = functional_call(self.module, self.layout.unflatten(self.params[0]), (batch[0],))
+        return output, self.loss(output, targets[0])
+
+    def _refuse_difference(self, size: Tensor, found: list[Tensor], expected: list[Tensor]) -> None:
+        """Compare output and loss of a record of such a size; a loss has no more digits than the output it is of."""
+        size = self.tolerance * size
+        for one, other in zip(found, expected, strict=True):
+            finite = other.isfinite()
+            size = torch.maximum(size, _largest(other))
+            same = one.shape == other.shape and torch.equal(one.isfinite(), finite)
+            if not same or bool(((one - other)[finite].abs() > self.tolerance * size).any()):
+                raise ValueError(
+                    f"the model ({type(self.module).__name__}) gives a record another output or loss in a batch than "
+                    "alone, so a record's influence cannot be bounded: compute each record from its own numbers, "
+                    "without chance (batch_first=True for attention and recurrent layers, GroupNorm or LayerNorm for "
+                    "statistics of a batch)"
+                )
+
+
+def trial_batches(x: Tensor) -> list[Tensor]:
+    """Pairs of different records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, on the CPU; none if there are none.
+
+    Of float inputs only the shape matters, and pairs are in float64. Integer ones index embeddings, so the first two
+    records that differ are taken as they are.
+    """
+    if not x.is_floating_point():
+        rows = x.flatten(0, 1)
+        differs = (rows != rows[:1]).reshape(rows.shape[0], -1).any(1)
+        return [torch.stack([rows[0], rows[differs][0]]).unsqueeze(0).cpu()] if bool(differs.any()) else []
+    pair = wave(torch.empty(1, 2, *x.shape[2:], dtype=torch.float64))
+    unlike = [pair * pair.new_tensor([1.0, scale]).view(2, *(1,) * (pair.dim() - 2)) for scale in SCALES[1:]]
+    return [*(scale * pair for scale in SCALES), *unlike]
+
+
+def wave(like: Tensor) -> Tensor:
+    """Numbers in [-1, 1] without a pattern that a model could be blind to, in the shape of `like`."""
+    return torch.sin(12.9898 * torch.arange(1, like.numel() + 1).to(like)).view(like.shape)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest size of a number among `values`, as a scalar; what is not finite is left out."""
+    return torch.where(values.isfinite(), values, 0.0).abs().amax()

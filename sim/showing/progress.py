@@ -1,0 +1,139 @@
+"""The observer at the terminal: a live line per round, and a closing table."""
+
+import statistics
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as LiveLine
+
+from server.records import RoundRecord, RunInfo, Summary, finite, largest, middle
+from sim.showing import wording
+
+
+class Progress:
+    """Shows a run at the terminal and changes nothing.
+
+    Without a terminal there is no live line, only the closing table. Used as a context, it restores the terminal when a
+    run fails.
+
+    Args:
+        quiet: print nothing at all.
+        console: where to; the standard output by default.
+    """
+
+    def __init__(self, quiet: bool = False, console: Console | None = None):
+        self._quiet = quiet
+        self._console = console or Console(highlight=False)
+        self._info: RunInfo | None = None
+        self._line: LiveLine | None = None
+        self._seconds: list[float] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def started(self, info: RunInfo) -> None:
+        """A run starts or goes on."""
+        self._info = info
+        if self._quiet or not self._console.is_terminal:
+            return
+        bar = [BarColumn(bar_width=12)] if self._console.width >= 100 else []
+        self._line = LiveLine(
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            *bar,
+            TextColumn("{task.fields[figures]}"),
+            console=self._console,
+            transient=True,
+            refresh_per_second=4,
+        )
+        beginning = "starting" if info.clients == 1 else f"starting, {info.together} clients at a time"
+        self._line.add_task("", total=info.rounds, completed=info.finished, figures=beginning)
+        self._line.start()
+
+    def round(self, record: RoundRecord) -> None:
+        """A round is finished."""
+        if self._info is None or self._line is None:
+            return
+        if record.round > self._info.finished and record.seconds is not None:
+            self._seconds.append(record.seconds)
+        self._line.update(self._line.task_ids[0], completed=record.round, figures=self._figures(record), refresh=True)
+
+    def finished(self, summary: Summary) -> None:
+        """The run is over."""
+        self.close()
+        if self._quiet:
+            return
+        for name, value in closing_table(summary):
+            self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
+        if summary.note:
+            self._console.print(summary.note, style="dim", soft_wrap=True)
+        for limit in summary.limits:
+            self._console.print(limit, style="yellow", soft_wrap=True)
+        if summary.budget == "published" and largest(summary.epsilon_published) is not None:
+            self._console.print(wording.PUBLISHED_BUDGET, style="yellow", soft_wrap=True)
+        if not summary.release:
+            self._console.print(wording.SEEDED, style="yellow", soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the live line away; the terminal is as before."""
+        if self._line is not None:
+            self._line.stop()
+            self._line = None
+
+    @property
+    def _alone(self) -> bool:
+        return self._info is not None and self._info.clients == 1
+
+    def _figures(self, record: RoundRecord) -> str:
+        parts = [f"acc {wording.figure(record.accuracy, 3)}", f"loss {wording.figure(record.loss, 3)}"]
+        if finite(record.epsilon_certified_max) is None:
+            parts.append(f"epsilon {wording.epsilon(None)}")
+        else:
+            median = wording.epsilon(record.epsilon_certified_median, digits=3)
+            spread = "" if self._alone else f" (median {median})"
+            parts.append(f"eps {wording.epsilon(record.epsilon_certified_max, digits=3)}{spread}")
+        if not self._alone:
+            parts.append(f"retired {record.retired}")
+        # the first round starts processes and is left out of the estimate as soon as there is another
+        if self._info is not None and self._seconds:
+            each = statistics.mean(self._seconds[1:] or self._seconds)
+            parts.append(f"{wording.clock(each * (self._info.rounds - record.round))} left")
+        return "  ".join(parts)
+
+
+def closing_table(summary: Summary) -> list[tuple[str, str]]:
+    """A finished run's figures, by name."""
+    certified, published = largest(summary.epsilon_certified), largest(summary.epsilon_published)
+    alone = len(summary.epsilon_certified) == 1
+    rows = [
+        (f"{summary.evaluated_on} accuracy", wording.figure(summary.accuracy)),
+        (f"{summary.evaluated_on} loss", wording.figure(summary.loss)),
+        ("certified epsilon", wording.epsilon(certified)),
+    ]
+    if certified is not None:
+        median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
+        rows[-1] = ("certified epsilon", f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}")
+    if certified is not None or published is not None:
+        rows.append(("published epsilon", wording.epsilon(published)))
+    if finite(summary.epsilon_pld) is not None:
+        rows.append(("PLD epsilon", wording.epsilon(summary.epsilon_pld)))
+    if certified is not None and finite(summary.order) is not None:
+        rows.append(("Renyi order", f"{summary.order:g}"))
+    if certified is not None:
+        rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
+    retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")
+    used_up = ("budget", "used up" if summary.retired else "pays for further rounds")
+    return [
+        *rows,
+        used_up if alone else retired,
+        ("rounds", str(summary.rounds)),
+        *([] if summary.seconds is None else [("time", wording.duration(summary.seconds))]),
+        ("run directory", summary.run_dir),
+    ]

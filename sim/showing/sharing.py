@@ -1,0 +1,48 @@
+"""The shared records of FedFed in the run directory: their file, and the report's part on them and on their price."""
+
+from pathlib import Path
+
+from safetensors.numpy import load
+
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
+from sim.config import Config
+from sim.limits import public_labels
+from sim.showing import page, wording
+
+SHARED_FILE = "shared.safetensors"
+SHOWN = 40
+"""Shared records on the sheet, at most."""
+
+_WHAT = {
+    "prototypes": "A mean for each class, over all clients, of noisy sums of clipped records. Single clients' sums are "
+    "never seen: a group adds them up.",
+    "distilled": "Features of single records as they left their clients: the part of a record that tells its class, "
+    "clipped, behind noise that each record and view has of its own. They stand in the order of the clients.",
+}
+
+
+def section(run_dir: Path, config: Config) -> str | None:
+    """The sheet and its price; None where clients have released nothing to be shared."""
+    from sim.showing import plots
+
+    path, own = run_dir / SHARED_FILE, config.fedfed
+    if not path.exists():
+        return None
+    tensors = load(path.read_bytes())
+    x, y = tensors["x"], tensors["y"]
+    sheet = plots.svg(plots.sheet(x[:SHOWN], y[:SHOWN]))
+    caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with the labels that they carry."
+    parts = [page.paragraph(_WHAT[own.shared_source]), page.picture(sheet, "shared records", caption)]
+    spent = [epsilon(c, config.privacy.delta).epsilon for c in _distinct(run_dir)]
+    text = f"Certified epsilon of all that came before training: {wording.epsilon(max(spent, default=None))}, at delta "
+    parts.append(page.paragraph(f"{text}{config.privacy.delta:g}; it is part of the run's."))
+    if public_labels(config):
+        parts.append(page.paragraph(wording.PUBLIC_LABELS))
+    return page.section("What clients share", *parts)
+
+
+def _distinct(run_dir: Path) -> list[dict]:
+    """What clients paid before the first round, without repetitions."""
+    paid = ledger.read(run_dir / "ledger", up_to_round=0).values()
+    return [dict(items) for items in {frozenset(charges.items()) for charges in paid}]
