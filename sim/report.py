@@ -142,14 +142,14 @@ def _headline(run: Run) -> str:
     if not run.records:
         return page.section("No round is finished yet", page.paragraph("Figures appear after the first round."))
     last, summary, delta = run.records[-1], run.summary, run.config.privacy.delta
-    certified = largest(summary.epsilon_certified) if summary else _before_the_end(run)
+    certified, proviso = (largest(summary.epsilon_certified), "") if summary else _before_the_end(run)
     published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
     accuracy = summary.accuracy if summary else last.accuracy
     budget = run.config.privacy.budget
     goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
     several = "" if run.alone else f", largest of {_clients(run)}"
     note = f"at delta {delta:g}{several}{goal.get('certified', '')}" if run.private else "trained without privacy"
-    note += "" if summary or run.target is None else f". {wording.UNFINISHED}"
+    note += proviso if run.private else ""
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
     entries = [
         (
@@ -170,10 +170,11 @@ def _headline(run: Run) -> str:
     return page.tiles(entries)
 
 
-def _before_the_end(run: Run) -> Epsilon:
-    """What is proved of an unfinished run: the budget, which bounds its last round, too; or what was shown."""
-    bounded = run.target is not None and run.config.privacy.budget == "certified"
-    return run.target if bounded else run.records[-1].epsilon_certified_max
+def _before_the_end(run: Run) -> tuple[Epsilon, str]:
+    """What is proved of an unfinished run, and a note: the budget, or else what its finished rounds have spent."""
+    if run.target is not None and run.config.privacy.budget == "certified":
+        return run.target, f". {wording.UNFINISHED}"
+    return run.records[-1].epsilon_certified_max, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
 
 
 def _privacy(run: Run) -> str:

@@ -25,6 +25,7 @@ UNFINISHED = (
     "The run is not finished. Whoever ends it by what it has shown has the budget proved, not what is spent so far: "
     "that holds for an end fixed beforehand."
 )
+UNDER_WAY = "A round that was under way can be charged beside these; python -m sim.account --ledger tells."
 RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."
 
 
