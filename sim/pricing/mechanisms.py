@@ -45,7 +45,13 @@ def _screening(flags: Values, noise_multiplier: float, steps: int) -> Charges:
     if step.accounting == "public-test":
         return bundles.screening(step, steps, _trials(flags))
     charges = bundles.screening(step, steps, steps)
-    return charges + _cap(flags, step.lowest_acceptance, steps) if step.accounting == "clipped" else charges
+    if step.accounting == "unproved":
+        return charges
+    if not step.lowest_acceptance:
+        raise ValueError(
+            "--lowest-acceptance is 0: clipped losses are accepted with probability exp(-c Q0 tau) at least; give that"
+        )
+    return charges + _cap(flags, step.lowest_acceptance, steps)
 
 
 def _trials(flags: Values) -> int:
