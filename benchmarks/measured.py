@@ -11,6 +11,7 @@ def publish(result: dict, out: Path | None) -> None:
     text = json.dumps(result, indent=1)
     print(text)
     if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text + "\n")
 
 

@@ -56,10 +56,9 @@ class Budgets:
 
         ``cost`` gives the charges of a plan's ``nth`` round.
         """
-        kinds = np.stack([self._history, self._plans.which, self.taken + 1])
-        distinct, place = np.unique(kinds, axis=1, return_inverse=True)
-        after = [merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct.T]
-        return after, place.reshape(-1)
+        distinct, place = _distinct(self._history, self._plans.which, self.taken + 1)
+        after = [merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct]
+        return after, place
 
     def charge(self, clients: np.ndarray) -> None:
         """Note that these clients (int64, distinct) have paid for their next round."""
@@ -96,10 +95,9 @@ class Budgets:
         L the loss and D the divergence at that order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no
         rule of stopping gains anything. The smallest figure over all orders holds for an end fixed beforehand only.
         """
-        kinds = np.stack([self._history, self._plans.which])
-        distinct, place = np.unique(kinds, axis=1, return_inverse=True)
-        spent = [epsilon(self._histories[h], self._delta, orders=(self._last_order(int(p)),)) for h, p in distinct.T]
-        return np.array([one.epsilon for one in spent])[place.reshape(-1)]
+        distinct, place = _distinct(self._history, self._plans.which)
+        spent = [epsilon(self._histories[h], self._delta, orders=(self._last_order(int(p)),)) for h, p in distinct]
+        return np.array([one.epsilon for one in spent])[place]
 
     def _last_order(self, number: int) -> float:
         """The order that gives the epsilon of as many rounds of a plan as the target pays for."""
@@ -121,3 +119,10 @@ class Budgets:
     def charges_of(self, client: int) -> Charges:
         """What one client has paid so far."""
         return self._histories[self._history[client]]
+
+
+def _distinct(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct tuples of several rows of numbers from 0, int64 ``[kinds, rows]``, and which one each column is."""
+    keys = np.ravel_multi_index(numbers, [int(row.max()) + 1 for row in numbers])
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    return np.stack([row[first] for row in numbers], axis=1), place

@@ -374,8 +374,8 @@ MUTANTS = (
     Mutant(
         "a client is judged by what it has spent before",
         "server/budgets.py",
-        "merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct.T]",
-        "merge(self._histories[h]) for h, p, n in distinct.T]",
+        "merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct]",
+        "merge(self._histories[h]) for h, p, n in distinct]",
         ("tests/test_budgets.py",),
     ),
     Mutant(
