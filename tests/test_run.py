@@ -158,14 +158,18 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find Ray's workers by")
-def test_the_death_of_a_ray_worker_changes_nothing(tmp_path, records, inline):
-    process = child(f"--dataset={records}", *RAY, "--workers=2", f"--out={tmp_path}", "--name=ray")
+def test_the_death_of_a_ray_worker_changes_nothing(tmp_path, records):
+    """The run is long, and held while its workers are looked for, so that it is not over before."""
+    flags = (f"--dataset={records}", *RAY, "--rounds=80")
+    process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
     wait_for(process, lambda: rounds(tmp_path / "ray") >= 3)
+    process.send_signal(signal.SIGSTOP)
     victims = [p for p, title in descendants(process.pid).items() if title.startswith("ray::_Worker")]
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
     finish(process)
-    assert same(inline, tmp_path / "ray")
+    assert same(run(tmp_path, "inline", *flags), tmp_path / "ray")
 
 
 # --- killed and resumed --------------------------------------------------------------------------------------------
