@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from client.carry import Carry
-from client.charging import charge_round, name_draw
+from client.charging import charge_round, draws, name_draw
 from client.figures import Figures
 from client.messages import Payments, TrainRequest, Upload
 from client.sums import WeightedSum
@@ -17,12 +17,12 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import Account, AdaptivePlan, check_settlement, payable
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ledger import Ledger
+from mechanisms.arithmetic import of_seed
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import GuideOf, Surroundings, alone
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import PlanTable
-from mechanisms.randomness import Streams
 from mechanisms.registry import Mechanism, local_round
 from mechanisms.sampling import CohortData
 from mechanisms.updates import UPDATE, Sent
@@ -116,7 +116,7 @@ class Node:
         Raises:
             ValueError: training diverged.
         """
-        key, release = name_draw(request, self._training.seed)
+        release = name_draw(request, self._training.seed)
         charge_round(self._ledger, self._plans, request, release)
         if self._carry:
             self._carry.open(request.round)
@@ -125,7 +125,7 @@ class Node:
         start = torch.tensor(request.params, device=self._data.x.device)
         for part in self._data.parts(request.clients):
             clients = request.clients[part]
-            cohort = self._cohort(request, clients, request.nth[part], key, start)
+            cohort = self._cohort(request, clients, request.nth[part], start)
             end = self._local_round(cohort, clients, start)
             realized += self._settle(request, release, clients, self._training.mechanism.realized(cohort, end))
             figures.add(self._training.mechanism.report(cohort, end))
@@ -178,12 +178,10 @@ class Node:
             if isinstance(plan, AdaptivePlan)
         ]
 
-    def _cohort(
-        self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, key: bytes, start: torch.Tensor
-    ) -> Cohort:
+    def _cohort(self, request: TrainRequest, clients: np.ndarray, nth: np.ndarray, start: torch.Tensor) -> Cohort:
         """The surroundings of a local round of some clients of one chunk from the model ``start [P]``."""
         training, data = self._training, self._data
-        streams = Streams(key, request.round, clients.tolist(), data.x.device)
+        streams = draws(training.seed, request.round, clients, data.x.device)
         plans = [self._plans.of(int(c)) for c in clients]
         steps = torch.tensor([float(plan.steps) for plan in plans], device=data.x.device)
         return Cohort(
@@ -197,4 +195,5 @@ class Node:
             accounts=self._accounts(request, clients),
             public=data.public,
             guide=training.guide(Surroundings(training.gradients, streams, start, data.shared)),
+            arithmetic=of_seed(training.seed),
         )

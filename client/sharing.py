@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from client.charging import charge_round, name_draw
+from client.charging import charge_round, draws, name_draw
 from client.messages import TrainRequest, Upload
 from client.node import GroupData
 from client.sums import WeightedSum
 from client.uploads import Uploads
 from mechanisms.accounting.ledger import Ledger
+from mechanisms.arithmetic import of_seed
 from mechanisms.plan import PlanTable
-from mechanisms.randomness import Streams
 from mechanisms.sharing import Release
 
 
@@ -41,15 +41,16 @@ class SharingNode:
 
         Records that leave one by one carry their client's number; sums are added up over the group.
         """
-        key, name = name_draw(request, self._seed)
+        name = name_draw(request, self._seed)
         charge_round(self._ledger, self._plans, request, name)
         release = self._release_of(request.params)
         total, records = WeightedSum(release.size), []
         for part in self._data.parts(request.clients):
             clients = request.clients[part]
             own = [torch.from_numpy(self._data.records(int(c))).to(self._data.x.device) for c in clients]
-            streams = Streams(key, request.round, clients.tolist(), self._data.x.device)
-            released = release([self._data.x[i] for i in own], [self._data.y[i] for i in own], streams)
+            streams = draws(self._seed, request.round, clients, self._data.x.device)
+            mine = [self._data.x[i] for i in own], [self._data.y[i] for i in own]
+            released = release(*mine, streams, of_seed(self._seed))
             total.add(released.sums, np.ones(len(clients), dtype=np.int64))
             if released.records:
                 records.append(released.records | {"client": clients[released.records["client"]]})

@@ -1,5 +1,6 @@
 """What a mechanism's step sees: K clients' data, plans, streams and optimizer; and the state that it moves."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import torch
 
 from mechanisms.accounting.allotment import Account
+from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import Guide, unguided
+from mechanisms.metric import IDENTITY, Metric
 from mechanisms.optimizers import Optimizer
-from mechanisms.randomness import Streams
-from mechanisms.sampling import CohortData
+from mechanisms.randomness import Draws
+from mechanisms.sampling import Batch, CohortData
 
 
 @dataclass(frozen=True)
@@ -22,25 +25,27 @@ class Cohort:
         gradients: sums of scaled per-record gradients of the model.
         data: the clients' records.
         plans: length K, all of the mechanism's own type.
-        streams: the clients' random streams for this round.
+        streams: the clients' random draws for this round.
         optimizer: what turns a gradient into a direction.
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
         nth: int64 ``[K]``, each client's count of rounds, this one included.
         accounts: length K where the plans are adaptive: what each client may spend in this round.
         public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers, where there are any.
         guide: what leads a step beside the client's own records.
+        arithmetic: how private sums are made and noised.
     """
 
     gradients: RecordGradients
     data: CohortData
     plans: Sequence[Any]
-    streams: Streams
+    streams: Draws
     optimizer: Optimizer
     learning_rate: Callable[[torch.Tensor], torch.Tensor]
     nth: Sequence[int]
     accounts: Sequence[Account] = ()
     public: tuple[torch.Tensor, torch.Tensor] | None = None
     guide: Guide = unguided
+    arithmetic: Arithmetic = FLOATS
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
@@ -49,6 +54,35 @@ class Cohort:
     def exact(self, name: str) -> list[float]:
         """The plans' parameter ``name`` as it is charged, without float32's rounding; length K."""
         return [float(getattr(p, name)) for p in self.plans]
+
+    def width(self, rates: Sequence[float]) -> int | None:
+        """Records of a client in a pass over batches drawn with these rates; None where passes may vary in shape."""
+        expected = (math.ceil(rate * len(own)) for rate, own in zip(rates, self.data.records, strict=True))
+        return self.arithmetic.width(max(expected, default=0))
+
+    def gradient_sum(
+        self,
+        params: torch.Tensor,
+        batch: Batch,
+        factors: Callable[[torch.Tensor], torch.Tensor],
+        bound: torch.Tensor,
+        rates: Sequence[float],
+        metric: Metric = IDENTITY,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The total ``[K, P]`` of factors ``[K, B]`` times gradients, parts of norm at most ``bound [K]``; and norms.
+
+        The batch was drawn with these ``rates [K]``.
+        """
+        width = self.width(rates)
+        return self.arithmetic.gradient_sum(self.gradients, params, batch, factors, bound, width, metric)
+
+    def noised(self, total: torch.Tensor, bound: torch.Tensor, std: torch.Tensor, purpose: str) -> torch.Tensor:
+        """A total ``[K, m]`` behind noise of deviation ``std [K]`` from the streams of a purpose."""
+        return self.arithmetic.noised(total, bound, std, self.streams, purpose)
+
+    def losses(self, params: torch.Tensor, batch: Batch, rates: Sequence[float]) -> torch.Tensor:
+        """``[K, B]``: the loss of each record of a batch that was drawn with these rates."""
+        return self.gradients.losses(params, batch.x, batch.y, self.width(rates))
 
 
 @dataclass(frozen=True)

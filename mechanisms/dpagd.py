@@ -107,13 +107,12 @@ def _measure(cohort: Cohort, state: LocalState) -> LocalState:
     """A noisy sum of clipped gradients, averaged with those before it in this step by inverse variances."""
     plans, batch, memory = _plans(cohort), draw(cohort), state.memory
     bound, clip = cohort.plan("clip_norm"), CLIPPING[plans[0].clipping]
-    total, _ = cohort.gradients.scaled_sum(
-        state.params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask
-    )
+    rates = cohort.exact("sample_rate")
+    total, _ = cohort.gradient_sum(state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, rates)
     rows, kind = torch.arange(len(plans), device=bound.device), _kind(state)
     table = torch.from_numpy(np.stack([plan.multipliers for plan in plans])).to(bound)
     std = table[rows, kind, memory["level"]] * bound
-    noisy = total + std[:, None] * cohort.streams.normal("noise", total.shape[1])
+    noisy = cohort.noised(total, bound, std, "noise")
     gamma = plans[0].own.agd_growth
     average = torch.where(kind[:, None] == FRESH, noisy, (memory["gradient"] + gamma * noisy) / (1.0 + gamma))
     counts = memory["counts"].clone()
@@ -130,21 +129,23 @@ def _search(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tens
 def noisy_changes(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tensor:
     """The release of a search: noisy sums of clipped changes of loss, float64 ``[K, m]``, at 1/m, ..., 1 alpha_max."""
     plans, own = _plans(cohort), _plans(cohort)[0].own
-    batch = poisson(cohort.data, cohort.exact("sample_rate"), cohort.streams.of("search batch"))
+    rates = cohort.exact("sample_rate")
+    batch = poisson(cohort.data, rates, cohort.streams.of("search batch"))
 
     def clipped_losses(params: torch.Tensor) -> torch.Tensor:
-        losses = cohort.gradients.losses(params, batch.x, batch.y).double()
+        losses = cohort.losses(params, batch, rates).double()
         return losses.nan_to_num(nan=own.agd_loss_clip).clamp(0.0, own.agd_loss_clip)
 
     before, count, bound = clipped_losses(state.params), own.agd_candidates, change_clip(plans[0])
+    whole = torch.full((len(plans),), count**0.5 * bound, dtype=torch.float64, device=move.device)
     sums = []
     for number in range(1, count + 1):
         alpha = state.memory["alpha_max"] * (number / count)
         change = clipped_losses(state.params + alpha[:, None] * move) - before
-        sums.append(torch.where(batch.mask, change.clamp(-bound, bound), 0.0).sum(dim=1))
+        parts = torch.where(batch.mask, change.clamp(-bound, bound), 0.0)
+        sums.append(cohort.arithmetic.parts(parts, whole).sum(dim=1))
     multiplier = torch.tensor([plan.search_multiplier for plan in plans], dtype=torch.float64, device=move.device)
-    noise = cohort.streams.normal("search", count).double()
-    return torch.stack(sums, dim=1) + (multiplier * count**0.5 * bound)[:, None] * noise
+    return cohort.noised(torch.stack(sums, dim=1), whole, multiplier * count**0.5 * bound, "search")
 
 
 def change_clip(plan: DpagdPlan) -> float:

@@ -26,6 +26,7 @@ import torch
 from mechanisms import dpsgd
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import HeterogeneousGaussian
+from mechanisms.arithmetic import GRID
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.metric import Metric, layer_of, transform
@@ -97,11 +98,13 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     layout, batch = cohort.gradients.layout, dpsgd.draw(cohort)
     forth, back = _maps(state.memory)
     if cohort.plans[0].isotropic:
+        if cohort.arithmetic is GRID:
+            raise ValueError("hero_clipping is isotropic, which has no exact sums: a release takes whitened")
         total, norms = dpsgd.clipped_sum(cohort, state, batch)
-        noisy = total + transform(back, layout, dpsgd.noise(cohort, state))
+        noisy = total + transform(back, layout, dpsgd.noised(cohort, state, torch.zeros_like(total)))
     else:
         total, norms = dpsgd.clipped_sum(cohort, state, batch, forth)
-        noisy = transform(back, layout, total + dpsgd.noise(cohort, state))
+        noisy = transform(back, layout, dpsgd.noised(cohort, state, total))
     after = dpsgd.descend(cohort, state, noisy, norms, batch)
     due = after.taken % cohort.plan("refresh") == 0
     if not due.any():

@@ -55,11 +55,13 @@ import torch
 from mechanisms import importance
 from mechanisms.accounting.accountant import Charges, convert
 from mechanisms.accounting.allotment import covered
+from mechanisms.arithmetic import Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import expected_size
 from mechanisms.plan import merge
+from mechanisms.randomness import Source
 
 LEAST_CLIP = 0.1
 """Floor of an adaptive clip bound, in units of the configured one."""
@@ -86,18 +88,19 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One step of every client; those at the start of an epoch look at their norms first."""
     state = _begin(cohort, state)
     rate, ghat, clip, share, multiplier = _now(cohort, state)
-    proposals = importance.propose(cohort, rate / share, ghat)
-    clip, share = clip.to(state.params), share.to(state.params)
+    rates = rate / share
+    proposals = importance.propose(cohort, rates, ghat)
+    bound, std = share * clip, multiplier.to(state.params) * clip.to(state.params)
     by_norm = torch.tensor([p.importance for p in _plans(cohort)], device=clip.device)[:, None]
 
     def factors(norms: torch.Tensor) -> torch.Tensor:
         """K / (N |g|) for what is accepted; the uniform ones are all accepted and clipped."""
-        unit = torch.where(proposals.accepted(norms, clip), (share * clip)[:, None] / norms, 0.0)
-        return torch.where(by_norm, unit, clip_factors(norms, clip) * proposals.batch.mask)
+        c, k = clip.to(norms), share.to(norms)
+        unit = torch.where(proposals.accepted(norms, c), (k * c)[:, None] / norms, 0.0)
+        return torch.where(by_norm, unit, clip_factors(norms, c) * proposals.batch.mask)
 
-    total, _ = cohort.gradients.scaled_sum(state.params, proposals.batch.x, proposals.batch.y, factors)
-    std = multiplier.to(clip) * clip
-    noisy = total + std[:, None] * cohort.streams.normal("noise", total.shape[1])
+    total, _ = cohort.gradient_sum(state.params, proposals.batch, factors, bound, rates.tolist())
+    noisy = cohort.noised(total, bound, std, "noise")
     return state.descend(cohort, noisy / expected_size(cohort)[:, None])
 
 
@@ -124,12 +127,13 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
     for_clip = _places(cohort, "clip sum", [k for k in starting if plans[k].own.dpis_clip is not None])
     for_sum = _places(cohort, "norm sum", [k for k in starting if plans[k].releases_norm_sum])
     seen = [np.union1d(*both).astype(np.int64) for both in zip(for_clip, for_sum, strict=True)]
-    norms = importance.look(cohort, state.params, seen)
+    rates = [min(1.0, plan.norm_sums * plan.own.dpis_norm_rate) for plan in plans]
+    norms = importance.look(cohort, state.params, seen, rates)
     begun = []
     for k in starting:
         of_clip, of_sum = (norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum))
-        clip = _clip_norm(plans[k], of_clip, cohort.streams.of("clip sum")[k])
-        share = _share(plans[k], of_sum, clip, cohort.streams.of("norm sum")[k])
+        clip = _clip_norm(plans[k], of_clip, cohort.streams.of("clip sum")[k], cohort.arithmetic)
+        share = _share(plans[k], of_sum, clip, cohort.streams.of("norm sum")[k], cohort.arithmetic)
         account = replace(cohort.accounts[k], spent=float(table["spent"][k]))
         begun.append(Epoch(plans[k], cohort.nth[k], epochs[k], account, share, clip))
         if plans[k].importance:
@@ -149,25 +153,29 @@ def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.nda
     return places
 
 
-def noisy_norm_sum(plan: DpisPlan, norms: np.ndarray, clip_norm: float, stream: np.random.Generator) -> float:
+def noisy_norm_sum(
+    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic
+) -> float:
     """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not finite adds 0."""
-    total = np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0).sum()
-    return float(total / plan.own.dpis_norm_rate + plan.norm_noise * clip_norm * stream.standard_normal())
+    rate, bounded = plan.own.dpis_norm_rate, np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0)
+    limit = torch.tensor([clip_norm], dtype=torch.float64)
+    total = arithmetic.parts(torch.from_numpy(bounded)[None], limit).sum(dim=1, keepdim=True)
+    return float(arithmetic.noised_from(source, total, clip_norm, rate * plan.norm_noise * clip_norm)) / rate
 
 
-def _clip_norm(plan: DpisPlan, norms: np.ndarray, stream: np.random.Generator) -> float:
+def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic) -> float:
     """C: a multiple of the noisy mean norm K* / N, at most the configured bound and not far below it."""
     if plan.own.dpis_clip is None:
         return plan.clip_norm
-    mean = noisy_norm_sum(plan, norms, plan.clip_norm, stream) / plan.records
+    mean = noisy_norm_sum(plan, norms, plan.clip_norm, source, arithmetic) / plan.records
     return min(plan.clip_norm, max(LEAST_CLIP * plan.clip_norm, plan.own.dpis_clip * mean))
 
 
-def _share(plan: DpisPlan, norms: np.ndarray, clip_norm: float, stream: np.random.Generator) -> float:
+def _share(plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic) -> float:
     """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
     if not plan.releases_norm_sum:
         return 1.0
-    share = noisy_norm_sum(plan, norms, clip_norm, stream) / (plan.records * clip_norm)
+    share = noisy_norm_sum(plan, norms, clip_norm, source, arithmetic) / (plan.records * clip_norm)
     return max(plan.sample_rate, min(share, 1.0))
 
 

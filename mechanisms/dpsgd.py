@@ -89,20 +89,18 @@ def clipped_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
-    return cohort.gradients.scaled_sum(
-        state.params, batch.x, batch.y, lambda norms: clip(norms, bound) * batch.mask, metric
+    return cohort.gradient_sum(
+        state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, cohort.exact("sample_rate"), metric
     )
 
 
-def noise(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """This step's noise ``[K, P]``, of standard deviation s C in every coordinate."""
+def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tensor:
+    """A sum ``[K, P]`` behind this step's noise, of standard deviation s C in every coordinate."""
     multiplier = [plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
-    if not any(multiplier):
-        return torch.zeros_like(state.params)
-    draws = cohort.streams.normal("noise", state.params.shape[1])
-    scale = torch.tensor(multiplier, device=draws.device)
-    std = torch.where(scale > 0, scale * state.memory["clip_norm"], 0.0)  # without noise the bound may be infinite
-    return std[:, None] * draws
+    bound = state.memory["clip_norm"]
+    scale = torch.tensor(multiplier, device=bound.device)
+    std = torch.where(scale > 0, scale * bound, 0.0)  # without noise the bound may be infinite
+    return cohort.noised(total, bound, std, "noise")
 
 
 def expected_size(cohort: Cohort) -> torch.Tensor:
@@ -118,14 +116,17 @@ def descend(cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch
     if cohort.plans[0].clip_quantile is None:
         return after
     count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
-    draws = cohort.streams.normal("count", 1)[:, 0]
-    spread = torch.tensor(count, device=draws.device) / 2 * draws
-    bounds = state.memory["clip_norm"], cohort.plan("clip_norm")
-    return after.remember(clip_norm=quantile.adapt(*bounds, cohort.plan("clip_quantile"), norms, batch, spread, size))
+    bound, half = state.memory["clip_norm"], torch.full_like(size, 0.5)
+    votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half).sum(dim=1, keepdim=True)
+    noisy = cohort.noised(votes, half, torch.tensor(count, device=half.device) * half, "count")[:, 0]
+    share = 0.5 + noisy / size
+    return after.remember(
+        clip_norm=quantile.adapt(bound, cohort.plan("clip_norm"), cohort.plan("clip_quantile"), share)
+    )
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One step of every client: clip each record, sum, add noise, divide by the expected size, then the optimizer."""
     batch = draw(cohort)
     total, norms = clipped_sum(cohort, state, batch)
-    return descend(cohort, state, total + noise(cohort, state), norms, batch)
+    return descend(cohort, state, noised(cohort, state, total), norms, batch)

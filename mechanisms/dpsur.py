@@ -29,6 +29,7 @@ from mechanisms import dpsgd, trials
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
+from mechanisms.arithmetic import Test
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import Terms, merge
@@ -119,8 +120,9 @@ def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One trial of every client."""
     candidate = dpsgd.step(cohort, state)
-    batch = poisson(cohort.data, cohort.exact("validation_rate"), cohort.streams.of("validation"))
-    bound = cohort.plan("loss_clip")
-    change = trials.clipped(trials.loss_change(cohort, state, candidate, batch), bound)
-    noise = 2 * bound * cohort.plan("validation_noise") * cohort.streams.normal("validation noise", 1)[:, 0]
-    return trials.settle(state, candidate, accept=change + noise < cohort.plan("beta") * bound)
+    rates = cohort.exact("validation_rate")
+    batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
+    test = Test(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
+    change = trials.clipped(trials.loss_change(cohort, state, candidate, batch, rates), cohort.plan("loss_clip"))
+    accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
+    return trials.settle(state, candidate, accept)

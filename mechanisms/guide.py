@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mechanisms.gradients.record_gradients import RecordGradients
-from mechanisms.randomness import Streams
+from mechanisms.randomness import Draws
 
 Guide = Callable[[Tensor, Tensor], Tensor]
 """From parameters ``[K, P]`` and a released mean gradient ``[K, P]`` to a gradient ``[K, P]``."""
@@ -28,7 +28,7 @@ class Surroundings:
     """
 
     gradients: RecordGradients
-    streams: Streams
+    streams: Draws
     start: Tensor
     shared: tuple[Tensor, Tensor] | None
 

@@ -5,7 +5,8 @@ records a gradient is computed. A proposed record is *accepted* by a second coin
 ghat)``, so that it enters in proportion to its true norm, as long as that is not above the estimate.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ import torch
 from mechanisms.cohort import Cohort
 from mechanisms.sampling import Batch, CohortData
 
+EDGE = 1.0 - 2.0**-40
+"""Factor of proposal probabilities: what coins and products are rounded by never makes an entry too probable."""
 LOOKED_AT = 1024
 """Records of one client gathered at once when only norms are wanted."""
 
@@ -23,8 +26,8 @@ class Proposals:
 
     Attributes:
         batch: the records, padded.
-        estimates: ghat ``[K, B]``, in units of the clip bound, in (0, 1]; 0 in padding.
-        coins: uniform draws in [0, 1), ``[K, B]``.
+        estimates: ghat ``[K, B]``, in units of the clip bound, in (0, 1]; 0 in padding. Float64.
+        coins: uniform draws in [0, 1), ``[K, B]``. Float64.
     """
 
     batch: Batch
@@ -37,11 +40,15 @@ class Proposals:
         With probability ``min(1, |g| / ghat)``; never one with a zero gradient, and never padding.
         """
         bound = clip_norm[:, None]
-        return (self.coins * self.estimates * bound < torch.minimum(norms, bound)) & self.batch.mask
+        below = self.coins.to(norms) * self.estimates.to(norms) * bound
+        return (below < torch.minimum(norms, bound)) & self.batch.mask
 
 
 def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Proposals:
     """This step's proposals.
+
+    Where passes are of one shape, all records that could be proposed are gathered, whatever their estimates, and the
+    mask says which ones are: so no record's place depends on another record.
 
     Args:
         cohort: whose streams "batch" and "accept" are drawn from.
@@ -49,14 +56,17 @@ def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Pro
         estimates: float64 ``[K, n]``, ghat of every record in units of the clip bound, in (0, 1]; n the largest size.
     """
     rows, levels = estimates.cpu().numpy(), rates.tolist()
-    places = [
-        np.flatnonzero(stream.random(len(own)) < rate * row[: len(own)])
-        for own, rate, row, stream in zip(cohort.data.records, levels, rows, cohort.streams.of("batch"), strict=True)
-    ]
-    coins = [stream.random(len(at)) for at, stream in zip(places, cohort.streams.of("accept"), strict=True)]
+    own, sources = cohort.data.records, cohort.streams.of("batch")
+    first = [source.random(len(records)) for source, records in zip(sources, own, strict=True)]
+    limits = [EDGE * rate * row[: len(records)] for rate, row, records in zip(levels, rows, own, strict=True)]
+    gathered = limits if cohort.width(levels) is None else levels
+    places = [np.flatnonzero(coins < limit) for coins, limit in zip(first, gathered, strict=True)]
+    second = [source.random(len(at)) for at, source in zip(places, cohort.streams.of("accept"), strict=True)]
     batch = gather(cohort.data, places)
     ghat = [row[at] for row, at in zip(rows, places, strict=True)]
-    return Proposals(batch, _padded(ghat, batch), _padded(coins, batch))
+    proposed = [(coins < limit)[at] for coins, limit, at in zip(first, limits, places, strict=True)]
+    mask = batch.mask & (_padded(proposed, batch) > 0)
+    return Proposals(replace(batch, mask=mask), _padded(ghat, batch), _padded(second, batch))
 
 
 def gather(data: CohortData, places: list[np.ndarray]) -> Batch:
@@ -64,24 +74,26 @@ def gather(data: CohortData, places: list[np.ndarray]) -> Batch:
     return data.gather([own[at] for own, at in zip(data.records, places, strict=True)])
 
 
-def look(cohort: Cohort, params: torch.Tensor, places: list[np.ndarray]) -> list[np.ndarray]:
+def look(cohort: Cohort, params: torch.Tensor, places: list[np.ndarray], rates: Sequence[float]) -> list[np.ndarray]:
     """Gradient norms at ``params [K, P]`` of the records at some places of each client's list, float64, in their order.
 
-    A record without a finite gradient has norm inf.
+    The places were drawn with these ``rates [K]``. A record without a finite gradient has norm inf.
     """
+    width = cohort.width(rates)
+    width = width and min(width, LOOKED_AT)
     found: list[list[np.ndarray]] = [[] for _ in places]
     for start in range(0, max(map(len, places), default=0), LOOKED_AT):
         part = [at[start : start + LOOKED_AT] for at in places]
         batch = gather(cohort.data, part)
-        norms = cohort.gradients.norms(params, batch.x, batch.y).double().cpu().numpy()
+        norms = cohort.gradients.norms(params, batch.x, batch.y, width=width).double().cpu().numpy()
         for k, at in enumerate(part):
             found[k].append(norms[k, : len(at)])
     return [np.concatenate(parts) if parts else np.empty(0) for parts in found]
 
 
 def _padded(rows: list[np.ndarray], batch: Batch) -> torch.Tensor:
-    """Values of each client's drawn records as float32 ``[K, B]``, 0 in padding."""
-    values = np.zeros(tuple(batch.mask.shape), dtype=np.float32)
+    """Values of each client's drawn records as float64 ``[K, B]``, 0 in padding."""
+    values = np.zeros(tuple(batch.mask.shape))
     for row, value in zip(values, rows, strict=True):
         row[: len(value)] = value
     return torch.from_numpy(values).to(batch.mask.device)

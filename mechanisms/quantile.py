@@ -30,26 +30,21 @@ def split(multiplier: float) -> tuple[float, float]:
     return multiplier / math.sqrt(1 - SHARE), multiplier / math.sqrt(SHARE)
 
 
-def adapt(
-    bound: torch.Tensor,
-    configured: torch.Tensor,
-    quantile: torch.Tensor,
-    norms: torch.Tensor,
-    batch: Batch,
-    noise: torch.Tensor,
-    expected: torch.Tensor,
-) -> torch.Tensor:
+def votes(norms: torch.Tensor, bound: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What each record adds to the count, ``[K, B]``: 1/2 for a norm within ``bound [K]``, else -1/2; 0 for padding.
+
+    A record without a finite norm counts as above the bound.
+    """
+    return torch.where(norms <= bound[:, None], 0.5, -0.5) * batch.mask
+
+
+def adapt(bound: torch.Tensor, configured: torch.Tensor, quantile: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
     """The next bounds ``[K]``.
 
     Args:
         bound: C ``[K]``.
         configured: what C was at the start ``[K]``.
         quantile: gamma ``[K]``, in (0, 1).
-        norms: ``[K, B]``; a record without a finite norm counts as above the bound.
-        batch: whose mask says which records count.
-        noise: of standard deviation s_b / 2, ``[K]``.
-        expected: expected batch sizes q n, ``[K]``.
+        within: b ``[K]``, the noisy share of records within the bound.
     """
-    centred = torch.where(norms <= bound[:, None], 0.5, -0.5) * batch.mask
-    within = 0.5 + (centred.sum(dim=1) + noise) / expected
     return torch.maximum(bound * torch.exp(-RATE * (within - quantile)), LEAST * configured)

@@ -2,15 +2,20 @@
 
 A stream is numpy's Philox counter generator whose 128-bit key is the BLAKE2b digest of its name. Streams of different
 names are independent; the same name gives the same draws on any worker, in any group and in any order.
+
+A release has no key: all its draws come from the operating system's entropy, and nobody can repeat them.
 """
 
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from mechanisms.entropy import SystemEntropy
+from mechanisms.rounded_gaussian import Words, rounded_gaussian
 
 SERVER = -1
 """The client number of draws that belong to nobody: picking clients, partitions, initial weights."""
@@ -22,7 +27,7 @@ def seed_key(seed: int) -> bytes:
 
 
 def fresh_key() -> bytes:
-    """256 bits of the operating system's entropy, for a release; kept nowhere."""
+    """256 bits of the operating system's entropy, kept nowhere: for draws of a release that need no secrecy."""
     return secrets.token_bytes(32)
 
 
@@ -47,6 +52,31 @@ def generator(key: bytes, purpose: str, round_: int = 0, client: int = SERVER) -
     return np.random.Generator(np.random.Philox(key_words))  # type: ignore[arg-type]  # any ISeedSequence will do
 
 
+Source = np.random.Generator | SystemEntropy
+"""Where coins come from."""
+
+
+def words_of(source: Source) -> Words:
+    """Uniform 64-bit words of a source."""
+    return source.words if isinstance(source, SystemEntropy) else source.bit_generator.random_raw
+
+
+class Draws(Protocol):
+    """The random draws of a cohort in one local round."""
+
+    def __len__(self) -> int:
+        """K."""
+
+    def of(self, purpose: str) -> Sequence[Source]:
+        """The K sources of coins for a purpose."""
+
+    def normal(self, purpose: str, size: int) -> torch.Tensor:
+        """Standard normal draws, float32 ``[K, size]``; for simulations alone."""
+
+    def rounded(self, purpose: str, size: int) -> torch.Tensor:
+        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""
+
+
 class Purpose(Sequence[np.random.Generator]):
     """The generators of one purpose, ``[K]``. One is made when it is first asked for: most batches need no draw."""
 
@@ -67,7 +97,7 @@ class Streams:
     """The streams of a cohort for one local round: one per purpose and client, drawn from in step order.
 
     Args:
-        key: of the run (``seed_key``) or of one release (``fresh_key``).
+        key: of the run (``seed_key``).
         round_: the round's number.
         clients: the cohort's client numbers, length K.
         device: where tensors are wanted. On CUDA, normal draws come from the device's own Philox generators, whose keys
@@ -97,6 +127,11 @@ class Streams:
             stream.standard_normal(out=row, dtype=np.float32)
         return torch.from_numpy(rows).to(self._device)
 
+    def rounded(self, purpose: str, size: int) -> torch.Tensor:
+        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``, row k from client k's stream."""
+        rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
+        return torch.from_numpy(np.stack(rows)).to(self._device)
+
     def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
         if purpose not in self._cuda:
             seeds = (int.from_bytes(_digest(self._key, purpose, self._round, c, 64)) for c in self._clients)
@@ -106,3 +141,30 @@ class Streams:
         for stream, row in zip(self._cuda[purpose], rows, strict=True):
             row.normal_(generator=stream)
         return rows
+
+
+class SystemStreams:
+    """The draws of a release for K clients, from the operating system's entropy."""
+
+    def __init__(self, clients: int, device: torch.device):
+        self._clients, self._device, self._entropy = clients, device, SystemEntropy()
+
+    def __len__(self) -> int:
+        return self._clients
+
+    def of(self, purpose: str) -> Sequence[Source]:
+        """One source for all: what it gives is never given again."""
+        return [self._entropy] * self._clients
+
+    def normal(self, purpose: str, size: int) -> torch.Tensor:
+        """There are none: floats would give away what is below the noise.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"float noise for '{purpose}' was asked for in a release, where noise is on a grid")
+
+    def rounded(self, purpose: str, size: int) -> torch.Tensor:
+        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""
+        draws = rounded_gaussian(self._entropy.words, self._clients * size)
+        return torch.from_numpy(draws).view(self._clients, size).to(self._device)

@@ -1,10 +1,16 @@
 """Poisson batches of a cohort as padded masks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from mechanisms.randomness import Source
+
+COIN = 2.0**-53
+"""Coins are multiples of this in [0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,15 @@ class CohortData:
         return Batch(x, y, torch.from_numpy(inside).to(self.x.device))
 
 
-def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[np.random.Generator]) -> Batch:
+def threshold(rate: float) -> float:
+    """What to compare coins with so that the probability is ``rate``, rounded down to a multiple of 2^-53."""
+    return math.floor(rate / COIN) * COIN
+
+
+def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[Source]) -> Batch:
     """Each record of client k enters on its own with probability ``sample_rate[k]``; a batch may be empty."""
     chosen = [
-        records if rate >= 1 else records[streams[k].random(len(records)) < rate]
+        records if rate >= 1 else records[streams[k].random(len(records)) < threshold(rate)]
         for k, (records, rate) in enumerate(zip(data.records, sample_rate, strict=True))
     ]
     return data.gather(chosen)

@@ -101,7 +101,7 @@ class ScreeningPlan(TrialPlan):
         """``steps`` trials; ``clipped``: ``steps`` accepted steps, their cap, and what the paper charges for them."""
         if not self.most_rejections:
             return {self._event(nth, 0.0): self.steps}
-        levels = [math.exp(-self.clip * self.inverse_temperature(nth, taken)) for taken in range(self.steps)]
+        levels = [lowest(self, self.inverse_temperature(nth, taken)) for taken in range(self.steps)]
         steps = ({self._event(nth, level): 1, TrialCap(level, self.most_rejections): 1} for level in levels)
         return merge(*steps, self.claims(self.steps, nth))
 
@@ -111,6 +111,11 @@ class ScreeningPlan(TrialPlan):
     def claims(self, accepted: int, nth: int) -> Charges:
         """``SGM(q, s)`` for each accepted step."""
         return {PaperClaim(self.sample_rate, self.multiplier(nth)): accepted}
+
+
+def lowest(plan: ScreeningPlan, inverse: float) -> float:
+    """The least probability of acceptance at an inverse temperature, as it is charged."""
+    return math.exp(-plan.clip * inverse) if plan.clip < math.inf else 0.0
 
 
 def _cap(own: Screening, terms: Terms, lowest: float) -> int:
@@ -138,10 +143,14 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     plans = [plan for plan in cohort.plans if isinstance(plan, ScreeningPlan)]
     change = _tested_change(cohort, plans, state, candidate)
     taken = zip(plans, cohort.nth, state.taken.tolist(), strict=True)
-    inverse = change.new_tensor([plan.inverse_temperature(nth, int(steps)) for plan, nth, steps in taken])
-    coins = change.new_tensor([stream.random() for stream in cohort.streams.of("acceptance")])
-    force = torch.tensor([math.inf if p.most_rejections else p.forced_after for p in plans], device=coins.device)
-    accept = (coins < torch.exp(-change.clamp(min=0) * inverse)) | (state.memory["refused"] >= force)
+    inverse = [plan.inverse_temperature(nth, int(steps)) for plan, nth, steps in taken]
+    coins = [stream.random() for stream in cohort.streams.of("acceptance")]
+    passed = [
+        coin < max(math.exp(-max(dE, 0.0) * slope), lowest(plan, slope))
+        for coin, dE, plan, slope in zip(coins, change.tolist(), plans, inverse, strict=True)
+    ]
+    force = change.new_tensor([math.inf if p.most_rejections else p.forced_after for p in plans])
+    accept = torch.tensor(passed, device=change.device) | (state.memory["refused"] >= force)
     return trials.settle(state, candidate, accept)
 
 
@@ -149,11 +158,12 @@ def _tested_change(
     cohort: Cohort, plans: Sequence[ScreeningPlan], state: LocalState, candidate: LocalState
 ) -> torch.Tensor:
     """dE on the test batch, clipped and finite: float64 ``[K]``."""
+    rates = [plan.test_rate for plan in plans]
     if plans[0].accounting == "public-test":
         batch = _public_batch(cohort)
     else:
-        batch = poisson(cohort.data, [plan.test_rate for plan in plans], cohort.streams.of("validation"))
-    change = trials.loss_change(cohort, state, candidate, batch)
+        batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
+    change = trials.loss_change(cohort, state, candidate, batch, rates)
     return trials.clipped(change, change.new_tensor([min(plan.clip, LARGEST) for plan in plans]))
 
 

@@ -27,13 +27,15 @@ from torch import Tensor
 
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
-from mechanisms.randomness import Streams
+from mechanisms.randomness import Draws, Source
+from mechanisms.sampling import threshold
 
 Features = Callable[[Tensor], Tensor]
 """From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record alone."""
 WIDE = torch.float64
-"""Type of sums until they are noised: rounded partial sums would let a record move them by more than the bound."""
+"""Type of features from their clipping to their noise."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Release(Protocol):
     def size(self) -> int:
         """R, the length of a client's sums."""
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
         """The release of K clients with records ``x[k] [n_k, ...]`` and labels ``y[k] [n_k]``."""
 
 
@@ -82,6 +84,15 @@ class SharingPlan:
     label_epsilon: float | None = None
     steps: int = 1
 
+    @property
+    def noise_std(self) -> float:
+        """s R, standard deviation of the noise in every coordinate; without noise R may be infinite."""
+        return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
+
+    def arithmetic(self, of_run: Arithmetic) -> Arithmetic:
+        """That of the run; without noise there is nothing to prove."""
+        return of_run if self.noise_multiplier else FLOATS
+
     def round_charges(self, nth: int) -> Charges:
         """The release; there is one round."""
         if not self.noise_multiplier:
@@ -94,15 +105,23 @@ class SharingPlan:
 
 
 def clipped(features: Tensor, plan: SharingPlan) -> Tensor:
-    """Features ``[M, D]`` of norm at most R each; one that is not finite becomes 0."""
-    norms = torch.linalg.vector_norm(features, dim=1)
+    """Features ``[M, D]`` of norm at most R each, float64; one that is not finite becomes 0."""
+    wide = features.to(WIDE)
+    norms = torch.linalg.vector_norm(wide, dim=1)
     factors = clip_factors(norms[None], norms.new_tensor([plan.clip_norm]))[0]
-    return torch.where(factors[:, None] > 0, features, 0.0) * factors[:, None]
+    return torch.where(factors[:, None] > 0, wide, 0.0) * factors[:, None]
 
 
-def noise_scale(plan: SharingPlan) -> float:
-    """s R, standard deviation of the noise in every coordinate; without noise R may be infinite."""
-    return plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0
+def _parts(plan: SharingPlan, features: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """Clipped features ``[M, D]`` as parts of a total."""
+    return arithmetic.parts(clipped(features, plan)[None], torch.tensor([plan.clip_norm], dtype=WIDE))[0]
+
+
+def _noised(plan: SharingPlan, total: Tensor, streams: Draws, purpose: str, arithmetic: Arithmetic) -> Tensor:
+    """A total ``[K, m]`` behind noise of deviation s R in every coordinate, float32."""
+    bound = torch.full((len(total),), plan.clip_norm, dtype=WIDE, device=total.device)
+    std = torch.full_like(bound, plan.noise_std)
+    return arithmetic.noised(total, bound, std, streams, purpose).to(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -119,13 +138,13 @@ class ClassSums:
         """Classes times D."""
         return self.classes * self.width
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
-        sums = x[0].new_zeros(len(x), self.classes, self.width, dtype=WIDE)
-        for row, own, labels in zip(sums, x, y, strict=True):
-            row.index_add_(0, labels, clipped(self.features(own), self.plan).to(WIDE))
-        noise = noise_scale(self.plan) * streams.normal("class sums", self.size)
-        return Released((sums.flatten(1) + noise).to(noise.dtype), {})
+        arithmetic, sums = self.plan.arithmetic(arithmetic), []
+        for own, labels in zip(x, y, strict=True):
+            parts = _parts(self.plan, self.features(own), arithmetic)
+            sums.append(parts.new_zeros(self.classes, self.width).index_add_(0, labels, parts).flatten())
+        return Released(_noised(self.plan, torch.stack(sums), streams, "class sums", arithmetic), {})
 
 
 @dataclass(frozen=True)
@@ -136,11 +155,11 @@ class Sum:
     features: Features
     size: int
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
-        sums = torch.stack([clipped(self.features(own), self.plan).sum(dim=0, dtype=WIDE) for own in x])
-        noise = noise_scale(self.plan) * streams.normal("sum", self.size)
-        return Released((sums + noise).to(noise.dtype), {})
+        arithmetic = self.plan.arithmetic(arithmetic)
+        sums = torch.stack([_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x])
+        return Released(_noised(self.plan, sums, streams, "sum", arithmetic), {})
 
 
 @dataclass(frozen=True)
@@ -156,25 +175,25 @@ class SingleRecords:
         """There are no sums."""
         return 0
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Streams) -> Released:
+    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
         """The chosen slots of each client, view after view."""
-        purposes = ("slots", "slot noise", "slot labels")
+        arithmetic, purposes = self.plan.arithmetic(arithmetic), ("slots", "slot noise", "slot labels")
         parts = []
         for k, (coins, draws, answers) in enumerate(zip(*map(streams.of, purposes), strict=True)):
-            chosen = np.flatnonzero(coins.random(len(y[k])) < self.plan.share_rate)
+            chosen = np.flatnonzero(coins.random(len(y[k])) < threshold(self.plan.share_rate))
             slots = torch.from_numpy(chosen).to(x[k].device)
-            sent = clipped(self.features(x[k][slots]), self.plan).cpu().numpy()
+            sent = _parts(self.plan, self.features(x[k][slots]), arithmetic)
             labels = self._answers(y[k][slots].cpu().numpy(), answers)
             for _ in range(self.plan.views):
-                noise = noise_scale(self.plan) * draws.standard_normal(sent.shape, dtype=np.float32)
-                parts.append((sent + noise, labels, np.full(len(chosen), k)))
+                noisy = arithmetic.noised_from(draws, sent, self.plan.clip_norm, self.plan.noise_std)
+                parts.append((noisy.cpu().numpy().astype(np.float32), labels, np.full(len(chosen), k)))
         columns = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Released(x[0].new_zeros(len(x), 0), dict(zip(("x", "y", "client"), columns, strict=True)))
 
-    def _answers(self, labels: np.ndarray, stream: np.random.Generator) -> np.ndarray:
+    def _answers(self, labels: np.ndarray, source: Source) -> np.ndarray:
         """k-ary randomized response: the label with probability e^eps / (e^eps + k - 1), else one of the others."""
         if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
             return labels
         truthful = 1.0 / (1.0 + (self.classes - 1) * np.exp(-self.plan.label_epsilon))
-        others = (labels + stream.integers(1, self.classes, len(labels))) % self.classes
-        return np.where(stream.random(len(labels)) < truthful, labels, others)
+        others = (labels + source.integers(1, self.classes, len(labels))) % self.classes
+        return np.where(source.random(len(labels)) < threshold(truthful), labels, others)

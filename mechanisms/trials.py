@@ -82,13 +82,15 @@ def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> L
     return candidate.where(accept, before).remember(tried=before.memory["tried"] + 1, refused=refused)
 
 
-def loss_change(cohort: Cohort, before: LocalState, candidate: LocalState, batch: Batch) -> torch.Tensor:
+def loss_change(
+    cohort: Cohort, before: LocalState, candidate: LocalState, batch: Batch, rates: Sequence[float]
+) -> torch.Tensor:
     """``dE = mean loss of the candidate - mean loss of the model before it``, both on ``batch``: float64 ``[K]``.
 
-    Not finite where a loss is not; 0 for an empty batch.
+    Not finite where a loss is not; 0 for an empty batch. The batch was drawn with these ``rates [K]``.
     """
-    new, old = (cohort.gradients.losses(state.params, batch.x, batch.y) for state in (candidate, before))
-    total = torch.where(batch.mask, new.double() - old.double(), 0.0).sum(dim=1)
+    new, old = (cohort.losses(state.params, batch, rates) for state in (candidate, before))
+    total = cohort.arithmetic.total(torch.where(batch.mask, new.double() - old.double(), 0.0))
     return total / batch.mask.sum(dim=1).clamp(min=1)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mechanisms.gradients.forms import Arranged, Form, Held, Outer, is_worth_forming
+from mechanisms.gradients.forms import Arranged, Form, Held, outer_products
 from mechanisms.gradients.products import products
 from mechanisms.gradients.taps import Tap
 
@@ -72,10 +72,10 @@ class ConvolutionTap(Tap):
         if name == "bias":
             return Held(left.sum(3))
         left = left.unflatten(2, (self._layer.groups, -1)).transpose(3, 4)
-        if is_worth_forming(left, self._layer.weight[0].numel()):
+        if left.shape[3] > 1:
             formed = self._by_client(self._gradients(kept, left.flatten(0, 1)))
             return Arranged(Held(formed, left.numel() + kept.numel()), self._arrange)
-        return Arranged(Outer(left, self._by_client(self._patches(kept))), self._arrange)
+        return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
 
     def _gradients(self, x: Tensor, left: Tensor) -> Tensor:
         """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]` and `left [n, G, T, out / G]`."""

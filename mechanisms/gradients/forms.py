@@ -1,16 +1,22 @@
-"""Forms in which the per-record gradients of one parameter are known, and the two things asked of each.
+"""Forms in which the per-record gradients of one parameter are known, and what is asked of each.
 
-A form answers `squared_norms() -> [K, B]` and `weighted_sum(factors [K, B], keep) -> [K, *shape]`. `keep [K, B]` marks
-the records that may take part (one outside adds exactly 0 whatever it holds), None stands for all.
+A form answers `squared_norms(whole) -> [K, B]`, `weighted_sum(factors [K, B], keep) -> [K, *shape]` in floats and
+`whole_sum(scales [K, B], keep) -> [K, *shape]` in whole numbers, for which norms are taken in float64. `keep [K, B]`
+marks the records that may take part (one outside adds exactly 0 whatever it holds), None stands for all.
 
 - `Held`: the gradients themselves;
-- `Outer`: sums of outer products that are not formed, `sum_t left_t right_t^T`: linear layers (t: positions of a
-  sequence) and convolutions (t: pixels of the output, right: patches of the input); Goodfellow 2015 (arXiv 1510.01799)
-  for one position, Rochette et al. 2019 (arXiv 1912.06015), Li et al. 2022 (arXiv 2110.05679, section 4) for many;
+- `Outer`: outer products that are not formed, `left right^T`: linear layers at one position; Goodfellow 2015
+  (arXiv 1510.01799). Sums of several outer products are formed and held: only then is what is clipped the very vector
+  that is added up, however much cancels in it;
 - `Looked`: rows of an embedding.
+
+A whole sum is exact. Each record's part, `scale * gradient`, is rounded to whole numbers of norm up to 2^44 by itself;
+these are added up without rounding, so the sum depends neither on the order of the records nor on a record's place,
+and one record moves it by its own part alone (`mechanisms/grid.py` has the proof).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property, reduce
 from typing import Protocol
 
 import torch
@@ -25,8 +31,12 @@ from mechanisms.layout import Layout
 _SMALLEST_SQUARE = 1e-30
 # In float32 a long sum loses small terms, and a norm would come out too small. So it is taken in stretches.
 _STRETCH = 1024
-# The Gram form takes float64, whose products cost a few float32 ones; it must save that much to be chosen.
-_GRAM_ADVANTAGE = 4
+# Records whose parts, of up to 2^44, float64 adds up without rounding.
+_EXACT_RECORDS = 2**8
+# Entries of parts made at a time, which a CPU's caches hold.
+_PART_ENTRIES = 2**17
+# Norm of the direction of a whole outer product's right side; the left side has the rest of a part's 2^44.
+DIRECTION = 2.0**23
 
 Arrange = Callable[[Tensor], Tensor]
 
@@ -39,9 +49,11 @@ class Form(Protocol):
 
     entries: int
 
-    def squared_norms(self) -> Tensor: ...
+    def squared_norms(self, whole: bool = False) -> Tensor: ...
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor: ...
+
+    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor: ...
 
 
 class Held:
@@ -52,37 +64,61 @@ class Held:
         self._shape = gradient.shape[2:]
         self.entries = gradient.numel() + sources
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`."""
-        return long_norms(self._rows).square()
+        return long_norms(self._rows, whole).square()
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, *shape]`."""
         total = torch.bmm(factors.unsqueeze(1), _kept(self._rows, keep))
         return total.view(total.shape[0], *self._shape)
 
+    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
+        """Int64 `[K, *shape]`: the sum of rounded `scales * gradient`."""
+        rows, total = _kept(self._rows, keep), self._rows.new_zeros(len(scales), self._rows.shape[2], dtype=torch.int64)
+        for at in _exact_stretches(scales.shape[1], len(scales) * rows.shape[2]):
+            total += (rows[:, at] * scales[:, at, None]).round_().sum(1).to(torch.int64)
+        return total.view(-1, *self._shape)
+
 
 class Outer:
-    """Gradients `sum_t left_t right_t^T [K, B, G, out, in]` that are not formed; see `outer_products`."""
+    """Gradients `left right^T [K, B, G, out, in]`, from `left [K, B, G, out]` and `right [K, B, G, in]`, not formed."""
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self._left, self._right = left, right
         self.entries = left.numel() + right.numel()
 
-    def squared_norms(self) -> Tensor:
-        """`[K, B]`: for T = 1 from the two norms, else `sum_{t,t'} (left_t . left_t') (right_t . right_t')`."""
-        if self._left.shape[3] == 1:
-            left, right = (long_norms(t.flatten(3)).square() for t in (self._left, self._right))
-            return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
-        left, right = self._left.double(), self._right.double()
-        gram = (left @ left.transpose(-1, -2)) * (right @ right.transpose(-1, -2))
-        return gram.sum((2, 3, 4)).clamp(min=0).to(self._left.dtype)
+    def squared_norms(self, whole: bool = False) -> Tensor:
+        """`[K, B]`, from the norms of both sides."""
+        if whole:
+            longer = 1.0 + self._right.shape[3] ** 0.5 / 2.0 / DIRECTION  # by what rounding may add to a direction
+            lengths = (long_norms(self._left, whole) * long_norms(self._right, whole) * longer).square()
+            return reduce(torch.add, lengths.unbind(2))
+        left, right = (long_norms(t).square() for t in (self._left, self._right))
+        return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, G, out, in]`: one product per client, with the factors in its left side."""
-        scaled = _kept(self._left, keep) * factors[:, :, None, None, None]
-        left, right = (t.transpose(1, 2).flatten(2, 3) for t in (scaled, _kept(self._right, keep)))
-        return products(left.transpose(-1, -2), right)
+        scaled = _kept(self._left, keep) * factors[:, :, None, None]
+        return products(scaled.permute(0, 2, 3, 1), _kept(self._right, keep).transpose(1, 2))
+
+    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
+        """Int64 `[K, G, out, in]`: the sum of outer products of whole numbers, near `scales * gradient`.
+
+        The right side becomes a direction of norm 2^23, the left side takes all of the rest.
+        """
+        lengths = torch.nan_to_num(long_norms(self._right, whole=True), posinf=0.0)  # of records that are left out
+        ups, downs = torch.where(lengths > 0, DIRECTION / lengths, 0.0), scales[:, :, None] * lengths / DIRECTION
+        clients, records, groups, rows = self._left.shape
+        total = scales.new_zeros(clients, groups, rows, self._right.shape[3], dtype=torch.int64)
+        for at in _exact_stretches(records, clients * groups * self._right.shape[3]):
+            kept = None if keep is None else keep[:, at]
+            left, right = (
+                (_kept(side[:, at], kept) * scale[:, at].unsqueeze(3)).round_()
+                for side, scale in ((self._left, downs), (self._right, ups))
+            )
+            total += products(left.permute(0, 2, 3, 1), right.transpose(1, 2)).to(torch.int64)
+        return total
 
 
 class Arranged:
@@ -92,34 +128,27 @@ class Arranged:
         self._form, self._arrange = form, arrange
         self.entries = form.entries
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`."""
-        return self._form.squared_norms()
+        return self._form.squared_norms(whole)
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, *shape]`."""
         return self._arrange(self._form.weighted_sum(factors, keep))
 
-
-def is_worth_forming(left: Tensor, features: int) -> bool:
-    """Whether `sum_t left_t right_t^T` from `left [..., T, out]`, `right [..., T, features]` is better held.
-
-    For T = 1, and where T is small beside `out` and `features`, it is not: norms come from products of norms and from
-    Gram matrices, these in float64 because their terms cancel. Else a weighted sum of what is held is nearly free.
-    """
-    positions, out = left.shape[-2:]
-    return positions > 1 and _GRAM_ADVANTAGE * positions * (out + features) >= out * features
+    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
+        """Int64 `[K, *shape]`."""
+        return self._arrange(self._form.whole_sum(scales, keep))
 
 
 def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
-    """The cheapest form of `sum_t left_t right_t^T` from `left [K, B, G, T, out]`, `right [K, B, G, T, in]`.
+    """The form of `sum_t left_t right_t^T` from `left [K, B, G, T, out]`, `right [K, B, G, T, in]`.
 
     G counts groups. `arrange` maps a sum `[K, G, out, in]` to the parameter's shape `[K, *shape]`.
     """
-    if is_worth_forming(left, right.shape[-1]):
-        formed = products(left.transpose(-1, -2), right)
-        return Arranged(Held(formed, left.numel() + right.numel()), arrange)
-    return Arranged(Outer(left, right), arrange)
+    if left.shape[3] == 1:
+        return Arranged(Outer(left.squeeze(3), right.squeeze(3)), arrange)
+    return Arranged(Held(products(left.transpose(-1, -2), right), left.numel() + right.numel()), arrange)
 
 
 class Looked:
@@ -129,31 +158,44 @@ class Looked:
         self._index, self._gradient, self._size = index, gradient, rows
         self.entries = 3 * gradient.numel()
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`: rows that occur several times in a record are summed first."""
-        order = self._index.argsort(dim=2, stable=True)
-        sorted_index = self._index.gather(2, order)
-        starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
-        rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
-        slots = self._gradient.shape[2]
-        summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
-        return long_norms(summed.flatten(1)).square().view(self._index.shape[:2])
+        return long_norms(self._rows[1].flatten(2), whole).square()
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, V, D]`."""
         scaled = _kept(self._gradient, keep) * factors[:, :, None, None]
         return _add_rows(self._index.flatten(1), scaled.flatten(1, 2), self._size)
 
+    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
+        """Int64 `[K, V, D]`."""
+        index, rows = self._rows
+        parts = (_kept(rows, keep) * scales[:, :, None, None]).round_().to(torch.int64)
+        return _add_rows(index.flatten(1), parts.flatten(1, 2), self._size)
 
-def long_norms(rows: Tensor) -> Tensor:
-    """The L2 norms `[...]` of `rows [..., N]`: those of stretches of a row, and then the norm of these."""
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor]:
+        """Each record's gradient by distinct rows: their index `[K, B, T]` and sums `[K, B, T, D]`; 0 in slots left."""
+        order = self._index.argsort(dim=2, stable=True)
+        sorted_index = self._index.gather(2, order)
+        starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
+        rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
+        slots = self._gradient.shape[2]
+        summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
+        return torch.zeros_like(rank).scatter_(2, rank, self._index), summed.view(self._gradient.shape)
+
+
+def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
+    """The L2 norms `[...]` of `rows [..., N]`: in float64, or in their own type, then by stretches of a row."""
     length = rows.shape[-1]
+    if whole:
+        return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
     if length <= _STRETCH:
         return torch.linalg.vector_norm(rows, dim=-1)
-    whole = length // _STRETCH * _STRETCH
-    parts = torch.linalg.vector_norm(rows[..., :whole].unflatten(-1, (-1, _STRETCH)), dim=-1)
-    if whole < length:
-        rest = torch.linalg.vector_norm(rows[..., whole:], dim=-1, keepdim=True)
+    stretches = length // _STRETCH * _STRETCH
+    parts = torch.linalg.vector_norm(rows[..., :stretches].unflatten(-1, (-1, _STRETCH)), dim=-1)
+    if stretches < length:
+        rest = torch.linalg.vector_norm(rows[..., stretches:], dim=-1, keepdim=True)
         parts = torch.cat([parts, rest], dim=-1)
     return long_norms(parts)
 
@@ -169,20 +211,31 @@ class Pass:
         """The number of tensor entries that the forms hold or were made from."""
         return sum(form.entries for form in self._forms.values())
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`: the squared L2 norm of each record's whole gradient."""
-        return torch.stack([form.squared_norms() for form in self._forms.values()]).sum(0)
+        # one after the other: a reduction's order of additions may depend on a record's place
+        return reduce(torch.add, (form.squared_norms(whole) for form in self._forms.values()))
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, P]`: the sum over records of `factors [K, B]` times gradient; records outside `keep` are absent."""
         return self._layout.flatten({name: form.weighted_sum(factors, keep) for name, form in self._forms.items()})
+
+    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
+        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` (float64) times gradient."""
+        return self._layout.flatten({name: form.whole_sum(scales, keep) for name, form in self._forms.items()})
+
+
+def _exact_stretches(records: int, entries: int) -> Iterator[slice]:
+    """Cuts B records, of so many entries each, into stretches that are added up exactly, and fit the caches."""
+    step = max(1, min(_EXACT_RECORDS, _PART_ENTRIES // entries))
+    return (slice(start, start + step) for start in range(0, records, step))
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
     """`values [K, B, ...]` with the records outside `keep [K, B]` set to 0: a factor 0 alone would give 0 * NaN."""
     if keep is None:
         return values
-    return torch.where(keep.view(*keep.shape, *(1,) * (values.dim() - 2)), values, 0.0)
+    return torch.where(keep.view(*keep.shape, *(1,) * (values.dim() - 2)), values, 0)
 
 
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:

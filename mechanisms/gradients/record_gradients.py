@@ -18,8 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.materialised import Loss
-from mechanisms.gradients.routes import Routes
+from mechanisms.gradients.record_trial import wave
+from mechanisms.gradients.routes import Route, Routes
 from mechanisms.gradients.tapped import Tapped
+from mechanisms.grid import MAX_RECORDS, PART
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric, check_metric
 
@@ -29,6 +31,8 @@ _HELD_ELSEWHERE = 2**30
 # A forward pass is taken to hold this many entries for each one of its input.
 _FORWARD_ENTRIES = 8
 _FORWARD_RECORDS = 1024
+# Rows that kernels for products take together, at most.
+_ROWS = 16
 # A smaller norm may have lost digits to underflow: it is rounded up to this.
 _SMALLEST_NORM = 1e-12
 
@@ -87,6 +91,7 @@ class RecordGradients:
         self._max_records, self._memory_limit = max_records, memory_limit
         self._routes = Routes(self._module, loss, self.layout)
         self._alone = _needs_single_clients(self._module)
+        self._placed: set[tuple[object, ...]] = set()
         self._entry_size = max(p.element_size() for p in self._module.parameters())
 
     def scaled_sum(
@@ -114,24 +119,57 @@ class RecordGradients:
                 return plain, norms
         total = torch.zeros_like(params)
         for c, b, one in self._gradients(params, x, y, metric):
-            seen = torch.zeros_like(norms)
-            seen[c, b] = norms[c, b] = _norms(one)
-            scale = factors(seen)
-            if scale.shape != seen.shape:
-                raise ValueError(
-                    f"factors returned shape {tuple(scale.shape)}, it must be [K, B] = {tuple(seen.shape)}: "
-                    "give one factor per record"
-                )
+            norms[c, b] = _norms(one)
+            scale = _entries(factors, norms, c, b)
             finite = norms[c, b].isfinite()
-            scale = torch.where(finite, scale[c, b], 0.0).to(params.dtype)
+            scale = torch.where(finite, scale, 0.0).to(params.dtype)
             total[c] += one.weighted_sum(scale, None if bool(finite.all()) else finite)
         return total, norms
 
-    def norms(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Tensor:
-        """`[K, B]`: the L2 norm of each record's whole gradient, as `scaled_sum` gives it."""
-        norms = self._zeros(params, x, y, metric)
-        for c, b, one in self._gradients(params, x, y, metric):
-            norms[c, b] = _norms(one)
+    def whole_sum(
+        self,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        factors: Callable[[Tensor], Tensor],
+        bound: Tensor,
+        width: int,
+        metric: Metric = IDENTITY,
+    ) -> tuple[Tensor, Tensor]:
+        """As `scaled_sum`, but exact: `(total [K, P] int64, norms [K, B] float64)`.
+
+        The unit of the total is `2^-44 bound [K]`. A record's part, factor times gradient, is rounded to whole units by
+        itself; one whose norm is above the bound is scaled down to it. Passes hold `width` records of a client, those
+        that lack are zeros: then what is computed of a record depends on no other record, nor on which are there.
+
+        Raises ValueError as `scaled_sum`, for 2^18 records of a client or more, and where a record's place changes its
+        gradient's bits (`refuse_places`).
+        """
+        norms = self._zeros(params, x, y, metric).double()
+        if x.shape[1] >= MAX_RECORDS:
+            raise ValueError(
+                f"a batch has {x.shape[1]} records of one client, it must be below {MAX_RECORDS}: a larger exact sum "
+                "would overflow; use smaller batches or more clients"
+            )
+        total = torch.zeros_like(params, dtype=torch.int64)
+        for c, b, one in self._gradients(params, x, y, metric, width):
+            drawn = norms[c, b].shape[1]
+            found = _norms(one, whole=True)
+            norms[c, b] = found[:, :drawn]
+            finite, most = found.isfinite(), PART / found
+            scale = _entries(factors, norms, c, b).double() * (PART / bound[c, None].double())
+            scale = F.pad(scale, (0, found.shape[1] - drawn))
+            scale = torch.where(finite, torch.minimum(scale, most), 0.0)
+            total[c] += one.whole_sum(scale, None if bool(finite.all()) else finite)
+        return total, norms
+
+    def norms(
+        self, params: Tensor, x: Tensor, y: Tensor, metric: Metric = IDENTITY, width: int | None = None
+    ) -> Tensor:
+        """`[K, B]`: the L2 norm of each record's gradient as `scaled_sum` gives it; with `width`, as `whole_sum`."""
+        norms = self._zeros(params, x, y, metric).to(torch.float64 if width else params.dtype)
+        for c, b, one in self._gradients(params, x, y, metric, width):
+            norms[c, b] = _norms(one, whole=bool(width))[:, : norms[c, b].shape[1]]
         return norms
 
     def entries(self, x: Tensor, y: Tensor) -> int:
@@ -147,16 +185,19 @@ class RecordGradients:
         return isinstance(self._routes.of(x, y).engine, Tapped)
 
     @torch.no_grad()
-    def losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`[K, B]`: the loss of each record; no gradient is formed.
+    def losses(self, params: Tensor, x: Tensor, y: Tensor, width: int | None = None) -> Tensor:
+        """`[K, B]`: the loss of each record; no gradient is formed. With `width`, in passes as those of `whole_sum`.
 
         A batch is evaluated as one, but record by record where nothing is known yet of whether records mix.
         """
         losses = self._zeros(params, x, y, IDENTITY)
         together = losses.numel() == 0 or self._routes.independent(x, y)
-        for c, b in self._forward_passes(x) if together else self._passes(x, self._held(x), alone=True):
-            output = self._forward(params[c], x[c, b])
-            losses[c, b] = self._loss(output.flatten(0, 1), y[c, b].flatten(0, 1)).view(output.shape[:2])
+        passes = self._forward_passes(x, width) if together else self._passes(x, self._held(x), alone=True)
+        for c, b in passes:
+            xs, ys = _filled(x[c, b], b, width), _filled(y[c, b], b, width)
+            output = self._forward(params[c], xs)
+            found = self._loss(output.flatten(0, 1), ys.flatten(0, 1)).view(output.shape[:2])
+            losses[c, b] = found[:, : losses[c, b].shape[1]]
         return losses
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
@@ -178,13 +219,47 @@ class RecordGradients:
         with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
             return vmap(lambda row, xs: functional_call(self._module, self.layout.unflatten(row), (xs,)))(params, x)
 
-    def _gradients(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Iterator[tuple[slice, slice, Pass]]:
+    def _gradients(
+        self, params: Tensor, x: Tensor, y: Tensor, metric: Metric, width: int | None = None
+    ) -> Iterator[tuple[slice, slice, Pass]]:
+        """Passes over all records; with `width` of one shape, whatever the number of records, filled up with zeros."""
         if y.shape[:2].numel() == 0:
             return
         route = self._routes.of(x, y, metric)
-        for c, b in self._passes(x, route.entries, self._alone and not isinstance(route.engine, Tapped)):
+        alone = self._alone and not isinstance(route.engine, Tapped)
+        for c, b in self._passes(x, route.entries, alone, width):
             matrices = {layer: matrix[c] for layer, matrix in metric.items()}
-            yield c, b, route.engine.run(params[c], x[c, b], y[c, b], matrices)
+            xs, ys = _filled(x[c, b], b, width), _filled(y[c, b], b, width)
+            if width:
+                self._refuse_places(route, params[c], xs, ys)
+            yield c, b, route.engine.run(params[c], xs, ys, matrices)
+
+    def _refuse_places(self, route: Route, params: Tensor, x: Tensor, y: Tensor) -> None:
+        """Raises ValueError if a record's gradient has other bits at another place of a pass of this shape.
+
+        One made-up record stands at all places. Kernels choose their order of operations by shapes and places alone,
+        so what holds for its numbers holds for all. Tried once for each shape.
+        """
+        key = (route.engine, x.dtype, *x.shape)
+        if key in self._placed:
+            return
+        record = wave(x[:1, :1]) if x.is_floating_point() else torch.zeros_like(x[:1, :1])
+        one = route.engine.run(params, record.expand_as(x).contiguous(), torch.zeros_like(y), {})
+        norms = one.squared_norms(whole=True).sqrt()
+        equal = torch.equal(norms, norms[:, :1].expand_as(norms))
+        first = None
+        for place in {0, x.shape[1] // 2, x.shape[1] - 1}:
+            scale = torch.zeros_like(norms)
+            scale[:, place] = torch.where(norms[:, 0] > 0, PART / norms[:, 0], 0.0)
+            total = one.whole_sum(scale, None)
+            first = total if first is None else first
+            equal = equal and torch.equal(total, first)
+        if not equal:
+            raise ValueError(
+                f"on this machine a record's gradient has other bits at another place of a pass of {x.shape[1]} "
+                "records, so that an exact sum would tell which records are there: give --max-records 1"
+            )
+        self._placed.add(key)
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
         """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where there is no such way."""
@@ -199,22 +274,30 @@ class RecordGradients:
             route.engine.sum_into(sums, b.start > 0, params[c], x[c, b], y[c, b], weights[c, b])
         return total
 
-    def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
+    def _forward_passes(self, x: Tensor, width: int | None = None) -> Iterator[tuple[slice, slice]]:
         entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), self._held(x) // _FORWARD_RECORDS)
-        return self._passes(x, entries, self._alone)
+        return self._passes(x, entries, self._alone, width)
 
-    def _passes(self, x: Tensor, entries: int, alone: bool) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one client's records."""
+    def _passes(self, x: Tensor, entries: int, alone: bool, width: int | None = None) -> Iterator[tuple[slice, slice]]:
+        """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one client's records.
+
+        Without `width`, stretches are about equal and end with the records. With it they are equal, of a length that
+        does not depend on B; the last one may go beyond the records.
+        """
         clients, records = x.shape[:2]
         if clients * records == 0:
             return
         fitting = max(1, self._held(x) // max(1, entries))
         fitting = fitting if self._max_records is None else min(self._max_records, fitting)
-        step = math.ceil(records / math.ceil(records / fitting))  # equal stretches
-        together = 1 if alone else max(1, fitting // records)
+        if width:
+            step = _even(width, fitting)
+            together = 1 if alone else max(1, fitting // step)
+        else:
+            step = math.ceil(records / math.ceil(records / fitting))  # equal stretches
+            together = 1 if alone else max(1, fitting // records)
         for c in range(0, clients, together):
             for b in range(0, records, step):
-                yield slice(c, min(c + together, clients)), slice(b, min(b + step, records))
+                yield slice(c, min(c + together, clients)), slice(b, b + step if width else min(b + step, records))
 
     def _held(self, x: Tensor) -> int:
         """Tensor entries that one pass may hold."""
@@ -235,10 +318,40 @@ class RecordGradients:
         return params.new_zeros(x.shape[:2])
 
 
-def _norms(one: Pass) -> Tensor:
-    norms = one.squared_norms().sqrt()
+def _norms(one: Pass, whole: bool = False) -> Tensor:
+    norms = one.squared_norms(whole).sqrt()
     norms = torch.where(norms == 0, 0.0, norms.clamp(min=_SMALLEST_NORM))
     return torch.where(norms.isfinite(), norms, torch.inf)
+
+
+def _entries(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: slice) -> Tensor:
+    """The factors of a pass, from norms `[K, B]`; those of other passes are shown as 0."""
+    seen = torch.zeros_like(norms)
+    seen[c, b] = norms[c, b]
+    scale = factors(seen)
+    if scale.shape != seen.shape:
+        raise ValueError(
+            f"factors returned shape {tuple(scale.shape)}, it must be [K, B] = {tuple(seen.shape)}: "
+            "give one factor per record"
+        )
+    return scale[c, b]
+
+
+def _even(records: int, fitting: int) -> int:
+    """Records of a pass of fixed shape: a multiple of 16, or a power of 2 where fewer fit.
+
+    Kernels for products take rows by fours, eights or sixteens; those that are left over are added up in another order.
+    """
+    if fitting < _ROWS:
+        return 2 ** (fitting.bit_length() - 1)
+    whole = fitting // _ROWS * _ROWS
+    return math.ceil(records / math.ceil(records / whole) / _ROWS) * _ROWS
+
+
+def _filled(part: Tensor, b: slice, width: int | None) -> Tensor:
+    """`part [K, n, ...]` of a stretch, filled up with zeros to its length where passes are to be of one shape."""
+    lacking = b.stop - b.start - part.shape[1]
+    return F.pad(part, (*(0, 0) * (part.dim() - 2), 0, lacking)) if width and lacking else part
 
 
 def _needs_single_clients(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from mechanisms.gradients.forms import Form, Held, Looked, outer_products
+from mechanisms.gradients.products import linear
 from mechanisms.metric import transform_index
 
 
@@ -115,14 +116,10 @@ class LinearTap(Tap):
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = self._own["weight"], self._own.get("bias")
-        if self._clients == 1:
-            output = F.linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
-            return output, output, x
-        rows = self._by_client(x).flatten(1, -2)
-        if bias is None:
-            output = torch.bmm(rows, weight.transpose(1, 2))
-        else:
-            output = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
+        output = linear(self._by_client(x).flatten(1, -2), weight)
+        if bias is not None:
+            output = output + bias.unsqueeze(1)
+        output = output if output.requires_grad else output.requires_grad_()  # the first layer, without a bias
         output = output.view(*x.shape[:-1], weight.shape[1])
         return output, output, x
 

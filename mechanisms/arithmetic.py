@@ -1,0 +1,191 @@
+"""How private sums are made and noised: in floats for a simulation, in whole numbers for a release.
+
+Mechanisms are written once, in terms of these operations. `FLOATS` is fast, and agrees with the theory up to rounding;
+`GRID` gives the very bits that the theory is about (`mechanisms/grid.py`), and needs passes of one shape, so that what
+is computed of a record does not depend on which other records are there.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechanisms import grid
+from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.metric import Metric
+from mechanisms.randomness import Draws, Source, words_of
+from mechanisms.rounded_gaussian import SCALE_BITS, rounded_gaussian
+from mechanisms.sampling import Batch
+
+
+class Test(NamedTuple):
+    """The noisy tests of K clients, each number as it is charged.
+
+    Attributes:
+        bound: C_v, of the size of a change.
+        noise: s_v, deviation of the noise in units of the sensitivity 2 C_v.
+        threshold: beta, in units of C_v.
+    """
+
+    bound: Sequence[float]
+    noise: Sequence[float]
+    threshold: Sequence[float]
+
+
+class Arithmetic(Protocol):
+    """Sums over records whose parts have norm at most ``bound``, and noise of deviation ``std`` on them.
+
+    A total is only ever added to, and given to `noised` with the bound of its parts.
+    """
+
+    def width(self, records: int) -> int | None:
+        """Records of a client in a pass, from how many are expected; None where the shape of a pass may vary."""
+
+    def gradient_sum(
+        self,
+        gradients: RecordGradients,
+        params: Tensor,
+        batch: Batch,
+        factors: Callable[[Tensor], Tensor],
+        bound: Tensor,
+        width: int | None,
+        metric: Metric,
+    ) -> tuple[Tensor, Tensor]:
+        """The total ``[K, P]`` of gradients times factors, as `RecordGradients.scaled_sum`; and norms ``[K, B]``."""
+
+    def parts(self, values: Tensor, bound: Tensor) -> Tensor:
+        """Records' parts ``[K, ...]``, to be added up to a total."""
+
+    def total(self, values: Tensor) -> Tensor:
+        """``[K]``: sums of ``values [K, B]`` in their own type, for what is bounded afterwards."""
+
+    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str) -> Tensor:
+        """A noisy total ``[K, m]``, in the type of ``std [K]``."""
+
+    def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
+        """Several totals ``[n, m]`` of one client, each behind noise of its own, float64."""
+
+    def below(self, change: Tensor, test: Test, streams: Draws, purpose: str) -> Tensor:
+        """Bool ``[K]``: whether changes ``[K]`` within the bounds, behind noise, are below the thresholds."""
+
+
+class Floats:
+    """Sums in the tensors' own type."""
+
+    def width(self, records: int) -> int | None:
+        """Passes are as large as memory allows."""
+        return None
+
+    def gradient_sum(
+        self,
+        gradients: RecordGradients,
+        params: Tensor,
+        batch: Batch,
+        factors: Callable[[Tensor], Tensor],
+        bound: Tensor,
+        width: int | None,
+        metric: Metric,
+    ) -> tuple[Tensor, Tensor]:
+        """Float32 ``[K, P]`` and ``[K, B]``."""
+        return gradients.scaled_sum(params, batch.x, batch.y, factors, metric)
+
+    def parts(self, values: Tensor, bound: Tensor) -> Tensor:
+        """The values."""
+        return values
+
+    def total(self, values: Tensor) -> Tensor:
+        """Added up in any order."""
+        return values.sum(dim=1)
+
+    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str) -> Tensor:
+        """Float normal draws, whatever the bound; none where there is no noise."""
+        if not bool((std > 0).any()):
+            return total
+        return total + std[:, None] * streams.normal(purpose, total.shape[1]).to(std)
+
+    def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
+        """Float64 normal draws; none where there is no noise.
+
+        Raises:
+            TypeError: the source is that of a release, whose noise is on the grid.
+        """
+        if not isinstance(source, np.random.Generator):
+            raise TypeError(f"source is {type(source).__name__}, it must be a seeded stream: a release takes the grid")
+        draws = source.standard_normal(totals.shape) if std else np.zeros(totals.shape)
+        return totals.double() + std * torch.from_numpy(draws).to(totals.device)
+
+    def below(self, change: Tensor, test: Test, streams: Draws, purpose: str) -> Tensor:
+        """Compared as floats."""
+        bound, noise, threshold = (torch.tensor(one, device=change.device) for one in test)
+        return change + 2 * bound * noise * streams.normal(purpose, 1)[:, 0] < threshold * bound
+
+
+class Grid:
+    """Exact sums of whole numbers, and exact draws."""
+
+    def width(self, records: int) -> int | None:
+        """As many records as are expected, at least one."""
+        return max(1, records)
+
+    def gradient_sum(
+        self,
+        gradients: RecordGradients,
+        params: Tensor,
+        batch: Batch,
+        factors: Callable[[Tensor], Tensor],
+        bound: Tensor,
+        width: int | None,
+        metric: Metric,
+    ) -> tuple[Tensor, Tensor]:
+        """Int64 ``[K, P]`` and float64 ``[K, B]``."""
+        return gradients.whole_sum(params, batch.x, batch.y, factors, bound, width or batch.y.shape[1], metric)
+
+    def parts(self, values: Tensor, bound: Tensor) -> Tensor:
+        """Each rounded to whole units."""
+        return grid.whole_parts(values, bound)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Correctly rounded, so that the order of records does not matter; NaN where a value is not finite."""
+        rows = values.double().cpu().numpy()
+        sums = [math.fsum(row) if np.isfinite(row).all() else math.nan for row in rows]
+        return torch.tensor(sums, dtype=torch.float64, device=values.device)
+
+    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str) -> Tensor:
+        """By `mechanisms.grid`."""
+        return grid.noised(total, bound, std, streams.rounded(purpose, total.shape[1])).to(std)
+
+    def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
+        """By `mechanisms.grid`."""
+        limits = torch.full((len(totals),), bound, dtype=torch.float64, device=totals.device)
+        draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(totals.shape)
+        return grid.noised(totals, limits, torch.full_like(limits, std), draws.to(totals.device))
+
+    def below(self, change: Tensor, test: Test, streams: Draws, purpose: str) -> Tensor:
+        """Compared as whole numbers.
+
+        With noise of deviation 2^28, A points are the bound, and a point y is accepted with probability
+        ``Phi((floor(beta A) + 1/2 - y) / 2^28)``. For ``|y| <= A - 1`` that lies within the probabilities at -bound and
+        +bound, between which it is charged.
+
+        Raises:
+            ValueError: so much noise that the bound is less than a point.
+        """
+        bound, noise, threshold = (torch.tensor(one, dtype=torch.float64, device=change.device) for one in test)
+        most = (2.0**SCALE_BITS / (2.0 * noise) - 1.0).floor()
+        if bool((most < 0).any()):
+            raise ValueError(f"validation_noise = {float(noise.max()):g} is too large for a release: lower it")
+        units = 2.0**SCALE_BITS / (2.0 * noise)
+        points = torch.minimum(torch.maximum((change.double() / bound * units).round(), -most), most)
+        noisy = points.to(torch.int64) + streams.rounded(purpose, 1)[:, 0]
+        return noisy <= (threshold * units).floor().to(torch.int64)
+
+
+FLOATS, GRID = Floats(), Grid()
+
+
+def of_seed(seed: int | None) -> Arithmetic:
+    """That of a seeded simulation, or of a release, which has no seed."""
+    return GRID if seed is None else FLOATS
