@@ -89,4 +89,4 @@ class SystemEntropy:
 
 
 def _count(size: Size) -> int:
-    return size if isinstance(size, int) else math.prod(size)
+    return math.prod(size) if isinstance(size, tuple) else size
