@@ -41,13 +41,13 @@ def test_uniform_numbers_are_the_first_53_digits():
 
 @pytest.mark.parametrize("width", [1, 2, 6, 10, 1000, 2**32 + 1])
 def test_integers_are_equally_likely(width):
-    """The first words and the last ones: every remainder has as many. Kills a modulus without rejection."""
-    full, rest = divmod(2**64, width)
-    first, last = range(min(4 * width, 4000)), range(max(full - 2, 0) * width, 2**64)
-    words = [*first, *(last if len(last) < 4000 else last[-4000:])]
-    kept = len(words) - rest if rest < 4000 else sum(w < full * width for w in words)
-    drawn = fed(words + words).integers(-3, width - 3, kept)
-    assert drawn.dtype == np.int64 and drawn.tolist() == [w % width - 3 for w in words if w < full * width]
+    """The last words and the first ones: every remainder has as many. Kills a modulus without rejection."""
+    full = 2**64 // width
+    last, first = range(max((full - 2) * width, 2**64 - 4000), 2**64), range(min(4 * width, 4000))
+    words = [*last, *first]
+    kept = [w for w in words if w < full * width]
+    drawn = fed(words).integers(-3, width - 3, len(kept))
+    assert drawn.dtype == np.int64 and drawn.tolist() == [w % width - 3 for w in kept]
     if width <= 1000:
         assert len({*Counter(drawn.tolist()).values()}) == 1
 
@@ -74,7 +74,7 @@ def test_every_choice_is_equally_likely():
 
 
 def test_words_that_agree_choose_nothing():
-    assert fed([8, 1, 8, 4, 2, 9]).choice(3, 3).tolist() == [1, 0, 2]
+    assert fed([8, 1, 8, 9, 2, 4]).choice(3, 3).tolist() == [1, 2, 0]
 
 
 def test_choices_at_the_ends():

