@@ -21,8 +21,8 @@ of uniform real numbers u, v in [0, 1) with exact bounds, which suits arrays.
 **The bits.** The binary digits of uniform real numbers are independent fair bits, so one word holds the first digits of
 all of them: v (18 digits), u (16), x (29) and the sign (1). Each prefix leaves a cell of width 2^-digits in which its
 number lies. If all points of the cells give the same decision, then that is the decision. Otherwise (4 candidates in
-100,000) further digits are drawn, 64 at a time, until it is; with probability 1 this ends. Digits that decide nothing
-are never drawn. So the result is, with probability 1, the function above of real numbers.
+100,000) further digits are drawn, 64 at a time, until it is; with probability 1 this ends. So the result is, with
+probability 1, the function above of real numbers.
 
 **Rounding.** 2^28 |Z| = 2^28 k + 2^28 x, and the nearest integer to 2^28 x is floor(2^28 x + 1/2) =
 floor((floor(2^29 x) + 1) / 2): the first 29 digits of x determine it. Ties have probability 0, so rounding the
