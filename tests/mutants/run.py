@@ -54,6 +54,8 @@ ACCOUNT_TEST = "tests/test_account_command.py::test_"
 FEDFED_TEST, CHARGING = "tests/test_fedfed.py::test_", "client/charging.py"
 
 AUDIT_BOUNDS = "sim/auditing/bounds.py"
+ENTROPY, GAUSSIAN = "mechanisms/entropy.py", "mechanisms/rounded_gaussian.py"
+ENTROPY_TEST, GAUSSIAN_TEST = "tests/test_entropy.py::test_", "tests/test_rounded_gaussian.py::test_"
 
 MUTANTS = (
     Mutant(
@@ -988,6 +990,127 @@ MUTANTS = (
         "WIDE = torch.float64",
         "WIDE = torch.float32",
         (RELEASES_TEST + "a_record_among_many_moves_a_sum_by_no_more_than_itself",),
+    ),
+    Mutant(
+        "thresholds of another law",
+        GAUSSIAN,
+        "context.divide(Decimal(-i * i), Decimal(2))",
+        "context.divide(Decimal(-i * i), Decimal('1.999'))",
+        (
+            GAUSSIAN_TEST + "every_prefix_gives_the_k_of_its_lowest_and_of_its_highest_number",
+            GAUSSIAN_TEST + "far_values_of_k_are_reached",
+        ),
+    ),
+    Mutant(
+        "a threshold's cell is decided without further digits",
+        GAUSSIAN,
+        "    table[cells] = UNDECIDED\n",
+        "",
+        (GAUSSIAN_TEST + "every_prefix_gives_the_k_of_its_lowest_and_of_its_highest_number",),
+    ),
+    Mutant(
+        "the normal tail ends",
+        GAUSSIAN,
+        "    while v.value in (cells := _threshold_cells(v.bits)):\n        v.extend()\n",
+        "    cells = _threshold_cells(v.bits)\n",
+        (
+            GAUSSIAN_TEST + "far_values_of_k_are_reached",
+            GAUSSIAN_TEST + "far_tails_have_the_law",
+        ),
+    ),
+    Mutant(
+        "floats accept by another exponent",
+        GAUSSIAN,
+        "(k + 0.5 * fraction)",
+        "(k + 0.499 * fraction)",
+        (
+            GAUSSIAN_TEST + "coins_are_accepted_below_the_exponential",
+            GAUSSIAN_TEST + "floats_and_exact_arithmetic_agree_close_to_the_bound",
+        ),
+    ),
+    Mutant(
+        "exact arithmetic accepts by another exponent",
+        GAUSSIAN,
+        "((k << (x.bits + 1)) + value)",
+        "((k << x.bits) + value)",
+        (GAUSSIAN_TEST + "coins_are_accepted_below_the_exponential",),
+    ),
+    Mutant(
+        "the exact exponential is rounded inward",
+        GAUSSIAN,
+        "x.value + 1), denominator",
+        "x.value), denominator",
+        (GAUSSIAN_TEST + "digits_of_x_that_floats_do_not_see_can_turn_a_decision",),
+    ),
+    Mutant(
+        "the caller's decimal context rounds",
+        GAUSSIAN,
+        "x.value + 1), denominator).copy_negate()",
+        "x.value + 1), denominator).__neg__()",
+        (GAUSSIAN_TEST + "the_callers_decimal_context_does_not_matter",),
+    ),
+    Mutant(
+        "floats decide within their error",
+        GAUSSIAN,
+        "MARGIN = 2.0**-8",
+        "MARGIN = 0.0",
+        (GAUSSIAN_TEST + "digits_of_x_that_floats_do_not_see_can_turn_a_decision",),
+    ),
+    Mutant(
+        "floats reject within a cell of the coin",
+        GAUSSIAN,
+        "((above > -margin) & ~accepted)",
+        "((above > 1 - margin) & ~accepted)",
+        (GAUSSIAN_TEST + "coins_are_accepted_below_the_exponential",),
+    ),
+    Mutant(
+        "release noise has one sign",
+        GAUSSIAN,
+        "np.where(sign, -magnitudes, magnitudes)",
+        "magnitudes",
+        (GAUSSIAN_TEST + "draws_are_the_nearest_integers_with_their_sign",),
+    ),
+    Mutant(
+        "exact release noise has one sign",
+        GAUSSIAN,
+        "return -_rounded(k, x) if sign else _rounded(k, x)",
+        "return _rounded(k, x)",
+        (GAUSSIAN_TEST + "draws_are_the_nearest_integers_with_their_sign",),
+    ),
+    Mutant(
+        "the sign is a digit of x",
+        GAUSSIAN,
+        "word & 1\n",
+        "(word >> 1) & 1\n",
+        (GAUSSIAN_TEST + "draws_are_the_nearest_integers_with_their_sign",),
+    ),
+    Mutant(
+        "release noise is cut instead of rounded",
+        GAUSSIAN,
+        "((x + 1) >> 1)",
+        "(x >> 1)",
+        (GAUSSIAN_TEST + "draws_are_the_nearest_integers_with_their_sign",),
+    ),
+    Mutant(
+        "release noise of half the size",
+        GAUSSIAN,
+        "(k << SCALE_BITS) + ((x + 1) >> 1)",
+        "(k << (SCALE_BITS - 1)) + ((x + 1) >> 2)",
+        (GAUSSIAN_TEST + "a_million_draws_have_the_law",),
+    ),
+    Mutant(
+        "integers without rejection",
+        ENTROPY,
+        "words[words <= np.uint64(last)]",
+        "words",
+        (ENTROPY_TEST + "integers_are_equally_likely",),
+    ),
+    Mutant(
+        "chosen words may agree",
+        ENTROPY,
+        "(np.diff(words[order]) > 0).all()",
+        "True",
+        (ENTROPY_TEST + "words_that_agree_choose_nothing",),
     ),
 )
 
