@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mechanisms import grid
+from mechanisms.entropy import SystemEntropy
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import Metric
 from mechanisms.randomness import Draws, Source, words_of
@@ -56,6 +57,12 @@ class Arithmetic(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """The total ``[K, P]`` of gradients times factors, as `RecordGradients.scaled_sum`; and norms ``[K, B]``."""
 
+    def norms(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+        """Gradient norms ``[K, B]``."""
+
+    def losses(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+        """Losses ``[K, B]``."""
+
     def parts(self, values: Tensor, bound: Tensor) -> Tensor:
         """Records' parts ``[K, ...]``, to be added up to a total."""
 
@@ -92,6 +99,14 @@ class Floats:
         """Float32 ``[K, P]`` and ``[K, B]``."""
         return gradients.scaled_sum(params, batch.x, batch.y, factors, metric)
 
+    def norms(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+        """Float32."""
+        return gradients.norms(params, batch.x, batch.y)
+
+    def losses(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+        """Float32."""
+        return gradients.losses(params, batch.x, batch.y)
+
     def parts(self, values: Tensor, bound: Tensor) -> Tensor:
         """The values."""
         return values
@@ -112,8 +127,8 @@ class Floats:
         Raises:
             TypeError: the source is that of a release, whose noise is on the grid.
         """
-        if not isinstance(source, np.random.Generator):
-            raise TypeError(f"source is {type(source).__name__}, it must be a seeded stream: a release takes the grid")
+        if isinstance(source, SystemEntropy):
+            raise TypeError("float noise was asked for in a release, where noise is on a grid")
         draws = source.standard_normal(totals.shape) if std else np.zeros(totals.shape)
         return totals.double() + std * torch.from_numpy(draws).to(totals.device)
 
@@ -142,6 +157,14 @@ class Grid:
     ) -> tuple[Tensor, Tensor]:
         """Int64 ``[K, P]`` and float64 ``[K, B]``."""
         return gradients.whole_sum(params, batch.x, batch.y, factors, bound, width or batch.y.shape[1], metric)
+
+    def norms(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+        """Float64, as in an exact sum."""
+        return gradients.norms(params, batch.x, batch.y, width=width)
+
+    def losses(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+        """Float32, from passes of one shape."""
+        return gradients.losses(params, batch.x, batch.y, width)
 
     def parts(self, values: Tensor, bound: Tensor) -> Tensor:
         """Each rounded to whole units."""

@@ -82,7 +82,7 @@ class Cohort:
 
     def losses(self, params: torch.Tensor, batch: Batch, rates: Sequence[float]) -> torch.Tensor:
         """``[K, B]``: the loss of each record of a batch that was drawn with these rates."""
-        return self.gradients.losses(params, batch.x, batch.y, self.width(rates))
+        return self.arithmetic.losses(self.gradients, params, batch, self.width(rates))
 
 
 @dataclass(frozen=True)

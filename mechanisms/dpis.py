@@ -55,7 +55,7 @@ import torch
 from mechanisms import importance
 from mechanisms.accounting.accountant import Charges, convert
 from mechanisms.accounting.allotment import covered
-from mechanisms.arithmetic import Arithmetic
+from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
@@ -154,7 +154,7 @@ def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.nda
 
 
 def noisy_norm_sum(
-    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic
+    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic = FLOATS
 ) -> float:
     """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not finite adds 0."""
     rate, bounded = plan.own.dpis_norm_rate, np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0)
@@ -163,7 +163,7 @@ def noisy_norm_sum(
     return float(arithmetic.noised_from(source, total, clip_norm, rate * plan.norm_noise * clip_norm)) / rate
 
 
-def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic) -> float:
+def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic = FLOATS) -> float:
     """C: a multiple of the noisy mean norm K* / N, at most the configured bound and not far below it."""
     if plan.own.dpis_clip is None:
         return plan.clip_norm
@@ -171,7 +171,9 @@ def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Ar
     return min(plan.clip_norm, max(LEAST_CLIP * plan.clip_norm, plan.own.dpis_clip * mean))
 
 
-def _share(plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic) -> float:
+def _share(
+    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic = FLOATS
+) -> float:
     """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
     if not plan.releases_norm_sum:
         return 1.0

@@ -85,7 +85,7 @@ def look(cohort: Cohort, params: torch.Tensor, places: list[np.ndarray], rates: 
     for start in range(0, max(map(len, places), default=0), LOOKED_AT):
         part = [at[start : start + LOOKED_AT] for at in places]
         batch = gather(cohort.data, part)
-        norms = cohort.gradients.norms(params, batch.x, batch.y, width=width).double().cpu().numpy()
+        norms = cohort.arithmetic.norms(cohort.gradients, params, batch, width).double().cpu().numpy()
         for k, at in enumerate(part):
             found[k].append(norms[k, : len(at)])
     return [np.concatenate(parts) if parts else np.empty(0) for parts in found]

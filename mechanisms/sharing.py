@@ -58,7 +58,9 @@ class Release(Protocol):
     def size(self) -> int:
         """R, the length of a client's sums."""
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
+    def __call__(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+    ) -> Released:
         """The release of K clients with records ``x[k] [n_k, ...]`` and labels ``y[k] [n_k]``."""
 
 
@@ -138,7 +140,9 @@ class ClassSums:
         """Classes times D."""
         return self.classes * self.width
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
+    def __call__(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+    ) -> Released:
         """One Gaussian release of each client."""
         arithmetic, sums = self.plan.arithmetic(arithmetic), []
         for own, labels in zip(x, y, strict=True):
@@ -155,7 +159,9 @@ class Sum:
     features: Features
     size: int
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
+    def __call__(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+    ) -> Released:
         """One Gaussian release of each client."""
         arithmetic = self.plan.arithmetic(arithmetic)
         sums = torch.stack([_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x])
@@ -175,7 +181,9 @@ class SingleRecords:
         """There are no sums."""
         return 0
 
-    def __call__(self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic) -> Released:
+    def __call__(
+        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+    ) -> Released:
         """The chosen slots of each client, view after view."""
         arithmetic, purposes = self.plan.arithmetic(arithmetic), ("slots", "slot noise", "slot labels")
         parts = []

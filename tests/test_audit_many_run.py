@@ -98,7 +98,7 @@ def divided_by_the_drawn_size(cohort: Cohort, state: LocalState) -> LocalState:
     batch = dpsgd.draw(cohort)
     total, _ = dpsgd.clipped_sum(cohort, state, batch)
     drawn = batch.mask.sum(dim=1).clamp(min=1)
-    return state.descend(cohort, (total + dpsgd.noise(cohort, state)) / drawn[:, None])
+    return state.descend(cohort, dpsgd.noised(cohort, state, total) / drawn[:, None])
 
 
 class SameNoise:
@@ -205,8 +205,8 @@ class Repeating:
     def __init__(self, generator: np.random.Generator):
         self._generator = generator
 
-    def standard_normal(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-        return np.tile(self._generator.standard_normal(shape[1:], dtype=dtype), (shape[0], 1))
+    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
+        return np.tile(self._generator.standard_normal(shape[1:]), (shape[0], 1))
 
 
 class OneImage:

@@ -83,7 +83,7 @@ def test_a_record_moves_the_sums_of_its_class_alone_and_by_the_bound_at_most():
         moved = (whole - sums(quiet, [*X[:2], X[2][kept]], [*Y[:2], Y[2][kept]]))[2].view(CLASSES, WIDTH)
         label = int(Y[2][record])
         assert moved[label].norm() <= BOUND + 1e-4
-        assert torch.allclose(moved[label], clipped(flat(X[2][record : record + 1]), quiet)[0], atol=1e-4)
+        assert torch.allclose(moved[label], clipped(flat(X[2][record : record + 1]), quiet)[0].float(), atol=1e-4)
         assert moved[torch.arange(CLASSES) != label].abs().max() < 1e-4
 
 
