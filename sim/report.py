@@ -250,7 +250,7 @@ def _partition(run: Run, svg: bytes | None) -> str:
     )
     held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
     if svg is None:
-        return page.section(title, page.paragraph(f"{held} A release tells nothing of their labels."))
+        return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
     caption = f"{held} {'' if run.alone else 'Above: records of each client. '}Below: of each class."
     return page.section(title, page.picture(svg, "records by client and class", caption))
 

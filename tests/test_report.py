@@ -99,7 +99,7 @@ def test_a_release_shows_no_labels(tmp_path):
     text, page = text_of(folder), (folder / "report.html").read_text()
     assert (
         f"{held.sum()} records, {held.min()} to {held.max()} per client" in text
-        and "tells nothing of their labels" in text
+        and "does not show their labels" in text
     )
     assert "records by client and class" not in page and not (folder / "partition.svg").exists()
     np.savez(folder / "partition.npz", sizes=held)

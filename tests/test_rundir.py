@@ -7,6 +7,7 @@ import pytest
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
+from server import orders
 from sim import inputs, rundir
 from sim.cli import main_guard, parse
 from sim.run import command
@@ -72,6 +73,17 @@ def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
     assert main_guard(command, ["--resume", str(folder), "--quiet"]) == 2
     said = capsys.readouterr().err
     assert words in said and str(folder / inputs.KEY) in said and "start a new run" in said and said.count("\n") == 1
+
+
+def test_the_orders_that_were_written_down_stay(tmp_path):
+    """Another version may choose another order; after outputs have been seen it would prove nothing."""
+    folder = run(tmp_path)
+    assert orders.read(folder).keys() == set(range(4))
+    chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
+    (folder / orders.FILE).write_text(chosen)
+    train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+    assert (folder / orders.FILE).read_text() == chosen
+    assert orders.read(run(tmp_path / "open", "--mechanism=none")) == {}
 
 
 UNEQUAL = ["--dirichlet=0.3", "--min-records=3", "--batch-size=3", "--steps=2", "--rounds=3", "--seed=2"]

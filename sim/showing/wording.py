@@ -49,11 +49,11 @@ AT_ONE_ORDER = (
     "whatever made it end. They cover every charged round, finished or not."
 )
 AT_THE_BUDGET = (
-    "The run is not finished, and no order was fixed before it began: the certified figure is the budget, which holds "
+    "The run is not finished, and no order was written down before it began: the certified figure is the budget, which holds "
     "whatever made the run end."
 )
 AT_THE_BEST_ORDER = (
-    "The run is not finished, and no order was fixed before it began: the certified figures are the least over all "
+    "The run is not finished, and no order was written down before it began: the certified figures are the least over all "
     "orders, and hold for an end fixed beforehand only."
 )
 UNDER_WAY = "A round that was under way can be charged beside these; python -m sim.account --ledger tells."
