@@ -49,12 +49,12 @@ AT_ONE_ORDER = (
     "whatever made it end. They cover every charged round, finished or not."
 )
 AT_THE_BUDGET = (
-    "The run is not finished, and no order was written down before it began: the certified figure is the budget, which holds "
-    "whatever made the run end."
+    "The run is not finished, and no order was written down before it began: the certified figure is the budget, which "
+    "holds whatever made the run end."
 )
 AT_THE_BEST_ORDER = (
-    "The run is not finished, and no order was written down before it began: the certified figures are the least over all "
-    "orders, and hold for an end fixed beforehand only."
+    "The run is not finished, and no order was written down before it began: the certified figures are the least over "
+    "all orders, and hold for an end fixed beforehand only."
 )
 UNDER_WAY = "A round that was under way can be charged beside these; python -m sim.account --ledger tells."
 RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."

@@ -365,7 +365,7 @@ MUTANTS = (
     Mutant(
         "what is shown during a run is at the best order of the moment",
         "server/budgets.py",
-        "self._delta, orders=(self._last_order(int(p)),))",
+        "self._delta, orders=(self._order(int(p)),))",
         "self._delta)",
         ("tests/test_budgets.py",),
     ),
