@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mechanisms import durable
 from sim.job import Job, device_of
 
 INPUTS, KEY = "inputs.json", "inputs.key"
@@ -25,7 +26,9 @@ def write(folder: Path, job: Job) -> None:
     (folder / KEY).unlink(missing_ok=True)
     with open(folder / KEY, "wb", opener=_for_its_owner) as file:
         file.write(key)
-    (folder / INPUTS).write_text(json.dumps(_inputs(job, key), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    durable.write(folder / INPUTS, json.dumps(_inputs(job, key), indent=1).encode())
 
 
 def check(folder: Path, job: Job) -> None:
