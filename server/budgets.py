@@ -1,14 +1,14 @@
 """Who may still take part: a client retires rather than overspend."""
 
-import bisect
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, prepare
+from mechanisms.accounting.accountant import Charges, epsilon, prepare
 from mechanisms.accounting.allotment import payable
 from mechanisms.accounting.events import Event
-from mechanisms.plan import Plan, PlanTable, merge, most, planned
+from mechanisms.plan import Plan, PlanTable, merge, most
+from server.orders import order_in_advance
 
 
 class Budgets:
@@ -40,7 +40,6 @@ class Budgets:
         self._plans, self._rounds = plans, rounds
         self._target, self._delta, self._column = target, delta, column
         self.taken = taken.copy()
-        self._last_orders: dict[int, float] = {}
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
         self._history = np.array([self._number(payable(spent.get(client, {}))) for client in range(len(plans.which))])
@@ -91,26 +90,18 @@ class Budgets:
     def so_far(self) -> np.ndarray:
         """Float64 ``[clients]``: certified and spent so far, proved even if outputs decide when the run is broken off.
 
-        Each client's figure is at the one order that is best when its rounds are over, which is known beforehand. With
+        Each client's figure is at the one order that is best when its rounds are over (`order_in_advance`). With
         L the loss and D the divergence at that order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no
         rule of stopping gains anything. The smallest figure over all orders holds for an end fixed beforehand only.
         """
         distinct, place = _distinct(self._history, self._plans.which)
-        spent = [epsilon(self._histories[h], self._delta, orders=(self._last_order(int(p)),)) for h, p in distinct]
+        spent = [epsilon(self._histories[h], self._delta, orders=(self._order(int(p)),)) for h, p in distinct]
         return np.array([one.epsilon for one in spent])[place]
 
-    def _last_order(self, number: int) -> float:
-        """The order that gives the epsilon of as many rounds of a plan as the target pays for."""
-        if number not in self._last_orders:
-            plan, last = self._plans.plans[number], self._rounds
-
-            def costs(rounds: int) -> float:
-                return epsilon(planned(plan, rounds), self._delta, self._column).epsilon
-
-            if costs(last) > self._target:
-                last = bisect.bisect_right(range(1, last), self._target, key=costs)
-            self._last_orders[number] = guarantee(planned(plan, last), self._delta, "certified", ORDERS).order or 2.0
-        return self._last_orders[number]
+    def _order(self, number: int) -> float:
+        """The order of a plan's figures while the run goes on."""
+        plan = self._plans.plans[number]
+        return order_in_advance(plan, self._rounds, self._target, self._delta, self._column)
 
     def histories(self) -> list[Charges]:
         """What clients have paid so far, each distinct history once."""

@@ -22,7 +22,7 @@ from sim.config import Config
 from sim.datasets.dataset import Dataset
 from sim.datasets.features import load
 from sim.datasets.words import words_of
-from sim.limits import hides_rejections
+from sim.limits import tells_times
 from sim.models import build as build_model
 from sim.partition import Partition, partition
 from sim.public import Public, hold_out, set_aside
@@ -299,7 +299,7 @@ def federation(job: Job) -> Federation:
         column=config.privacy.budget,
         seed=job.seed,
         evaluate_every=config.rounds.evaluate_every,
-        timed=not (config.run.release and hides_rejections(config)),
+        timed=tells_times(config),
     )
 
 

@@ -42,18 +42,28 @@ _NOT_PRIVATE = "This run was trained without privacy: no record of any client is
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory's content, as far as the report shows it; the summary is None until the run is finished."""
+    """A run directory's content, as far as the report shows it.
+
+    Attributes:
+        folder: the directory.
+        config: of the run.
+        records: of its finished rounds.
+        sizes: records of each client, int64 ``[clients]``.
+        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is told.
+        summary: None until the run is finished.
+    """
 
     folder: Path
     config: Config
     records: tuple[RoundRecord, ...]
-    counts: np.ndarray
+    sizes: np.ndarray
+    counts: np.ndarray | None
     summary: Summary | None
 
     @property
     def alone(self) -> bool:
         """Whether one client holds all records."""
-        return len(self.counts) == 1
+        return len(self.sizes) == 1
 
     @property
     def private(self) -> bool:
@@ -67,7 +77,7 @@ class Run:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` and ``partition.svg`` into a run directory; returns the report's path.
+    """Write ``report.html`` into a run directory, and ``partition.svg`` unless it is a release; the report's path.
 
     Raises:
         ValueError: it is no run directory, or a file of it is damaged.
@@ -75,7 +85,7 @@ def write_report(run_dir: Path) -> Path:
     from sim.showing import plots
 
     run = read_run(run_dir)
-    partition = plots.svg(plots.partition(run.counts))
+    partition = None if run.counts is None else plots.svg(plots.partition(run.counts))
     parts = [_headline(run)]
     if run.records:
         pictures = plots.svg(plots.accuracy_and_loss(run.records))
@@ -89,7 +99,8 @@ def write_report(run_dir: Path) -> Path:
     sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
     parts += [section for section in sections if section]
     parts += [_guarantee(run), _partition(run, partition), _configuration(run.config), _recompute(run)]
-    durable.write(run_dir / "partition.svg", partition)
+    if partition is not None:
+        durable.write(run_dir / "partition.svg", partition)
     path = run_dir / "report.html"
     durable.write(path, page.page(_title(run), _subtitle(run), parts).encode())
     return path
@@ -109,10 +120,10 @@ def read_run(run_dir: Path) -> Run:
         records = tuple(RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}"))
         closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
         with np.load(run_dir / "partition.npz") as arrays:
-            counts = arrays["counts"]
+            sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ValueError(f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it") from None
-    return Run(run_dir, config, records, counts, closing)
+    return Run(run_dir, config, records, sizes, counts, closing)
 
 
 def _title(run: Run) -> str:
@@ -120,7 +131,7 @@ def _title(run: Run) -> str:
 
 
 def _clients(run: Run) -> str:
-    return "1 client" if len(run.counts) == 1 else f"{len(run.counts)} clients"
+    return "1 client" if run.alone else f"{len(run.sizes)} clients"
 
 
 def _subtitle(run: Run) -> str:
@@ -165,7 +176,7 @@ def _headline(run: Run) -> str:
     if run.alone:
         entries.append(("Budget", "used up" if last.retired else "not used up", "whether it pays for a further round"))
     else:
-        note = f"of {len(run.counts)}: their budget pays for no further round"
+        note = f"of {len(run.sizes)}: their budget pays for no further round"
         entries.append(("Retired clients", str(last.retired), note))
     return page.tiles(entries)
 
@@ -218,32 +229,30 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def _guarantee(run: Run) -> str:
-    records, delta = int(run.counts.sum()), run.config.privacy.delta
+    records, delta = int(run.sizes.sum()), run.config.privacy.delta
     if not run.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
     parts = [page.paragraph(_ONE_CLIENT if run.alone else _THREAT_MODEL)]
-    if run.config.privacy.budget == "published":
-        parts.append(page.paragraph(wording.PUBLISHED_BUDGET))
-    if held := run.config.data.validation_records:
-        parts.append(page.paragraph(f"The {held} training records that were held out for tuning are not protected."))
-    if public := run.config.data.public_records:
-        parts.append(page.paragraph(f"The {public} training records that were taken out as public are not protected."))
-    parts += [page.paragraph(text) for text in limits(run.config)]
+    if run.config.run.release:
+        parts.append(page.paragraph(wording.RELEASED))
     if delta * records >= 1:
         text = f"Delta {delta:g} is not below 1 / {records} records: it allows that some record is given away entirely."
         parts.append(page.paragraph(text))
-    parts.append(page.paragraph(wording.RELEASED if run.config.run.release else wording.SEEDED))
+    parts += [page.paragraph("What it does not cover, or takes for granted:"), page.listing(limits(run.config))]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
 
 
-def _partition(run: Run, svg: bytes) -> str:
-    data, sizes = run.config.data, run.counts.sum(axis=1)
+def _partition(run: Run, svg: bytes | None) -> str:
+    title, sizes = "Who holds which records", run.sizes
     several = (
-        f"Partition {data.partition}: {int(sizes.sum())} records, {int(sizes.min())} to {int(sizes.max())} per client "
-        f"(median {np.median(sizes):g}). Above: records of each client; below: of each class."
+        f"Partition {run.config.data.partition}: {int(sizes.sum())} records, {int(sizes.min())} to {int(sizes.max())} "
+        f"per client (median {np.median(sizes):g})."
     )
-    caption = f"One client holds all {int(sizes.sum())} records. Below: of each class." if run.alone else several
-    return page.section("Who holds which records", page.picture(svg, "records by client and class", caption))
+    held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
+    if svg is None:
+        return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
+    caption = f"{held} {'' if run.alone else 'Above: records of each client. '}Below: of each class."
+    return page.section(title, page.picture(svg, "records by client and class", caption))
 
 
 def _configuration(config: Config) -> str:

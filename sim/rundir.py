@@ -1,7 +1,6 @@
 """The run directory: made whole or not at all, and finished with the model, the summary and the report."""
 
 import fcntl
-import hashlib
 import json
 import os
 import time
@@ -19,11 +18,11 @@ from mechanisms.registry import MECHANISMS
 from server.loop import Standing
 from server.records import Epsilon, Summary, largest, total_seconds
 from sim import config as configs
+from sim import inputs
 from sim.config import Config
-from sim.job import Job, device_of
+from sim.job import Job
 from sim.limits import limits
 
-INPUTS = "inputs.json"
 MOST_PLD = 20
 """Distinct histories of charges, at most, for which privacy-loss distributions are computed: each takes a moment."""
 AUDITED = "audited"
@@ -58,11 +57,18 @@ def create(folder: Path, job: Job) -> None:
     for name in ("ledger", "checkpoints"):
         (part / name).mkdir(parents=True, exist_ok=True)
     configs.save(job.config, part / "config.toml")
-    counts = job.partition.counts(job.dataset.y, job.dataset.classes)
-    np.savez_compressed(part / "partition.npz", counts=counts, sizes=job.partition.sizes)
-    (part / INPUTS).write_text(json.dumps(_inputs(job), indent=1))
+    np.savez_compressed(part / "partition.npz", **_partition(job))
+    inputs.write(part, job)
     part.rename(folder)
     durable.sync_folder(folder.parent)
+
+
+def _partition(job: Job) -> dict[str, np.ndarray]:
+    """Records of each client; of each class, too, unless it is a release: nothing pays for exact numbers of labels."""
+    arrays = {"sizes": job.partition.sizes}
+    if not job.config.run.release:
+        arrays["counts"] = job.partition.counts(job.dataset.y, job.dataset.classes)
+    return arrays
 
 
 def check_resumable(folder: Path) -> None:
@@ -73,39 +79,6 @@ def check_resumable(folder: Path) -> None:
     """
     if (folder / AUDITED).exists():
         raise ValueError(f"{folder} is an audited run, whose canaries were not kept: start a new one")
-
-
-def check_inputs(folder: Path, job: Job) -> None:
-    """Refuse to go on with other records or on another kind of device than the run began with.
-
-    A replayed round is charged once because it is the same draws on the same sums; on others it would be a new release.
-
-    Raises:
-        ValueError: what differs.
-    """
-    began = json.loads((folder / INPUTS).read_text())
-    for name, now in _inputs(job).items():
-        if began[name] != now:
-            raise ValueError(
-                f"{name} = {now} is not what {folder} began with, {began[name]}: a resumed run goes on with the same "
-                "records on the same kind of device; restore them, or start a new run"
-            )
-
-
-def _inputs(job: Job) -> dict[str, str]:
-    data, parts = job.dataset, job.partition
-    digest = hashlib.blake2b(digest_size=16)
-    for array in (data.x, data.y, data.x_test, data.y_test, parts.indices, parts.offsets):
-        digest.update(np.ascontiguousarray(array).data)
-    for tensor in _constants(job).values():
-        digest.update(tensor.numpy().data)
-    return {"records": digest.hexdigest(), "device": device_of(job.config).type}
-
-
-def _constants(job: Job) -> dict[str, torch.Tensor]:
-    """What the model computes with beside its trained parameters, such as given vectors of words."""
-    frozen = {name: p.detach() for name, p in job.model.named_parameters() if not p.requires_grad}
-    return {name: t.contiguous() for name, t in (frozen | dict(job.model.named_buffers())).items()}
 
 
 @contextmanager
@@ -162,6 +135,6 @@ def _largest_pld(histories: Sequence[Charges], delta: float) -> Epsilon:
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
     """Write the final model and the summary."""
-    tensors = _constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
+    tensors = inputs.constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
     durable.write(folder / "model.safetensors", save({name: t.contiguous() for name, t in tensors.items()}))
     durable.write(folder / "summary.json", json.dumps(summary.to_json(), indent=1).encode())

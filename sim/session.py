@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from server import loop
+from mechanisms.registry import MECHANISMS
+from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
+from sim import inputs, rundir
 from sim import job as jobs
-from sim import rundir
 from sim.cli import Request
 from sim.cluster import Cluster, starting
 from sim.nodes import Host
@@ -44,8 +45,10 @@ def run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], o
     Raises:
         ValueError: the run began with other records or on another device, or another process is at it.
     """
-    rundir.check_inputs(folder, job)
+    inputs.check(folder, job)
     with rundir.lock(folder):
+        if MECHANISMS[job.config.privacy.mechanism].private:
+            orders.write(folder, jobs.federation(job))
         _run(job, folder, exchange, trained)
 
 

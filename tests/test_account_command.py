@@ -9,13 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mechanisms.accounting import accountant
+from mechanisms.accounting import accountant, ledger
 from mechanisms.accounting.events import SampledGaussian, Unprotected, to_dict
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening
+from server import orders
+from server.store import Store
 from sim.account import main
+from sim.cli import main_guard
+from sim.run import command as train
 from sim.showing import wording
 from tests.reference_values import REFERENCE
 
@@ -189,18 +193,97 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     assert clients[2]["events"] == [{**to_dict(event), "count": count} for event, count in charges.items()]
     for column in ("certified", "published"):
         assert clients[2][f"epsilon_{column}"] == accountant.epsilon(charges, 1e-6, column).epsilon
-    unused = {"client": 3, "epsilon_certified": 0, "epsilon_published": 0, "delta": 1e-6, "events": []}
+    unused = {"client": 3, "epsilon_certified": 0, "order": None, "epsilon_published": 0, "delta": 1e-6, "events": []}
     assert clients[3] == unused
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
 
 
-def test_of_an_unfinished_run_the_budget_is_what_is_proved(capsys, tmp_path):
-    folder = make_run(tmp_path, "[privacy]\ndelta = 1e-6\n[data]\nclients = 4\n")
-    for finished in (False, True):
-        assert run(capsys, "--ledger", folder)["finished"] is finished
-        assert main(["--ledger", str(folder)]) == 0
-        assert (wording.UNFINISHED[:40] in capsys.readouterr().out) is not finished
-        (folder / "summary.json").touch()
+BUDGET = '[privacy]\ndelta = 1e-6\nepsilon = 9.5\nbudget = "certified"\n[data]\nclients = 4\n'
+LEAST = {
+    "no budget": BUDGET.replace("9.5", '"none"'),
+    "the paper's budget": BUDGET.replace('"certified"', '"published"'),
+    "an overspent budget": BUDGET.replace("9.5", "0.5"),
+}
+
+
+def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_it_began(capsys, tmp_path):
+    """Kills the least over all orders, which holds for an end fixed beforehand only."""
+    folder = make_run(tmp_path, BUDGET)
+    least = [row["epsilon_certified"] for row in run(capsys, "--ledger", folder, "--delta", 1e-4)["clients"]]
+    lines = [{"order": 3.0, "clients": "0-1"}, {"order": 20.0, "clients": "2-3"}]
+    (folder / orders.FILE).write_text(json.dumps(lines))
+    found = run(capsys, "--ledger", folder, "--delta", 1e-4)
+    assert (found["finished"], found["note"]) == (False, wording.AT_ONE_ORDER)
+    charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
+    shown = [row["epsilon_certified"] for row in found["clients"]]
+    assert shown[2] == accountant.epsilon(charges, 1e-4, orders=(20.0,)).epsilon > 1.05 * least[2]
+    assert [row["order"] for row in found["clients"]] == [3.0, None, 20.0, None]
+    assert main(["--ledger", str(folder)]) == 0
+    assert wording.AT_ONE_ORDER in capsys.readouterr().out
+    (folder / "summary.json").touch()
+    done = run(capsys, "--ledger", folder, "--delta", 1e-4)
+    assert (done["finished"], done["note"]) == (True, "")
+    assert [row["epsilon_certified"] for row in done["clients"]] == least
+
+
+def test_of_an_unfinished_run_without_an_order_the_budget_is_what_is_proved(capsys, tmp_path):
+    found = run(capsys, "--ledger", make_run(tmp_path, BUDGET))
+    assert found["note"] == wording.AT_THE_BUDGET
+    assert [row["epsilon_certified"] for row in found["clients"]] == [9.5, 0.0, 9.5, 0.0]
+    other = run(capsys, "--ledger", tmp_path, "--delta", 1e-4)
+    assert other["note"] == wording.AT_THE_BEST_ORDER and other["clients"][2]["epsilon_certified"] < 9.5
+
+
+@pytest.mark.parametrize("settings", LEAST.values(), ids=LEAST)
+def test_where_nothing_else_is_proved_the_least_figure_says_for_which_end_it_holds(capsys, tmp_path, settings):
+    found = run(capsys, "--ledger", make_run(tmp_path, settings))
+    charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
+    assert found["clients"][2]["epsilon_certified"] == accountant.epsilon(charges, 1e-6).epsilon
+    assert found["note"] == wording.AT_THE_BEST_ORDER
+
+
+UNEVEN = "--clients 6 --partition quantity --batch-size 60 --rounds 4 --epsilon 5 --engine inline --quiet"
+
+
+@pytest.mark.parametrize("flags", ["", "--release", "--noise-multiplier 3 --epsilon none", "--mechanism dpagd"])
+def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(capsys, tmp_path, flags, monkeypatch):
+    """Of clients with different plans; and a round that is charged, but not finished, is counted on top."""
+    append = Store.append
+
+    def broken(self, record):
+        append(self, record)
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "append", broken)
+    assert main_guard(train, [*UNEVEN.split(), *flags.split(), "--name", "run", "--out", str(tmp_path)]) == 130
+    capsys.readouterr()
+    found = run(capsys, "--ledger", tmp_path / "run")
+    last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    figures = [row["epsilon_certified"] for row in found["clients"]]
+    assert max(figures) == last["epsilon_certified_max"] and np.median(figures) == last["epsilon_certified_median"]
+    spent = ledger.read(tmp_path / "run" / "ledger")
+    least = [accountant.epsilon(spent[client], 1e-5).epsilon for client in range(6)]
+    assert all(a >= b for a, b in zip(figures, least, strict=True)) and found["note"] == wording.AT_ONE_ORDER
+    assert ("dpagd" in flags) or sum(figures) > sum(least)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "orders.json is damaged"),
+        ('[{"order": "x", "clients": "0-3"}]', "orders.json is damaged"),
+        ('[{"order": 3.0, "clients": "3-0"}]', "orders.json is damaged"),
+        ('[{"order": 1.0, "clients": "0-3"}]', "order"),
+        ('[{"order": 3.0, "clients": "0"}]', "client 1 has no Renyi order"),
+    ],
+)
+def test_orders_that_cannot_be_used_are_one_clear_line_and_status_2(capsys, tmp_path, text, words):
+    folder = make_run(tmp_path, BUDGET)
+    (folder / orders.FILE).write_text(text)
+    assert main(["--ledger", str(folder)]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
 
 
 def test_clients_with_equal_figures_share_a_line_of_the_table(capsys, tmp_path):

@@ -24,7 +24,8 @@ def show(quiet=False, terminal=False, epsilon=2.5, width=120, release=False):
         for n in (2, 3, 4):
             progress.round(RoundRecord(n, 0.2 * n, 0.5, epsilon, epsilon, epsilon, 1, 3, 60.0, 50.0))
         each, noise = (epsilon,) * 3, (1.5, 1.5, 2.0)
-        progress.finished(Summary(0.8, 0.5, each, each, 2.25, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release))
+        head = (0.8, 0.5, each, each, 2.25, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release)
+        progress.finished(Summary(*head, limits=() if release else (wording.SEEDED, wording.TEST)))
     return text.getvalue()
 
 
@@ -62,8 +63,8 @@ def test_without_privacy_there_is_no_number(epsilon):
         assert "published" not in text and "order" not in text and "delta" not in text
 
 
-def test_a_seeded_run_says_so():
-    assert "seeded simulation" in show() and "--release" in show()
+def test_limits_are_printed_in_their_order_and_once():
+    assert show().splitlines()[-2:] == [wording.SEEDED, wording.TEST] and show().count("seeded simulation") == 1
     assert "seeded simulation" not in show(release=True)
 
 

@@ -25,7 +25,7 @@ def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
     folder.mkdir()
     save(load(None, {"clients": clients, "mechanism": mechanism, "rounds": 3, **settings}), folder / "config.toml")
     counts = np.random.default_rng(0).integers(0, 9, (clients, 4))
-    np.savez(folder / "partition.npz", counts=counts)
+    np.savez(folder / "partition.npz", sizes=counts.sum(axis=1), counts=counts)
     spent = [math.inf if mechanism == "none" else 2.5 * n for n in (1, 2, 3)]
     rounds = [RoundRecord(n, 0.2 * n, 2.0 / n, e, e, e, 1, clients, 0.5, 0.4) for n, e in enumerate(spent, 1)]
     lines = [json.dumps(r.to_json()) for r in rounds]
@@ -90,6 +90,24 @@ def test_a_single_client(tmp_path):
 def test_a_release_says_so(tmp_path):
     text = text_of(make(tmp_path / "out", release=True))
     assert "entropy" in text and "seeded simulation" not in text
+
+
+def test_a_release_shows_no_labels(tmp_path):
+    """Also one of an earlier version, whose directory holds their numbers. Sizes of clients are public."""
+    folder = make(tmp_path / "out", release=True)
+    held = np.load(folder / "partition.npz")["counts"].sum(axis=1)
+    text, page = text_of(folder), (folder / "report.html").read_text()
+    assert (
+        f"{held.sum()} records, {held.min()} to {held.max()} per client" in text
+        and "does not show their labels" in text
+    )
+    assert "records by client and class" not in page and not (folder / "partition.svg").exists()
+    np.savez(folder / "partition.npz", sizes=held)
+    assert text_of(folder) == text
+    simulated = make(tmp_path / "in")
+    assert (
+        "records by client and class" in write_report(simulated).read_text() and (simulated / "partition.svg").exists()
+    )
 
 
 def test_a_large_delta_is_pointed_out(tmp_path):

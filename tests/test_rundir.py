@@ -7,8 +7,10 @@ import pytest
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
-from sim import rundir
-from sim.cli import parse
+from server import orders
+from sim import inputs, rundir
+from sim.cli import main_guard, parse
+from sim.run import command
 from sim.session import train
 
 SMALL = ["--clients=4", "--rounds=2", "--engine=inline", "--quiet"]
@@ -47,6 +49,43 @@ def test_a_resumed_run_keeps_its_records(tmp_path):
     train(parse(["--resume", str(folder), "--quiet"], "run", ""))
 
 
+@pytest.mark.parametrize("flags", [[], ["--release"]])
+def test_the_digest_of_the_records_tells_nothing_without_its_key(tmp_path, flags):
+    """A plain one would decide, for whoever knows all records but one, which record the last one is."""
+    a, b = (run(tmp_path / name, "--dataset", records(tmp_path / "data.npz", 0.0), *flags) for name in "ab")
+    digests = [json.loads((folder / inputs.INPUTS).read_text()) for folder in (a, b)]
+    assert digests[0]["records"] != digests[1]["records"] and digests[0]["device"] == digests[1]["device"]
+    keys = [(folder / inputs.KEY).read_bytes() for folder in (a, b)]
+    assert keys[0] != keys[1] and {len(key) for key in keys} == {32}
+    assert {(folder / inputs.KEY).stat().st_mode & 0o777 for folder in (a, b)} == {0o600}
+    (b / inputs.KEY).write_bytes(keys[0])
+    (b / inputs.INPUTS).write_text(json.dumps(digests[0]))
+    train(parse(["--resume", str(b), "--quiet"], "run", ""))
+
+
+@pytest.mark.parametrize(("left", "words"), [(None, "No such file"), (b"", "0 bytes"), (b"k" * 31, "31 bytes")])
+def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
+    """As one of an earlier version: nobody could tell whether the records are the same."""
+    folder = run(tmp_path)
+    (folder / inputs.KEY).unlink()
+    if left is not None:
+        (folder / inputs.KEY).write_bytes(left)
+    assert main_guard(command, ["--resume", str(folder), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and str(folder / inputs.KEY) in said and "start a new run" in said and said.count("\n") == 1
+
+
+def test_the_orders_that_were_written_down_stay(tmp_path):
+    """Another version may choose another order; after outputs have been seen it would prove nothing."""
+    folder = run(tmp_path)
+    assert orders.read(folder).keys() == set(range(4))
+    chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
+    (folder / orders.FILE).write_text(chosen)
+    train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+    assert (folder / orders.FILE).read_text() == chosen
+    assert orders.read(run(tmp_path / "open", "--mechanism=none")) == {}
+
+
 UNEQUAL = ["--dirichlet=0.3", "--min-records=3", "--batch-size=3", "--steps=2", "--rounds=3", "--seed=2"]
 
 
@@ -67,7 +106,7 @@ def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
 
 def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
     folder = run(tmp_path)
-    inputs = folder / rundir.INPUTS
-    inputs.write_text(json.dumps(json.loads(inputs.read_text()) | {"device": "cuda"}))
+    path = folder / inputs.INPUTS
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
     with pytest.raises(ValueError, match="device = cpu"):
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))

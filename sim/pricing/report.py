@@ -1,21 +1,24 @@
 """What ``python -m sim.account`` prints: figures of a mechanism's parameters, and of a run's ledger."""
 
 import argparse
+import functools
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mechanisms.accounting import accountant, calibration
 from mechanisms.accounting import ledger as ledgers
-from mechanisms.accounting.curves import COLUMNS
 from mechanisms.accounting.events import Event, PublicLabels, TrialCap, to_dict
 from mechanisms.accounting.ranges import format_ranges
+from server import orders
 from sim.pricing.mechanisms import MECHANISMS, numbers
 from sim.showing import wording
 
 Record = dict[str, Any]
+Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
+"""From a client, its charges and a delta to its certified figure."""
 
 LIMITS = {PublicLabels: wording.PUBLIC_LABELS, TrialCap: wording.HIDDEN}
 
@@ -65,11 +68,45 @@ def ledger(flags: argparse.Namespace) -> Record:
         raise ValueError(f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta")
     accountant.check_delta(delta)
     private = setting(config, "privacy", "mechanism", str) != "none"
+    finished = (folder / "summary.json").is_file()
     spent = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(spent) | set(range(setting(config, "data", "clients", int) or 0)))
-    clients = [_client(client, spent.get(client, {}), delta, private) for client in everybody]
+    price, note = _least, ""
+    if private and not finished:
+        price, note = _unfinished(folder, config, delta, spent)
+    clients = [_client(client, spent.get(client, {}), delta, private, price) for client in everybody]
     released = {event for charges in spent.values() for event in charges}
-    return {"finished": (folder / "summary.json").is_file(), "clients": clients, "limits": limits(released)}
+    return {"finished": finished, "note": note, "clients": clients, "limits": limits(released)}
+
+
+def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
+    """The smallest certified figure over all orders."""
+    return accountant.epsilon(charges, delta)
+
+
+def _unfinished(
+    folder: Path, config: Record, delta: float, spent: Mapping[int, accountant.Charges]
+) -> tuple[Price, str]:
+    """How the clients of a run that is not finished are priced, by what holds whatever made it end; and a note."""
+    order_of = orders.read(folder)
+    if order_of:
+        return functools.partial(_at_its_order, order_of), wording.AT_ONE_ORDER
+    target = setting(config, "privacy", "epsilon", float, int, str)
+    own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
+    kept = not isinstance(target, str | None) and own == (delta, "certified")
+    if not kept or any(_least(client, charges, delta).epsilon > target for client, charges in spent.items()):
+        return _least, wording.AT_THE_BEST_ORDER
+    budget = accountant.Guarantee(float(target), None)
+    return lambda client, charges, _: budget if charges else _least(client, charges, delta), wording.AT_THE_BUDGET
+
+
+def _at_its_order(
+    order_of: Mapping[int, float], client: int, charges: accountant.Charges, delta: float
+) -> accountant.Guarantee:
+    """The certified figure at the order that was fixed for a client before the run began."""
+    if client not in order_of:
+        raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
+    return accountant.epsilon(charges, delta, orders=(order_of[client],))
 
 
 def limits(released: Iterable[Event]) -> list[str]:
@@ -78,15 +115,15 @@ def limits(released: Iterable[Event]) -> list[str]:
     return [text for kind, text in LIMITS.items() if kind in kinds]
 
 
-def _client(client: int, charges: accountant.Charges, delta: float, private: bool) -> Record:
-    epsilons = {
-        f"epsilon_{column}": accountant.epsilon(charges, delta, column).epsilon if private else math.inf
-        for column in COLUMNS
-    }
+def _client(client: int, charges: accountant.Charges, delta: float, private: bool, price: Price) -> Record:
+    certified = price(client, charges, delta) if private else accountant.Guarantee(math.inf, None)
+    published = accountant.epsilon(charges, delta, "published").epsilon if private else math.inf
     events: list[tuple[Event, int]] = sorted(charges.items(), key=repr)
     return {
         "client": client,
-        **epsilons,
+        "epsilon_certified": certified.epsilon,
+        "order": certified.order,
+        "epsilon_published": published,
         "delta": delta,
         "events": [{**to_dict(event), "count": int(count)} for event, count in events],
     }
@@ -106,16 +143,17 @@ def read_config(path: Path) -> Record:
         raise ValueError(f"{path} must be TOML ({error}); restore it or give --delta without it") from error
 
 
-def setting(config: Record, table: str, key: str, kind: type) -> Any:
-    """One value of a configuration; None when its table or key is absent.
+def setting(config: Record, table: str, key: str, *kinds: type) -> Any:
+    """One value of a configuration, of one of the kinds; None when its table or key is absent.
 
     Raises:
         ValueError: the value is of another type.
     """
     content = config.get(table, {})
     value = content.get(key) if isinstance(content, dict) else content
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-        raise ValueError(f"[{table}] {key} = {value!r} in config.toml must be a {kind.__name__}; restore the file")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"[{table}] {key} = {value!r} in config.toml must be a {names}; restore the file")
     return value
 
 
@@ -160,8 +198,8 @@ def show(result: Record) -> None:
     Console().print(table)
     for text in result["limits"]:
         Console().print(text, style="yellow", soft_wrap=True)
-    if not result.get("finished", True):
-        Console().print(wording.UNFINISHED, style="yellow", soft_wrap=True)
+    if result.get("note"):
+        Console().print(result["note"], style="yellow", soft_wrap=True)
 
 
 def _text(name: str, value: Any) -> str:

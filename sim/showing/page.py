@@ -12,6 +12,7 @@ main { max-width: 920px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 24px; margin: 0 0 2px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 0 0 10px; }
 p { margin: 0 0 10px; max-width: 76ch; }
+ul { margin: 0 0 10px; padding-left: 20px; max-width: 76ch; }
 .subtitle { color: #64748b; margin-bottom: 20px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; margin-bottom: 16px; }
 .tile, section { background: #fff; border: 1px solid #e2e8f0; border-radius: 8px; }
@@ -69,6 +70,11 @@ def section(title: str, *parts: str, notice: bool = False) -> str:
 def paragraph(text: str) -> str:
     """A paragraph of plain text."""
     return f"<p>{escape(text)}</p>"
+
+
+def listing(lines: Iterable[str]) -> str:
+    """A list of plain texts."""
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
 
 
 def commands(lines: Iterable[str]) -> str:

@@ -76,10 +76,6 @@ class Progress:
             self._console.print(summary.note, style="dim", soft_wrap=True)
         for limit in summary.limits:
             self._console.print(limit, style="yellow", soft_wrap=True)
-        if summary.budget == "published" and largest(summary.epsilon_published) is not None:
-            self._console.print(wording.PUBLISHED_BUDGET, style="yellow", soft_wrap=True)
-        if not summary.release:
-            self._console.print(wording.SEEDED, style="yellow", soft_wrap=True)
 
     def close(self) -> None:
         """Take the live line away; the terminal is as before."""

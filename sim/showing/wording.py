@@ -6,8 +6,27 @@ from decimal import ROUND_CEILING, Context
 from server.records import Epsilon, finite
 
 SEEDED = (
-    "This is a seeded simulation: whoever knows the seed can subtract the noise. "
-    "For a model that leaves your hands, use --release."
+    "This is a seeded simulation: whoever knows the seed can subtract the noise. Noise comes from a statistical "
+    "generator and sums are rounded in float32, so epsilon is that of the mechanism, not of these bits. For a model "
+    "that leaves your hands, use --release."
+)
+ROUNDED = "Noise and sums are rounded in float32: epsilon is that of the mechanism, not of these bits."
+TEST = "The test part, and the scores on it, are not protected."
+VALIDATION = "The training records that were held out for validation, and the scores on them, are not protected."
+PUBLIC_RECORDS = "The training records that were taken out as public are not protected."
+TIMES = "The times that rounds took are written down, and are not protected."
+TRIES = "The choice of settings is not covered: all runs on the same records add up."
+OWN_MODEL = (
+    "The model's own Python code is trusted: it must not pass anything from one record to another by files, global "
+    "variables or other means outside PyTorch."
+)
+PARTITION = (
+    "The partition is drawn from the seed and taken as given. The number of records of each client and the number of "
+    "classes count as public."
+)
+PARTITION_BY_LABEL = (
+    "The partition is drawn by label from the seed and taken as given. The number of records of each client counts as "
+    "public, and with it the number of records of each class, which follows from it."
 )
 HIDDEN = (
     "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
@@ -24,6 +43,18 @@ PUBLISHED_BUDGET = (
 UNFINISHED = (
     "The run is not finished. Whoever ends it by what it has shown has the budget proved, not what is spent so far: "
     "that holds for an end fixed beforehand."
+)
+AT_ONE_ORDER = (
+    "The run is not finished: its certified figures are at a Renyi order that was fixed before it began, and hold "
+    "whatever made it end. They cover every charged round, finished or not."
+)
+AT_THE_BUDGET = (
+    "The run is not finished, and no order was written down before it began: the certified figure is the budget, which "
+    "holds whatever made the run end."
+)
+AT_THE_BEST_ORDER = (
+    "The run is not finished, and no order was written down before it began: the certified figures are the least over "
+    "all orders, and hold for an end fixed beforehand only."
 )
 UNDER_WAY = "A round that was under way can be charged beside these; python -m sim.account --ledger tells."
 RELEASED = "Noise and batches came from the operating system's entropy, and no seed of them was kept."

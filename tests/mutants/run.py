@@ -52,6 +52,11 @@ DPAGD_TEST, DPAGD_BUDGET_TEST = "tests/test_dpagd.py::test_", "tests/test_dpagd_
 RELEASES, RELEASES_TEST = "mechanisms/sharing.py", "tests/test_sharing.py::test_"
 ACCOUNT_TEST = "tests/test_account_command.py::test_"
 FEDFED_TEST, CHARGING = "tests/test_fedfed.py::test_", "client/charging.py"
+RELEASE_TEST, INPUTS_TEST, LIMITS_TEST = (
+    "tests/test_release_files.py",
+    "tests/test_rundir.py::test_",
+    "tests/test_limits.py::test_",
+)
 
 AUDIT_BOUNDS = "sim/auditing/bounds.py"
 ENTROPY, GAUSSIAN = "mechanisms/entropy.py", "mechanisms/rounded_gaussian.py"
@@ -362,7 +367,7 @@ MUTANTS = (
     Mutant(
         "what is shown during a run is at the best order of the moment",
         "server/budgets.py",
-        "self._delta, orders=(self._last_order(int(p)),))",
+        "self._delta, orders=(self._order(int(p)),))",
         "self._delta)",
         ("tests/test_budgets.py",),
     ),
@@ -789,9 +794,100 @@ MUTANTS = (
     Mutant(
         "a release whose rejections are hidden tells its times",
         "sim/job.py",
-        "timed=not (config.run.release and hides_rejections(config))",
+        "timed=tells_times(config)",
         "timed=True",
         ("tests/test_limits.py::test_hidden_rejections_are_said_and_a_release_tells_no_times",),
+    ),
+    Mutant(
+        "a release writes how many records of each class a client holds",
+        "sim/rundir.py",
+        "if not job.config.run.release:",
+        "if True:",
+        (RELEASE_TEST,),
+    ),
+    Mutant(
+        "the report of a release draws the labels that an earlier version wrote",
+        "sim/report.py",
+        'None if config.run.release else arrays["counts"]',
+        'arrays["counts"]',
+        ("tests/test_report.py::test_a_release_shows_no_labels",),
+    ),
+    Mutant(
+        "the digest of the records has no key",
+        "sim/inputs.py",
+        "hashlib.blake2b(key=key, digest_size=16)",
+        "hashlib.blake2b(digest_size=16)",
+        (INPUTS_TEST + "the_digest_of_the_records_tells_nothing_without_its_key",),
+    ),
+    Mutant(
+        "everybody may read the key of the digest",
+        "sim/inputs.py",
+        "os.open(path, flags, 0o600)",
+        "os.open(path, flags, 0o644)",
+        (INPUTS_TEST + "the_digest_of_the_records_tells_nothing_without_its_key",),
+    ),
+    Mutant(
+        "a run goes on with other records",
+        "sim/inputs.py",
+        "if began[name] != now:",
+        "if False:",
+        (INPUTS_TEST + "a_resumed_run_keeps_its_records",),
+    ),
+    Mutant(
+        "a run that was broken off is priced at the order that is best by then",
+        "sim/pricing/report.py",
+        "return accountant.epsilon(charges, delta, orders=(order_of[client],))",
+        "return accountant.epsilon(charges, delta)",
+        (ACCOUNT_TEST + "a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed",),
+    ),
+    Mutant(
+        "the figure of a run that is not finished is taken for that of a finished one",
+        "sim/pricing/report.py",
+        "if private and not finished:",
+        "if False:",
+        (ACCOUNT_TEST + "of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_it_began",),
+    ),
+    Mutant(
+        "the budget is shown at another delta than its own",
+        "sim/pricing/report.py",
+        'own == (delta, "certified")',
+        'own[1] == "certified"',
+        (ACCOUNT_TEST + "of_an_unfinished_run_without_an_order_the_budget_is_what_is_proved",),
+    ),
+    Mutant(
+        "the order of a running run is named while it runs",
+        "server/orders.py",
+        "    if (folder / FILE).exists():\n        return\n",
+        "",
+        (INPUTS_TEST + "the_orders_that_were_written_down_stay",),
+    ),
+    Mutant(
+        "the terminal leaves a limit out",
+        "sim/showing/progress.py",
+        "for limit in summary.limits:",
+        "for limit in summary.limits[1:]:",
+        (LIMITS_TEST + "every_limit_is_one_line_in_the_terminal_the_summary_and_the_report",),
+    ),
+    Mutant(
+        "the report leaves a limit out",
+        "sim/report.py",
+        "page.listing(limits(run.config))",
+        "page.listing(limits(run.config)[1:])",
+        (LIMITS_TEST + "every_limit_is_one_line_in_the_terminal_the_summary_and_the_report",),
+    ),
+    Mutant(
+        "records held out for validation are passed over in silence",
+        "sim/limits.py",
+        "wording.VALIDATION: lambda c: c.data.validation_records > 0",
+        "wording.VALIDATION: lambda c: False",
+        (LIMITS_TEST + "a_limit_is_named_where_it_holds_and_not_elsewhere",),
+    ),
+    Mutant(
+        "a release says nothing of what its clients' sizes tell",
+        "sim/limits.py",
+        'return config.data.partition == "dirichlet"',
+        "return False",
+        (LIMITS_TEST + "a_limit_is_named_where_it_holds_and_not_elsewhere",),
     ),
     Mutant(
         "the PLD epsilon is that of one client",

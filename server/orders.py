@@ -1,0 +1,67 @@
+"""The Renyi order of each client's figures while a run goes on: fixed, and written down, before it begins.
+
+At an order fixed in advance a figure holds whatever makes the run end (`server.budgets.Budgets.so_far`). The smallest
+figure over all orders holds for an end fixed in advance only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mechanisms import durable
+from mechanisms.accounting.accountant import ORDERS, epsilon, guarantee
+from mechanisms.accounting.ranges import format_ranges, parse_ranges
+from mechanisms.plan import Plan, planned
+
+if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
+    from server.federation import Federation
+
+FILE = "orders.json"
+
+
+@functools.lru_cache(maxsize=100_000)
+def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> float:
+    """The order that gives the certified epsilon of as many of ``rounds`` rounds as the target pays for."""
+    last = rounds
+
+    def costs(number: int) -> float:
+        return epsilon(planned(plan, number), delta, column).epsilon
+
+    if costs(last) > target:
+        last = bisect.bisect_right(range(1, last), target, key=costs)
+    return guarantee(planned(plan, last), delta, "certified", ORDERS).order or 2.0
+
+
+def write(folder: Path, federation: Federation) -> None:
+    """Write down each client's order in a run directory; a file that is there stays as it is."""
+    if (folder / FILE).exists():
+        return
+    terms = federation.rounds - federation.before, federation.target, federation.delta, federation.column
+    orders = np.array([order_in_advance(plan, *terms) for plan in federation.plans.plans])[federation.plans.which]
+    lines = [
+        {"order": order, "clients": format_ranges(np.flatnonzero(orders == order))}
+        for order in np.unique(orders).tolist()
+    ]
+    durable.write(folder / FILE, json.dumps(lines, indent=1).encode())
+
+
+def read(folder: Path) -> dict[int, float]:
+    """Each client's order; empty where none was written down, as before the run begins or by an earlier version.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        lines = [(float(line["order"]), parse_ranges(line["clients"])) for line in json.loads(path.read_text())]
+    except (ValueError, KeyError, TypeError) as fault:
+        raise ValueError(f"{path} is damaged ({type(fault).__name__}: {fault}): restore it") from None
+    return {client: order for order, clients in lines for client in clients.tolist()}
