@@ -22,7 +22,7 @@ from mechanisms.rounded_gaussian import SCALE_BITS, rounded_gaussian
 from mechanisms.sampling import Batch
 
 
-class Test(NamedTuple):
+class LossTest(NamedTuple):
     """The noisy tests of K clients, each number as it is charged.
 
     Attributes:
@@ -75,7 +75,7 @@ class Arithmetic(Protocol):
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """Several totals ``[n, m]`` of one client, each behind noise of its own, float64."""
 
-    def below(self, change: Tensor, test: Test, streams: Draws, purpose: str) -> Tensor:
+    def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Bool ``[K]``: whether changes ``[K]`` within the bounds, behind noise, are below the thresholds."""
 
 
@@ -132,7 +132,7 @@ class Floats:
         draws = source.standard_normal(totals.shape) if std else np.zeros(totals.shape)
         return totals.double() + std * torch.from_numpy(draws).to(totals.device)
 
-    def below(self, change: Tensor, test: Test, streams: Draws, purpose: str) -> Tensor:
+    def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as floats."""
         bound, noise, threshold = (torch.tensor(one, device=change.device) for one in test)
         return change + 2 * bound * noise * streams.normal(purpose, 1)[:, 0] < threshold * bound
@@ -186,7 +186,7 @@ class Grid:
         draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(totals.shape)
         return grid.noised(totals, limits, torch.full_like(limits, std), draws.to(totals.device))
 
-    def below(self, change: Tensor, test: Test, streams: Draws, purpose: str) -> Tensor:
+    def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as whole numbers.
 
         With noise of deviation 2^28, A points are the bound, and a point y is accepted with probability

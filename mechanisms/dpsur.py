@@ -29,7 +29,7 @@ from mechanisms import dpsgd, trials
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
-from mechanisms.arithmetic import Test
+from mechanisms.arithmetic import LossTest
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import Terms, merge
@@ -122,7 +122,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     candidate = dpsgd.step(cohort, state)
     rates = cohort.exact("validation_rate")
     batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
-    test = Test(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
+    test = LossTest(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
     change = trials.clipped(trials.loss_change(cohort, state, candidate, batch, rates), cohort.plan("loss_clip"))
     accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
     return trials.settle(state, candidate, accept)

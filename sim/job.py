@@ -11,6 +11,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.grid import MAX_RECORDS
 from mechanisms.guide import alone
 from mechanisms.plan import PlanTable, merge
 from mechanisms.randomness import generator, seed_key
@@ -98,6 +99,7 @@ def build(config: Config) -> Job:
     key, data = seed_key(config.run.seed), config.data
     _check_public(config)
     _check_strategy(config)
+    _check_release(config)
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
     dataset = hold_out(load(data, device), held, evaluate, generator(key, "validation"))
     dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
@@ -117,6 +119,11 @@ def build(config: Config) -> Job:
     model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
     check_delta(config, len(dataset.y))
     own = getattr(config, config.privacy.mechanism, None)
+    if config.run.release and parts.sizes.max() >= MAX_RECORDS:
+        raise ValueError(
+            f"a client holds {parts.sizes.max()} records, in a release it must hold fewer than {MAX_RECORDS}, the most "
+            "that an exact sum has room for: raise --clients, or leave out --release"
+        )
     steps = np.array([local_steps(config, int(size)) for size in parts.sizes])
     sharing = plan_sharing(config, shape, target(config), public is not None)
     if sharing and words:
@@ -175,6 +182,16 @@ def _check_public(config: Config) -> None:
     looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
     if looks and not config.data.public_records:
         raise ValueError("screening_data is public, but public_records is 0: give --public-records")
+
+
+def _check_release(config: Config) -> None:
+    """Refuse a mechanism for which there are no exact sums in a release."""
+    isotropic = config.privacy.mechanism == "dphero" and config.dphero.hero_clipping == "isotropic"
+    if config.run.release and isotropic:
+        raise ValueError(
+            "hero_clipping is isotropic, for which a release has no exact sums: use --hero-clipping whitened, or leave "
+            "out --release"
+        )
 
 
 def _check_strategy(config: Config) -> None:

@@ -49,7 +49,7 @@ LIMITS: dict[str, Callable[[Config], bool]] = {
     wording.TRIES: lambda c: True,
     wording.PARTITION: lambda c: c.run.release and not _sizes_tell_classes(c),
     wording.PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
-    wording.ROUNDED: lambda c: c.run.release,
+    wording.PLACES: lambda c: c.run.release,
     wording.SEEDED: lambda c: not c.run.release,
 }
 """Line -> whether it holds for a configuration with privacy. Lines stand in the order in which they are shown."""

@@ -8,6 +8,7 @@ that was not drawn. Norms are what must be known per record; gradients need not 
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +19,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.materialised import Loss
-from mechanisms.gradients.record_trial import wave
-from mechanisms.gradients.routes import Route, Routes
+from mechanisms.gradients.passes import Passes
+from mechanisms.gradients.routes import Routes
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.grid import MAX_RECORDS, PART
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric, check_metric
 
-# Bytes of tensors held in one pass. On a CPU larger tensors cost page faults and cache misses.
-_HELD_ON_CPU = 2**26
-_HELD_ELSEWHERE = 2**30
 # A forward pass is taken to hold this many entries for each one of its input.
 _FORWARD_ENTRIES = 8
 _FORWARD_RECORDS = 1024
-# Rows that kernels for products take together, at most.
-_ROWS = 16
 # A smaller norm may have lost digits to underflow: it is rounded up to this.
 _SMALLEST_NORM = 1e-12
 
@@ -80,19 +76,14 @@ class RecordGradients:
         max_records: int | None = None,
         memory_limit: int | None = None,
     ) -> None:
-        if max_records is not None and max_records < 1:
-            raise ValueError(f"max_records is {max_records}, it must be at least 1: give the records of one pass")
-        if memory_limit is not None and memory_limit < 1:
-            raise ValueError(f"memory_limit is {memory_limit}, it must be at least 1: give the bytes of one pass")
         refuse_mixing_layers(module)
         self.layout = Layout.of(module)
         self._module = copy.deepcopy(module)
         self._loss = loss
-        self._max_records, self._memory_limit = max_records, memory_limit
         self._routes = Routes(self._module, loss, self.layout)
         self._alone = _needs_single_clients(self._module)
-        self._placed: set[tuple[object, ...]] = set()
-        self._entry_size = max(p.element_size() for p in self._module.parameters())
+        entry_size = max(p.element_size() for p in self._module.parameters())
+        self._passes = Passes(max_records, memory_limit, entry_size)
 
     def scaled_sum(
         self, params: Tensor, x: Tensor, y: Tensor, factors: Callable[[Tensor], Tensor], metric: Metric = IDENTITY
@@ -139,11 +130,10 @@ class RecordGradients:
         """As `scaled_sum`, but exact: `(total [K, P] int64, norms [K, B] float64)`.
 
         The unit of the total is `2^-44 bound [K]`. A record's part, factor times gradient, is rounded to whole units by
-        itself; one whose norm is above the bound is scaled down to it. Passes hold `width` records of a client, those
-        that lack are zeros: then what is computed of a record depends on no other record, nor on which are there.
+        itself; one whose norm is above the bound is scaled down to it. Passes have one shape, of some `width` records
+        of a client, so that what is computed of a record depends on no other record, nor on which are there.
 
-        Raises ValueError as `scaled_sum`, for 2^18 records of a client or more, and where a record's place changes its
-        gradient's bits (`refuse_places`).
+        Raises ValueError as `scaled_sum`, and for 2^18 records of a client or more.
         """
         norms = self._zeros(params, x, y, metric).double()
         if x.shape[1] >= MAX_RECORDS:
@@ -192,13 +182,22 @@ class RecordGradients:
         """
         losses = self._zeros(params, x, y, IDENTITY)
         together = losses.numel() == 0 or self._routes.independent(x, y)
-        passes = self._forward_passes(x, width) if together else self._passes(x, self._held(x), alone=True)
-        for c, b in passes:
-            xs, ys = _filled(x[c, b], b, width), _filled(y[c, b], b, width)
-            output = self._forward(params[c], xs)
-            found = self._loss(output.flatten(0, 1), ys.flatten(0, 1)).view(output.shape[:2])
-            losses[c, b] = found[:, : losses[c, b].shape[1]]
+        for c, b in (
+            self._forward_passes(x, width) if together else self._passes.cut(x, self._passes.held(x), alone=True)
+        ):
+            run = partial(self._losses, params[c])
+            if width is None:
+                losses[c, b] = run(x[c, b], y[c, b])
+                continue
+            for part, xs, ys in self._passes.of_shape(
+                x[c, b], y[c, b], b, "losses", lambda *one, run=run: _equal(run(*one))
+            ):
+                losses[c, part] = run(xs, ys)[:, : losses[c, part].shape[1]]
         return losses
+
+    def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        output = self._forward(params, x)
+        return self._loss(output.flatten(0, 1), y.flatten(0, 1)).view(output.shape[:2])
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
         """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least 1."""
@@ -227,39 +226,14 @@ class RecordGradients:
             return
         route = self._routes.of(x, y, metric)
         alone = self._alone and not isinstance(route.engine, Tapped)
-        for c, b in self._passes(x, route.entries, alone, width):
-            matrices = {layer: matrix[c] for layer, matrix in metric.items()}
-            xs, ys = _filled(x[c, b], b, width), _filled(y[c, b], b, width)
-            if width:
-                self._refuse_places(route, params[c], xs, ys)
-            yield c, b, route.engine.run(params[c], xs, ys, matrices)
-
-    def _refuse_places(self, route: Route, params: Tensor, x: Tensor, y: Tensor) -> None:
-        """Raises ValueError if a record's gradient has other bits at another place of a pass of this shape.
-
-        One made-up record stands at all places. Kernels choose their order of operations by shapes and places alone,
-        so what holds for its numbers holds for all. Tried once for each shape.
-        """
-        key = (route.engine, x.dtype, *x.shape)
-        if key in self._placed:
-            return
-        record = wave(x[:1, :1]) if x.is_floating_point() else torch.zeros_like(x[:1, :1])
-        one = route.engine.run(params, record.expand_as(x).contiguous(), torch.zeros_like(y), {})
-        norms = one.squared_norms(whole=True).sqrt()
-        equal = torch.equal(norms, norms[:, :1].expand_as(norms))
-        first = None
-        for place in {0, x.shape[1] // 2, x.shape[1] - 1}:
-            scale = torch.zeros_like(norms)
-            scale[:, place] = torch.where(norms[:, 0] > 0, PART / norms[:, 0], 0.0)
-            total = one.whole_sum(scale, None)
-            first = total if first is None else first
-            equal = equal and torch.equal(total, first)
-        if not equal:
-            raise ValueError(
-                f"on this machine a record's gradient has other bits at another place of a pass of {x.shape[1]} "
-                "records, so that an exact sum would tell which records are there: give --max-records 1"
-            )
-        self._placed.add(key)
+        for c, b in self._passes.cut(x, route.entries, alone, width):
+            run = partial(route.engine.run, params[c], metric={layer: matrix[c] for layer, matrix in metric.items()})
+            if width is None:
+                yield c, b, run(x[c, b], y[c, b])
+                continue
+            name, alike = f"gradients, {type(route.engine).__name__}", partial(_alike, run)
+            for part, xs, ys in self._passes.of_shape(x[c, b], y[c, b], b, name, alike):
+                yield c, part, run(xs, ys)
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
         """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where there is no such way."""
@@ -269,40 +243,14 @@ class RecordGradients:
         if not isinstance(route.engine, Tapped) or not route.engine.to_weights:
             return None
         total = torch.empty_like(params)
-        for c, b in self._passes(x, route.entries, alone=False):
+        for c, b in self._passes.cut(x, route.entries, alone=False):
             sums = self.layout.unflatten(total[c])
             route.engine.sum_into(sums, b.start > 0, params[c], x[c, b], y[c, b], weights[c, b])
         return total
 
     def _forward_passes(self, x: Tensor, width: int | None = None) -> Iterator[tuple[slice, slice]]:
-        entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), self._held(x) // _FORWARD_RECORDS)
-        return self._passes(x, entries, self._alone, width)
-
-    def _passes(self, x: Tensor, entries: int, alone: bool, width: int | None = None) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one client's records.
-
-        Without `width`, stretches are about equal and end with the records. With it they are equal, of a length that
-        does not depend on B; the last one may go beyond the records.
-        """
-        clients, records = x.shape[:2]
-        if clients * records == 0:
-            return
-        fitting = max(1, self._held(x) // max(1, entries))
-        fitting = fitting if self._max_records is None else min(self._max_records, fitting)
-        if width:
-            step = _even(width, fitting)
-            together = 1 if alone else max(1, fitting // step)
-        else:
-            step = math.ceil(records / math.ceil(records / fitting))  # equal stretches
-            together = 1 if alone else max(1, fitting // records)
-        for c in range(0, clients, together):
-            for b in range(0, records, step):
-                yield slice(c, min(c + together, clients)), slice(b, b + step if width else min(b + step, records))
-
-    def _held(self, x: Tensor) -> int:
-        """Tensor entries that one pass may hold."""
-        default = _HELD_ON_CPU if x.device.type == "cpu" else _HELD_ELSEWHERE
-        return (self._memory_limit or default) // self._entry_size
+        entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), self._passes.held(x) // _FORWARD_RECORDS)
+        return self._passes.cut(x, entries, self._alone, width)
 
     def _zeros(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Tensor:
         """Zeros `[K, B]`, after checking that all shapes agree."""
@@ -337,21 +285,19 @@ def _entries(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: sl
     return scale[c, b]
 
 
-def _even(records: int, fitting: int) -> int:
-    """Records of a pass of fixed shape: a multiple of 16, or a power of 2 where fewer fit.
-
-    Kernels for products take rows by fours, eights or sixteens; those that are left over are added up in another order.
-    """
-    if fitting < _ROWS:
-        return 2 ** (fitting.bit_length() - 1)
-    whole = fitting // _ROWS * _ROWS
-    return math.ceil(records / math.ceil(records / whole) / _ROWS) * _ROWS
+def _equal(rows: Tensor) -> bool:
+    """Whether all records of `rows [K, B, ...]` have the same numbers."""
+    return torch.equal(rows, rows[:, :1].expand_as(rows))
 
 
-def _filled(part: Tensor, b: slice, width: int | None) -> Tensor:
-    """`part [K, n, ...]` of a stretch, filled up with zeros to its length where passes are to be of one shape."""
-    lacking = b.stop - b.start - part.shape[1]
-    return F.pad(part, (*(0, 0) * (part.dim() - 2), 0, lacking)) if width and lacking else part
+def _alike(run: Callable[[Tensor, Tensor], Pass], x: Tensor, y: Tensor) -> bool:
+    """Whether one record at all places of a pass has the same norm and the same part of a sum everywhere."""
+    one = run(x, y)
+    norms = one.squared_norms(whole=True).sqrt()
+    scale = torch.where(norms[:, :1] > 0, PART / norms[:, :1], 0.0).expand_as(norms)
+    at_first = F.pad(scale[:, :1], (0, norms.shape[1] - 1))
+    total, single = one.whole_sum(scale, None), one.whole_sum(at_first, None)
+    return _equal(norms) and torch.equal(total, norms.shape[1] * single)
 
 
 def _needs_single_clients(module: nn.Module) -> bool:

@@ -10,7 +10,10 @@ SEEDED = (
     "generator and sums are rounded in float32, so epsilon is that of the mechanism, not of these bits. For a model "
     "that leaves your hands, use --release."
 )
-ROUNDED = "Noise and sums are rounded in float32: epsilon is that of the mechanism, not of these bits."
+PLACES = (
+    "Sums and noise are exact. It is taken for granted that a kernel gives a record the same bits at every place of a "
+    "pass, as was tried at the start."
+)
 TEST = "The test part, and the scores on it, are not protected."
 VALIDATION = "The training records that were held out for validation, and the scores on them, are not protected."
 PUBLIC_RECORDS = "The training records that were taken out as public are not protected."

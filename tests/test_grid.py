@@ -1,0 +1,271 @@
+"""Laws of exact sums and of the grid they are noised on: what one record can move, and by how much."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mechanisms import grid
+from mechanisms.accounting.acceptance import Acceptance
+from mechanisms.arithmetic import FLOATS, GRID, LossTest
+from mechanisms.clipping import CLIPPING
+from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.randomness import Streams, SystemStreams, seed_key
+from mechanisms.rounded_gaussian import SCALE_BITS
+from mechanisms.sampling import COIN, threshold
+from tests.record_models import GENERAL, TAPPED, Apply, Case
+
+CASES = {**TAPPED, **GENERAL}
+CPU = torch.device("cpu")
+WIDTH = 16
+ROUNDING = 1e-6
+
+
+class Opposed(nn.Module):
+    """Two positions of which only the difference counts: gradients cancel where both are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h[:, 0] - h[:, 1]
+
+
+class Problem:
+    """A model in float32 on random records of one size, with clip norms of its own for each client."""
+
+    def __init__(self, case: Case, records: int = 5, scale: float = 1.0, seed: int = 7) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.gradients = RecordGradients(case.model())
+            start = self.gradients.layout.initial(case.model())
+            self.params = start + 0.3 * torch.randn(2, len(start))
+            shape = (2, records, *case.shape)
+            self.x = torch.randint(0, 7, shape) if case.indices else scale * torch.randn(shape)
+            self.y = torch.randint(0, 3, (2, records))
+        self.bound = torch.tensor([0.5, 3.0])
+
+    def sum(self, mask: Tensor, clip: str = "flat", x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The exact sum over the records of a mask ``[K, B]``, and all norms."""
+        x = self.x if x is None else x
+        factors = lambda norms: CLIPPING[clip](norms, self.bound) * mask  # noqa: E731
+        return self.gradients.whole_sum(self.params, x, self.y, factors, self.bound, WIDTH)
+
+    def masks(self) -> list[Tensor]:
+        """Each record alone."""
+        return [one.expand(2, -1) for one in torch.eye(self.x.shape[1])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_exact_sum_is_the_sum_of_each_record_s_own_part(name):
+    """To the last unit: one record moves it by its own part, whoever the others are. Kills rounding after the sum."""
+    p = Problem(CASES[name])
+    whole, norms = p.sum(torch.ones(2, 5))
+    parts = torch.stack([p.sum(mask)[0] for mask in p.masks()])
+    assert torch.equal(whole, parts.sum(dim=0)) and whole.dtype == torch.int64
+    most = grid.PART * (1 + 2.0**-22 * p.params.shape[1] ** 0.5)
+    assert (parts.double().norm(dim=2) <= most).all()
+    assert torch.equal(norms, p.sum(torch.zeros(2, 5))[1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_agrees_with_the_sum_in_floats(name):
+    """Kills a wrong unit, and a form that adds up something else."""
+    p = Problem(CASES[name])
+    whole, norms = p.sum(torch.ones(2, 5))
+    total, found = p.gradients.scaled_sum(p.params, p.x, p.y, lambda n: CLIPPING["flat"](n, p.bound))
+    torch.testing.assert_close(norms.float(), found, rtol=1e-5, atol=1e-12)
+    assert (whole.double() * p.bound[:, None] / grid.PART - total).abs().max() <= ROUNDING * p.bound.max()
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding", "lstm", "groupnorm", "own parameter"])
+def test_a_record_has_the_same_part_at_every_place_and_in_every_batch(name):
+    """Order, batch size and cut change no bit. Kills passes whose shape follows from who was drawn."""
+    p = Problem(CASES[name], records=37)
+    whole, norms = p.sum(torch.ones(2, 37))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(37))
+    p.x, p.y = p.x[:, order], p.y[:, order]
+    turned, moved = p.sum(torch.ones(2, 37))
+    assert torch.equal(turned, whole) and torch.equal(moved, norms[:, order])
+    p.x, p.y = p.x[:, :21], p.y[:, :21]
+    assert torch.equal(p.sum(torch.ones(2, 21))[1], norms[:, order[:21]])
+
+
+def worst_part(case: Case, scale: float, seed: int, clip: str) -> float:
+    """The largest part of a record, in clip norms: a sum with it less the sum without it."""
+    p = Problem(case, records=3, scale=scale, seed=seed)
+    with_, _ = p.sum(torch.ones(2, 3), clip)
+    null = p.x.clone()
+    null[:, 0] = torch.nan
+    without, norms = p.sum(torch.ones(2, 3), clip, null)
+    assert norms[:, 0].isinf().all()
+    return float(((with_ - without).double().norm(dim=1) / grid.PART).max())
+
+
+ADVERSE = {
+    "positions that cancel": Case(Opposed, (2, 8)),
+    "numbers that are alike": Case(lambda: nn.Sequential(Apply(lambda x: 0 * x + x[:, :1]), nn.Linear(8, 8)), (8,)),
+    "steep": Case(lambda: nn.Sequential(nn.Linear(8, 8), Apply(lambda x: 1e6 * x), nn.Linear(8, 3)), (8,)),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["mlp", "conv2d", "groupnorm", *ADVERSE]),
+    st.floats(-30.0, 38.0),
+    st.integers(0, 2**31),
+    st.sampled_from(["flat", "auto"]),
+)
+def test_a_record_moves_the_sum_by_the_clip_norm_at_most(name, exponent, seed, clip):
+    """One record replaced by the null record, inputs from 1e-30 to 1e38. Kills norms that cancellation, overflow or
+    underflow makes too small.
+    """
+    case = ADVERSE.get(name) or CASES[name]
+    assert worst_part(case, 10.0**exponent, seed, clip) <= 1.0 + 1e-6
+
+
+def test_positions_that_cancel_are_clipped_in_floats_too():
+    """Both positions equal: a record's own sum, in a batch of two, has the norm that was clipped. Inputs to 1e15."""
+    case = ADVERSE["positions that cancel"]
+    for scale in (1.0, 1e8, 1.7e9, 1e15):
+        p = Problem(case, records=2, scale=scale)
+        p.x[:, :, 1] = p.x[:, :, 0]
+        for clip in CLIPPING:
+            first = lambda n, clip=clip, bound=p.bound: CLIPPING[clip](n, bound) * torch.tensor([1.0, 0.0])  # noqa: E731
+            total, _ = p.gradients.scaled_sum(p.params, p.x, p.y, first)
+            assert (total.norm(dim=1) <= p.bound * (1 + 1e-6)).all()
+
+
+class Shifting:
+    """An engine whose gradients depend on a record's place, unless there is one place only."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def run(self, params, x, y, metric):
+        shift = 1 + 2.0**-20 * torch.arange(x.shape[1]).view(-1, *[1] * (x.dim() - 2))
+        return self._engine.run(params, x * shift, y, metric)
+
+
+def test_where_a_kernel_sees_a_record_s_place_records_go_one_by_one():
+    """Kills a check that is not made, and one that is made and has no consequence."""
+    p = Problem(CASES["mlp"])
+    expected, find = p.sum(torch.ones(2, 5)), p.gradients._routes.of
+    p.gradients._routes.of = lambda *args: type(route := find(*args))(Shifting(route.engine), route.entries)
+    total, norms = p.sum(torch.ones(2, 5))
+    torch.testing.assert_close(norms, expected[1], rtol=1e-6, atol=0)
+    assert (total - expected[0]).abs().max() <= 1e-6 * grid.PART
+    order = [3, 1, 4, 0, 2]
+    p.x, p.y = p.x[:, order], p.y[:, order]
+    assert torch.equal(p.sum(torch.ones(2, 5))[0], total)
+
+
+def test_too_many_records_for_an_exact_sum_are_refused():
+    gradients = RecordGradients(nn.Linear(1, 2))
+    x, y = torch.zeros(1, grid.MAX_RECORDS, 1), torch.zeros(1, grid.MAX_RECORDS, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"262144"):
+        gradients.whole_sum(torch.zeros(1, 4), x, y, torch.ones_like, torch.ones(1), 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 400), st.floats(1e-3, 1e4), st.integers(0, 2**31), st.floats(1e-6, 1e6))
+def test_the_noise_is_at_least_the_charged_multiple_of_what_a_record_moves(entries, multiplier, seed, clip):
+    """Deviation over the distance of the points of neighbouring sums: at least s. Kills a slack that is too small."""
+    rng = np.random.default_rng(seed)
+    part = rng.normal(size=entries) if seed % 2 else np.ones(entries)
+    part = np.rint(part / np.linalg.norm(part) * grid.PART * (1 + 2.0**-22 * math.sqrt(entries)))
+    sums = torch.from_numpy(rng.integers(-(2**60), 2**60, (1, entries)))
+    neighbours = torch.cat([sums, sums + torch.from_numpy(part).to(torch.int64)])
+    std = torch.full((2,), clip * multiplier)  # float32, as plans give it
+    noisy = grid.noised(neighbours, torch.full((2,), clip), std, torch.zeros_like(neighbours))
+    raised = float(std[0].double() / torch.tensor(clip).double()) * (1 + grid.slack(entries, multiplier))
+    points = (noisy / (raised * float(torch.tensor(clip)))) * 2.0**SCALE_BITS
+    assert multiplier * float((points[1] - points[0]).norm()) <= 2.0**SCALE_BITS
+
+
+def test_the_slack_is_small_and_too_much_noise_is_refused():
+    assert grid.slack(26_010, 3.0) < 1e-4 and grid.slack(11_000_000, 3.0) < 2e-3
+    with pytest.raises(ValueError, match="lower --noise-multiplier"):
+        grid.slack(10**7, 1e6)
+
+
+def test_a_noisy_sum_is_the_sum_and_so_many_steps_of_the_grid():
+    """Kills noise of another scale than s' C / 2^28, and sums in another unit."""
+    total, draws = torch.tensor([[3, -(2**44), 2**50]]), torch.tensor([[0, 2**28, -(2**27)]])
+    noisy = grid.noised(total, torch.tensor([2.0]), torch.tensor([6.0]), draws)
+    expected = torch.tensor([[0.0, -2.0 + 6.0, 128.0 - 3.0]], dtype=torch.float64)
+    torch.testing.assert_close(noisy, expected, rtol=1e-5, atol=1e-6)
+    plain = grid.noised(total, torch.tensor([2.0]), torch.tensor([0.0]), draws)
+    torch.testing.assert_close(plain, total.double() * 2.0**-43)
+
+
+class Chosen:
+    """Draws that were chosen beforehand."""
+
+    def __init__(self, *draws: int):
+        self._draws = torch.tensor(draws)
+
+    def rounded(self, purpose: str, size: int) -> Tensor:
+        return self._draws[:, None]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(1e-6, 1e3), st.floats(0.01, 1e4), st.floats(-50, 50), st.sampled_from([-1.0, 1.0]))
+def test_a_test_s_acceptance_lies_within_what_is_charged(bound, noise, beta, side):
+    """At both ends of a change, the draws that are accepted are no more and no fewer than the charged normal law has.
+
+    Kills a clip on the grid's outer side, and a threshold that rounding moves out.
+    """
+    change, test = torch.tensor([side * bound], dtype=torch.float64), LossTest([bound], [noise], [beta])
+
+    def accepted(draw: int) -> bool:
+        return bool(GRID.below(change, test, Chosen(draw), "test"))
+
+    low, high = -(2**62), 2**62
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepted(middle) else (low, middle)
+    edge = (low + 0.5) / 2.0**SCALE_BITS  # accepted: round(2^28 Z) <= low
+    assert (beta - 1) / (2 * noise) <= edge <= (beta + 1) / (2 * noise)
+    assert edge == pytest.approx((beta - side) / (2 * noise), abs=3 * 2.0**-SCALE_BITS)
+    assert Acceptance.of_noisy_loss(1.0, noise, beta).lowest >= 0
+
+
+def test_a_test_on_the_grid_is_that_in_floats():
+    """The same noise: draws of one stream, as floats and as whole numbers, decide alike."""
+    streams = Streams(seed_key(0), 1, range(400), CPU)
+    draws = streams.rounded("validation noise", 1)
+
+    class Same:
+        def normal(self, purpose: str, size: int) -> Tensor:
+            return (draws.double() * 2.0**-SCALE_BITS).float()
+
+        def rounded(self, purpose: str, size: int) -> Tensor:
+            return draws
+
+    change = torch.linspace(-0.5, 0.5, 400, dtype=torch.float64)
+    test = LossTest([0.5] * 400, [0.7] * 400, [-0.3] * 400)
+    assert torch.equal(GRID.below(change, test, Same(), "x"), FLOATS.below(change, test, Same(), "x"))
+
+
+@given(st.floats(0.0, 1.0))
+def test_a_coin_is_below_its_threshold_with_the_charged_probability_at_most(rate):
+    """Coins are multiples of 2^-53: the number of them below a threshold that is one is exact. Kills rounding up."""
+    assert (threshold(rate) / COIN).is_integer() and rate - COIN <= threshold(rate) <= rate
+
+
+def test_a_release_has_no_float_noise_and_never_the_same_draws():
+    streams = SystemStreams(3, CPU)
+    with pytest.raises(TypeError, match="grid"):
+        streams.normal("noise", 4)
+    with pytest.raises(TypeError, match="grid"):
+        FLOATS.noised_from(streams.of("noise")[0], torch.zeros(1, 1), 1.0, 1.0)
+    assert len(streams) == len(streams.of("coins")) == 3
+    draws = [streams.rounded("noise", 4), streams.rounded("noise", 4), SystemStreams(3, CPU).rounded("noise", 4)]
+    assert draws[0].shape == (3, 4) and len({int(n) for part in draws for n in part.flatten()}) == 36
