@@ -52,7 +52,9 @@ _TABLE: dict[str, Rule] = {
     "einsum": place.einsum,
     "scaled_dot_product_attention": place.attention,
     "linear": place.inner(lambda args, named: 1),
-    "layer_norm": place.inner(lambda args, named: len(named.get("normalized_shape", args[1] if args[1:] else ()))),
+    "layer_norm": place.inner(
+        lambda args, named: len(named["normalized_shape"] if "normalized_shape" in named else args[1])
+    ),
     "pad": place.inner(lambda args, named: len(named["pad"] if "pad" in named else args[1]) // 2),
     "group_norm prelu": place.whole(2),
     "interpolate": place.whole(3),

@@ -72,24 +72,27 @@ def traced_loss(loss: Loss) -> nn.Module | None:
         return None
 
 
-def acts_alone(program: nn.Module, loss: nn.Module | None, x: Tensor, y: Tensor | None) -> bool:
-    """Whether every operation on records shaped as those of `x [n, ...]` (and `y [n, ...]` with a loss) is on the list.
+def marked_outputs(program: nn.Module, rows: Tensor) -> list[Records] | None:
+    """The outputs of a program all of whose operations, on records as `rows [1, ...]`, are on the list; else None.
 
-    Records' numbers play no part, as long as the program takes them. Raises ValueError for a model that computes with
-    the size of a batch.
+    There is one for each of several sizes of a batch. Records' numbers play no part, as long as the program takes them.
+    Raises ValueError for a model that computes with the size of a batch.
     """
     try:
-        for size in _SIZES:
-            output = _run(program, [Records(_repeated(x, size))])
-            if loss is not None and y is not None:
-                output = _run(loss, [output, Records(_repeated(y, size))])
-                if output.tensor.dim() != 1:
-                    return False
+        return [_run(program, [_repeated(rows, size)]) for size in _SIZES]
     except _CountsRecords as error:
         raise ValueError(str(error)) from None
     except Exception:  # Unknown, or whatever an operation raises on what is made up
+        return None
+
+
+def loss_acts_alone(loss: nn.Module, outputs: list[Records], rows: Tensor) -> bool:
+    """Whether all operations of a loss are on the list, on `marked_outputs` and targets as `rows [1, ...]`."""
+    try:
+        found = [_run(loss, [output, _repeated(rows, n)]) for output, n in zip(outputs, _SIZES, strict=True)]
+    except Exception:  # Unknown, or whatever an operation raises on what is made up
         return False
-    return True
+    return all(losses.tensor.dim() == 1 for losses in found)
 
 
 def reads_weights(program: nn.Module) -> bool:
@@ -125,9 +128,9 @@ def _names(module: nn.Module) -> list[str]:
     return sorted(name for name, parameter in module.named_parameters() if parameter.requires_grad)
 
 
-def _repeated(rows: Tensor, size: int) -> Tensor:
-    """`[size, ...]`: the first row, several times."""
-    return rows[:1].expand(size, *rows.shape[1:]).clone()
+def _repeated(rows: Tensor, size: int) -> Records:
+    """A batch `[size, ...]` of one record, `rows [1, ...]`."""
+    return Records(rows.expand(size, *rows.shape[1:]).clone())
 
 
 def _run(program: nn.Module, inputs: list[Records]) -> Records:
