@@ -34,7 +34,6 @@ _TABLE: dict[str, Rule] = {
     "normalize": place.along(2, 1),
     "chunk split": place.along(2, 0),
     "unbind": place.along(1, 0),
-    "flip": place.flip,
     "transpose swapaxes swapdims": place.transpose,
     "permute": place.permute,
     "squeeze": place.squeeze,
@@ -62,7 +61,6 @@ _TABLE: dict[str, Rule] = {
     "conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d": place.whole(4, 4),
     "conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d": place.whole(5, 5),
     "dropout": place.dropout,
-    "one_hot": place.one_hot,
     "embedding": place.embedding,
     "cross_entropy nll_loss": place.cross_entropy,
     "zeros ones full arange eye linspace tensor": place.constant,
@@ -122,7 +120,7 @@ def of_layer(layer: nn.Module) -> Rule | None:
         return place.inner(lambda args, named: len(layer.normalized_shape))
     if isinstance(layer, nn.Embedding) and kind is nn.Embedding:
         rewritten = layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
-        return None if rewritten else place.lookup
+        return None if rewritten else place.inner(lambda args, named: 0)
     if isinstance(layer, nn.RNNBase) and kind in (nn.LSTM, nn.GRU, nn.RNN) and not layer.dropout:
         return place.recurrent(0 if layer.batch_first else 1)
     return None

@@ -1,8 +1,8 @@
 """Per-record gradients by automatic differentiation, held in memory: right for every module, the reference for taps.
 
-One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes that fit. Gradients,
-losses and outputs are those of each record as a batch of its own, whatever the module does with a batch. `after` is
-called when the module has run, and may raise.
+One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes that fit.
+Gradients, losses and outputs are those of each record as a batch of its own, whatever the module does with a batch.
+`after` is called when the module has run, and may raise.
 """
 
 from collections.abc import Callable

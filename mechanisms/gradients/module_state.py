@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from mechanisms.gradients.program import place_of_difference, traced
 
 _OWN = {"_parameters", "_buffers", "_modules", "training"}
+_WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
+"""What recurrent layers derive from their parameters."""
 _DEPTH = 4
 _TOLERANCE = 1e-3
 _REMEDY = "so a record's influence cannot be bounded: compute each record from its own numbers and the parameters alone"
@@ -33,7 +35,7 @@ class Snapshot:
         now = dict(_held(self._module))
         for place in self._before.keys() | now.keys():
             one, other = self._before.get(place, ()), now.get(place, ())
-            if len(one) != len(other) or any(a is not b for a, b in zip(one, other, strict=True)):
+            if len(one) != len(other) or not all(map(_identical, one, other)):
                 _refuse(self._module, *place)
 
 
@@ -86,28 +88,25 @@ def _values(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     for path, layer in module.named_modules():
         for name, value in [*layer._parameters.items(), *layer._buffers.items()]:
             yield (path, name), value
+        own = _OWN | _WEIGHTS if isinstance(layer, nn.RNNBase) else _OWN
         for name, value in vars(layer).items():
-            if name not in _OWN:
+            if name not in own:
                 yield (path, name), value
 
 
 def _held(module: nn.Module) -> Iterator[tuple[tuple[str, str], tuple[Any, ...]]]:
     for place, value in _values(module):
         if isinstance(value, Tensor):
-            yield place, (value, _small(value._version))
+            yield place, (value, value._version)
         elif isinstance(value, Collection) and not isinstance(value, str | bytes):
             last = value[-1] if isinstance(value, list | tuple) and value else None
-            yield place, (value, _small(len(value)), last)
+            yield place, (value, len(value), last)
         else:
             yield place, (value,)
 
 
-def _small(number: int) -> object:
-    """A number as an object that `is` compares."""
-    return _NUMBERS.setdefault(number, number)
-
-
-_NUMBERS: dict[int, int] = {}
+def _identical(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) is int and one == other)
 
 
 def _kept(value: Any, depth: int = _DEPTH) -> Any:

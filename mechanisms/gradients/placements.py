@@ -129,10 +129,6 @@ def inner(count: Callable[[Args, Named], int]) -> Rule:
     return rule
 
 
-def flip(result: Any, args: Args, named: Named) -> int:
-    return along(1)(result, [args[0], _flat(args[1:])] if len(args) > 1 else args, named)
-
-
 def squeeze(result: Any, args: Args, named: Named) -> int:
     x, at = _first(args)
     dim = _index(named["dim"] if named else args[1] if len(args) > 1 else None, x.dim())
@@ -271,7 +267,7 @@ def einsum(result: Any, args: Args, named: Named) -> int:
 
 def attention(result: Any, args: Args, named: Named) -> int:
     """Queries, keys and values of each record, without a mask and without dropout."""
-    _allow(len(args) == 3 and not set(named) - {"is_causal", "scale"} and isinstance(args[1], Records))
+    _allow(len(args) == 3 and not set(named) - {"is_causal", "scale"} and all(isinstance(a, Records) for a in args))
     matmul(result, args[:2], {})
     return matmul(result, args[1:], {})
 
@@ -285,15 +281,9 @@ def gather(result: Any, args: Args, named: Named) -> int:
 
 
 def dropout(result: Any, args: Args, named: Named) -> int:
+    """None at all."""
     _allow((named["p"] if "p" in named else args[1] if len(args) > 1 else None) == 0)
     return _first([args[0]])[1]
-
-
-def one_hot(result: Any, args: Args, named: Named) -> int:
-    """With a number of classes; without one it is the largest label of the batch."""
-    classes = named["num_classes"] if named else args[1] if len(args) > 1 else -1
-    _allow(type(classes) is int and classes > 0)
-    return _first(args)[1]
 
 
 def embedding(result: Any, args: Args, named: Named) -> int:
@@ -313,12 +303,8 @@ def cross_entropy(result: Any, args: Args, named: Named) -> int:
 
 
 def constant(result: Any, args: Args, named: Named) -> int:
+    """Made from sizes and numbers that are the same for all records."""
     raise Unknown("records are given to a function that makes constants")
-
-
-def lookup(result: Any, args: Args, named: Named) -> int:
-    _allow(len(args) == 1)
-    return _first(args)[1]
 
 
 def recurrent(place: int) -> Any:

@@ -206,7 +206,7 @@ class Routes:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """`[1, ...]`: a record as those of `x [K, B, ...]`; its numbers are made up unless they are indices of something."""
+    """`[1, ...]`: a record as those of `x [K, B, ...]`, with made-up numbers unless they are integers."""
     if x.is_floating_point():
         return wave(x.new_empty(1, *x.shape[2:]))
     return x.flatten(0, 1)[:1] if x.shape[:2].numel() else x.new_zeros(1, *x.shape[2:])
