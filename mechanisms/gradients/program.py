@@ -30,6 +30,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class _Tracer(fx.Tracer):
     """Traces down to the layers that have a rule."""
 
+    proxy_buffer_attributes = True
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether `m` is run as a whole."""
         return of_layer(m) is not None
