@@ -65,10 +65,12 @@ MIXES = {
     "rolled flat": lambda m, h: h.roll(1),
     "sorted by record": lambda m, h: h.sort(dim=0).values,
     "first record": lambda m, h: h - h[0],
+    "first record as a column": lambda m, h: h - h[0].unsqueeze(1),
     "chosen records": lambda m, h: h[[0, 0, 0]] + h,
     "shape of another": lambda m, h: h.t() + h,
     "normalized": lambda m, h: F.normalize(h, dim=0),
     "softmax of the batch": lambda m, h: h.softmax(0),
+    "softmax by negative dimension": lambda m, h: h.softmax(-2),
     "softmax of unnamed dimension": lambda m, h: F.softmax(h.unsqueeze(0), None).squeeze(0),
     "batch statistics": lambda m, h: F.batch_norm(h, None, None, training=True),
     "sequence layer norm": lambda m, h: F.layer_norm(h.unsqueeze(0), (3, WIDTH)).squeeze(0),
@@ -314,11 +316,12 @@ def test_mixing_in_larger_batches_only_is_seen(records: int) -> None:
 
 
 def test_missing_entries_filled_in_by_the_batch_are_seen() -> None:
-    """Kills a trial without entries that are 0."""
-    with pytest.raises(ValueError, match="influence cannot be bounded"):
-        RecordGradients(nn.Sequential(Apply(impute), nn.Linear(4, 3))).refuse_mixing(
-            torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
-        )
+    """Also where not all of a record is missing: kills a trial without entries that are 0 among others."""
+    some = lambda x: torch.where((x != 0).any(1, keepdim=True), impute(x), x)  # noqa: E731
+    x, y = torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+    for operation in (impute, some):
+        with pytest.raises(ValueError, match="influence cannot be bounded"):
+            RecordGradients(nn.Sequential(Apply(operation), nn.Linear(4, 3))).refuse_mixing(x, y)
 
 
 def test_a_hook_on_a_layer_is_no_operation_of_the_list() -> None:

@@ -35,7 +35,7 @@ class Trial:
         loss: of records `[B]`, from outputs and targets.
         layout: of the module's parameters.
         params: `[1, P]`.
-        batches: pairs of records, each `[1, 2, ...]`; the first one is of the least size.
+        batches: pairs of records alike in size, each `[1, 2, ...]`; the first one is of the least size.
         targets: `[1, 1, ...]`, the target of every record.
         tolerance: share of a number by which two ways of computing it may differ.
         sizes: of the batches beside the pairs.
@@ -126,8 +126,7 @@ def trial_batches(x: Tensor) -> list[Tensor]:
         differs = (rows != rows[:1]).reshape(rows.shape[0], -1).any(1)
         return [torch.stack([rows[0], rows[differs][0]]).unsqueeze(0).cpu()] if bool(differs.any()) else []
     pair = wave(torch.empty(1, 2, *x.shape[2:], dtype=torch.float64))
-    unlike = [pair * pair.new_tensor([1.0, scale]).view(2, *(1,) * (pair.dim() - 2)) for scale in SCALES[1:]]
-    return [*(scale * pair for scale in SCALES), *unlike]
+    return [scale * pair for scale in SCALES]
 
 
 def _mixture(pairs: list[Tensor]) -> Tensor:
@@ -138,9 +137,10 @@ def _mixture(pairs: list[Tensor]) -> Tensor:
     one, other = pairs[0][0]
     if not one.is_floating_point():
         return torch.stack([one, other] * 4).unsqueeze(0)
-    gaps = torch.where(wave(one) > 0, one, 0.0)
-    extremes = [other * size for size in EXTREMES] if one.dtype == torch.float64 else [other * 10, other / 10]
-    return torch.stack([one, gaps, one, *extremes, other * SCALES[1], torch.zeros_like(one), other]).unsqueeze(0)
+    gaps = one * (torch.arange(one.numel(), device=one.device) % 2).view(one.shape)
+    large = [other * size for size in SCALES[1:]]
+    extreme = [other * size for size in EXTREMES] if one.dtype == torch.float64 else [other, other / 10]
+    return torch.stack([one, gaps, one, *large, torch.zeros_like(one), *extreme]).unsqueeze(0)
 
 
 def wave(like: Tensor) -> Tensor:
