@@ -62,7 +62,7 @@ def refuse_state(module: nn.Module, records: Tensor) -> None:
         path = place_of_difference(programs[0], programs[1])
         if path is not None:
             _refuse_modes(module, path)
-    if all(isinstance(output, Tensor) for output in outputs) and not _close(*outputs):
+    if all(isinstance(output, Tensor) for output in outputs) and not close(*outputs):
         _refuse_modes(module, "")
 
 
@@ -144,7 +144,8 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or bool(one == other)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def close(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs are the same but for rounding."""
     if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
         return False
     size = torch.where(one.isfinite(), one, 0.0).abs().amax() if one.numel() else 0.0

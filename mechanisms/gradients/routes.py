@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.image_format import channels_last, gains_from_channels_last
 from mechanisms.gradients.materialised import Looped, Loss, Vectorized
-from mechanisms.gradients.module_state import Snapshot, refuse_state
+from mechanisms.gradients.module_state import Snapshot, close, refuse_state
 from mechanisms.gradients.placements import Records
 from mechanisms.gradients.program import loss_acts_alone, marked_outputs, reads_weights, traced, traced_loss
-from mechanisms.gradients.record_trial import SIZES, Trial, trial_batches, wave
+from mechanisms.gradients.record_trial import SCALES, SIZES, Trial, trial_batches, wave
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric
@@ -65,8 +65,23 @@ class Routes:
         """
         key, program = _key(x), self._traced[0]
         if key not in self._outputs:
-            self._outputs[key] = None if program is None else marked_outputs(program, _rows(x))
+            known = program is not None and self._faithful(program, _rows(x))
+            self._outputs[key] = marked_outputs(program, _rows(x)) if program is not None and known else None
         return None if self._outputs[key] is None else program
+
+    def _faithful(self, program: nn.Module, rows: Tensor) -> bool:
+        """Whether the program gives what the model gives: a graph misses that a tensor has two names."""
+        module = copy.deepcopy(self._module)
+        for scale in SCALES if rows.is_floating_point() else SCALES[:1]:
+            tried = rows * scale if rows.is_floating_point() else rows
+            try:
+                with torch.no_grad():
+                    same = close(program(tried.clone()), module(tried.clone()))
+            except Exception:  # the user's code can raise anything, and may refuse large records
+                continue
+            if not same:
+                return False
+        return True
 
     def loss_program(self, x: Tensor, y: Tensor) -> nn.Module | None:
         """The loss as such operations, on outputs for records as those of `x` with targets `y [K, B, ...]`, or None."""
@@ -84,12 +99,8 @@ class Routes:
         """
         key = (_key(x), None if y is None else _key(y))
         if key not in self._general:
-            program, loss = self.program(x), None if y is None else self.loss_program(x, y)
-            after = self._snapshot.refuse_change if program is None else lambda: None
-            engines = [
-                engine(program or self._module, loss or self._loss, self._layout, after)
-                for engine in (Vectorized, Looped)
-            ]
+            after = self._snapshot.refuse_change
+            engines = [engine(self._module, self._loss, self._layout, after) for engine in (Vectorized, Looped)]
             self._general[key] = engines[0 if self._vectorizes(engines[0], x[:1, :1], y) else 1]
         return self._general[key]
 
