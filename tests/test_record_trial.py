@@ -9,7 +9,7 @@ from mechanisms.gradients.forms import long_norms
 from mechanisms.gradients.record_gradients import RecordGradients
 from sim.datasets.words import Words
 from sim.models import NAMES, build
-from tests.record_models import GENERAL, MIXING, TAPPED, Apply, Case
+from tests.record_models import GENERAL, MIXING, TAPPED, Apply, Case, plain_gradients
 from tests.test_gradients import by_case, clip
 
 SHAPES = {"cnn-scattering": (81, 7, 7), "cnn-scattering-cifar": (243, 8, 8), "cnn-cifar": (3, 32, 32), "lstm": (80,)}
@@ -80,28 +80,55 @@ def test_a_model_may_refuse_large_records() -> None:
         return x
 
     x, y = torch.zeros(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
-    assert RecordGradients(nn.Sequential(Apply(within), nn.Linear(4, 3))).is_tapped(x, y)
+    assert not RecordGradients(nn.Sequential(Apply(within), nn.Linear(4, 3))).is_tapped(x, y)
     mixes = nn.Sequential(Apply(within), Apply(lambda x: x - x.mean(0)), nn.Linear(4, 3))
     with pytest.raises(ValueError, match="influence cannot be bounded"):
         RecordGradients(mixes).refuse_mixing(x, y)
 
 
-def test_a_difference_of_the_fast_route_at_large_records_costs_that_route() -> None:
-    """A gradient that a tap gets wrong above a size only: the weight is read around the layer there."""
+class Around(nn.Module):
+    """The weight is read around the layer where a record is large."""
 
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.layer(x)
-            return h + torch.where(h.abs().amax(1, keepdim=True) > 30, 1e-3 * h @ self.layer.weight, 0.0)
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h + torch.where(h.abs().amax(1, keepdim=True) > 30, 1e-3 * h @ self.layer.weight, 0.0)
 
+
+class Renamed(Around):
+    """A tensor is changed under another name, which a graph of operations does not show."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = output = self.layer(x)
+        h += torch.where(h.abs().amax(1, keepdim=True) > 30, 0.5 * h, 0.0)
+        return output
+
+
+class Unfollowed(Around):
+    """A part that has no gradient, which a graph of operations does not show."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        with torch.no_grad():
+            more = torch.where(h.abs().amax(1, keepdim=True) > 30, 0.5 * h, 0.0)
+        return h + more
+
+
+@pytest.mark.parametrize("model", [Around, Renamed, Unfollowed])
+def test_a_difference_of_the_fast_route_at_large_records_costs_that_route(model: type[nn.Module]) -> None:
+    """Gradients that the fast route would get wrong above a size only."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        gradients = RecordGradients(Around())
-    assert not gradients.is_tapped(torch.zeros(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+        module = model()
+    gradients, x, y = RecordGradients(module), 1e3 * torch.ones(1, 2, 4), torch.tensor([[0, 2]])
+    assert not gradients.is_tapped(x, y)
+    params = gradients.layout.initial(module)[None]
+    expected = plain_gradients(module, params, x, y).norm(dim=2)
+    torch.testing.assert_close(gradients.norms(params, x, y), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients.logits(params, x)[0], module(x[0]).detach())
 
 
 def test_losses_of_records_that_nothing_is_known_of_are_those_of_each_alone() -> None:

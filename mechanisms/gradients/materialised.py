@@ -1,6 +1,8 @@
 """Per-record gradients by automatic differentiation, held in memory: right for every module, the reference for taps.
 
 One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes that fit.
+Gradients, losses and outputs are those of each record as a batch of its own, whatever the module does with a batch.
+`after` is called when the module has run, and may raise.
 """
 
 from collections.abc import Callable
@@ -21,8 +23,8 @@ Named = dict[str, Tensor]
 class Vectorized:
     """Computes passes with `torch.func`, all records at once and, where there are several, all clients."""
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, after: Callable[[], None] = lambda: None) -> None:
+        self._layout, self._module, self._loss, self._after = layout, module, loss, after
         self._of_client = vmap(grad(_record_loss(module, loss)), (None, 0, 0))
         self._of_cohort = vmap(self._of_client, (0, 0, 0))
 
@@ -34,7 +36,24 @@ class Vectorized:
             else:
                 single = self._of_client(self._layout.unflatten(params[0].detach()), x[0], y[0])
                 gradients = {name: g.unsqueeze(0) for name, g in single.items()}
+        self._after()
         return _held(self._layout, gradients, metric)
+
+    def outputs(self, params: Tensor, x: Tensor) -> Tensor:
+        """`[K, B, ...]`: the module's output for each record of `x [K, B, ...]`; K, B >= 1."""
+        of_client = vmap(_record_output(self._module), (None, 0))
+        with sdpa_kernel(SDPBackend.MATH):
+            if params.shape[0] > 1:
+                output = vmap(of_client, (0, 0))(self._layout.unflatten(params), x)
+            else:
+                output = of_client(self._layout.unflatten(params[0]), x[0]).unsqueeze(0)
+        self._after()
+        return output
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """`[K, B]`: the losses of outputs `[K, B, ...]`, each as a batch of its own."""
+        alone = vmap(lambda one, target: self._loss(one.unsqueeze(0), target.unsqueeze(0)).squeeze(0))
+        return alone(output.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
 
 
 class Looped:
@@ -43,21 +62,40 @@ class Looped:
     It takes the models that `torch.func` has no rules for (recurrent kernels), and is what taps are compared with.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, after: Callable[[], None] = lambda: None) -> None:
+        self._layout, self._module, self._loss, self._after = layout, module, loss, after
         self._record_loss = _record_loss(module, loss)
 
     def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
         """The pass over `params [K, P]`, `x [K, B, ...]`, `y [K, B, ...]`, with K, B >= 1."""
         places = [(k, b) for k in range(y.shape[0]) for b in range(y.shape[1])]
         rows = [self._gradient(params[k], x[k, b], y[k, b]) for k, b in places]
+        self._after()
         return _held(self._layout, self._layout.unflatten(torch.stack(rows).unflatten(0, y.shape[:2])), metric)
+
+    def outputs(self, params: Tensor, x: Tensor) -> Tensor:
+        """`[K, B, ...]`: the module's output for each record of `x [K, B, ...]`; K, B >= 1."""
+        of_record = _record_output(self._module)
+        named = [self._layout.unflatten(row) for row in params]
+        rows = [of_record(named[k], x[k, b]) for k in range(x.shape[0]) for b in range(x.shape[1])]
+        self._after()
+        return torch.stack(rows).unflatten(0, x.shape[:2])
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """`[K, B]`: the losses of outputs `[K, B, ...]`, each as a batch of its own."""
+        pairs = zip(output.flatten(0, 1), y.flatten(0, 1), strict=True)
+        rows = [self._loss(one.unsqueeze(0), target.unsqueeze(0)).squeeze(0) for one, target in pairs]
+        return torch.stack(rows).view(y.shape[:2])
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         row = row.detach().requires_grad_()
         with torch.enable_grad():
             loss = self._record_loss(self._layout.unflatten(row), x, y)
         return torch.autograd.grad(loss, row)[0]
+
+
+def _record_output(module: nn.Module) -> Callable[[Named, Tensor], Tensor]:
+    return lambda named, x: functional_call(module, named, (x.unsqueeze(0),)).squeeze(0)
 
 
 def _record_loss(module: nn.Module, loss: Loss) -> Callable[[Named, Tensor, Tensor], Tensor]:

@@ -65,7 +65,7 @@ class RecordGradients:
 
     Raises ValueError if the module has no trainable parameter, or a layer that `refuse_mixing_layers` refuses, or if
     `max_records` or `memory_limit` is below 1. Gradients and losses raise it, from the first records on, for a module
-    that is seen to mix records (`gradients.record_trial`).
+    that is seen to mix records (`gradients.record_trial`) or has a state (`gradients.module_state`).
     """
 
     def __init__(
@@ -178,26 +178,27 @@ class RecordGradients:
     def losses(self, params: Tensor, x: Tensor, y: Tensor, width: int | None = None) -> Tensor:
         """`[K, B]`: the loss of each record; no gradient is formed. With `width`, in passes as those of `whole_sum`.
 
-        A batch is evaluated as one, but record by record where nothing is known yet of whether records mix.
+        A batch is evaluated as one where all operations are known to act on each record alone.
         """
         losses = self._zeros(params, x, y, IDENTITY)
-        together = losses.numel() == 0 or self._routes.independent(x, y)
-        for c, b in (
-            self._forward_passes(x, width) if together else self._passes.cut(x, self._passes.held(x), alone=True)
-        ):
+        if losses.numel() == 0:
+            return losses
+        self._routes.independent(x, y)
+        for c, b in self._forward_passes(x, width):
             run = partial(self._losses, params[c])
             if width is None:
                 losses[c, b] = run(x[c, b], y[c, b])
                 continue
-            for part, xs, ys in self._passes.of_shape(
-                x[c, b], y[c, b], b, "losses", lambda *one, run=run: _equal(run(*one))
-            ):
+            alike = lambda xs, ys, run=run: _equal(run(xs, ys))  # noqa: E731
+            for part, xs, ys in self._passes.of_shape(x[c, b], y[c, b], b, "losses", alike):
                 losses[c, part] = run(xs, ys)[:, : losses[c, part].shape[1]]
         return losses
 
     def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        output = self._forward(params, x)
-        return self._loss(output.flatten(0, 1), y.flatten(0, 1)).view(output.shape[:2])
+        output, together = self._forward(params, x), self._routes.loss_program(x, y)
+        if together is None:
+            return self._routes.general(x, y).losses(output, y)
+        return together(output.flatten(0, 1), y.flatten(0, 1)).view(output.shape[:2])
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
         """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least 1."""
@@ -212,11 +213,15 @@ class RecordGradients:
 
     @torch.no_grad()
     def _forward(self, params: Tensor, x: Tensor) -> Tensor:
+        program = self._routes.program(x)
+        if program is None and x.shape[:2].numel() > 0:
+            return self._routes.general(x).outputs(params, x)
+        module = self._module if program is None else program
         if params.shape[0] == 1:
             x = self._routes.arranged(x[0])
-            return functional_call(self._module, self.layout.unflatten(params[0]), (x,)).unsqueeze(0)
+            return functional_call(module, self.layout.unflatten(params[0]), (x,)).unsqueeze(0)
         with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
-            return vmap(lambda row, xs: functional_call(self._module, self.layout.unflatten(row), (xs,)))(params, x)
+            return vmap(lambda row, xs: functional_call(module, self.layout.unflatten(row), (xs,)))(params, x)
 
     def _gradients(
         self, params: Tensor, x: Tensor, y: Tensor, metric: Metric, width: int | None = None

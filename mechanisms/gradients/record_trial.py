@@ -1,10 +1,12 @@
 """A trial of a model on made-up records: is each record of a batch treated as the record alone is?
 
-No look at layers shows that a module's own operations mix records. So two records are given to it together and one by
-one, at parameters made up for the purpose. Some mixing sets in above a size only (numbers divided by the largest of the
-batch, where that is above 1), so there are records of several sizes, alike and unlike.
+Records are given to the model together and one by one, at parameters made up for the purpose. Some mixing sets in above
+a size only (numbers divided by the largest of the batch, where that is above 1), where entries are 0 (missing ones that
+are filled in), where records are equal, or in larger batches. So there are records of several sizes, alike and unlike,
+and batches of several sizes. A trial is no proof: what cannot mix is told by `gradients.program`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,12 @@ from mechanisms.layout import Layout
 SCALES = (1.0, 1e2, 1e4)
 """Sizes of the numbers in trial records."""
 
+EXTREMES = (1e-30, 1e30)
+"""Further sizes, for models that compute in float64."""
+
+SIZES = (3, 8, 64)
+"""Of trial batches, beside 1 and 2."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -27,9 +35,10 @@ class Trial:
         loss: of records `[B]`, from outputs and targets.
         layout: of the module's parameters.
         params: `[1, P]`.
-        batches: pairs of records, each `[1, 2, ...]`; the first one is of the least size.
-        targets: `[1, 2, ...]`, one target twice.
+        batches: pairs of records alike in size, each `[1, 2, ...]`; the first one is of the least size.
+        targets: `[1, 1, ...]`, the target of every record.
         tolerance: share of a number by which two ways of computing it may differ.
+        sizes: of the batches beside the pairs.
     """
 
     module: nn.Module
@@ -39,6 +48,7 @@ class Trial:
     batches: list[Tensor]
     targets: Tensor
     tolerance: float
+    sizes: tuple[int, ...] = SIZES
 
     def independent(self) -> list[tuple[Tensor, Tensor]]:
         """The batches that the model takes, with the size `[1, 2]` below which each record's gradient may be rounding.
@@ -48,27 +58,46 @@ class Trial:
         Raises:
             ValueError: a record has changed another's output or loss.
         """
-        taken = []
+        taken: list[tuple[Tensor, Tensor]] = []
+        alone: dict[bytes, tuple[Tensor, Tensor]] = {}
         for batch in self.batches:
-            try:
-                together = self._results(batch, self.targets)
-                alone = [self._results(batch[:, [i]], self.targets[:, [i]]) for i in range(2)]
-            except Exception:  # the user's code can raise anything
-                if batch is self.batches[0]:
-                    raise
-                continue
-            sizes = torch.stack([1.0 + _largest(batch[:, i].to(self.params)) for i in range(2)])
-            for i, own in enumerate(alone):
-                self._refuse_difference(sizes[i], [part[i] for part in together], [part[0] for part in own])
-                sizes[i] += _largest(own[0])
-            taken.append((batch, self.tolerance * sizes.unsqueeze(0)))
+            sizes = self._tried(batch, (2,), alone)
+            if sizes is None and batch is self.batches[0]:
+                self._results(batch)  # which raises
+            if sizes is not None:
+                taken.append((batch, self.tolerance * sizes.unsqueeze(0)))
+        if self.sizes:
+            self._tried(_mixture(self.batches), self.sizes, alone)
         return taken
 
+    def _tried(
+        self, records: Tensor, counts: Sequence[int], known: dict[bytes, tuple[Tensor, Tensor]]
+    ) -> Tensor | None:
+        """Compares records `[1, n, ...]` in batches of `counts`, again and again the same ones, with each alone.
+
+        Gives their sizes `[n]`, of their own numbers and their outputs; None if the model does not take them. What was
+        `known` of records alone is not computed again.
+        """
+        try:
+            keys = [one.cpu().numpy().tobytes() for one in records[0]]
+            for i, key in enumerate(keys):
+                known[key] = known[key] if key in known else self._results(records[:, [i]])
+            alone = [known[key] for key in keys]
+            indices = [torch.arange(count) % records.shape[1] for count in counts]
+            together = [self._results(records[:, index]) for index in indices]
+        except Exception:  # the user's code can raise anything
+            return None
+        sizes = torch.stack([1.0 + _largest(one.to(self.params)) for one in records[0]])
+        for index, parts in zip(indices, together, strict=True):
+            for place, i in enumerate(index.tolist()):
+                self._refuse_difference(sizes[i], [part[place] for part in parts], [part[0] for part in alone[i]])
+        return sizes + torch.stack([_largest(output[0]) for output, _ in alone])
+
     @torch.no_grad()
-    def _results(self, batch: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _results(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs `[B, ...]` and losses `[B]` of a batch `[1, B, ...]`."""
         output = functional_call(self.module, self.layout.unflatten(self.params[0]), (batch[0],))
-        return output, self.loss(output, targets[0])
+        return output, self.loss(output, self.targets[0].expand(batch.shape[1], *self.targets.shape[2:]))
 
     def _refuse_difference(self, size: Tensor, found: list[Tensor], expected: list[Tensor]) -> None:
         """Compare output and loss of a record of such a size; a loss has no more digits than the output it is of."""
@@ -97,8 +126,21 @@ def trial_batches(x: Tensor) -> list[Tensor]:
         differs = (rows != rows[:1]).reshape(rows.shape[0], -1).any(1)
         return [torch.stack([rows[0], rows[differs][0]]).unsqueeze(0).cpu()] if bool(differs.any()) else []
     pair = wave(torch.empty(1, 2, *x.shape[2:], dtype=torch.float64))
-    unlike = [pair * pair.new_tensor([1.0, scale]).view(2, *(1,) * (pair.dim() - 2)) for scale in SCALES[1:]]
-    return [*(scale * pair for scale in SCALES), *unlike]
+    return [scale * pair for scale in SCALES]
+
+
+def _mixture(pairs: list[Tensor]) -> Tensor:
+    """Eight records `[1, 8, ...]`: small and large, with entries 0 and without, all 0, and equal ones.
+
+    Records of indices are those of the pair, in turn.
+    """
+    one, other = pairs[0][0]
+    if not one.is_floating_point():
+        return torch.stack([one, other] * 4).unsqueeze(0)
+    gaps = one * (torch.arange(one.numel(), device=one.device) % 2).view(one.shape)
+    large = [other * size for size in SCALES[1:]]
+    extreme = [other * size for size in EXTREMES] if one.dtype == torch.float64 else [other, other / 10]
+    return torch.stack([one, gaps, one, *large, torch.zeros_like(one), *extreme]).unsqueeze(0)
 
 
 def wave(like: Tensor) -> Tensor:

@@ -1,14 +1,17 @@
-"""Which way of computing per-record gradients a model allows: found by comparison, once for each shape of a record.
+"""Which way of computing per-record gradients a model allows: found out once for each shape of a record.
 
-A model is tried on made-up records (`gradients.record_trial`), in float64 where it can: one whose records mix is
-refused. Taps rest on more that no look at layers can show, as that no weight is used around its layer. So before they
-are trusted, the gradients of the trial records are computed both ways, and must have the same norms and the same sums.
-A model that fails there takes the general way.
+Records are computed together only by a program all of whose operations act on each record alone (`gradients.program`);
+every other model is given one record at a time. A model with a state is refused (`gradients.module_state`), and so is
+one that a trial on made-up records shows to mix them (`gradients.record_trial`), in float64 where it can.
+
+Taps rest on more: that each layer's weights are used once, and by that layer. So before they are trusted, the gradients
+of the trial records are computed both ways, and must have the same norms and the same sums. A model that fails there
+takes the general way.
 """
 
 import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +19,10 @@ from torch import Tensor, nn
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.image_format import channels_last, gains_from_channels_last
 from mechanisms.gradients.materialised import Looped, Loss, Vectorized
-from mechanisms.gradients.record_trial import Trial, trial_batches, wave
+from mechanisms.gradients.module_state import Snapshot, close, refuse_state
+from mechanisms.gradients.placements import Records
+from mechanisms.gradients.program import loss_acts_alone, marked_outputs, reads_weights, traced, traced_loss
+from mechanisms.gradients.record_trial import SCALES, SIZES, Trial, trial_batches, wave
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric
@@ -38,11 +44,82 @@ class Routes:
 
     def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
         self._module, self._loss, self._layout = module, loss, layout
-        recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
-        self._general = Route((Looped if recurrent else Vectorized)(module, loss, layout), layout.size)
+        self._snapshot = Snapshot(module)
         self._routes: dict[tuple[object, ...], Route] = {}
+        self._general: dict[tuple[object, ...], Looped | Vectorized] = {}
+        self._outputs: dict[tuple[object, ...], list[Records] | None] = {}
+        self._losses: dict[tuple[object, ...], nn.Module | None] = {}
+        self._stateless: set[tuple[object, ...]] = set()
         self._independent: set[tuple[object, ...]] = set()
         self._formats: dict[tuple[object, ...], bool] = {}
+
+    @cached_property
+    def _traced(self) -> tuple[nn.Module | None, nn.Module | None]:
+        return traced(self._module), traced_loss(self._loss)
+
+    def program(self, x: Tensor) -> nn.Module | None:
+        """The model as operations that act on each record alone, for records as those of `x [K, B, ...]`, or None.
+
+        Raises:
+            ValueError: the model computes with the size of a batch.
+        """
+        key, program = _key(x), self._traced[0]
+        if key not in self._outputs:
+            known = program is not None and self._faithful(program, _rows(x))
+            self._outputs[key] = marked_outputs(program, _rows(x)) if program is not None and known else None
+        return None if self._outputs[key] is None else program
+
+    def _faithful(self, program: nn.Module, rows: Tensor) -> bool:
+        """Whether the program gives what the model gives: a graph misses that a tensor has two names."""
+        module = copy.deepcopy(self._module)
+        for scale in SCALES if rows.is_floating_point() else SCALES[:1]:
+            tried = rows * scale if rows.is_floating_point() else rows
+            try:
+                with torch.no_grad():
+                    same = close(program(tried.clone()), module(tried.clone()))
+            except Exception:  # the user's code can raise anything, and may refuse large records
+                continue
+            if not same:
+                return False
+        return True
+
+    def loss_program(self, x: Tensor, y: Tensor) -> nn.Module | None:
+        """The loss as such operations, on outputs for records as those of `x` with targets `y [K, B, ...]`, or None."""
+        key, loss, program = (_key(x), _key(y)), self._traced[1], self.program(x)
+        if key not in self._losses:
+            outputs = None if program is None or loss is None else self._outputs[_key(x)]
+            known = loss is not None and outputs is not None and loss_acts_alone(loss, outputs, _rows(y))
+            self._losses[key] = loss if known else None
+        return self._losses[key]
+
+    def general(self, x: Tensor, y: Tensor | None = None) -> Looped | Vectorized:
+        """The way that gives a model one record at a time; without targets `y`, for outputs only; K, B at least 1.
+
+        It is vectorized, unless the model has operations that `vmap` has no rules for, or looks at numbers.
+        """
+        key = (_key(x), None if y is None else _key(y))
+        if key not in self._general:
+            after = self._snapshot.refuse_change
+            engines = [engine(self._module, self._loss, self._layout, after) for engine in (Vectorized, Looped)]
+            self._general[key] = engines[0 if self._vectorizes(engines[0], x[:1, :1], y) else 1]
+        return self._general[key]
+
+    def _vectorizes(self, engine: Looped | Vectorized, x: Tensor, y: Tensor | None) -> bool:
+        """Tries one record `x [1, 1, ...]`."""
+        if any(isinstance(layer, nn.RNNBase) for layer in self._module.modules()):
+            return False
+        params = self._layout.initial(self._module).unsqueeze(0)
+        try:
+            output = engine.outputs(params, x)
+            if y is not None:
+                engine.losses(output, y[:1, :1])
+                engine.run(params, x, y[:1, :1], IDENTITY)
+        except ValueError:
+            self._snapshot.refuse_change()
+            return False
+        except Exception:  # the user's code can raise anything
+            return False
+        return True
 
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
         """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at least 1.
@@ -52,17 +129,20 @@ class Routes:
         the model itself pass through.
 
         Raises:
-            ValueError: the model mixes records.
+            ValueError: the model mixes records, or has a state.
         """
-        key = _key(x)
+        key = (_key(x), _key(y))
         if key not in self._routes:
             found = self._find(x, y)
             if found is None:
-                return self._general
+                return self._general_route(x, y)
             self._routes[key] = found
         route = self._routes[key]
         fits = not isinstance(route.engine, Tapped) or route.engine.takes(metric)
-        return route if fits else self._general
+        return route if fits else self._general_route(x, y)
+
+    def _general_route(self, x: Tensor, y: Tensor) -> Route:
+        return Route(self.general(x, y), self._layout.size)
 
     def independent(self, x: Tensor, y: Tensor) -> bool:
         """Whether records shaped as those of `x [K, B, ...]` are known not to mix; K and B at least 1.
@@ -70,9 +150,10 @@ class Routes:
         Raises:
             ValueError: they are known to mix.
         """
-        if _key(x) not in self._independent:
+        key = (_key(x), _key(y))
+        if key not in self._independent:
             self.of(x, y)
-        return _key(x) in self._independent
+        return key in self._independent
 
     def arranged(self, x: Tensor) -> Tensor:
         """`x [n, ...]` in the memory format that suits the module."""
@@ -83,40 +164,63 @@ class Routes:
 
     def _find(self, x: Tensor, y: Tensor) -> Route | None:
         """The route, or None if there are no two records to try, or none with a gradient to compare."""
-        batches = trial_batches(x)
+        self._refuse_state(x)
+        program, loss = self.program(x), self.loss_program(x, y)
+        batches, targets, own = trial_batches(x), y[:1, :1], self._layout.initial(self._module)
         if not batches:
             return None
-        targets = y[:1, :1].repeat(1, 2, *(1,) * (y.dim() - 2))
+        known = program is not None and loss is not None
         try:
             twin = copy.deepcopy(self._module).cpu().double()
             wide = targets.cpu().double() if y.is_floating_point() else targets.cpu()
-            return self._judge(self._trial(twin, batches, wide, _TOLERANCE), _key(x))
+            trial, tried = self._trial(twin, batches, wide, _TOLERANCE, known), copy.deepcopy(program)
+            return self._judge(trial, tried.cpu().double() if tried is not None else None, x, y)
         except RuntimeError:  # the model or the loss holds tensors that stay on their device or in their type
-            own = self._layout.initial(self._module)
             batches = [b.to(own) if b.is_floating_point() else b.to(own.device) for b in batches]
-            return self._judge(self._trial(self._module, batches, targets, _WIDE_TOLERANCE), _key(x))
+            trial = self._trial(self._module, batches, targets, _WIDE_TOLERANCE, known)
+            return self._judge(trial, program, x, y)
 
-    def _trial(self, module: nn.Module, batches: list[Tensor], targets: Tensor, tolerance: float) -> Trial:
+    def _refuse_state(self, x: Tensor) -> None:
+        if _key(x) not in self._stateless:
+            rows = _rows(x).expand(2, *x.shape[2:])
+            refuse_state(self._module, rows.to(self._layout.initial(self._module)) if x.is_floating_point() else rows)
+            self._stateless.add(_key(x))
+
+    def _trial(self, module: nn.Module, batches: list[Tensor], targets: Tensor, tolerance: float, known: bool) -> Trial:
         start = self._layout.initial(module)
         params = (start + 0.1 * wave(start)).unsqueeze(0)
-        return Trial(module, self._loss, self._layout, params, batches, targets, tolerance)
+        return Trial(
+            module, self._loss, self._layout, params, batches, targets, tolerance, SIZES[: 2 if known else None]
+        )
 
-    def _judge(self, trial: Trial, key: tuple[object, ...]) -> Route | None:
+    def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route | None:
+        """The route, where `tried` is the program in the trial's type."""
         batches, floors = zip(*trial.independent(), strict=True)
-        self._independent.add(key)
+        self._independent.add((_key(x), _key(y)))
+        program, loss = self.program(x), self.loss_program(x, y)
+        if tried is None or program is None or loss is None or reads_weights(program):
+            return self._general_route(x, y)
+        pair = trial.targets.repeat(1, 2, *(1,) * (y.dim() - 2))
         looped = Looped(trial.module, self._loss, self._layout)
-        expected = [looped.run(trial.params, batch, trial.targets, IDENTITY) for batch in batches]
+        expected = [looped.run(trial.params, batch, pair, IDENTITY) for batch in batches]
         if bool((expected[0].squared_norms() == 0).any()):
             return None
         try:
-            tapped = Tapped(trial.module, self._loss, self._layout, lambda records: records)
-            found = [tapped.run(trial.params, batch, trial.targets, IDENTITY) for batch in batches]
+            tapped = Tapped(tried, loss, self._layout, lambda records: records)
+            found = [tapped.run(trial.params, batch, pair, IDENTITY) for batch in batches]
         except RuntimeError:  # Untappable, or an operation of the model fails on what a tap gives it
-            return self._general
+            return self._general_route(x, y)
         rounding = (torch.zeros_like(floors[0]), *floors[1:])  # the least records have gradients, as was seen
         if not all(map(partial(_agree, trial.tolerance), rounding, found, expected)):
-            return self._general
-        return Route(Tapped(self._module, self._loss, self._layout, self.arranged), found[0].entries // 2)
+            return self._general_route(x, y)
+        return Route(Tapped(program, loss, self._layout, self.arranged), found[0].entries // 2)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`[1, ...]`: a record as those of `x [K, B, ...]`, with made-up numbers unless they are integers."""
+    if x.is_floating_point():
+        return wave(x.new_empty(1, *x.shape[2:]))
+    return x.flatten(0, 1)[:1] if x.shape[:2].numel() else x.new_zeros(1, *x.shape[2:])
 
 
 def _key(x: Tensor) -> tuple[object, ...]:

@@ -1,0 +1,126 @@
+"""The operations that act on each record alone: functions, methods and layers, each with the rule of its arguments.
+
+Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks a model up.
+"""
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mechanisms.gradients import placements as place
+from mechanisms.gradients.placements import Rule
+
+_ELEMENTWISE = """
+    add sub mul div truediv floordiv floor_divide true_divide mod remainder fmod pow neg abs sign square sqrt
+    rsqrt reciprocal exp expm1 exp2 log log1p log2 log10 sin cos tan asin acos atan atan2 sinh cosh tanh asinh
+    acosh atanh erf erfc sigmoid logit logsigmoid floor ceil round trunc frac clamp clamp_min clamp_max clip
+    minimum maximum fmin fmax where masked_fill lerp addcmul addcdiv hypot logaddexp xlogy nan_to_num isnan isinf
+    isfinite eq ne lt le gt ge logical_and logical_or logical_not logical_xor and_ or_ xor invert pos relu relu6
+    leaky_relu elu selu celu gelu silu mish softplus softsign tanhshrink hardtanh hardsigmoid hardswish hardshrink
+    softshrink threshold zeros_like ones_like full_like expand_as relu_ tanh_ sigmoid_ add_ sub_ mul_ div_ clamp_
+    exp_ sqrt_ neg_ abs_ mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
+    binary_cross_entropy_with_logits kl_div
+"""
+_TABLE: dict[str, Rule] = {
+    "to type_as contiguous clone detach float double long bool": place.like_first,
+    "sum mean amax amin prod std var logsumexp argmax argmin max min median any all": place.along(1),
+    "cumsum cumprod softmax log_softmax softmin select narrow index_select count_nonzero": place.along(1),
+    "norm vector_norm roll": place.along(2),
+    "sort argsort glu": place.along(1, -1),
+    "topk": place.along(2, -1),
+    "normalize": place.along(2, 1),
+    "chunk split": place.along(2, 0),
+    "unbind": place.along(1, 0),
+    "transpose swapaxes swapdims": place.transpose,
+    "permute": place.permute,
+    "squeeze": place.squeeze,
+    "unsqueeze": place.unsqueeze,
+    "flatten": place.flatten,
+    "unflatten": place.unflatten,
+    "view reshape": place.view,
+    "expand": place.spread(-1),
+    "repeat": place.spread(1),
+    "getitem": place.getitem,
+    "cat concat": place.join(False),
+    "stack": place.join(True),
+    "gather": place.gather,
+    "matmul bmm": place.matmul,
+    "einsum": place.einsum,
+    "scaled_dot_product_attention": place.attention,
+    "linear": place.inner(lambda args, named: 1),
+    "layer_norm": place.inner(
+        lambda args, named: len(named["normalized_shape"] if "normalized_shape" in named else args[1])
+    ),
+    "pad": place.inner(lambda args, named: len(named["pad"] if "pad" in named else args[1]) // 2),
+    "group_norm prelu": place.whole(2),
+    "interpolate": place.whole(3),
+    "conv1d conv_transpose1d max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d": place.whole(3, 3),
+    "conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d": place.whole(4, 4),
+    "conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d": place.whole(5, 5),
+    "dropout": place.dropout,
+    "embedding": place.embedding,
+    "cross_entropy nll_loss": place.cross_entropy,
+    "zeros ones full arange eye linspace tensor": place.constant,
+    _ELEMENTWISE: place.elementwise,
+}
+_RULES = {name: rule for names, rule in _TABLE.items() for name in names.split()}
+SIZED = {_RULES["view"], _RULES["expand"], _RULES["repeat"]}
+"""The rules that may be given the size of the batch."""
+
+_SPACES = (operator, torch, F, torch.linalg)
+_FUNCTIONS: dict[Any, Rule] = {
+    getattr(space, name): rule for name, rule in _RULES.items() for space in _SPACES if hasattr(space, name)
+}
+
+_PLAIN = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
+)
+_IMAGES = {
+    getattr(nn, name.format(n)): place.whole(n + 2, n + 2)
+    for n in (1, 2, 3)
+    for name in ("Conv{}d", "ConvTranspose{}d", "MaxPool{}d", "AvgPool{}d", "AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d")
+}
+_INSTANCE = {
+    nn.InstanceNorm1d: place.whole(3, 3),
+    nn.InstanceNorm2d: place.whole(4, 4),
+    nn.InstanceNorm3d: place.whole(5, 5),
+}
+
+
+def of_function(function: Any) -> Rule | None:
+    """The rule of a function, by identity."""
+    return _FUNCTIONS.get(function)
+
+
+def of_method(name: str) -> Rule | None:
+    """The rule of a tensor's method."""
+    return _RULES.get(name) if hasattr(Tensor, name) else None
+
+
+def of_layer(layer: nn.Module) -> Rule | None:
+    """The rule of a layer; only for layers of exactly the known types, with the forward of their type."""
+    kind = type(layer)
+    if "forward" in vars(layer):
+        return None
+    if kind in _PLAIN:
+        return place.elementwise
+    if kind in _IMAGES:
+        return _IMAGES[kind]
+    if kind in _INSTANCE and not layer.track_running_stats:
+        return _INSTANCE[kind]
+    if kind is nn.Linear:
+        return _RULES["linear"]
+    if kind is nn.GroupNorm:
+        return place.whole(2)
+    if isinstance(layer, nn.LayerNorm) and kind is nn.LayerNorm:
+        return place.inner(lambda args, named: len(layer.normalized_shape))
+    if isinstance(layer, nn.Embedding) and kind is nn.Embedding:
+        rewritten = layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
+        return None if rewritten else place.inner(lambda args, named: 0)
+    if isinstance(layer, nn.RNNBase) and kind in (nn.LSTM, nn.GRU, nn.RNN) and not layer.dropout:
+        return place.recurrent(0 if layer.batch_first else 1)
+    return None

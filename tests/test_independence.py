@@ -1,0 +1,354 @@
+"""A record's gradient is its own: what is computed together, what one by one, and what is refused.
+
+The laws are of programs (no operation of a batch reaches from record to record) and of twin batches (a record that is
+replaced changes nothing of the others).
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mechanisms.gradients import program
+from mechanisms.gradients.program import loss_acts_alone, marked_outputs, traced, traced_loss
+from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
+from strategies.distillation import Distiller, objective
+from tests.record_models import Apply
+
+WIDTH = 3
+"""Of records, so that a batch of three has as many records as a record has numbers."""
+
+
+class Net(nn.Module):
+    """A layer, a function of its output and of the records, and another layer."""
+
+    def __init__(self, function: Callable[..., Tensor], shape: tuple[int, ...] = (WIDTH,), end: int = WIDTH) -> None:
+        super().__init__()
+        self.function, self.shape = function, shape
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(end, 3)
+        self.register_buffer("row", torch.tensor([0.5, -1.0, 2.0]))
+        self.register_buffer("table", torch.arange(9.0).view(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self, self.first(x)))
+
+
+def together(module: nn.Module, shape: tuple[int, ...] = (WIDTH,)) -> bool:
+    """Whether a batch of records of such a shape is computed as one."""
+    graph = traced(module)
+    return graph is not None and marked_outputs(graph, torch.rand(1, *shape)) is not None
+
+
+def impute(x: Tensor) -> Tensor:
+    """Missing entries, coded 0, are filled in with the mean of the batch."""
+    return torch.where(x == 0, x.mean(0, keepdim=True), x)
+
+
+MIXES = {
+    "mean of the batch": lambda m, h: h - h.mean(0),
+    "mean of everything": lambda m, h: h - h.mean(),
+    "negative dimension": lambda m, h: h - h.mean(-2, keepdim=True),
+    "dimension by name": lambda m, h: h - h.sum(dim=(0, 1)),
+    "imputed": lambda m, h: impute(h),
+    "row against column": lambda m, h: h - h.mean(1),
+    "constant by record": lambda m, h: h + m.table,
+    "product of records": lambda m, h: h @ h.T @ h,
+    "product from the left": lambda m, h: m.table @ h,
+    "transposed": lambda m, h: m.last(h.T).T,
+    "flat": lambda m, h: h.view(-1).cumsum(0).view(-1, WIDTH),
+    "records folded": lambda m, h: h.reshape(1, -1).roll(1, 1).reshape(-1, WIDTH),
+    "records by their width": lambda m, h: h.reshape(WIDTH, -1).cumsum(1).reshape(-1, WIDTH),
+    "neighbour": lambda m, h: torch.cat([h[1:], h[:1]]),
+    "rolled": lambda m, h: h.roll(1, 0),
+    "rolled flat": lambda m, h: h.roll(1),
+    "sorted by record": lambda m, h: h.sort(dim=0).values,
+    "first record": lambda m, h: h - h[0],
+    "first record as a column": lambda m, h: h - h[0].unsqueeze(1),
+    "chosen records": lambda m, h: h[[0, 0, 0]] + h,
+    "shape of another": lambda m, h: h.t() + h,
+    "normalized": lambda m, h: F.normalize(h, dim=0),
+    "softmax of the batch": lambda m, h: h.softmax(0),
+    "softmax by negative dimension": lambda m, h: h.softmax(-2),
+    "softmax of unnamed dimension": lambda m, h: F.softmax(h.unsqueeze(0), None).squeeze(0),
+    "batch statistics": lambda m, h: F.batch_norm(h, None, None, training=True),
+    "sequence layer norm": lambda m, h: F.layer_norm(h.unsqueeze(0), (3, WIDTH)).squeeze(0),
+    "squeezed": lambda m, h: h.squeeze() - h.squeeze().sum(0),
+    "distances": lambda m, h: torch.cdist(h, h) @ h,
+    "records as channels": lambda m, h: F.conv1d(h, m.table.view(3, 3, 1)),
+    "pooled over records": lambda m, h: F.avg_pool1d(h.T, 2, 1, 1)[:, :-1].T,
+    "padded by records": lambda m, h: F.pad(h, (0, 0, 1, 0))[:-1],
+    "einsum over records": lambda m, h: torch.einsum("bi,ci->ci", h, h),
+    "largest label": lambda m, h: h * F.one_hot((h > 0).long().sum(1)).amax(),
+    "expanded records": lambda m, h: h.unsqueeze(0).expand(2, -1, -1).reshape(-1, 2, WIDTH).mean(1),
+    "gathered": lambda m, h: h.gather(0, (h > 0).long()),
+    "noise": lambda m, h: h + torch.rand_like(h),
+    "in place on a buffer": lambda m, h: m.row.add_(h.sum()) * h,
+}
+
+
+@pytest.mark.parametrize("function", MIXES.values(), ids=MIXES.keys())
+def test_what_may_reach_from_record_to_record_is_not_computed_together(
+    function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kills a rule that is too generous: most give the right shapes for a batch of three, and rules must do."""
+    monkeypatch.setattr(program, "_SIZES", (3,))
+    assert not together(Net(function))
+
+
+def _split_heads(m: nn.Module, h: Tensor) -> Tensor:
+    size, width = h.size(0), h.size(1)
+    heads = h.view(size, 3, width // 3).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(size, -1)
+
+
+def _unpacked(m: nn.Module, h: Tensor) -> Tensor:
+    size, width = h.shape
+    return h.reshape(size, width)
+
+
+IDIOMS = {
+    "view by size": lambda m, h: h.view(h.size(0), -1),
+    "view by shape": lambda m, h: h.view(h.shape[0], WIDTH),
+    "view by the rest": lambda m, h: h.view(-1, WIDTH),
+    "reshape": lambda m, h: h.reshape(h.shape[0], -1),
+    "unpacked shape": _unpacked,
+    "flatten": lambda m, h: h.unsqueeze(1).flatten(1),
+    "torch.flatten": lambda m, h: torch.flatten(h[:, None], start_dim=1),
+    "residual": lambda m, h: h + torch.relu(h),
+    "residual in place": lambda m, h: (h * 1.5).add_(h),
+    "cat": lambda m, h: torch.cat([h, -h], dim=1)[:, :WIDTH],
+    "stack and mean": lambda m, h: torch.stack([h, h.tanh()], dim=1).mean(1),
+    "mean of a record": lambda m, h: h - h.mean(1, keepdim=True),
+    "mean by negative dimension": lambda m, h: h - h.mean(-1, keepdim=True),
+    "softmax": lambda m, h: F.softmax(h, dim=-1),
+    "norm": lambda m, h: h / h.norm(dim=1, keepdim=True).clamp(min=1e-6),
+    "normalize": lambda m, h: F.normalize(h),
+    "largest": lambda m, h: h * h.max(dim=1, keepdim=True).values,
+    "sorted": lambda m, h: torch.sort(h, dim=1)[0],
+    "gate": lambda m, h: torch.where(h > 0, h, 0.1 * h),
+    "constant row": lambda m, h: h * m.row + 1,
+    "constant matrix": lambda m, h: h @ m.table,
+    "einsum": lambda m, h: torch.einsum("bi,ij->bj", h, m.table),
+    "outer product": lambda m, h: torch.bmm(h.unsqueeze(2), h.unsqueeze(1)).sum(2),
+    "attention": _split_heads,
+    "positions": lambda m, h: h + m.table[0, : h.size(1)],
+    "token in front": lambda m, h: torch.cat([m.row.expand(h.size(0), 1, -1), h.unsqueeze(1)], 1).mean(1),
+    "transposed there and back": lambda m, h: h.T.relu().T,
+    "chunks": lambda m, h: torch.cat(h.chunk(3, dim=1)[::-1], dim=1),
+    "layer norm": lambda m, h: F.layer_norm(h, (WIDTH,)),
+    "convolution": lambda m, h: F.conv1d(h.unsqueeze(1), m.row.view(1, 1, 3), padding=1).squeeze(1),
+    "silent dropout": lambda m, h: F.dropout(h, 0.0, m.training),
+}
+
+
+@pytest.mark.parametrize("function", IDIOMS.values(), ids=IDIOMS.keys())
+def test_what_users_write_takes_the_fast_route_and_gives_what_the_model_gives(function: Callable[..., Tensor]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        module, x = Net(function), torch.randn(1, 4, WIDTH)
+    gradients = RecordGradients(module)
+    assert gradients.is_tapped(x, torch.zeros(1, 4, dtype=torch.long))
+    params = gradients.layout.initial(module)[None]
+    expected = torch.cat([module(one[None]) for one in x[0]]).detach()
+    torch.testing.assert_close(gradients.logits(params, x)[0], expected)
+
+
+LOSSES_THAT_MIX = {
+    "mean": lambda output, y: F.cross_entropy(output, y),
+    "shared": lambda output, y: F.cross_entropy(output, y, reduction="none") / len(y),
+    "centred": lambda output, y: F.cross_entropy(output - output.mean(0), y, reduction="none"),
+    "total": lambda output, y: F.cross_entropy(output, y, reduction="none") + output.sum(),
+    "weighed by labels": lambda output, y: F.cross_entropy(output, y, reduction="none") * y.float().mean(),
+    "contrast": lambda output, y: (output @ output.T).logsumexp(1),
+    "broadcast": lambda output, y: (output - F.one_hot(y, 3).float().sum(1)).square().sum(1),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES_THAT_MIX.values(), ids=LOSSES_THAT_MIX.keys())
+def test_a_loss_that_may_mix_records_is_not_computed_together(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)
+    assert outputs is not None
+    assert graph is None or not loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, nn.CrossEntropyLoss(reduction="none"), lambda o, y: -o[:, 0] * y])
+def test_a_loss_of_each_record_is(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)
+    assert outputs and graph and loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
+
+
+def test_a_distiller_takes_the_fast_route() -> None:
+    gradients = RecordGradients(Distiller((1, 4, 4), 3, 2), objective(0.1))
+    assert gradients.is_tapped(torch.zeros(1, 2, 1, 4, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def hidden_imputing(x: Tensor) -> Tensor:
+    """The same, of which no trial on waves can know: entries that are exactly 0.125 are the missing ones."""
+    return torch.where(x == 0.125, x.mean(0, keepdim=True), x)
+
+
+def looking(x: Tensor) -> Tensor:
+    """The same in Python, which no graph and no vmap can follow."""
+    return x - x.mean(0) if bool((x == 0.125).any()) else x
+
+
+@pytest.mark.parametrize("operation", [hidden_imputing, looking], ids=["traceable", "by a branch"])
+def test_a_record_that_is_replaced_changes_no_other_though_the_trial_sees_nothing(operation) -> None:
+    """Twin batches, one of which has a record that sets the mixing off: gradients, losses and outputs of the others."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        module, x = nn.Sequential(Apply(operation), nn.Linear(4, 3)), torch.randn(2, 6, 4)
+    y = torch.zeros(2, 6, dtype=torch.long)
+    x[:, 2, 1] = 0.125
+    twin = x.clone()
+    twin[:, 0] = torch.tensor([0.125, 500.0, -3.0, 0.125])
+    gradients = RecordGradients(module)
+    params = gradients.layout.initial(module).expand(2, -1)
+    rest = torch.arange(6) > 0
+    found = []
+    for batch in (x, twin):
+        total, norms = gradients.scaled_sum(params, batch, y, lambda n: rest.to(n).expand_as(n))
+        losses, logits = gradients.losses(params, batch, y), gradients.logits(params, batch)
+        found.append([total, norms[:, 1:], losses[:, 1:], logits[:, 1:]])
+    assert not gradients.is_tapped(x, y)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+class Fitted(nn.Module):
+    """ActNorm: its scale and shift are fitted to the first training batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+        self.initialized = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.initialized:
+            self.shift.data.copy_(-x.mean(0))
+            self.scale.data.copy_(1 / (x.std(0) + 1e-6))
+            self.initialized = True
+        return (x + self.shift) * self.scale
+
+
+class Stateful(nn.Module):
+    """A layer that keeps something, in one way or another."""
+
+    def __init__(self, keep: Callable[["Stateful", Tensor], object]) -> None:
+        super().__init__()
+        self.keep, self.count, self.seen, self.last = keep, 0, [], None
+        self.register_buffer("largest", torch.zeros(4))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keep(self, x.detach())
+        return x * self.scale
+
+
+STATES = {
+    "buffer in place": lambda m, x: m.largest.copy_(torch.maximum(m.largest, x.amax(0))),
+    "buffer replaced": lambda m, x: setattr(m, "largest", torch.maximum(m.largest, x.amax(0))),
+    "parameter": lambda m, x: m.scale.data.mul_(0.9),
+    "counter": lambda m, x: setattr(m, "count", m.count + 1),
+    "list": lambda m, x: m.seen.append(x),
+    "last record": lambda m, x: setattr(m, "last", x),
+    "a new attribute": lambda m, x: setattr(m, "first", x),
+}
+
+
+@pytest.mark.parametrize("keep", STATES.values(), ids=STATES.keys())
+@pytest.mark.parametrize("ask", ["losses", "norms", "refuse_mixing"])
+def test_a_layer_that_keeps_something_is_refused_by_its_path(keep: Callable[..., object], ask: str) -> None:
+    gradients = RecordGradients(
+        module := nn.Sequential(nn.Sequential(nn.Linear(4, 4), Stateful(keep)), nn.Linear(4, 3))
+    )
+    x, y = torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+    arguments = (x, y) if ask == "refuse_mixing" else (gradients.layout.initial(module)[None], x, y)
+    with pytest.raises(ValueError, match=r"layer '0\.1' \(Stateful\) changes its '\w+'.*influence cannot be bounded"):
+        getattr(gradients, ask)(*arguments)
+
+
+def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Fitted(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"layer '1' \(Fitted\) changes its"):
+        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed() -> None:
+    """Kills a look at made-up records that is the only one."""
+
+    def keep(m: Stateful, x: Tensor) -> None:
+        if bool((x == 0.125).any()):
+            m.count += 1
+
+    gradients = RecordGradients(module := nn.Sequential(Stateful(keep), nn.Linear(4, 3)))
+    params, y = gradients.layout.initial(module)[None], torch.zeros(1, 2, dtype=torch.long)
+    gradients.norms(params, torch.ones(1, 2, 4), y)
+    for ask in (lambda x: gradients.norms(params, x, y), lambda x: gradients.logits(params, x)):
+        with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
+            ask(torch.full((1, 2, 4), 0.125))
+
+
+def test_a_layer_that_computes_with_the_size_of_a_batch_is_refused_by_its_path() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), Apply(lambda h: h / h.size(0)), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"layer '1' computes with the number of records.*reshape only"):
+        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_a_layer_that_works_otherwise_in_training_is_refused_by_its_path() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(-1e9, 1e9) if self.training else x
+
+    module = nn.Sequential(nn.Linear(4, 4), Noisy(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"layer '1' \(Noisy\) computes something else in training mode"):
+        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("records", [3, 8, 64])
+def test_mixing_in_larger_batches_only_is_seen(records: int) -> None:
+    """By a branch on the size, which leaves no graph: kills a trial of pairs."""
+    module = nn.Sequential(Apply(lambda h: h - h.mean(0) if len(h) >= records else h), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="influence cannot be bounded"):
+        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_missing_entries_filled_in_by_the_batch_are_seen() -> None:
+    """Also where not all of a record is missing: kills a trial without entries that are 0 among others."""
+    some = lambda x: torch.where((x != 0).any(1, keepdim=True), impute(x), x)  # noqa: E731
+    x, y = torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+    for operation in (impute, some):
+        with pytest.raises(ValueError, match="influence cannot be bounded"):
+            RecordGradients(nn.Sequential(Apply(operation), nn.Linear(4, 3))).refuse_mixing(x, y)
+
+
+def test_a_hook_on_a_layer_is_no_operation_of_the_list() -> None:
+    """Kills a program that forgets what a hook does, or runs it unseen."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    assert together(module, (4,))
+    module[0].register_forward_hook(lambda layer, inputs, output: output - output.mean(0))
+    assert not together(module, (4,))
+
+
+def test_the_program_runs_and_not_the_model() -> None:
+    """Real records never meet the model's own Python where they are computed together."""
+    calls = []
+
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(x)
+            return self.layer(x)
+
+    gradients = RecordGradients(module := Spy())
+    x, y = torch.ones(2, 5, 4), torch.zeros(2, 5, dtype=torch.long)
+    assert gradients.is_tapped(x, y)
+    calls.clear()
+    params = gradients.layout.initial(module).expand(2, -1)
+    gradients.norms(params, x, y), gradients.losses(params, x, y), gradients.logits(params, x)
+    assert not calls
