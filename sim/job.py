@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,14 +10,12 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from mechanisms.gradients.record_gradients import RecordGradients
-from mechanisms.grid import MAX_RECORDS
-from mechanisms.guide import alone
 from mechanisms.plan import PlanTable, merge
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sharing import SharingPlan
-from mechanisms.updates import UPDATE
 from server.federation import Federation
+from sim.checks import check_delta, check_parts, check_sizes
 from sim.config import Config
 from sim.datasets.dataset import Dataset
 from sim.datasets.features import load
@@ -97,9 +94,7 @@ def build(config: Config) -> Job:
     """
     device = device_of(config)
     key, data = seed_key(config.run.seed), config.data
-    _check_public(config)
-    _check_strategy(config)
-    _check_release(config)
+    check_parts(config)
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
     dataset = hold_out(load(data, device), held, evaluate, generator(key, "validation"))
     dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
@@ -119,11 +114,7 @@ def build(config: Config) -> Job:
     model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
     check_delta(config, len(dataset.y))
     own = getattr(config, config.privacy.mechanism, None)
-    if config.run.release and parts.sizes.max() >= MAX_RECORDS:
-        raise ValueError(
-            f"a client holds {parts.sizes.max()} records, in a release it must hold fewer than {MAX_RECORDS}, the most "
-            "that an exact sum has room for: raise --clients, or leave out --release"
-        )
+    check_sizes(config, parts.sizes)
     steps = np.array([local_steps(config, int(size)) for size in parts.sizes])
     sharing = plan_sharing(config, shape, target(config), public is not None)
     if sharing and words:
@@ -173,50 +164,6 @@ def local_steps(config: Config, size: int) -> int:
     if config.local.steps is not None:
         return config.local.steps
     return math.ceil(round(config.local.epochs / config.privacy.rate(size), 9))
-
-
-def _check_public(config: Config) -> None:
-    """Refuse a mechanism that looks at public records where there are none, and to measure on none."""
-    if config.data.evaluate_on == "validation" and not config.data.validation_records:
-        raise ValueError("evaluate_on is validation, but validation_records is 0: give --validation-records")
-    looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
-    if looks and not config.data.public_records:
-        raise ValueError("screening_data is public, but public_records is 0: give --public-records")
-
-
-def _check_release(config: Config) -> None:
-    """Refuse a mechanism for which there are no exact sums in a release."""
-    isotropic = config.privacy.mechanism == "dphero" and config.dphero.hero_clipping == "isotropic"
-    if config.run.release and isotropic:
-        raise ValueError(
-            "hero_clipping is isotropic, for which a release has no exact sums: use --hero-clipping whitened, or leave "
-            "out --release"
-        )
-
-
-def _check_strategy(config: Config) -> None:
-    """Refuse a strategy that leads local steps, or counts them, where a mechanism chooses the size of each."""
-    name = config.strategy.strategy
-    strategy = strategy_of(config.strategy, config.fedfed)
-    leads = strategy.guide is not alone or strategy.sent is not UPDATE
-    if leads and MECHANISMS[config.privacy.mechanism].searches:
-        raise ValueError(
-            f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by the client's own "
-            "losses, which know nothing of it: use --strategy fedavg or another --mechanism"
-        )
-
-
-def check_delta(config: Config, records: int) -> None:
-    """Warn of a delta that allows whole records to be given away; refuse it where ``strict_delta`` is set."""
-    privacy = config.privacy
-    if MECHANISMS[privacy.mechanism].private and privacy.delta >= 1 / records:
-        fault = (
-            f"delta = {privacy.delta:g} is not below 1 / {records} records = {1 / records:.2g}: "
-            "a mechanism that publishes a random record would meet it; lower --delta"
-        )
-        if privacy.strict_delta:
-            raise ValueError(fault)
-        warnings.warn(fault, stacklevel=2)
 
 
 def target(config: Config) -> float:

@@ -133,6 +133,7 @@ def _features(x: Tensor) -> Tensor:
 _DPSGD = DpsgdPlan(1.0, NOISE, 0.5, 1)
 _OWN = dataclasses.asdict(_DPSGD)
 _SHARE = SharingPlan(NOISE, 2.0)
+MOVING = DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis(dpis_clip=1.0))
 RELEASES = {
     "dpsgd": _row("dpsgd", _DPSGD),
     "dpsgd, automatic clipping": _row("dpsgd", dataclasses.replace(_DPSGD, clipping="auto")),
@@ -166,7 +167,7 @@ RELEASES = {
     ),
     "dphero": _row("dphero", HeroPlan(**_OWN)),
     "dpis": _row("dpis", DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis())),
-    "dpis, moving clip bound": _row("dpis", DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis(dpis_clip=1.0))),
+    "dpis, moving clip bound": _row("dpis", MOVING),
     "dpagd": _row("dpagd", DpagdPlan(1.0, NOISE, 0.5, 1, "flat", 1, DELTA, Dpagd())),
     "class sums": _shared(ClassSums(_SHARE, _features, CLASSES, WIDTH)),
     "statistics": _shared(Sum(_SHARE, _features, WIDTH)),

@@ -131,19 +131,17 @@ def test_a_difference_of_the_fast_route_at_large_records_costs_that_route(model:
     torch.testing.assert_close(gradients.logits(params, x)[0], module(x[0]).detach())
 
 
-def test_losses_of_records_that_nothing_is_known_of_are_those_of_each_alone() -> None:
-    """All equal, so that no trial tells whether they mix: kills a batch that is evaluated as one all the same."""
-    module = nn.Sequential(nn.Embedding(7, 3), Apply(lambda h: h.mean(1) / len(h)), nn.Linear(3, 3))
-    gradients = RecordGradients(module)
-    params = gradients.layout.initial(module).expand(2, -1)
+def test_what_is_tried_does_not_depend_on_the_records() -> None:
+    """Equal records of words, of any label: a model that mixes is refused all the same, another one is tapped.
+
+    Kills a trial on the records themselves, whose outcome would tell whether two of them are equal.
+    """
     x, y = torch.arange(6).expand(2, 4, 6), torch.tensor([[0, 1, 2, 0]] * 2)
-    found = gradients.losses(params, x, y)
-    for k in range(2):
-        for b in range(4):
-            alone = nn.functional.cross_entropy(module(x[k, b : b + 1]), y[k, b : b + 1])
-            torch.testing.assert_close(found[k, b], alone.detach())
+    mixing = RecordGradients(nn.Sequential(nn.Embedding(7, 3), Apply(lambda h: h.mean(1) / len(h)), nn.Linear(3, 3)))
     with pytest.raises(ValueError, match="influence cannot be bounded"):
-        gradients.losses(params, x.clone().index_fill_(1, torch.tensor(0), 2), y)
+        mixing.losses(torch.zeros(2, mixing.layout.size), x, y)
+    for labels in (y, torch.zeros_like(y)):
+        assert RecordGradients(nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(18, 3))).is_tapped(x, labels)
 
 
 @pytest.mark.parametrize("length", [5, 1024, 1025, 26_010, 3_000_000])

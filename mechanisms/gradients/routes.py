@@ -124,19 +124,14 @@ class Routes:
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
         """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at least 1.
 
-        Of float inputs only the shape matters. Integer ones index embeddings, so records are taken as they are. As long
-        as no two differ, or they have no gradient, nothing can be found out and the general route is taken. Errors of
-        the model itself pass through.
+        Only types and shapes matter: what is tried is made up. Errors of the model itself pass through.
 
         Raises:
             ValueError: the model mixes records, or has a state.
         """
         key = (_key(x), _key(y))
         if key not in self._routes:
-            found = self._find(x, y)
-            if found is None:
-                return self._general_route(x, y)
-            self._routes[key] = found
+            self._routes[key] = self._find(x, y)
         route = self._routes[key]
         fits = not isinstance(route.engine, Tapped) or route.engine.takes(metric)
         return route if fits else self._general_route(x, y)
@@ -162,13 +157,10 @@ class Routes:
             self._formats[key] = gains_from_channels_last(self._module, x)
         return channels_last(x) if self._formats[key] else x
 
-    def _find(self, x: Tensor, y: Tensor) -> Route | None:
-        """The route, or None if there are no two records to try, or none with a gradient to compare."""
+    def _find(self, x: Tensor, y: Tensor) -> Route:
         self._refuse_state(x)
         program, loss = self.program(x), self.loss_program(x, y)
-        batches, targets, own = trial_batches(x), y[:1, :1], self._layout.initial(self._module)
-        if not batches:
-            return None
+        batches, targets, own = trial_batches(x), torch.ones_like(y[:1, :1]), self._layout.initial(self._module)
         known = program is not None and loss is not None
         try:
             twin = copy.deepcopy(self._module).cpu().double()
@@ -193,8 +185,8 @@ class Routes:
             module, self._loss, self._layout, params, batches, targets, tolerance, SIZES[: 2 if known else None]
         )
 
-    def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route | None:
-        """The route, where `tried` is the program in the trial's type."""
+    def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route:
+        """The route, where `tried` is the program in the trial's type; the general one if there is no gradient."""
         batches, floors = zip(*trial.independent(), strict=True)
         self._independent.add((_key(x), _key(y)))
         program, loss = self.program(x), self.loss_program(x, y)
@@ -204,7 +196,7 @@ class Routes:
         looped = Looped(trial.module, self._loss, self._layout)
         expected = [looped.run(trial.params, batch, pair, IDENTITY) for batch in batches]
         if bool((expected[0].squared_norms() == 0).any()):
-            return None
+            return self._general_route(x, y)
         try:
             tapped = Tapped(tried, loss, self._layout, lambda records: records)
             found = [tapped.run(trial.params, batch, pair, IDENTITY) for batch in batches]
@@ -217,10 +209,8 @@ class Routes:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """`[1, ...]`: a record as those of `x [K, B, ...]`, with made-up numbers unless they are integers."""
-    if x.is_floating_point():
-        return wave(x.new_empty(1, *x.shape[2:]))
-    return x.flatten(0, 1)[:1] if x.shape[:2].numel() else x.new_zeros(1, *x.shape[2:])
+    """`[1, ...]`: a made-up record as those of `x [K, B, ...]`."""
+    return wave(x.new_empty(1, *x.shape[2:])) if x.is_floating_point() else x.new_zeros(1, *x.shape[2:])
 
 
 def _key(x: Tensor) -> tuple[object, ...]:
