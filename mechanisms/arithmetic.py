@@ -42,6 +42,13 @@ class Arithmetic(Protocol):
     A total is only ever added to, and given to `noised` with the bound of its parts.
     """
 
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuse clients with more records than their sums have room for.
+
+        Raises:
+            ValueError: a client has too many.
+        """
+
     def width(self, records: int) -> int | None:
         """Records of a client in a pass, from how many are expected; None where the shape of a pass may vary."""
 
@@ -81,6 +88,9 @@ class Arithmetic(Protocol):
 
 class Floats:
     """Sums in the tensors' own type."""
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Floats have room for all."""
 
     def width(self, records: int) -> int | None:
         """Passes are as large as memory allows."""
@@ -140,6 +150,10 @@ class Floats:
 
 class Grid:
     """Exact sums of whole numbers, and exact draws."""
+
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """By `mechanisms.grid`."""
+        grid.check_sizes(sizes)
 
     def width(self, records: int) -> int | None:
         """As many records as are expected, at least one."""

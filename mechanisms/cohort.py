@@ -47,6 +47,9 @@ class Cohort:
     guide: Guide = unguided
     arithmetic: Arithmetic = FLOATS
 
+    def __post_init__(self) -> None:
+        self.arithmetic.check_sizes([len(own) for own in self.data.records])
+
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
         return torch.tensor(self.exact(name), device=self.data.x.device)

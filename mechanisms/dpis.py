@@ -62,6 +62,7 @@ from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import expected_size
 from mechanisms.plan import merge
 from mechanisms.randomness import Source
+from mechanisms.sampling import threshold
 
 LEAST_CLIP = 0.1
 """Floor of an adaptive clip bound, in units of the configured one."""
@@ -149,7 +150,7 @@ def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.nda
     places = [np.empty(0, dtype=np.int64) for _ in cohort.plans]
     for k in clients:
         coins = cohort.streams.of(purpose)[k].random(len(cohort.data.records[k]))
-        places[k] = np.flatnonzero(coins < _plans(cohort)[k].own.dpis_norm_rate)
+        places[k] = np.flatnonzero(coins < threshold(_plans(cohort)[k].own.dpis_norm_rate))
     return places
 
 

@@ -5,9 +5,9 @@ and the last digits of a noised float tell what was below the noise (Mironov 201
 Wagaman 2022). On a grid both are. For a sum of m numbers over records whose parts have norm at most C, behind noise of
 deviation s C:
 
-1. A record's part is scaled by ``2^44 / C`` and rounded to whole numbers v_i by itself; ``V = sum v_i`` is exact. So
-   one record moves V by its own v_i, whatever the others are and in whatever order they come, and
-   ``|v_i| <= 2^44 (1 + e)`` with ``e = 2^-22 sqrt(m)`` for the rounding of its numbers and of its norm.
+1. A record's part is scaled by ``2^44 / C`` and rounded to whole numbers v_i by itself. ``V = sum v_i``, over fewer
+   than 2^18 records, is exact: one record moves V by its own v_i, whatever the others are and in whatever order they
+   come, and ``|v_i| <= 2^44 (1 + e)`` with ``e = 2^-22 sqrt(m)`` for the rounding of its numbers and of its norm.
 2. ``Y = round(c V)`` with ``c = 2^-16 / s'``, in float64 and held within +-2^51. Each entry of Y is a monotone function
    of that of V, and within 1 of its real value: a record moves Y by at most ``c |v_i| + 2 sqrt(m)``.
 3. ``Y + round(2^28 Z)`` with exact draws, Z standard normal. Rounding commutes with shifts by whole numbers, so this is
@@ -21,6 +21,7 @@ deviation s C:
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -33,6 +34,19 @@ MAX_RECORDS = 2**18
 """Records of one client in a sum, below: int64 holds so many parts."""
 MAX_POINT = 2.0**51
 """Bound on a point of the grid, so that float64 still tells neighbours apart."""
+
+
+def check_sizes(sizes: Iterable[int]) -> None:
+    """Refuse clients whose sums could overflow, by their public numbers of records: what was drawn must not decide.
+
+    Raises:
+        ValueError: a client has too many records.
+    """
+    if (largest := max(sizes, default=0)) >= MAX_RECORDS:
+        raise ValueError(
+            f"a client holds {largest} records, in a release it must hold fewer than {MAX_RECORDS}, the most that an "
+            "exact sum has room for: raise --clients, or leave out --release"
+        )
 
 
 def slack(entries: int, multiplier: float) -> float:

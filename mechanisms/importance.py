@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mechanisms.cohort import Cohort
-from mechanisms.sampling import Batch, CohortData
+from mechanisms.sampling import Batch, CohortData, threshold
 
 EDGE = 1.0 - 2.0**-40
 """Factor of proposal probabilities: what coins and products are rounded by never makes an entry too probable."""
@@ -58,7 +58,9 @@ def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Pro
     rows, levels = estimates.cpu().numpy(), rates.tolist()
     own, sources = cohort.data.records, cohort.streams.of("batch")
     first = [source.random(len(records)) for source, records in zip(sources, own, strict=True)]
-    limits = [EDGE * rate * row[: len(records)] for rate, row, records in zip(levels, rows, own, strict=True)]
+    limits = [
+        threshold(EDGE * rate * row[: len(records)]) for rate, row, records in zip(levels, rows, own, strict=True)
+    ]
     gathered = limits if cohort.width(levels) is None else levels
     places = [np.flatnonzero(coins < limit) for coins, limit in zip(first, gathered, strict=True)]
     second = [source.random(len(at)) for at, source in zip(places, cohort.streams.of("accept"), strict=True)]

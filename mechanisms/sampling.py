@@ -1,6 +1,5 @@
 """Poisson batches of a cohort as padded masks."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,9 +53,9 @@ class CohortData:
         return Batch(x, y, torch.from_numpy(inside).to(self.x.device))
 
 
-def threshold(rate: float) -> float:
+def threshold(rate: float | np.ndarray) -> float | np.ndarray:
     """What to compare coins with so that the probability is ``rate``, rounded down to a multiple of 2^-53."""
-    return math.floor(rate / COIN) * COIN
+    return np.floor(rate / COIN) * COIN
 
 
 def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[Source]) -> Batch:

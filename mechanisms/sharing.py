@@ -30,7 +30,7 @@ from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedRespo
 from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.randomness import Draws, Source
-from mechanisms.sampling import threshold
+from mechanisms.sampling import COIN, threshold
 
 Features = Callable[[Tensor], Tensor]
 """From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record alone."""
@@ -115,7 +115,12 @@ def clipped(features: Tensor, plan: SharingPlan) -> Tensor:
 
 
 def _parts(plan: SharingPlan, features: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """Clipped features ``[M, D]`` as parts of a total."""
+    """Clipped features ``[M, D]`` as parts of a total.
+
+    Raises:
+        ValueError: more records than a total has room for.
+    """
+    arithmetic.check_sizes([len(features)])
     return arithmetic.parts(clipped(features, plan)[None], torch.tensor([plan.clip_norm], dtype=WIDE))[0]
 
 
@@ -202,6 +207,8 @@ class SingleRecords:
         """k-ary randomized response: the label with probability e^eps / (e^eps + k - 1), else one of the others."""
         if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
             return labels
-        truthful = 1.0 / (1.0 + (self.classes - 1) * np.exp(-self.plan.label_epsilon))
+        # never less often than that: the probability of another label is rounded up to a multiple of a coin
+        lie = (self.classes - 1) / (math.exp(min(self.plan.label_epsilon, 700.0)) + self.classes - 1)
+        lie = (math.floor(lie * (1.0 + 2.0**-40) / COIN) + 1) * COIN
         others = (labels + source.integers(1, self.classes, len(labels))) % self.classes
-        return np.where(source.random(len(labels)) < threshold(truthful), labels, others)
+        return np.where(source.random(len(labels)) < lie, others, labels)

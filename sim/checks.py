@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 
-from mechanisms.grid import MAX_RECORDS
+from mechanisms import grid
 from mechanisms.guide import alone
 from mechanisms.registry import MECHANISMS
 from mechanisms.updates import UPDATE
@@ -69,8 +69,5 @@ def check_delta(config: Config, records: int) -> None:
 
 def check_sizes(config: Config, sizes: np.ndarray) -> None:
     """Refuse a release of clients with more records than an exact sum has room for."""
-    if config.run.release and sizes.max() >= MAX_RECORDS:
-        raise ValueError(
-            f"a client holds {sizes.max()} records, in a release it must hold fewer than {MAX_RECORDS}, the most that "
-            "an exact sum has room for: raise --clients, or leave out --release"
-        )
+    if config.run.release:
+        grid.check_sizes(sizes.tolist())

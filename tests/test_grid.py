@@ -1,6 +1,8 @@
 """Laws of exact sums and of the grid they are noised on: what one record can move, and by how much."""
 
+import dataclasses
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,10 +15,13 @@ from mechanisms import grid
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.arithmetic import FLOATS, GRID, LossTest
 from mechanisms.clipping import CLIPPING
+from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, SystemStreams, seed_key
 from mechanisms.rounded_gaussian import SCALE_BITS
 from mechanisms.sampling import COIN, threshold
+from mechanisms.sharing import ClassSums, SharingPlan, Sum
+from tests import small
 from tests.record_models import GENERAL, TAPPED, Apply, Case
 
 CASES = {**TAPPED, **GENERAL}
@@ -166,11 +171,18 @@ def test_where_a_kernel_sees_a_record_s_place_records_go_one_by_one():
     assert torch.equal(p.sum(torch.ones(2, 5))[0], total)
 
 
-def test_too_many_records_for_an_exact_sum_are_refused():
-    gradients = RecordGradients(nn.Linear(1, 2))
-    x, y = torch.zeros(1, grid.MAX_RECORDS, 1), torch.zeros(1, grid.MAX_RECORDS, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"262144"):
-        gradients.whole_sum(torch.zeros(1, 4), x, y, torch.ones_like, torch.ones(1), 1)
+def test_too_many_records_for_an_exact_sum_are_refused_by_their_public_number():
+    """Of those that hold them, not of those that were drawn; class sums and statistics, too."""
+    few, many = np.arange(grid.MAX_RECORDS - 1), np.arange(grid.MAX_RECORDS)
+    world = small.cohort([DpsgdPlan(1e-6, 1.0, 1.0, 1)])
+    for arithmetic, records, refused in ((FLOATS, many, False), (GRID, few, False), (GRID, many, True)):
+        data = dataclasses.replace(world.data, records=[records])
+        with pytest.raises(ValueError, match="262144") if refused else nullcontext():
+            dataclasses.replace(world, arithmetic=arithmetic, data=data)
+    x, y = torch.zeros(grid.MAX_RECORDS, 1), torch.zeros(grid.MAX_RECORDS, dtype=torch.int64)
+    for release in (ClassSums(SharingPlan(1.0, 1.0), torch.clone, 2, 1), Sum(SharingPlan(1.0, 1.0), torch.clone, 1)):
+        with pytest.raises(ValueError, match="262144"):
+            release([x], [y], SystemStreams(1, CPU), GRID)
 
 
 @settings(max_examples=300, deadline=None)
@@ -257,7 +269,7 @@ def test_a_test_on_the_grid_is_that_in_floats():
 @given(st.floats(0.0, 1.0))
 def test_a_coin_is_below_its_threshold_with_the_charged_probability_at_most(rate):
     """Coins are multiples of 2^-53: the number of them below a threshold that is one is exact. Kills rounding up."""
-    assert (threshold(rate) / COIN).is_integer() and rate - COIN <= threshold(rate) <= rate
+    assert float(threshold(rate) / COIN).is_integer() and rate - COIN <= threshold(rate) <= rate
 
 
 def test_a_release_has_no_float_noise_and_never_the_same_draws():

@@ -19,8 +19,12 @@ _HELD_ELSEWHERE = 2**30
 # Rows that kernels for products take together, at most; those that are left over are added up in another order.
 _ROWS = 16
 
-Alike = Callable[[Tensor, Tensor], bool]
-"""From one record at all places `[K, B, ...]`, with its targets, to whether the same is computed of it everywhere."""
+Shown = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From records `[K, B, ...]` with targets to numbers of each record `[K, B, ...]`, and to a sum that has no order."""
+# By how many places trial records are shifted.
+_SHIFTS = (1, 2, 5)
+# Sizes of the numbers in trial records, in turn.
+_SIZES = (1.0, 1e-3, 30.0)
 
 
 class Passes:
@@ -66,38 +70,51 @@ class Passes:
                 yield slice(c, min(c + together, clients)), slice(b, b + step if width else min(b + step, records))
 
     def of_shape(
-        self, x: Tensor, y: Tensor, b: slice, name: str, alike: Alike
+        self, x: Tensor, y: Tensor, b: slice, key: tuple[object, ...], shown: Shown
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Records and targets `[K, n, ...]` of a stretch `b`, filled up with zeros to its length; or one by one.
 
-        One by one where a made-up record has other bits at another place. Kernels choose the order of their operations
-        by shapes and places alone, so what holds for its numbers holds for all. Tried once for each `name` and shape.
+        One by one where a record has other bits at another place of such a pass, as made-up records show: of several
+        sizes, moved by some places. It is tried once for each `key` and shape. A pass is always copied, for kernels
+        also look at where in memory numbers stand.
         """
         length = b.stop - b.start
-        key = (name, x.dtype, len(x), length, *x.shape[2:])
+        key = (*key, x.dtype, len(x), length, *x.shape[2:])
         if key not in self._alike:
-            self._alike[key] = length == 1 or alike(_everywhere(x, length), torch.zeros_like(_filled(y, length)))
+            self._alike[key] = length == 1 or _alike(x, y, length, shown)
         if self._alike[key]:
             yield b, _filled(x, length), _filled(y, length)
             return
         for n in range(x.shape[1]):
-            yield slice(b.start + n, b.start + n + 1), x[:, n : n + 1], y[:, n : n + 1]
+            yield slice(b.start + n, b.start + n + 1), x[:, n : n + 1].clone(), y[:, n : n + 1].clone()
 
 
 def _even(records: int, fitting: int) -> int:
-    """Records of a pass of fixed shape: a multiple of 16, or a power of 2 where fewer fit."""
-    if fitting < _ROWS:
-        return 2 ** (fitting.bit_length() - 1)
+    """Records of a pass of fixed shape: one, or a multiple of 16, or a power of 2 where fewer fit."""
+    if records == 1 or fitting < _ROWS:
+        return min(records, 2 ** (fitting.bit_length() - 1))
     most = fitting // _ROWS * _ROWS
     return math.ceil(records / math.ceil(records / most) / _ROWS) * _ROWS
 
 
 def _filled(part: Tensor, length: int) -> Tensor:
-    lacking = length - part.shape[1]
-    return F.pad(part, (*(0, 0) * (part.dim() - 2), 0, lacking)) if lacking else part
+    """A copy of `part [K, n, ...]`, filled up with zeros to `[K, length, ...]`."""
+    return F.pad(part, (*(0, 0) * (part.dim() - 2), 0, length - part.shape[1])).contiguous().clone()
 
 
-def _everywhere(x: Tensor, length: int) -> Tensor:
-    """A made-up record at all places of a pass `[K, length, ...]`."""
-    record = wave(x[:1, :1]) if x.is_floating_point() else torch.zeros_like(x[:1, :1])
-    return record.expand(len(x), length, *x.shape[2:]).contiguous()
+def _alike(x: Tensor, y: Tensor, length: int, shown: Shown) -> bool:
+    """Whether made-up records show the same bits wherever they stand in a pass of `length` records."""
+    records = wave(x.new_empty(len(x), length, *x.shape[2:], dtype=torch.float32))
+    if x.is_floating_point():
+        sizes = torch.tensor(_SIZES).repeat(-(-length // len(_SIZES)))[:length].to(x)
+        records = records.to(x) * sizes.view(-1, *[1] * (x.dim() - 2))
+    else:
+        records = (records > 0).to(x.dtype)
+    targets = torch.zeros_like(_filled(y[:, :0], length))
+    targets[:, 1::2] = 1
+    rows, total = shown(records, targets)
+    for shift in _SHIFTS:
+        moved, again = shown(*(torch.roll(t, shift, dims=1).contiguous() for t in (records, targets)))
+        if not torch.equal(moved, torch.roll(rows, shift, dims=1)) or not torch.equal(again, total):
+            return False
+    return True

@@ -20,9 +20,9 @@ from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.passes import Passes
-from mechanisms.gradients.routes import Routes
+from mechanisms.gradients.routes import Engine, Route, Routes
 from mechanisms.gradients.tapped import Tapped
-from mechanisms.grid import MAX_RECORDS, PART
+from mechanisms.grid import PART
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric, check_metric
 
@@ -133,14 +133,9 @@ class RecordGradients:
         itself; one whose norm is above the bound is scaled down to it. Passes have one shape, of some `width` records
         of a client, so that what is computed of a record depends on no other record, nor on which are there.
 
-        Raises ValueError as `scaled_sum`, and for 2^18 records of a client or more.
+        There are fewer than 2^18 records of a client (`grid.check_sizes`). Raises ValueError as `scaled_sum`.
         """
         norms = self._zeros(params, x, y, metric).double()
-        if x.shape[1] >= MAX_RECORDS:
-            raise ValueError(
-                f"a batch has {x.shape[1]} records of one client, it must be below {MAX_RECORDS}: a larger exact sum "
-                "would overflow; use smaller batches or more clients"
-            )
         total = torch.zeros_like(params, dtype=torch.int64)
         for c, b, one in self._gradients(params, x, y, metric, width):
             drawn = norms[c, b].shape[1]
@@ -184,21 +179,20 @@ class RecordGradients:
         if losses.numel() == 0:
             return losses
         self._routes.independent(x, y)
-        for c, b in self._forward_passes(x, width):
-            run = partial(self._losses, params[c])
-            if width is None:
-                losses[c, b] = run(x[c, b], y[c, b])
-                continue
-            alike = lambda xs, ys, run=run: _equal(run(xs, ys))  # noqa: E731
-            for part, xs, ys in self._passes.of_shape(x[c, b], y[c, b], b, "losses", alike):
-                losses[c, part] = run(xs, ys)[:, : losses[c, part].shape[1]]
+        if width is None:
+            together = self._routes.loss_program(x, y)
+            for c, b in self._forward_passes(x):
+                output, targets = self._forward(params[c], x[c, b]), y[c, b]
+                if together is None:
+                    losses[c, b] = self._routes.general(x, y).losses(output, targets)
+                else:
+                    losses[c, b] = together(output.flatten(0, 1), targets.flatten(0, 1)).view(output.shape[:2])
+            return losses
+        route = self._routes.of(x, y)
+        for c, b, xs, ys in self._fixed(params, x, y, width, route):
+            found = _losses(route.engine, params[c], xs, ys)
+            losses[c, b] = found[:, : losses[c, b].shape[1]]
         return losses
-
-    def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        output, together = self._forward(params, x), self._routes.loss_program(x, y)
-        if together is None:
-            return self._routes.general(x, y).losses(output, y)
-        return together(output.flatten(0, 1), y.flatten(0, 1)).view(output.shape[:2])
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
         """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least 1."""
@@ -230,15 +224,23 @@ class RecordGradients:
         if y.shape[:2].numel() == 0:
             return
         route = self._routes.of(x, y, metric)
-        alone = self._alone and not isinstance(route.engine, Tapped)
-        for c, b in self._passes.cut(x, route.entries, alone, width):
-            run = partial(route.engine.run, params[c], metric={layer: matrix[c] for layer, matrix in metric.items()})
-            if width is None:
-                yield c, b, run(x[c, b], y[c, b])
-                continue
-            name, alike = f"gradients, {type(route.engine).__name__}", partial(_alike, run)
-            for part, xs, ys in self._passes.of_shape(x[c, b], y[c, b], b, name, alike):
-                yield c, part, run(xs, ys)
+        tapped = isinstance(route.engine, Tapped)
+        if width is None:
+            for c, b in self._passes.cut(x, route.entries, self._alone and not tapped):
+                yield c, b, route.engine.run(params[c], x[c, b], y[c, b], _of_clients(metric, c))
+            return
+        for c, b, xs, ys in self._fixed(params, x, y, width, route, metric):
+            yield c, b, route.engine.run(params[c], xs, ys, _of_clients(metric, c))
+
+    def _fixed(
+        self, params: Tensor, x: Tensor, y: Tensor, width: int, route: Route, metric: Metric = IDENTITY
+    ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+        """Passes of one shape; of one record where the user's own code or a kernel could see who else is there."""
+        tapped = isinstance(route.engine, Tapped)
+        for c, b in self._passes.cut(x, route.entries, not tapped, width if tapped else 1):
+            shown = partial(_shown, route.engine, params[c], _of_clients(metric, c))
+            for part, xs, ys in self._passes.of_shape(x[c, b], y[c, b], b, (tapped, *sorted(metric)), shown):
+                yield c, part, xs, ys
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
         """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where there is no such way."""
@@ -253,9 +255,9 @@ class RecordGradients:
             route.engine.sum_into(sums, b.start > 0, params[c], x[c, b], y[c, b], weights[c, b])
         return total
 
-    def _forward_passes(self, x: Tensor, width: int | None = None) -> Iterator[tuple[slice, slice]]:
+    def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
         entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), self._passes.held(x) // _FORWARD_RECORDS)
-        return self._passes.cut(x, entries, self._alone, width)
+        return self._passes.cut(x, entries, self._alone)
 
     def _zeros(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Tensor:
         """Zeros `[K, B]`, after checking that all shapes agree."""
@@ -290,19 +292,28 @@ def _entries(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: sl
     return scale[c, b]
 
 
-def _equal(rows: Tensor) -> bool:
-    """Whether all records of `rows [K, B, ...]` have the same numbers."""
-    return torch.equal(rows, rows[:, :1].expand_as(rows))
+def _of_clients(metric: Metric, clients: slice) -> Metric:
+    return {layer: matrix[clients] for layer, matrix in metric.items()}
 
 
-def _alike(run: Callable[[Tensor, Tensor], Pass], x: Tensor, y: Tensor) -> bool:
-    """Whether one record at all places of a pass has the same norm and the same part of a sum everywhere."""
-    one = run(x, y)
+@torch.no_grad()
+def _losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """`[K, B]`: the losses of a pass, by the kernels that its gradients come from."""
+    return (
+        engine.record_losses(params, x, y)
+        if isinstance(engine, Tapped)
+        else engine.losses(engine.outputs(params, x), y)
+    )
+
+
+@torch.enable_grad()
+def _shown(engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each record its norm and its loss `[K, B, 2]`, and the exact sum of gradients of norm 1."""
+    one = engine.run(params, x, y, metric)
     norms = one.squared_norms(whole=True).sqrt()
-    scale = torch.where(norms[:, :1] > 0, PART / norms[:, :1], 0.0).expand_as(norms)
-    at_first = F.pad(scale[:, :1], (0, norms.shape[1] - 1))
-    total, single = one.whole_sum(scale, None), one.whole_sum(at_first, None)
-    return _equal(norms) and torch.equal(total, norms.shape[1] * single)
+    usable = norms.isfinite() & (norms > 0)
+    total = one.whole_sum(torch.where(usable, PART / norms, 0.0), None if bool(norms.isfinite().all()) else usable)
+    return torch.stack([norms.nan_to_num(), _losses(engine, params, x, y).double().nan_to_num()], dim=2), total
 
 
 def _needs_single_clients(module: nn.Module) -> bool:

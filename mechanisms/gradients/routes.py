@@ -31,11 +31,14 @@ _TOLERANCE = 1e-6
 _WIDE_TOLERANCE = 1e-3  # for a model that computes in its own type only
 
 
+Engine = Looped | Vectorized | Tapped
+
+
 @dataclass(frozen=True)
 class Route:
     """A way to compute passes, and the number of tensor entries that it holds for each record."""
 
-    engine: Looped | Vectorized | Tapped
+    engine: Engine
     entries: int
 
 
@@ -101,19 +104,20 @@ class Routes:
         if key not in self._general:
             after = self._snapshot.refuse_change
             engines = [engine(self._module, self._loss, self._layout, after) for engine in (Vectorized, Looped)]
-            self._general[key] = engines[0 if self._vectorizes(engines[0], x[:1, :1], y) else 1]
+            targets = None if y is None else torch.ones_like(y[:1, :1])
+            self._general[key] = engines[0 if self._vectorizes(engines[0], _rows(x).unsqueeze(0), targets) else 1]
         return self._general[key]
 
     def _vectorizes(self, engine: Looped | Vectorized, x: Tensor, y: Tensor | None) -> bool:
-        """Tries one record `x [1, 1, ...]`."""
+        """Tries one made-up record `x [1, 1, ...]`."""
         if any(isinstance(layer, nn.RNNBase) for layer in self._module.modules()):
             return False
         params = self._layout.initial(self._module).unsqueeze(0)
         try:
             output = engine.outputs(params, x)
             if y is not None:
-                engine.losses(output, y[:1, :1])
-                engine.run(params, x, y[:1, :1], IDENTITY)
+                engine.losses(output, y)
+                engine.run(params, x, y, IDENTITY)
         except ValueError:
             self._snapshot.refuse_change()
             return False
@@ -158,6 +162,10 @@ class Routes:
         return channels_last(x) if self._formats[key] else x
 
     def _find(self, x: Tensor, y: Tensor) -> Route:
+        with torch.enable_grad():  # losses, which need none, may come first
+            return self._found(x, y)
+
+    def _found(self, x: Tensor, y: Tensor) -> Route:
         self._refuse_state(x)
         program, loss = self.program(x), self.loss_program(x, y)
         batches, targets, own = trial_batches(x), torch.ones_like(y[:1, :1]), self._layout.initial(self._module)

@@ -74,6 +74,11 @@ class Tapped:
                 forms[_join(path, name)] = form
         return Pass(self._layout, forms)
 
+    @torch.no_grad()
+    def record_losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """`[K, B]`: the losses, by the kernels of `run`."""
+        return self._losses(params, x, y)[0].detach().view(y.shape[:2])
+
     def sum_into(
         self, sums: dict[str, Tensor], further: bool, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
     ) -> None:
