@@ -20,7 +20,7 @@ from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.passes import Passes
-from mechanisms.gradients.routes import Engine, Route, Routes
+from mechanisms.gradients.routes import Engine, Route, Routes, needs_single_clients
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.grid import PART
 from mechanisms.layout import Layout
@@ -81,7 +81,7 @@ class RecordGradients:
         self._module = copy.deepcopy(module)
         self._loss = loss
         self._routes = Routes(self._module, loss, self.layout)
-        self._alone = _needs_single_clients(self._module)
+        self._alone = needs_single_clients(self._module)
         entry_size = max(p.element_size() for p in self._module.parameters())
         self._passes = Passes(max_records, memory_limit, entry_size)
 
@@ -314,11 +314,3 @@ def _shown(engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor)
     usable = norms.isfinite() & (norms > 0)
     total = one.whole_sum(torch.where(usable, PART / norms, 0.0), None if bool(norms.isfinite().all()) else usable)
     return torch.stack([norms.nan_to_num(), _losses(engine, params, x, y).double().nan_to_num()], dim=2), total
-
-
-def _needs_single_clients(module: nn.Module) -> bool:
-    """Whether vmap over clients is to be avoided: convolutions with batched weights are slow grouped kernels on a CPU,
-    and recurrent kernels have no batching rule at all."""
-    on_cpu = all(p.device.type == "cpu" for p in module.parameters())
-    slow = (nn.RNNBase, nn.modules.conv._ConvNd) if on_cpu else (nn.RNNBase,)
-    return any(isinstance(layer, slow) for layer in module.modules())

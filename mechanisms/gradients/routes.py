@@ -216,6 +216,14 @@ class Routes:
         return Route(Tapped(program, loss, self._layout, self.arranged), found[0].entries // 2)
 
 
+def needs_single_clients(module: nn.Module) -> bool:
+    """Whether vmap over clients is to be avoided: convolutions with batched weights are slow grouped kernels on a CPU,
+    and recurrent kernels have no batching rule at all."""
+    on_cpu = all(p.device.type == "cpu" for p in module.parameters())
+    slow = (nn.RNNBase, nn.modules.conv._ConvNd) if on_cpu else (nn.RNNBase,)
+    return any(isinstance(layer, slow) for layer in module.modules())
+
+
 def _rows(x: Tensor) -> Tensor:
     """`[1, ...]`: a made-up record as those of `x [K, B, ...]`."""
     return wave(x.new_empty(1, *x.shape[2:])) if x.is_floating_point() else x.new_zeros(1, *x.shape[2:])
