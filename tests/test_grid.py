@@ -16,6 +16,8 @@ from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.arithmetic import FLOATS, GRID, LossTest
 from mechanisms.clipping import CLIPPING
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.gradients.forms import Outer
+from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, SystemStreams, seed_key
 from mechanisms.rounded_gaussian import SCALE_BITS
@@ -147,6 +149,86 @@ def test_positions_that_cancel_are_clipped_in_floats_too():
             assert (total.norm(dim=1) <= p.bound * (1 + 1e-6)).all()
 
 
+def test_a_factor_too_large_is_cut():
+    """Whatever a mechanism asks for, a part stays within the bound."""
+    p = Problem(CASES["mlp"])
+    factors = lambda norms: 1e6 + 0 * norms  # noqa: E731
+    for mask in p.masks():
+        total, _ = p.gradients.whole_sum(p.params, p.x, p.y, lambda n, mask=mask: factors(n) * mask, p.bound, WIDTH)
+        assert (total.double().norm(dim=1) <= grid.PART * (1 + 2.0**-22 * p.params.shape[1] ** 0.5)).all()
+
+
+def test_the_norm_of_an_outer_product_covers_its_rounding():
+    """A direction whose entries all round up is longer than the vector; the norm is that of the longer one."""
+    left, right = torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 4000), 1.0)
+    for size in np.random.default_rng(0).uniform(1.0, 2.0, 50):
+        form = Outer(left, float(size) * right + 0.3 * torch.sin(torch.arange(4000.0)))
+        norm = form.squared_norms(whole=True).sqrt()
+        part = form.whole_sum(grid.PART / norm, None).double().norm()
+        assert part <= grid.PART * (1 + 2.0**-40)
+
+
+def test_passes_have_one_shape_whoever_was_drawn():
+    """Kills a shape that follows from the number of records drawn, which tells a coin to all other records."""
+    passes, seen = Passes(None, None, 4), set()
+    for drawn in (1, 17, 40, 95):
+        for _, b in passes.cut(torch.zeros(3, drawn, 5), 10, False, 40):
+            seen.add(b.stop - b.start)
+    assert seen == {48}
+    assert {b.stop - b.start for _, b in passes.cut(torch.zeros(3, 95, 5), 10**6, False, 40)} == {16}
+
+
+def test_a_pass_is_a_copy():
+    """Kernels look at where in memory numbers stand: each pass begins where any other does, full or not."""
+    x, y = torch.arange(60.0).view(1, 20, 3), torch.zeros(1, 20, dtype=torch.int64)
+    shown = lambda x, y: (x.sum(2), x.double().sum((1, 2)).round())  # noqa: E731
+    for b in (slice(0, 16), slice(4, 20), slice(16, 32)):
+        ((_, xs, ys),) = Passes(None, None, 4).of_shape(x[:, b], y[:, b], b, (), shown)
+        assert xs.shape == (1, 16, 3) and torch.equal(xs[:, : 20 - b.start], x[:, b])
+        assert xs.data_ptr() % 64 == 0 and xs.data_ptr() != x[:, b].data_ptr() and ys.shape == (1, 16)
+
+
+class Own(nn.Module):
+    """Parameters outside of layers: no tap follows them, and its products are the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scale, self.second = nn.Linear(17, 33), nn.Parameter(torch.ones(33)), nn.Linear(33, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * self.scale)
+
+
+@pytest.mark.parametrize("case", [Case(Own, (17,)), Case(lambda: nn.Linear(13, 3), (13,))], ids=["untapped", "odd"])
+def test_norms_and_losses_are_the_same_wherever_a_record_stands(case):
+    """In every batch, for gradients and losses, whichever of both is asked first, to the last bit.
+
+    Kills products by kernels that take a batch's rows in another order, and a route that depends on what came first.
+    """
+    p, again = Problem(case, records=45), Problem(case, records=45)
+    norms = p.gradients.norms(p.params, p.x, p.y, width=40)
+    losses = again.gradients.losses(p.params, p.x, p.y, 40)
+    assert torch.equal(again.gradients.norms(p.params, p.x, p.y, width=40), norms)
+    assert torch.equal(p.gradients.losses(p.params, p.x, p.y, 40), losses)
+    torch.testing.assert_close(losses, p.gradients.losses(p.params, p.x, p.y))
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        order = torch.from_numpy(rng.permutation(45)[: rng.integers(1, 45)])
+        x, y = p.x[:, order], p.y[:, order]
+        assert torch.equal(p.gradients.norms(p.params, x, y, width=40), norms[:, order])
+        assert torch.equal(p.gradients.losses(p.params, x, y, 40), losses[:, order])
+
+
+def test_records_of_a_model_that_is_not_traced_go_one_by_one():
+    """The user's own Python sees one record at a time, so that it cannot tell who else is there."""
+    p, sizes = Problem(Case(Own, (17,)), records=5), []
+    route = p.gradients._routes.of(p.x, p.y)
+    run = route.engine.run
+    route.engine.run = lambda params, x, *rest: sizes.append(x.shape[:2]) or run(params, x, *rest)
+    p.sum(torch.ones(2, 5))
+    assert sizes == [(1, 1)] * 10
+
+
 class Shifting:
     """An engine whose gradients depend on a record's place, unless there is one place only."""
 
@@ -215,6 +297,23 @@ def test_a_noisy_sum_is_the_sum_and_so_many_steps_of_the_grid():
     torch.testing.assert_close(noisy, expected, rtol=1e-5, atol=1e-6)
     plain = grid.noised(total, torch.tensor([2.0]), torch.tensor([0.0]), draws)
     torch.testing.assert_close(plain, total.double() * 2.0**-43)
+
+
+def test_sums_beyond_the_grid_are_held_at_its_edge():
+    """There float64 would no longer tell neighbours apart. Only a noise multiplier that proves nothing leads there."""
+    total = torch.tensor([[2**61, -(2**61)]])
+    noisy = grid.noised(total, torch.ones(1), torch.full((1,), 2.0**-12), torch.zeros_like(total))
+    raised = 2.0**-12 * (1 + grid.slack(2, 2.0**-12))
+    assert (noisy.abs() == grid.MAX_POINT * raised * 2.0**-SCALE_BITS).all()
+
+
+def test_a_mean_loss_does_not_depend_on_the_order_of_records():
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 200)) * 10.0 ** np.arange(200))
+    orders = [torch.from_numpy(np.random.default_rng(n).permutation(200)) for n in range(5)]
+    sums = [GRID.total(rows[:, order]) for order in orders]
+    assert all(torch.equal(one, sums[0]) for one in sums)
+    torch.testing.assert_close(sums[0], FLOATS.total(rows))
+    assert GRID.total(torch.tensor([[1.0, torch.inf], [torch.nan, 0.0], [1.0, 2.0]])).isnan().tolist() == [1, 1, 0]
 
 
 class Chosen:

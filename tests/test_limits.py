@@ -159,3 +159,9 @@ def test_other_releases_tell_their_times(tmp_path, capsys, flags):
     folder = run(tmp_path, f"{flags} --release")
     assert wording.HIDDEN not in capsys.readouterr().out and wording.HIDDEN not in guarantee(folder)
     assert all(record.seconds > 0 for record in read_run(folder).records) and read_run(folder).summary.seconds > 0
+
+
+def test_a_release_without_exact_sums_is_refused_before_it_is_made(tmp_path):
+    with pytest.raises(ValueError, match="whitened"):
+        run(tmp_path, "--release --mechanism dphero --hero-clipping isotropic")
+    assert not (tmp_path / "run").exists()

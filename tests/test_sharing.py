@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -177,3 +178,36 @@ def test_a_cohort_releases_what_its_clients_would_alone(plan):
         alone = records(plan, X[k : k + 1], Y[k : k + 1], (k,))
         assert np.array_equal(whole["x"][whole["client"] == k], alone["x"])
         assert np.array_equal(whole["y"][whole["client"] == k], alone["y"])
+
+
+class Counted:
+    """A source whose coins are chosen, and whose other draws are 1."""
+
+    def __init__(self, coin: float):
+        self._coin = coin
+
+    def random(self, size: int) -> np.ndarray:
+        return np.full(size, self._coin)
+
+    def integers(self, low: int, high: int, size: int) -> np.ndarray:
+        return np.ones(size, dtype=np.int64)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 2.0, 20.0, 34.0, 36.5, 40.0, 700.0, 1e4])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_a_label_is_never_told_more_often_than_is_charged(epsilon, classes):
+    """The number of coins that lie, out of 2^53, exactly: truth over a lie is at most e^epsilon.
+
+    Kills a probability that is rounded towards the truth: at 37 and more no coin would lie.
+    """
+    release = SingleRecords(SharingPlan(1.0, 1.0, True, label_epsilon=epsilon), flat, classes)
+    lies = lambda count: int(release._answers(np.array([0]), Counted(count * 2.0**-53))[0]) != 0  # noqa: E731
+    low, high = 0, 2**53
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if lies(middle) else (low, middle)
+    assert lies(0)
+    lying = Fraction(high, 2**53)
+    ratio = (1 - lying) / (lying / (classes - 1))
+    assert math.log(ratio) <= epsilon * (1 + 1e-12)
+    assert math.log(ratio) >= min(epsilon, 30.0) - 1e-5

@@ -62,7 +62,159 @@ AUDIT_BOUNDS = "sim/auditing/bounds.py"
 ENTROPY, GAUSSIAN = "mechanisms/entropy.py", "mechanisms/rounded_gaussian.py"
 ENTROPY_TEST, GAUSSIAN_TEST = "tests/test_entropy.py::test_", "tests/test_rounded_gaussian.py::test_"
 
+GRID, ARITHMETIC, FORMS = "mechanisms/grid.py", "mechanisms/arithmetic.py", "mechanisms/gradients/forms.py"
+RECORD, PASSES = "mechanisms/gradients/record_gradients.py", "mechanisms/gradients/passes.py"
+IMPORTANCE, SAMPLING = "mechanisms/importance.py", "mechanisms/sampling.py"
+GRID_TEST, BITS_TEST = "tests/test_grid.py::test_", "tests/test_bits.py::test_"
+
 MUTANTS = (
+    Mutant(
+        "noise on the grid is not raised by the slack",
+        GRID,
+        "s * (1.0 + slack(total.shape[1], s))",
+        "s",
+        (GRID_TEST + "the_noise_is_at_least_the_charged_multiple_of_what_a_record_moves",),
+    ),
+    Mutant(
+        "points of the grid may leave what float64 tells apart",
+        GRID,
+        ".clamp(-MAX_POINT, MAX_POINT)",
+        "",
+        (GRID_TEST + "sums_beyond_the_grid_are_held_at_its_edge",),
+    ),
+    Mutant(
+        "a sum is in other units than its noise",
+        GRID,
+        "2.0**SCALE_BITS / PART / raised",
+        "2.0 * 2.0**SCALE_BITS / PART / raised",
+        (GRID_TEST + "a_noisy_sum_is_the_sum_and_so_many_steps_of_the_grid",),
+    ),
+    Mutant(
+        "the number of records is not looked at",
+        GRID,
+        ">= MAX_RECORDS",
+        "> 100 * MAX_RECORDS",
+        (GRID_TEST + "too_many_records_for_an_exact_sum_are_refused_by_their_public_number",),
+    ),
+    Mutant(
+        "a release takes floats",
+        ARITHMETIC,
+        "return GRID if seed is None else FLOATS",
+        "return FLOATS",
+        (BITS_TEST + "a_release_trains_on_the_grid",),
+    ),
+    Mutant(
+        "a node's sums do not follow the seed",
+        NODE,
+        "            arithmetic=of_seed(training.seed),\n",
+        "",
+        (BITS_TEST + "a_release_trains_on_the_grid",),
+    ),
+    Mutant(
+        "a test's bound reaches the edge of its point",
+        ARITHMETIC,
+        "most = (2.0**SCALE_BITS / (2.0 * noise) - 1.0).floor()",
+        "most = (2.0**SCALE_BITS / (2.0 * noise) + 1.0).floor()",
+        (GRID_TEST + "a_test_s_acceptance_lies_within_what_is_charged",),
+    ),
+    Mutant(
+        "a test on the grid accepts one point more",
+        ARITHMETIC,
+        "noisy <= (threshold * units).floor()",
+        "noisy <= 1 + (threshold * units).ceil()",
+        (GRID_TEST + "a_test_s_acceptance_lies_within_what_is_charged",),
+    ),
+    Mutant(
+        "losses of a test depend on the order of records",
+        ARITHMETIC,
+        "math.fsum(row) if",
+        "float(np.float32(sum(row))) if",
+        (GRID_TEST + "a_mean_loss_does_not_depend_on_the_order_of_records",),
+    ),
+    Mutant(
+        "exact sums of held gradients are not rounded record by record",
+        FORMS,
+        "(rows[:, at] * scales[:, at, None]).round_().sum(1)",
+        "(rows[:, at] * scales[:, at, None]).sum(1).round_()",
+        (GRID_TEST + "an_exact_sum_is_the_sum_of_each_record_s_own_part",),
+    ),
+    Mutant(
+        "exact outer products are longer than their norm",
+        FORMS,
+        "** 0.5 / 2.0 / DIRECTION",
+        "* 0.0",
+        (GRID_TEST + "the_norm_of_an_outer_product_covers_its_rounding",),
+    ),
+    Mutant(
+        "an exact part may exceed the bound",
+        RECORD,
+        "torch.minimum(scale, most)",
+        "scale",
+        (GRID_TEST + "a_factor_too_large_is_cut",),
+    ),
+    Mutant(
+        "passes of a release follow the number drawn",
+        PASSES,
+        "            step = _even(width, fitting)",
+        "            step = _even(records, fitting)",
+        (GRID_TEST + "passes_have_one_shape_whoever_was_drawn",),
+    ),
+    Mutant(
+        "places of a pass are not tried",
+        PASSES,
+        "self._alike[key] = length == 1 or _alike(x, y, length, shown)",
+        "self._alike[key] = True",
+        (GRID_TEST + "where_a_kernel_sees_a_record_s_place_records_go_one_by_one",),
+    ),
+    Mutant(
+        "passes stand where they lie in memory",
+        PASSES,
+        ".contiguous().clone()",
+        ".contiguous()",
+        (GRID_TEST + "a_pass_is_a_copy",),
+    ),
+    Mutant(
+        "models of the user's own are computed together in a release",
+        RECORD,
+        "width if tapped else 1",
+        "width",
+        (GRID_TEST + "records_of_a_model_that_is_not_traced_go_one_by_one",),
+    ),
+    Mutant(
+        "proposals are gathered by their estimates in a release",
+        IMPORTANCE,
+        "limits if cohort.width(levels) is None else levels",
+        "limits",
+        (BITS_TEST + "who_is_gathered_in_a_release_depends_on_coins_alone",),
+    ),
+    Mutant(
+        "who is gathered is proposed",
+        IMPORTANCE,
+        "    mask = batch.mask & (_padded(proposed, batch) > 0)\n",
+        "    mask = batch.mask\n",
+        (BITS_TEST + "proposals_have_the_same_law_in_both_arithmetics",),
+    ),
+    Mutant(
+        "coins are compared with more than the charged rate",
+        SAMPLING,
+        "np.floor(rate / COIN) * COIN",
+        "np.ceil(rate / COIN + 1) * COIN",
+        (GRID_TEST + "a_coin_is_below_its_threshold_with_the_charged_probability_at_most",),
+    ),
+    Mutant(
+        "a label is told more often than is charged",
+        RELEASES,
+        "(math.floor(lie * (1.0 + 2.0**-40) / COIN) + 1) * COIN",
+        "math.floor(lie / COIN) * COIN",
+        ("tests/test_sharing.py::test_a_label_is_never_told_more_often_than_is_charged",),
+    ),
+    Mutant(
+        "a release without exact sums is begun",
+        "sim/checks.py",
+        "    _check_release(config)\n",
+        "",
+        ("tests/test_limits.py::test_a_release_without_exact_sums_is_refused_before_it_is_made",),
+    ),
     Mutant(
         "records are not clipped",
         CLIP,
@@ -108,22 +260,22 @@ MUTANTS = (
     Mutant(
         "noise without the clip norm",
         DPSGD,
-        'scale * state.memory["clip_norm"]',
-        "scale",
+        "torch.where(scale > 0, scale * bound, 0.0)",
+        "torch.where(scale > 0, scale, 0.0)",
         (NOISE,),
     ),
     Mutant(
         "noise below what is charged",
         DPSGD,
-        "return std[:, None] * draws",
-        "return 0.9 * std[:, None] * draws",
+        'return cohort.noised(total, bound, std, "noise")',
+        'return cohort.noised(total, bound, 0.9 * std, "noise")',
         (NOISE,),
     ),
     Mutant(
         "no noise is added",
         DPSGD,
-        "total + noise(cohort, state)",
-        "total",
+        "descend(cohort, state, noised(cohort, state, total), norms, batch)",
+        "descend(cohort, state, total, norms, batch)",
         (BOOK, NOISE),
     ),
     Mutant(
@@ -171,21 +323,21 @@ MUTANTS = (
     Mutant(
         "gradients are not clipped",
         DPSGD,
-        "lambda norms: clip(norms, bound) * batch.mask, metric",
-        "lambda norms: torch.ones_like(norms) * batch.mask, metric",
+        'lambda norms: clip(norms, bound) * batch.mask, bound, cohort.exact("sample_rate"), metric',
+        'lambda norms: torch.ones_like(norms) * batch.mask, bound, cohort.exact("sample_rate"), metric',
         (BOOK,),
     ),
     Mutant(
         "batches of a fixed size",
         "mechanisms/sampling.py",
-        "records[streams[k].random(len(records)) < rate]",
+        "records[streams[k].random(len(records)) < threshold(rate)]",
         "records[streams[k].random(len(records)).argsort() < rate * len(records)]",
         ("tests/test_sampling.py",),
     ),
     Mutant(
         "batches larger than is charged",
         "mechanisms/sampling.py",
-        "streams[k].random(len(records)) < rate]",
+        "streams[k].random(len(records)) < threshold(rate)]",
         "streams[k].random(len(records)) < 1.1 * rate]",
         ("tests/test_sampling.py",),
     ),
@@ -283,14 +435,14 @@ MUTANTS = (
     Mutant(
         "a release draws from the seed",
         CHARGING,
-        "return fresh_key(), f",
-        "return seed_key(0), f",
+        "        return SystemStreams(len(clients), device)",
+        "        return Streams(seed_key(0), round_, clients.tolist(), device)",
         ("tests/test_node.py",),
     ),
     Mutant(
         "a release asked again goes by its first name",
         CHARGING,
-        'f"{request.release}-{secrets.token_hex(4)}"',
+        'request.release if seed is not None else f"{request.release}-{secrets.token_hex(8)}"',
         "request.release",
         ("tests/test_node.py",),
     ),
@@ -423,8 +575,8 @@ MUTANTS = (
     Mutant(
         "the two models are tested on different records",
         TRIALS,
-        "batch.x, batch.y) for state in (candidate, before))",
-        "batch.x.roll(n, 1), batch.y) for n, state in enumerate((candidate, before)))",
+        "cohort.losses(state.params, batch, rates) for state in (candidate, before))",
+        "cohort.losses(state.params, batch, rates).roll(n, 1) for n, state in enumerate((candidate, before)))",
         (f"{DPSUR_TEST}a_trial_is_that_of_the_book",),
     ),
     Mutant(
@@ -465,22 +617,22 @@ MUTANTS = (
     Mutant(
         "the tested change is not clipped",
         DPSUR,
-        "trials.clipped(trials.loss_change(cohort, state, candidate, batch), bound)",
-        "trials.loss_change(cohort, state, candidate, batch)",
+        'trials.clipped(trials.loss_change(cohort, state, candidate, batch, rates), cohort.plan("loss_clip"))',
+        "trials.loss_change(cohort, state, candidate, batch, rates)",
         (f"{DPSUR_TEST}a_trial_is_that_of_the_book",),
     ),
     Mutant(
         "the test's noise lacks its factor 2",
-        DPSUR,
-        "noise = 2 * bound",
-        "noise = bound",
+        ARITHMETIC,
+        "change + 2 * bound * noise",
+        "change + bound * noise",
         (f"{DPSUR_TEST}acceptance_has_its_probability_at_both_ends",),
     ),
     Mutant(
         "the test's threshold has the other sign",
-        DPSUR,
-        '< cohort.plan("beta") * bound',
-        '< -cohort.plan("beta") * bound',
+        ARITHMETIC,
+        "< threshold * bound",
+        "< -threshold * bound",
         (f"{DPSUR_TEST}acceptance_has_its_probability_at_both_ends",),
     ),
     Mutant(
@@ -577,21 +729,21 @@ MUTANTS = (
     Mutant(
         "norm sums have less noise than is charged",
         DPIS,
-        "plan.norm_noise * clip_norm * stream",
-        "plan.own.dpis_norm_rate * plan.norm_noise * clip_norm * stream",
+        "rate * plan.norm_noise * clip_norm)",
+        "rate * rate * plan.norm_noise * clip_norm)",
         (f"{DPIS_TEST}a_norm_sum_has_noise_outside_the_factor_one_over_p",),
     ),
     Mutant(
         "an accepted record is divided by its probability",
         DPIS,
-        "(share * clip)[:, None] / norms",
-        "1.0 / proposals.estimates.clamp(min=1e-6)",
+        "(k * c)[:, None] / norms",
+        "1.0 / proposals.estimates.clamp(min=1e-6).to(norms)",
         (f"{DPIS_TEST}whoever_enters_adds_a_vector_of_norm_k_over_n",),
     ),
     Mutant(
         "all proposals are accepted",
         "mechanisms/importance.py",
-        "(self.coins * self.estimates * bound < torch.minimum(norms, bound))",
+        "(below < torch.minimum(norms, bound))",
         "(norms > 0)",
         (f"{DPIS_TEST}records_enter_with_probability_b_norm_over_k",),
     ),
@@ -612,15 +764,15 @@ MUTANTS = (
     Mutant(
         "the steps have the planned noise where less was charged",
         DPIS,
-        "std = multiplier.to(clip) * clip",
-        'std = cohort.plan("noise_multiplier") * clip',
+        "multiplier.to(state.params) * clip.to(state.params)",
+        'cohort.plan("noise_multiplier") * clip.to(state.params)',
         (f"{DPIS_TEST}the_noise_is_gaussian_with_the_charged_scale",),
     ),
     Mutant(
         "noise without the adaptive clip bound",
         DPIS,
-        "std = multiplier.to(clip) * clip",
-        "std = multiplier.to(clip)",
+        "multiplier.to(state.params) * clip.to(state.params)",
+        "multiplier.to(state.params)",
         (f"{DPIS_TEST}the_noise_is_gaussian_with_the_charged_scale",),
     ),
     Mutant(
@@ -661,8 +813,8 @@ MUTANTS = (
     Mutant(
         "the noise of a search is that of one candidate",
         DPAGD,
-        "(multiplier * count**0.5 * bound)",
-        "(multiplier * bound)",
+        'multiplier * count**0.5 * bound, "search"',
+        'multiplier * bound, "search"',
         (f"{DPAGD_TEST}a_search_has_the_noise_of_its_whole_vector",),
     ),
     Mutant(
@@ -738,8 +890,8 @@ MUTANTS = (
     Mutant(
         "one noise image serves all records of a client",
         RELEASES,
-        "draws.standard_normal(sent.shape, dtype=np.float32)",
-        "draws.standard_normal(sent.shape[1:], dtype=np.float32)",
+        "arithmetic.noised_from(draws, sent, self.plan.clip_norm, self.plan.noise_std)",
+        "sent + (arithmetic.noised_from(draws, sent[:1], self.plan.clip_norm, self.plan.noise_std) - sent[:1])",
         (RELEASES_TEST + "the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_own",),
     ),
     Mutant(
@@ -752,8 +904,8 @@ MUTANTS = (
     Mutant(
         "the noise on shared features forgets the bound",
         RELEASES,
-        "return plan.noise_multiplier * plan.clip_norm if plan.noise_multiplier else 0.0",
-        "return plan.noise_multiplier",
+        "return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0",
+        "return self.noise_multiplier",
         (RELEASES_TEST + "the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_own",),
     ),
     Mutant(
@@ -899,7 +1051,7 @@ MUTANTS = (
     Mutant(
         "labels are shared as they are",
         RELEASES,
-        "return np.where(stream.random(len(labels)) < truthful, labels, others)",
+        "return np.where(source.random(len(labels)) < lie, others, labels)",
         "return labels",
         (RELEASES_TEST + "labels_go_through_randomized_response",),
     ),
@@ -1020,8 +1172,8 @@ MUTANTS = (
     Mutant(
         "losses are taken without a trial",
         "mechanisms/gradients/record_gradients.py",
-        "        self._routes.independent(x, y)\n        together",
-        "        together",
+        "        self._routes.independent(x, y)\n        if width",
+        "        if width",
         ("tests/test_record_trial.py",),
     ),
     Mutant(
@@ -1188,8 +1340,8 @@ MUTANTS = (
     Mutant(
         "the floor of a moving clip bound moves with it",
         DPSGD,
-        'bounds = state.memory["clip_norm"], cohort.plan("clip_norm")',
-        'bounds = state.memory["clip_norm"], state.memory["clip_norm"]',
+        'quantile.adapt(bound, cohort.plan("clip_norm"), cohort.plan("clip_quantile"), share)',
+        'quantile.adapt(bound, bound, cohort.plan("clip_quantile"), share)',
         ("tests/test_quantile.py::test_in_training_the_bound_stays_above_a_share_of_the_configured_one",),
     ),
     Mutant(
