@@ -14,7 +14,7 @@ deviation s C:
    ``round(Y + 2^28 Z)``: post-processing of the continuous Gaussian mechanism of deviation 2^28 and sensitivity
    ``c 2^44 (1 + e) + 2 sqrt(m)``. Whatever is proved of that one holds, by Renyi orders, by PLD or by tests of a step.
 4. Deviation over sensitivity is at least s if ``s' = s (1 + slack)``, ``slack = 2^-20 + sqrt(m) (2^-22 + 2^-26 s)``.
-   So s is what the plan charges, and s' is what is drawn: some 2e-5 more for a network of 26,000 parameters.
+   So s is what the plan charges, and s' is what is drawn: some 5e-5 more for a network of 26,000 parameters.
 5. Times ``s' C / 2^28`` the result is a float again. All that follows is post-processing.
 
 `docs/privacy.md` has the whole argument and what it takes for granted.
