@@ -142,7 +142,11 @@ def in_groups(job: Job) -> Job:
 
 
 def single_thread() -> None:
-    """One thread per process, of torch and of NumPy: sums then have one order, and processes share the cores."""
+    """One thread per process, of torch and of NumPy: sums then have one order, and processes share the cores.
+
+    On a GPU, kernels that add up in a varying order are not taken.
+    """
+    torch.backends.cudnn.deterministic = True
     torch.set_num_threads(1)
     threadpool_limits(1)
 
