@@ -121,7 +121,8 @@ def _parts(plan: SharingPlan, features: Tensor, arithmetic: Arithmetic) -> Tenso
         ValueError: more records than a total has room for.
     """
     arithmetic.check_sizes([len(features)])
-    return arithmetic.parts(clipped(features, plan)[None], torch.tensor([plan.clip_norm], dtype=WIDE))[0]
+    bound = torch.tensor([plan.clip_norm], dtype=WIDE, device=features.device)
+    return arithmetic.parts(clipped(features, plan)[None], bound)[0]
 
 
 def _noised(plan: SharingPlan, total: Tensor, streams: Draws, purpose: str, arithmetic: Arithmetic) -> Tensor:
