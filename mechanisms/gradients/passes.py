@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mechanisms.gradients.record_trial import wave
 
@@ -86,7 +85,7 @@ class Passes:
             yield b, _filled(x, length), _filled(y, length)
             return
         for n in range(x.shape[1]):
-            yield slice(b.start + n, b.start + n + 1), x[:, n : n + 1].clone(), y[:, n : n + 1].clone()
+            yield slice(b.start + n, b.start + n + 1), _filled(x[:, n : n + 1], 1), _filled(y[:, n : n + 1], 1)
 
 
 def _even(records: int, fitting: int) -> int:
@@ -99,7 +98,9 @@ def _even(records: int, fitting: int) -> int:
 
 def _filled(part: Tensor, length: int) -> Tensor:
     """A copy of `part [K, n, ...]`, filled up with zeros to `[K, length, ...]`."""
-    return F.pad(part, (*(0, 0) * (part.dim() - 2), 0, length - part.shape[1])).contiguous().clone()
+    filled = part.new_zeros(len(part), length, *part.shape[2:])
+    filled[:, : part.shape[1]] = part
+    return filled
 
 
 def _alike(x: Tensor, y: Tensor, length: int, shown: Shown) -> bool:
