@@ -39,7 +39,7 @@ from mechanisms.settings import Screening
 from mechanisms.trials import TrialPlan
 
 LARGEST = 1e300
-"""Bound, in nats, where there is no clip."""
+"""Bound of dE, in nats; the clip c is the least probability of acceptance (`lowest`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +157,14 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 def _tested_change(
     cohort: Cohort, plans: Sequence[ScreeningPlan], state: LocalState, candidate: LocalState
 ) -> torch.Tensor:
-    """dE on the test batch, clipped and finite: float64 ``[K]``."""
+    """dE on the test batch, finite: float64 ``[K]``."""
     rates = [plan.test_rate for plan in plans]
     if plans[0].accounting == "public-test":
         batch = _public_batch(cohort)
     else:
         batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
     change = trials.loss_change(cohort, state, candidate, batch, rates)
-    return trials.clipped(change, change.new_tensor([min(plan.clip, LARGEST) for plan in plans]))
+    return trials.clipped(change, torch.full_like(change, LARGEST))
 
 
 def _public_batch(cohort: Cohort) -> Batch:

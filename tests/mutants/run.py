@@ -652,8 +652,8 @@ MUTANTS = (
     Mutant(
         "screening clips nothing",
         SCREENING,
-        "min(plan.clip, LARGEST)",
-        "LARGEST",
+        "max(math.exp(-max(dE, 0.0) * slope), lowest(plan, slope))",
+        "math.exp(-max(dE, 0.0) * slope)",
         (f"{SCREENING_TEST}worse_proposals_are_accepted_with_the_probability_that_is_charged",),
     ),
     Mutant(
