@@ -173,6 +173,21 @@ def test_a_loss_that_may_mix_records_is_not_computed_together(loss: Callable[[Te
     assert graph is None or not loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
 
 
+def test_losses_that_mix_where_no_trial_looks_are_those_of_each_record_alone() -> None:
+    """A loss that looks at the batch for label 2 alone, which no trial has. Kills losses of a batch as one."""
+    module, y = nn.Linear(3, 3), torch.tensor([[0, 2, 2, 1]])
+
+    def mixing(output: Tensor, targets: Tensor) -> Tensor:
+        shared = torch.where(targets == 2, output.mean(0).sum(), 0.0)
+        return F.cross_entropy(output, targets, reduction="none") + shared
+
+    gradients, x = RecordGradients(module, mixing), torch.randn(1, 4, 3)
+    params = gradients.layout.initial(module)[None]
+    expected = torch.stack([mixing(module(one[None]), target[None])[0] for one, target in zip(x[0], y[0], strict=True)])
+    for width in (None, 4):
+        torch.testing.assert_close(gradients.losses(params, x, y, width)[0], expected.detach())
+
+
 @pytest.mark.parametrize("loss", [cross_entropy, nn.CrossEntropyLoss(reduction="none"), lambda o, y: -o[:, 0] * y])
 def test_a_loss_of_each_record_is(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)

@@ -1181,7 +1181,7 @@ MUTANTS = (
         "mechanisms/gradients/record_gradients.py",
         "if together is None:",
         "if False:",
-        ("tests/test_record_trial.py::test_losses_of_records_that_nothing_is_known_of_are_those_of_each_alone",),
+        ("tests/test_independence.py::test_losses_that_mix_where_no_trial_looks_are_those_of_each_record_alone",),
     ),
     Mutant(
         "a model that may mix records is evaluated as one",
