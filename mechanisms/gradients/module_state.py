@@ -112,7 +112,7 @@ def _identical(one: Any, other: Any) -> bool:
 def _kept(value: Any, depth: int = _DEPTH) -> Any:
     """A copy to compare with later; what has no parts that can be compared stands for itself."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.detach().clone(), value._version  # a write of equal numbers is a write, too
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, nn.Module | type) or callable(value) or depth == 0:

@@ -69,6 +69,13 @@ GRID_TEST, BITS_TEST = "tests/test_grid.py::test_", "tests/test_bits.py::test_"
 
 MUTANTS = (
     Mutant(
+        "a write of equal numbers is no write",
+        "mechanisms/gradients/module_state.py",
+        "value.detach().clone(), value._version",
+        "value.detach().clone(), 0",
+        ("tests/test_independence.py::test_a_layer_that_keeps_something_is_refused_by_its_path",),
+    ),
+    Mutant(
         "noise on the grid is not raised by the slack",
         GRID,
         "s * (1.0 + slack(total.shape[1], s))",
