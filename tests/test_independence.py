@@ -264,7 +264,7 @@ class Stateful(nn.Module):
 
 STATES = {
     "buffer in place": lambda m, x: m.largest.copy_(torch.maximum(m.largest, x.amax(0))),
-    "buffer by equal numbers": lambda m, x: m.largest.copy_(m.largest.clone()),
+    "buffer by equal numbers": lambda m, x: m.largest.copy_(torch.maximum(m.largest, -x.abs().amax(0))),
     "buffer replaced": lambda m, x: setattr(m, "largest", torch.maximum(m.largest, x.amax(0))),
     "parameter": lambda m, x: m.scale.data.mul_(0.9),
     "counter": lambda m, x: setattr(m, "count", m.count + 1),
