@@ -1,27 +1,61 @@
-"""The table of mutants fits the code; the mutants themselves run by ``python tests/mutants/run.py``."""
+"""The tables of mutants fit the code; the mutants themselves run by ``python tests/mutants/run.py``."""
 
 import dataclasses
+import json
 from pathlib import Path
 
-from tests.mutants import run
+import pytest
+
+from tests.mutants import run, table
+
+ALL = table.load()
 
 
 def test_every_mutant_is_an_edit_of_the_code_as_it_is():
-    assert run.stale() == [] and len(run.MUTANTS) >= 14
-    assert all(mutant.old != mutant.new for mutant in run.MUTANTS)
+    assert table.faults(ALL) == []
+
+
+def test_the_tables_cover_every_package():
+    files = [mutant.file.partition("/")[0] for mutant in ALL]
+    assert set(files) == {"mechanisms", "client", "server", "strategies", "sim"}
 
 
 def test_a_stale_table_is_noticed(tmp_path: Path):
-    assert len(run.stale(tmp_path)) > len(run.MUTANTS)
+    assert len(table.faults(ALL, tmp_path)) >= len(ALL)
+    twice = table.faults([ALL[0], ALL[0]])
+    assert twice == [f"{ALL[0].name}: two mutants have this name"]
+    assert table.faults([dataclasses.replace(ALL[0], new=ALL[0].old)])
 
 
-def test_a_mutant_that_no_test_kills_survives(tmp_path: Path):
-    """A test that cannot fail, one that fails, and one that cannot run: the last is no kill either."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A line of code, a test that cannot fail, one that fails for the mutant, and one that cannot run."""
+    (tmp_path / "tests").mkdir()
     (tmp_path / "code_.py").write_text("noise = 1.0\n")
     tests = {"blind": "assert True", "sees": "import code_ as c\n    assert c.noise == 1.0", "broken": "assert ("}
     for name, body in tests.items():
-        (tmp_path / f"test_{name}.py").write_text(f"def test_it():\n    {body}\n")
-    mutant = run.Mutant("quiet", "code_.py", "1.0", "0.0", ())
-    killed = {n: run.is_killed(dataclasses.replace(mutant, tests=(f"test_{n}.py",)), tmp_path)[0] for n in tests}
+        (tmp_path / "tests" / f"test_{name}.py").write_text(f"def test_it():\n    {body}\n")
+    return tmp_path
+
+
+def quiet(test: str) -> table.Mutant:
+    return table.Mutant("quiet", "code_.py", "1.0", "0.0", (f"test_{test}.py",))
+
+
+def test_a_mutant_that_no_test_kills_survives(project: Path):
+    """A test that cannot run is no kill either."""
+    killed = {test: run.is_killed(quiet(test), project)[0] for test in ("blind", "sees", "broken")}
     assert killed == {"blind": False, "sees": True, "broken": False}
-    assert (tmp_path / "code_.py").read_text() == "noise = 1.0\n"
+    assert (project / "code_.py").read_text() == "noise = 1.0\n"
+
+
+def test_changed_mutants_come_first_and_the_order_of_the_others_follows_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    known = {mutant.name: mutant.digest() for mutant in ALL}
+    changed = ALL[len(ALL) // 2].name
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    run.RESULTS.write_text(json.dumps({"mutants": known | {changed: "another"}}))
+    order = run.in_turn(ALL)
+    assert order[0].name == changed and sorted(m.name for m in order) == sorted(known)
+    assert run.in_turn(ALL[1:])[1:] != [m for m in order if m in ALL[1:]][1:]

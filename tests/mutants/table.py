@@ -1,0 +1,56 @@
+"""The tables of mutants: ``*.toml`` beside this file, one entry an edit, grouped by the edited file."""
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An edit: ``old``, which stands exactly once in ``file``, becomes ``new``; one of ``tests`` must then fail.
+
+    ``tests`` are names as pytest takes them, from the folder ``tests`` on.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def digest(self, root: Path = ROOT) -> str:
+        """Of the edit, its file and the files of its tests: what a result holds for."""
+        files = [self.file, *sorted({f"tests/{test.partition('::')[0]}" for test in self.tests})]
+        parts = [self.old.encode(), self.new.encode(), *((root / file).read_bytes() for file in files)]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def load(folder: Path = HERE) -> list[Mutant]:
+    """All mutants, table by table."""
+    tables = [tomllib.loads(path.read_text()) for path in sorted(folder.glob("*.toml"))]
+    return [
+        Mutant(name, file, edit["old"], edit["new"], tuple(edit["tests"]))
+        for table in tables
+        for file, edits in table.items()
+        for name, edit in edits.items()
+    ]
+
+
+def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
+    """Why edits cannot be made: a missing file, a text that is not there exactly once, two edits of one name."""
+    found = []
+    for m in mutants:
+        files = [m.file, *(f"tests/{test.partition('::')[0]}" for test in m.tests)]
+        missing = [file for file in files if not (root / file).is_file()]
+        found += [f"{m.name}: no file {file}" for file in missing]
+        if m.file not in missing and (count := (root / m.file).read_text().count(m.old)) != 1:
+            found.append(f"{m.name}: its text stands {count} times in {m.file}")
+        if m.old == m.new or not m.tests:
+            found.append(f"{m.name}: the edit changes nothing, or no test answers for it")
+    names = [m.name for m in mutants]
+    return found + [f"{name}: two mutants have this name" for name in sorted({n for n in names if names.count(n) > 1})]
