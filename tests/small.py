@@ -1,6 +1,7 @@
 """A small federation: four clients with random records, and a model of two layers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,13 @@ def cohort(
         learning_rate=lambda taken: 0.5 / (1 + taken),
         nth=[nth] * len(plans),
     )
+
+
+def twins(plan: Plan, count: int, client: int = 0) -> Cohort:
+    """So many clients that all hold the records of one, each with draws of its own."""
+    data = CohortData(X, Y, [OWNED[client]] * count)
+    own = {"plans": [plan] * count, "streams": streams(range(count)), "nth": [1] * count}
+    return replace(cohort([plan]), data=data, **own)
 
 
 def plan_table(*plans: Plan) -> PlanTable:

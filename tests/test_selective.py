@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.special import gammaln
 
 from mechanisms.accounting import sampled_gaussian
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.selective import _first_largest, selective, simple_bound
 from mechanisms.accounting.visible import _Supremum, every_trial, visible
 from mechanisms.accounting.worst_pair import pairs
-from tests.one_dimension import Model
+from tests.one_dimension import Model, log_sum
 from tests.reference_values import REFERENCE
 
 ROWS = REFERENCE["selective_release"]
@@ -128,7 +129,9 @@ def test_the_bounds_are_ordered_and_rise_with_the_order(case):
         public
         <= sampled_gaussian.curve(rate, noise, orders) + sampled_gaussian.curve(test_rate, test_noise, orders) + 1e-12
     ).all()
-    assert (hidden <= [simple_bound(rate, noise, test, order) for order in orders]).all()
+    ratio = math.log(test.highest / test.lowest)
+    added = ratio + math.log1p(test_rate * math.expm1(ratio)) + ratio / (np.array(orders) - 1)
+    assert (hidden <= (sampled_gaussian.curve(rate, noise, orders) + added) * (1 + 3e-6)).all()
     for values in (hidden, open_, public):
         assert (np.diff(values) >= -3e-5 * values[1:]).all()
 
@@ -158,15 +161,51 @@ def test_a_test_without_a_lowest_or_with_a_certain_acceptance():
     )
 
 
+def of_a_gaussian(rate, noise, order):
+    """Renyi divergence of a sampled Gaussian at a whole order, by the binomial sum of Mironov, Talwar and Zhang."""
+    j = np.arange(order + 1)
+    logs = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1) + j * math.log(rate)
+    logs += (order - j) * math.log1p(-rate) + j * (j - 1) / (2 * noise**2)
+    return log_sum(logs) / (order - 1)
+
+
+def closed_form(rate, noise, test, order):
+    """The proposal's divergence, and a / (a - 1) times what ratios of acceptance add at most."""
+    ratio = test.highest / test.lowest
+    return of_a_gaussian(rate, noise, order) + order / (order - 1) * math.log(ratio * (1 + test.rate * (ratio - 1)))
+
+
+def test_the_simple_bound_is_its_closed_form():
+    """Numbers by hand for a plain Gaussian: D = a / 2, a ratio of 4, and log(4 (1 + 3 / 2)) = log 10."""
+    test = Acceptance(0.2, 0.8, 0.5)
+    for order in (1.25, 2.0, 3.0):
+        by_hand = order / 2 + order / (order - 1) * math.log(10)
+        assert simple_bound(1.0, 1.0, test, order) == pytest.approx(by_hand, rel=1e-12)
+    for order in (2, 5, 30):
+        assert simple_bound(0.3, 2.0, test, order) == pytest.approx(closed_form(0.3, 2.0, test, order), rel=1e-9)
+    assert simple_bound(1.0, 1.0, Acceptance(0.0, 0.8, 0.5), 2.0) == math.inf
+
+
+@pytest.mark.parametrize(("noise", "order"), [(0.2, 1.25), (0.1, 1.1), (0.1, 1.5)])
+def test_the_simple_bound_holds_where_the_sum_of_both_costs_does_not(noise, order):
+    """Where loud proposals are kept, they cost more than the proposal and the greatest ratio of acceptance together."""
+    test = Acceptance(0.02, 0.98, 1e-3)
+    model = Model(1.0, noise, test.rate, order)
+    reached = model.attack(model.selective, test.lowest, test.highest, thresholds=50)
+    ratio = test.highest / test.lowest
+    assert order / (2 * noise**2) + math.log(ratio * (1 + test.rate * (ratio - 1))) < reached
+    assert reached <= simple_bound(1.0, noise, test, order)
+
+
 def test_where_the_grid_fails_closed_forms_hold():
     """Tiny noise at a high order, and hardly ever accepting: finite, and not below the grid's answer nearby."""
     test = Acceptance.of_noisy_loss(0.01, 1.0, -1.0)
     assert pairs(0.1, 0.05, test, 200.0) is None
-    assert selective(0.1, 0.05, test, [200.0])[0] == simple_bound(0.1, 0.05, test, 200.0) < math.inf
+    assert selective(0.1, 0.05, test, [200.0]) == pytest.approx([closed_form(0.1, 0.05, test, 200)], rel=1e-9)
     assert visible(0.1, 0.05, test, [200.0]) == every_trial(0.1, 0.05, test, [200.0])
     uneven = [Acceptance(0.5 / ratio, 0.5, 0.01) for ratio in (0.9e6, 1.1e6)]
     within, beyond = (selective(0.1, 1.0, test, [4.0])[0] for test in uneven)
-    assert within < beyond == simple_bound(0.1, 1.0, uneven[1], 4.0) < math.inf
+    assert within < beyond == pytest.approx(closed_form(0.1, 1.0, uneven[1], 4), rel=1e-9)
 
 
 @pytest.mark.parametrize(("rate", "noise", "test_rate"), [(0.9, 0.7, 1e-3), (0.01, 2.0, 0.5), (0.2, 1.0, 0.1)])
