@@ -60,7 +60,7 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
     waiting: set[str] = set()
     places: dict[int, tuple[int, int]] = {}
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
+    while True:  # at least once, however long that takes
         new = [node for node in grid.get_node_ids() if node not in asked]
         asked.update(new)
         waiting.update(grid.push_messages([Message(RecordDict(), node, MessageType.QUERY) for node in new]))
@@ -71,6 +71,8 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
                 place = _content(reply, f"Flower node {node}")["config"]
                 places[node] = place["partition-id"], place["num-partitions"]
         yield places
+        if time.monotonic() >= deadline:
+            return
         time.sleep(POLL)
 
 

@@ -17,11 +17,7 @@ from sim.showing import wording
 SMALL = ["--rounds=5", "--quiet", "--chunk-clients=2"]
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """Drawing takes longest; the report has tests of its own."""
-    for place in ("sim.session", "sim.auditing.session"):
-        monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def audited(folder, *flags: str) -> dict:

@@ -7,7 +7,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,10 @@ from sim.benching import table
 from sim.benching.recipe import PLOTS, cells, read
 from sim.benching.runs import plan
 from sim.cli import main_guard
+from tests.processes import NEEDS_PROC, alive, descendants, wait_for
 
+pytestmark = pytest.mark.usefixtures("no_report")
 ROOT = Path(__file__).parent.parent
-PATIENCE = 180.0
 
 HEAD = """
 title = "Small"
@@ -56,11 +56,6 @@ def records(tmp_path) -> str:
     x = (rng.normal(size=(360, 6)) + y[:, None]).astype(np.float32)
     np.savez(tmp_path / "records.npz", x=x[60:], y=y[60:], x_test=x[:60], y_test=y[:60])
     return str(tmp_path / "records.npz")
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
 
 
 def recipe(folder: Path, records: str, more: str = SECOND, **replaced: str) -> Path:
@@ -154,49 +149,24 @@ def models(out: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in out.glob("*/*/model.safetensors")}
 
 
-def wait_for(process: subprocess.Popen, condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None, "the child does not get on"
-        time.sleep(0.01)
-
-
-def children(pid: int) -> list[int]:
+def lanes_of(pid: int) -> list[int]:
     """The lanes of a bench: its children that were spawned to work."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and "spawn_main" in (entry / "cmdline").read_text():
-                found.append(int(entry.name))
-        except (ValueError, OSError):
-            continue
-    return found
+    return [process for process, title in descendants(pid).items() if "spawn_main" in title]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find processes by")
+@NEEDS_PROC
 def test_a_killed_bench_goes_on_and_repeats_nothing(tmp_path, records):
     """One lane is killed, then the whole command; its lanes end with it, and what was finished stays as it was."""
     path, out = recipe(tmp_path, records, SECOND, rounds="keep_checkpoints = 2\nrounds"), tmp_path / "out"
     words = [sys.executable, "-m", "sim.bench", str(path), f"--out={out}", "--processes=2", "--seeds=0,1"]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_for(process, lambda: len(children(process.pid)) == 2 and list(out.glob("*/*/rounds.jsonl")))
-    os.kill(children(process.pid)[0], signal.SIGKILL)
-    wait_for(process, lambda: len(finished(out)) >= 2)
-    lanes = children(process.pid)
+    wait_for(lambda: len(lanes_of(process.pid)) == 2 and list(out.glob("*/*/rounds.jsonl")), process)
+    os.kill(lanes_of(process.pid)[0], signal.SIGKILL)
+    wait_for(lambda: len(finished(out)) >= 2, process)
+    lanes = lanes_of(process.pid)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 20
-    while any(map(alive, lanes)):
-        assert time.monotonic() < deadline, "a lane outlives the command"
-        time.sleep(0.05)
+    wait_for(lambda: not any(map(alive, lanes)))
     before = finished(out)
     assert 2 <= len(before) < 8
     lines = run(path, out, "--seeds=0,1")
@@ -205,6 +175,28 @@ def test_a_killed_bench_goes_on_and_repeats_nothing(tmp_path, records):
     assert [line["state"] for line in lines] == ["done"] * 4
     run(path, tmp_path / "straight", "--seeds=0,1")
     assert models(out) == models(tmp_path / "straight")
+
+
+@NEEDS_PROC
+def test_lanes_end_with_the_command(tmp_path, records):
+    """Killed, it can tell them nothing: they see it themselves, thousands of rounds before the end of their runs."""
+    path, out = recipe(tmp_path, records, "", **{"rounds = 3": "rounds = 5000"}), tmp_path / "out"
+    words = [sys.executable, "-m", "sim.bench", str(path), f"--out={out}", "--processes=2"]
+
+    def rounds() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in out.glob("*/*/rounds.jsonl"))
+
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(list(out.glob("*/*/rounds.jsonl"))) == 2, process)
+        lanes, before = lanes_of(process.pid), rounds()
+        process.send_signal(signal.SIGKILL)
+    try:
+        assert len(lanes) == 2
+        wait_for(lambda: not any(map(alive, lanes)) or rounds() > before + 500)
+        assert not any(map(alive, lanes))
+    finally:
+        for lane in filter(alive, lanes):
+            os.kill(lane, signal.SIGKILL)
 
 
 def test_a_dead_lane_costs_its_run_alone(tmp_path, records):
@@ -216,11 +208,11 @@ def test_a_dead_lane_costs_its_run_alone(tmp_path, records):
     for run_, fault in lanes.played(runs, 2):
         said.append((run_.folder.name, fault))
         if len(said) == 1:  # one lane is idle and will be given the third run, the other is at the second
-            for lane in children(os.getpid()):
+            for lane in lanes_of(os.getpid()):
                 os.kill(lane, signal.SIGKILL)
     faults = [fault for _, fault in said if fault]
     assert len(said) == 4 and 1 <= len(faults) <= 2 and all("its process died" in fault for fault in faults)
-    assert len({name for name, _ in said}) == 4 and children(os.getpid()) == []
+    assert len({name for name, _ in said}) == 4 and lanes_of(os.getpid()) == []
     assert runs[0].finished and runs[3].finished and sum(run_.finished for run_ in runs) >= 4 - len(faults)
 
 

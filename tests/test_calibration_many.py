@@ -95,12 +95,10 @@ def test_clients_of_many_sizes_meet_their_budget_whatever_their_runs_consist_of(
 @pytest.mark.parametrize(("mechanism", "own"), [("dpis", Dpis(dpis_clip=1.0)), ("dpagd", Dpagd()), ("dpsur", Dpsur())])
 def test_together_they_get_hardly_more_noise_than_each_alone(mechanism, own):
     """Over a wide spread of sizes, down to clients whose every record enters every step."""
-    privacy, sizes = (
-        Privacy(mechanism=mechanism, epsilon=4.0, batch_size=16),
-        np.unique(np.geomspace(10, 900, 120, dtype=int)),
-    )
+    privacy = Privacy(mechanism=mechanism, epsilon=4.0, batch_size=16)
+    sizes = np.unique(np.geomspace(12, 120, 40, dtype=int))
     table = plan_table(privacy, own, 3, 5, sizes)
-    for client in (0, 7, 30, 59, 60, 61, len(sizes) - 2, len(sizes) - 1):
+    for client in (0, 5, 11, 12, 20, len(sizes) - 2):
         (alone,) = plan_table(privacy, own, 3, 5, sizes[[client]]).plans
         assert 1 - 2e-4 <= table.of(client).noise_multiplier / alone.noise_multiplier <= 1 + 4e-3
 

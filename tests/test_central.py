@@ -26,6 +26,8 @@ from sim.public import hold_out
 from sim.report import write_report
 from tests.small import plan_table as table_of
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory) -> str:
@@ -35,12 +37,6 @@ def records(tmp_path_factory) -> str:
     x = (rng.normal(size=(360, 6)) + y[:, None]).astype(np.float32)
     np.savez(path, x=x[60:], y=y[60:], x_test=x[:60], y_test=y[:60])
     return str(path)
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """The report is drawn where a test reads it; it takes the longest."""
-    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
 
 
 def run(command, out: Path, name: str, *flags: str) -> Path:

@@ -123,6 +123,7 @@ def test_plans_without_accounts_are_refused():
         first(dataclasses.replace(world([plan()] * 2), accounts=[]))
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_command_runs_and_its_ledger_covers_all_releases(tmp_path):
     """Three rounds in which clients keep their state; the ledger holds the planned charges and what they paid for."""
     flags = "--mechanism dpagd --engine inline --rounds 3 --clients 6 --steps 2 --keep-state --quiet --name a"

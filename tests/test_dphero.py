@@ -91,7 +91,7 @@ def test_the_noise_has_covariance_b_v_squared_bt(plan):
 
 
 def whitened_moves(plan: HeroPlan, scale: float) -> torch.Tensor:
-    """How far each of client 0's records moves the noiseless sum that is released, in the whitened geometry, ``[8]``."""
+    """How far each of client 0's records moves the sum that is released, in the whitened geometry, ``[8]``."""
     plan = dataclasses.replace(plan, noise_multiplier=1e-12)
     world = dataclasses.replace(cohort([plan], x=scale * X), optimizer=WITNESS)
     first = HERO.start(world, start(model()))

@@ -428,6 +428,7 @@ def test_a_release_that_dies_keeps_its_target(tmp_path):
     assert 0.999 * 6.0 < certified.max() <= 6.0
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_printed_epsilon_is_the_target_and_the_ledger_confirms_it(tmp_path, capsys):
     """End to end: the certified epsilon is the allotments', what was spent is a figure and lies below it."""
     flags = "--mechanism dpis --engine inline --rounds 3 --clients 8 --steps 8 --sample-rate 0.2 --epsilon 5 --quiet"

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from mechanisms.registry import MECHANISMS
 from sim import preparation, session
 from sim.cli import main_guard
 from sim.nodes import distiller
+from sim.report import write_report
 from sim.run import command
 from sim.showing import wording
 from sim.showing.sharing import SHARED_FILE
@@ -29,8 +29,10 @@ from strategies.distillation import Distiller, sensitive
 from strategies.fedfed import fedfed
 from strategies.settings import Aggregation, FedFed
 from tests import small, worlds
+from tests.processes import wait_for
 
-ROOT, PATIENCE = Path(__file__).parent.parent, 120.0
+pytestmark = pytest.mark.usefixtures("no_report")
+ROOT = Path(__file__).parent.parent
 SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "sample_rate": 0.5, "engine": "inline", "chunk_clients": 2}
 SOURCES = {
     "prototypes": {"shared_source": "prototypes"},
@@ -124,9 +126,7 @@ def test_a_killed_server_goes_on_without_releasing_twice(tmp_path, sign):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in (given | {"rounds": 40}).items()]
     words = [sys.executable, "-m", "sim.run", "--quiet", "--release", f"--out={tmp_path}", "--name=run", *flags]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + PATIENCE
-        while not list((tmp_path / "run").glob(sign)) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_for(lambda: list((tmp_path / "run").glob(sign)), process)
         process.send_signal(signal.SIGKILL)
     path = tmp_path / "run" / SHARED_FILE
     held = path.read_bytes() if path.exists() else None
@@ -168,11 +168,11 @@ def test_without_a_shared_set_it_is_fedavg_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_report_shows_what_is_shared_and_its_price(tmp_path, source):
     world = World(tmp_path, SOURCES[source] | {"quiet": True}).run()
-    page = (world.run_dir / "report.html").read_text()
+    page = write_report(world.run_dir).read_text()
     price = epsilon(world.job.sharing.charges, 1e-5).epsilon
     assert "What clients share" in page and f"came before training: {wording.epsilon(price)}" in page
     plain = World(tmp_path / "plain", {"shared_source": "none", "quiet": True}).run()
-    assert "What clients share" not in (plain.run_dir / "report.html").read_text()
+    assert "What clients share" not in write_report(plain.run_dir).read_text()
 
 
 def test_public_records_are_shared_at_no_cost(tmp_path):

@@ -127,6 +127,7 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
     assert ("public_labels" in {event["kind"] for event in found["clients"][0]["events"]}) is public
 
 
+@pytest.mark.usefixtures("no_report")
 def test_labels_are_no_matter_where_they_are_not_shared_one_by_one(tmp_path, capsys):
     for n, flags in enumerate(("--strategy fedfed --public-labels", f"{FEDFED} --public-labels --mechanism none")):
         folder = run(tmp_path / str(n), flags)

@@ -130,6 +130,7 @@ def run(out: Path, folder: Path, name: str, *flags: str) -> int:
     return main_guard(command, [*argv, "--engine=inline", "--quiet", f"--out={out}", f"--name={name}", *flags])
 
 
+@pytest.mark.usefixtures("no_report")
 def test_groups_change_no_bit_and_the_model_has_its_vectors(folder: Path, tmp_path: Path) -> None:
     models = []
     for groups in ("1", "2"):
@@ -141,6 +142,7 @@ def test_groups_change_no_bit_and_the_model_has_its_vectors(folder: Path, tmp_pa
     assert models[0]["0.weight"].std() == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Path, capsys) -> None:
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("good 1 2\nbad 2 1\n")

@@ -52,6 +52,7 @@ def test_a_run_meets_its_budget_and_its_files_say_so(tmp_path, mechanism):
     assert 0.5 * 4 < recomputed <= 4
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_grouping_changes_no_bit(tmp_path, mechanism):
     models = [
@@ -61,6 +62,7 @@ def test_grouping_changes_no_bit(tmp_path, mechanism):
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_chunks_change_rounding_only(tmp_path, mechanism):
     """A cohort of two clients is two cohorts of one. (One step: DP-Hero's eigenvectors amplify rounding.)"""

@@ -108,12 +108,10 @@ def perform(words: list[str]) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory; the report is drawn by its own command only, which takes the longest."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_report: None) -> Path:
+    """An empty working directory; the report is drawn by its own command only."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for place in ("sim.session", "sim.auditing.session"):
-        monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
     return tmp_path
 
 

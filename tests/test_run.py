@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,10 @@ from sim import config
 from sim import job as jobs
 from sim.cli import main_guard
 from sim.run import command
+from tests.processes import NEEDS_PROC, descendants, finish, wait_for
 
+pytestmark = pytest.mark.usefixtures("no_report")
 ROOT = Path(__file__).parent.parent
-PATIENCE = 120.0
-"""Seconds after which a child process that does not get on is a failure."""
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +51,6 @@ def child(*flags: str) -> subprocess.Popen:
     """The command as a user starts it."""
     words = [sys.executable, "-m", "sim.run", "--quiet", *flags]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for(process: subprocess.Popen, condition: Callable[[], bool]) -> None:
-    """Until the condition holds or the process has ended."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition() and process.poll() is None:
-        assert time.monotonic() < deadline, "the child does not get on"
-        time.sleep(0.002)
-
-
-def finish(process: subprocess.Popen) -> None:
-    said = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == 0, said
 
 
 def rounds(folder: Path) -> int:
@@ -120,30 +106,11 @@ def test_another_seed_gives_another_model(tmp_path, records):
 RAY = ("--rounds=25", "--clients=20", "--sample-rate=0.5", "--steps=2", "--groups=4", "--chunk-clients=5")
 
 
-@pytest.fixture(scope="module")
-def inline(tmp_path_factory, records) -> Path:
-    return run(tmp_path_factory.mktemp("inline"), "inline", f"--dataset={records}", *RAY)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records, inline, workers):
-    finish(child(f"--dataset={records}", *RAY, f"--workers={workers}", f"--out={tmp_path}", "--name=ray"))
-    assert same(inline, tmp_path / "ray")
-
-
-def descendants(pid: int) -> dict[int, str]:
-    """The processes below one, with their titles."""
-    parents, titles = {}, {}
-    for entry in Path("/proc").iterdir():
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            titles[int(entry.name)] = (entry / "cmdline").read_text()
-        except (ValueError, OSError):
-            continue
-    below = {pid}
-    while grown := {p for p, parent in parents.items() if parent in below} - below:
-        below |= grown
-    return {p: titles[p] for p in below if p in titles}
+def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
+    """With one worker; the next test is the same with two, of which one dies."""
+    flags = (f"--dataset={records}", *RAY)
+    finish(child(*flags, "--workers=1", f"--out={tmp_path}", "--name=ray"))
+    assert same(run(tmp_path, "inline", *flags), tmp_path / "ray")
 
 
 def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
@@ -157,12 +124,12 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
     subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, env=os.environ | threads, check=True)
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find Ray's workers by")
-def test_the_death_of_a_ray_worker_changes_nothing(tmp_path, records):
+@NEEDS_PROC
+def test_two_ray_workers_of_which_one_dies_give_the_same_bits_too(tmp_path, records):
     """The run is long, and held while its workers are looked for, so that it is not over before."""
     flags = (f"--dataset={records}", *RAY, "--rounds=80")
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
-    wait_for(process, lambda: rounds(tmp_path / "ray") >= 3)
+    wait_for(lambda: rounds(tmp_path / "ray") >= 3, process)
     process.send_signal(signal.SIGSTOP)
     victims = [p for p, title in descendants(process.pid).items() if title.startswith("ray::_Worker")]
     assert len(victims) == 2
@@ -184,7 +151,7 @@ def killed(folder: Path, moments: list[tuple[int, float]], *flags: str) -> Path:
         before = rounds(folder)
         begun = ["--resume", str(folder)] if folder.exists() else [f"--out={folder.parent}", f"--name={folder.name}"]
         process = child("--engine=inline", *begun, *([] if folder.exists() else flags))
-        wait_for(process, lambda more=more, before=before: folder.exists() and rounds(folder) >= before + more)
+        wait_for(lambda more=more, before=before: folder.exists() and rounds(folder) >= before + more, process)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         said = process.communicate()[0]
@@ -203,7 +170,7 @@ LONG = ("--rounds=80", "--clients=50", "--sample-rate=0.5", "--steps=3", "--grou
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, records):
     flags = (f"--dataset={records}", *LONG)
-    broken = killed(tmp_path / "broken", moments(1, 4), *flags)
+    broken = killed(tmp_path / "broken", moments(1, 2), *flags)
     assert 0 < rounds(broken) < 80 and not (broken / "model.safetensors").exists()
     assert same(resume(broken), run(tmp_path, "straight", *flags))
 
@@ -233,7 +200,7 @@ def test_two_releases_share_no_draw_and_no_name(tmp_path, records):
 
 def test_a_killed_release_never_passes_its_target(tmp_path, records):
     """Rounds that were lost are paid for; the last ones are missing instead."""
-    folder = killed(tmp_path / "a", moments(2, 3), f"--dataset={records}", *LONG, "--release", "--epsilon=3")
+    folder = killed(tmp_path / "a", moments(2, 2), f"--dataset={records}", *LONG, "--release", "--epsilon=3")
     resume(folder)
     spent = ledger.read(folder / "ledger")
     assert len(spent) == 50 and 0 < rounds(folder) <= 80

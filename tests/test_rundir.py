@@ -13,6 +13,7 @@ from sim.cli import main_guard, parse
 from sim.run import command
 from sim.session import train
 
+pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["--clients=4", "--rounds=2", "--engine=inline", "--quiet"]
 
 
@@ -91,12 +92,12 @@ UNEQUAL = ["--dirichlet=0.3", "--min-records=3", "--batch-size=3", "--steps=2", 
 
 def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
     """Rates differ with sizes, and the client with the largest certified epsilon does not have the largest of these."""
-    folder = run(tmp_path, "--clients=12", *UNEQUAL)
-    paid = list(ledger.read(folder / "ledger").values())
-    figures = [pld_epsilon(charges, 1e-5) for charges in paid]
-    first = max(range(12), key=lambda client: epsilon(paid[client], 1e-5).epsilon)
+    folder = run(tmp_path, "--clients=6", *UNEQUAL)
+    paid = ledger.read(folder / "ledger")
+    figures = [pld_epsilon(paid[client], 1e-5) for client in range(6)]
+    certified = max(paid, key=lambda client: epsilon(paid[client], 1e-5).epsilon)
     found = json.loads((folder / "summary.json").read_text())["epsilon_pld"]
-    assert found == max(figures) > figures[first] + 0.1
+    assert found == max(figures) > max(figures[certified], figures[0], figures[-1]) + 0.1
 
 
 def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):

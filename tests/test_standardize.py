@@ -14,6 +14,7 @@ from sim import config, session
 from sim import job as jobs
 from sim.standardize import STATISTICS_FILE, channel_moments, plan_statistics, standardized, statistics
 
+pytestmark = pytest.mark.usefixtures("no_report")
 RNG = np.random.default_rng(2)
 X = (RNG.normal(size=(300, 3, 4, 4)) * [[[[0.5]], [[2.0]], [[1.0]]]] + [[[[1.0]], [[-0.2]], [[0.1]]]]).astype(
     np.float32
