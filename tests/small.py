@@ -1,6 +1,6 @@
 """A small federation: four clients with random records, and a model of two layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Plan, PlanTable
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import MECHANISMS
+from mechanisms.registry import MECHANISMS, Mechanism
 from mechanisms.sampling import CohortData
 
 RNG = np.random.default_rng(0)
@@ -81,10 +81,12 @@ def node(
     plans: PlanTable | None = None,
     module: nn.Module | None = None,
     group: int = 0,
+    mechanism: Mechanism = MECHANISMS["dpsgd"],
+    rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> Node:
-    """A node of DPSGD whose files are in ``folder``."""
+    """A node, of DPSGD unless it is said otherwise, whose files are in ``folder``."""
     sizes = np.array([len(own) for own in OWNED])
-    training = Training(MECHANISMS["dpsgd"], RecordGradients(module or model()), sgd(), _rate, seed)
+    training = Training(mechanism, RecordGradients(module or model()), sgd(), rate or _rate, seed)
     data = GroupData(X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes)
     plans = plans or plan_table(*[DpsgdPlan(0.5, 1.0, 1.0, 3)] * 4)
     return Node(training, data, plans, Ledger(folder / "ledger" / f"{group}.jsonl"), Uploads(folder / "uploads"))

@@ -13,7 +13,7 @@ from torch import nn
 from client.node import GroupData
 from client.sums import SCALE
 from client.uploads import Uploads
-from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian, Unprotected
 from mechanisms.accounting.ledger import read
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.registry import MECHANISMS, local_round
@@ -140,3 +140,39 @@ def test_only_a_whole_upload_of_this_round_and_this_model_is_found(tmp_path):
 def test_a_simulation_keeps_no_uploads(tmp_path):
     node(tmp_path).train(request(1, [0]))
     assert not (tmp_path / "uploads").exists() and Uploads(tmp_path / "uploads").finished(1, np.zeros(1)) == []
+
+
+@pytest.mark.parametrize("unpaid", [SampledGaussian(0.5, 1.0), Unprotected(1.0)], ids=str)
+def test_what_a_round_has_released_beyond_its_charge_is_refused(tmp_path, unpaid):
+    """A mechanism that settles what nothing has paid for gets no upload, and no line. Kills an unchecked settlement."""
+    greedy = dataclasses.replace(MECHANISMS["dpsgd"], realized=lambda cohort, state: [{}, {unpaid: 1}])
+    with pytest.raises(ValueError, match="was not paid for when its round started"):
+        node(tmp_path, mechanism=greedy).train(request(1, [0, 2]))
+    assert read(tmp_path / "ledger") == dict.fromkeys((0, 2), ONCE)
+
+
+def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp_path):
+    """Client by client: a claim is told and charged, what an allotment has paid for is charged alone."""
+    claim, covered = PaperClaim(0.5, 1.0), Covered(SampledGaussian(0.5, 9.0), 4.0)
+    by_size = {8: {claim: 2, covered: 1}, 12: {claim: 3}, 39: {}, 1: {claim: 2, covered: 1}}
+    kept = dataclasses.replace(
+        MECHANISMS["dpsgd"], realized=lambda cohort, state: [by_size[len(own)] for own in cohort.data.records]
+    )
+    upload = node(tmp_path, mechanism=kept, chunks=[[0, 1, 2, 3]]).train(request(1, [0, 1, 2, 3]))
+    told = {int(c): charges for clients, charges in upload.realized for c in clients}
+    assert told == {0: {claim: 2}, 3: {claim: 2}, 1: {claim: 3}}
+    paid = read(tmp_path / "ledger")
+    assert paid == {0: ONCE | {claim: 2, covered: 1}, 1: ONCE | {claim: 3}, 2: ONCE, 3: ONCE | {claim: 2, covered: 1}}
+
+
+def test_a_round_in_a_cohort_has_the_rates_of_its_round_and_the_steps_of_its_clients(tmp_path):
+    """The learning rate is asked with the round's number and each client's own steps."""
+    asked = []
+
+    def rate(round_: int, taken: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        asked.append((round_, steps.tolist()))
+        return 0.0 * taken
+
+    here = node(tmp_path, plans=plan_table(A, B, A, B), rate=rate, chunks=[[0, 1]])
+    here.train(request(4, [0, 1]))
+    assert asked == [(4, [3.0, 5.0])] * 5

@@ -16,6 +16,7 @@ from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.updates import NORMALISED, UPDATE, pace
 from sim import job as jobs
 from strategies import fedavg
+from strategies.fedfed import union
 from strategies.registry import STRATEGIES
 from strategies.settings import STRATEGIES as NAMES
 from strategies.settings import Aggregation
@@ -241,3 +242,14 @@ def test_a_mechanism_that_searches_its_step_size_is_not_led(tmp_path, name):
     assert "dpagd" in SEARCHING
     with pytest.raises(ValueError, match=f"strategy is {name}, but dpagd .* use --strategy fedavg"):
         _ = world(tmp_path, strategy=name, mechanism="dpagd").job
+
+
+def test_shared_records_stand_in_the_order_of_their_clients_whoever_hosts_them():
+    """Groups that hold every other client. Kills records in the order of groups; a client's own keep theirs."""
+    x = np.arange(12.0).reshape(6, 2)
+    client, y = np.array([2, 0, 2, 1, 3, 1]), np.arange(6)
+    groups = [{"x": x[a:b], "y": y[a:b], "client": client[a:b]} for a, b in ((0, 3), (3, 6))]
+    for order in (groups, groups[::-1]):
+        records, labels = union(order, (2, 1))
+        assert labels.tolist() == [1, 3, 5, 0, 2, 4] and records.shape == (6, 2, 1)
+        assert np.array_equal(records.reshape(6, 2), x[labels])
