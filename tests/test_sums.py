@@ -77,6 +77,12 @@ def test_a_mean_is_of_whole_numbers_to_the_last_unit():
     assert ones.total.tolist() == [2**29 + 1] and ones.weight == 2**29 + 1
 
 
+def test_an_update_is_rounded_to_the_nearest_unit():
+    """Kills cutting, which draws every coordinate towards 0."""
+    parts = np.float32([[0.75, -0.75, 0.25, 1.25]]) / np.float32(SCALE)
+    assert summed(parts, np.ones(1, np.int64)).total.tolist() == [1, -1, 0, 1]
+
+
 def test_no_parameters_and_no_clients():
     assert summed(np.zeros((2, 0), np.float32), np.ones(2, np.int64)).total.shape == (0,)
     assert summed(np.zeros((0, 2), np.float32), np.ones(0, np.int64)).total.tolist() == [0, 0]
