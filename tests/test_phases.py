@@ -1,13 +1,17 @@
 """Every phase of a run that releases something: its noise, its draws, its charge and its name."""
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import Gaussian
+from mechanisms.plan import planned
 from server import loop
 from server.store import Store
 from sim import job as jobs
@@ -111,22 +115,75 @@ def test_what_is_asked_again_is_the_same_draw_in_a_simulation_and_another_one_in
     assert paid == {event: count * (1 + release) for event, count in once.items()}
 
 
+def prepared(folder: Path, given: dict) -> tuple[World, jobs.Job]:
+    """A run of FedFed whose training is yet to come."""
+    world = World(folder, given)
+    (world.run_dir / "ledger").mkdir(parents=True)
+    return world, prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+
+
 @pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
 def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
     """Over a whole run with all phases: a second release under a name would not be charged."""
     given = {"standardize": "private", "shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 2}
-    world = World(tmp_path, given | {"release": release})
-    exchange = world.exchange(world.run_dir, None)
-    job, store = prepare(world.job, world.run_dir, exchange), Store(world.run_dir, keep_checkpoints=2)
+    world, job = prepared(tmp_path, given | {"release": release})
+    exchange, store = world.exchange(world.run_dir, None), Store(world.run_dir, keep_checkpoints=2)
     loop.run(jobs.federation(job), exchange, store, loop.restore(jobs.federation(job), store), [])
     asked = {(request.phase, request.round, request.release) for request in world.asked}
     assert [len({one[part] for one in asked}) for part in (0, 1, 2)] == [4, len(asked), len(asked)]
     assert {phase for phase, _, _ in asked} == {phase.name for phase in PHASES.values()}
+    rounds = {phase: sorted(n for own, n, _ in asked if own == phase) for phase, _, _ in asked}
+    assert rounds == {"statistics": [-3], "distill": [-2, -1], "share": [0], "train": [1, 2]}
+
+
+def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_path):
+    """Whatever number its first round has."""
+    world, _ = prepared(tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3})
+    lines = [json.loads(line) for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()]
+    plan = world.job.sharing.generator
+    order = epsilon(planned(plan, 3), 1e-5).order
+    fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in (1, 2)]
+    assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
+    assert fixed[0] > 1.05 * epsilon(planned(plan, 1), 1e-5).epsilon
+
+
+def test_everybody_takes_part_in_what_precedes_training_whatever_the_fraction(tmp_path):
+    world, _ = prepared(tmp_path, {"standardize": "private", "shared_source": "prototypes", "fraction": 0.5})
+    asked = {
+        phase: sorted(c for r in world.asked if r.phase == phase for c in r.clients)
+        for phase in ("statistics", "share")
+    }
+    assert asked == {"statistics": [*range(6)], "share": [*range(6)]}
+
+
+def test_a_release_that_nobody_can_pay_is_refused_before_training(tmp_path):
+    """Everything was spent by attempts that are lost. Kills a run that trains without what it was to share."""
+    world = World(tmp_path, {"shared_source": "prototypes"})
+    for group in range(3):
+        with ledger.Ledger(world.run_dir / "ledger" / f"group-{group:04d}.jsonl") as file:
+            file.charge("lost", -1, range(6), {Gaussian(0.4): 1})
+    with pytest.raises(ValueError, match="is spent before training"):
+        prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+    assert not world.asked
+
+
+@pytest.mark.parametrize("given", [{"standardize": "private"}, {"shared_source": "prototypes"}], ids=str)
+def test_means_over_clients_of_unequal_sizes_are_means_over_records(tmp_path, given):
+    """Without noise. Kills the size of one client for the mean of all."""
+    plain = {"mechanism": "none", "partition": "quantity", "dirichlet": 0.7, "shared_source": "none"}
+    world, after = prepared(tmp_path, plain | given)
+    data, sizes = world.job.dataset, world.job.partition.sizes
+    assert len(set(sizes)) > 3
+    if "standardize" in given:
+        assert np.allclose(after.dataset.x.mean(axis=0), 0, atol=1e-4)
+        assert np.allclose(after.dataset.x.std(axis=0), 1, atol=1e-3)
+    else:
+        sums = np.stack([data.x[data.y == label].sum(axis=0) for label in range(3)])
+        assert np.allclose(world.shared["x"], sums * 3 / len(data.y), atol=1e-5)
 
 
 def test_two_phases_with_the_same_noise_are_charged_twice(tmp_path):
     """Statistics and class sums, each a Gaussian release of multiplier 8. Kills one name for both."""
     same = {"standardize": "private", "standardize_noise": 8.0, "share_noise": 8.0}
-    world = World(tmp_path, same | {"shared_source": "prototypes"})
-    prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+    world, _ = prepared(tmp_path, same | {"shared_source": "prototypes"})
     assert [paid[Gaussian(8.0)] for paid in world.spent().values()] == [2] * 6
