@@ -5,6 +5,7 @@ which some hold and the others do not. Whoever knows all of this, and what was r
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,22 +99,29 @@ def _module() -> nn.Module:
     return module
 
 
-def _row(name: str, plan: Any, nth: int = 1) -> Row:
+def cohort(plan: Any, records: list[np.ndarray], streams: Streams, arithmetic: Watched, nth: int = 1) -> Cohort:
+    """Clients of one plan in their ``nth`` round."""
+    clients, adaptive = len(records), isinstance(plan, AdaptivePlan)
+    return Cohort(
+        gradients=RecordGradients(_module()),
+        data=CohortData(X, Y, records),
+        plans=[plan] * clients,
+        streams=streams,
+        optimizer=sgd(),
+        learning_rate=torch.ones_like,
+        nth=[nth] * clients,
+        public=(X[:2], Y[:2]),
+        accounts=[Account(plan.allotment.order, plan.allotment.rdp)] * clients if adaptive else (),
+        arithmetic=arithmetic,
+    )
+
+
+def row(name: str, plan: Any, nth: int = 1) -> Row:
+    """A mechanism in the ``nth`` round of clients with this plan."""
+
     def run(records: list[np.ndarray], streams: Streams, arithmetic: Watched) -> object:
-        gradients, clients = RecordGradients(_module()), len(records)
-        adaptive = isinstance(plan, AdaptivePlan)
-        cohort = Cohort(
-            gradients=gradients,
-            data=CohortData(X, Y, records),
-            plans=[plan] * clients,
-            streams=streams,
-            optimizer=sgd(),
-            learning_rate=torch.ones_like,
-            nth=[nth] * clients,
-            accounts=[Account(plan.allotment.order, plan.allotment.rdp)] * clients if adaptive else (),
-            arithmetic=arithmetic,
-        )
-        return local_round(MECHANISMS[name], cohort, torch.zeros(gradients.layout.size))
+        world = cohort(plan, records, streams, arithmetic, nth)
+        return local_round(MECHANISMS[name], world, torch.zeros(world.gradients.layout.size))
 
     return Row(run, plan.round_charges(nth))
 
@@ -133,42 +141,51 @@ def _features(x: Tensor) -> Tensor:
 _DPSGD = DpsgdPlan(1.0, NOISE, 0.5, 1)
 _OWN = dataclasses.asdict(_DPSGD)
 _SHARE = SharingPlan(NOISE, 2.0)
+TEST_NOISE = 3.0
 MOVING = DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis(dpis_clip=1.0))
-RELEASES = {
-    "dpsgd": _row("dpsgd", _DPSGD),
-    "dpsgd, automatic clipping": _row("dpsgd", dataclasses.replace(_DPSGD, clipping="auto")),
-    "dpsgd, moving clip bound": _row("dpsgd", dataclasses.replace(_DPSGD, clip_quantile=0.5)),
-    "dpsgd, falling noise": _row("dpsgd", dataclasses.replace(_DPSGD, noise_decay=0.3), nth=3),
-    "dpsur": _row(
-        "dpsur",
-        DpsurPlan(
-            **_OWN,
-            most_rejections=0,
-            validation_rate=1.0,
-            validation_noise=3.0,
-            loss_clip=0.01,
-            beta=-1.0,
-            accounting="visible",
-        ),
+_DPSUR = DpsurPlan(
+    **_OWN,
+    most_rejections=0,
+    validation_rate=1.0,
+    validation_noise=TEST_NOISE,
+    loss_clip=0.01,
+    beta=-1.0,
+    accounting="visible",
+)
+_SCREENING = ScreeningPlan(
+    **_OWN,
+    most_rejections=5,
+    gain=0.0,
+    stage=1,
+    planned=1,
+    test_rate=1.0,
+    clip=0.1,
+    forced_after=5,
+    accounting="clipped",
+)
+PLANS = {
+    "dpsgd": _DPSGD,
+    "dpsgd, automatic clipping": dataclasses.replace(_DPSGD, clipping="auto"),
+    "dpsgd, moving clip bound": dataclasses.replace(_DPSGD, clip_quantile=0.5),
+    "dpsur": _DPSUR,
+    "screening": _SCREENING,
+    "dphero": HeroPlan(**_OWN),
+    "dpis": DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis()),
+    "dpis, moving clip bound": MOVING,
+    "dpagd": DpagdPlan(1.0, NOISE, 0.5, 1, "flat", 1, DELTA, Dpagd()),
+}
+"""By mechanism, and what is special about the plan."""
+VARIANTS = {
+    "dpsur, selective": dataclasses.replace(_DPSUR, most_rejections=5, accounting="selective"),
+    "dpsur, every trial": dataclasses.replace(_DPSUR, accounting="every-trial"),
+    "screening, public test": dataclasses.replace(
+        _SCREENING, most_rejections=0, clip=math.inf, accounting="public-test"
     ),
-    "screening": _row(
-        "screening",
-        ScreeningPlan(
-            **_OWN,
-            most_rejections=5,
-            gain=0.0,
-            stage=1,
-            planned=1,
-            test_rate=1.0,
-            clip=0.1,
-            forced_after=5,
-            accounting="clipped",
-        ),
-    ),
-    "dphero": _row("dphero", HeroPlan(**_OWN)),
-    "dpis": _row("dpis", DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis())),
-    "dpis, moving clip bound": _row("dpis", MOVING),
-    "dpagd": _row("dpagd", DpagdPlan(1.0, NOISE, 0.5, 1, "flat", 1, DELTA, Dpagd())),
+    "dphero, isotropic": HeroPlan(**_OWN, isotropic=True),
+}
+"""Plans that release what one of `PLANS` does, or (the last one) what has no exact sum."""
+RELEASES = {name: row(name.split(",")[0], plan) for name, plan in PLANS.items()} | {
+    "dpsgd, falling noise": row("dpsgd", dataclasses.replace(_DPSGD, noise_decay=0.3), nth=3),
     "class sums": _shared(ClassSums(_SHARE, _features, CLASSES, WIDTH)),
     "statistics": _shared(Sum(_SHARE, _features, WIDTH)),
     "single records": _shared(SingleRecords(dataclasses.replace(_SHARE, singly=True), _features, CLASSES)),

@@ -1,6 +1,6 @@
 """A small federation: four clients with random records, and a model of two layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from client.carry import Carry
 from client.messages import TrainRequest
 from client.node import GroupData, Node, Training
 from client.uploads import Uploads
@@ -15,10 +16,11 @@ from mechanisms.accounting.ledger import Ledger
 from mechanisms.cohort import Cohort
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.guide import GuideOf, alone
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Plan, PlanTable
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import MECHANISMS
+from mechanisms.registry import MECHANISMS, Mechanism
 from mechanisms.sampling import CohortData
 
 RNG = np.random.default_rng(0)
@@ -89,13 +91,20 @@ def node(
     plans: PlanTable | None = None,
     module: nn.Module | None = None,
     group: int = 0,
+    mechanism: Mechanism = MECHANISMS["dpsgd"],
+    rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    optimizer: Optimizer | None = None,
+    guide: GuideOf = alone,
+    shared: tuple[torch.Tensor, torch.Tensor] | None = None,
+    carry: Carry | None = None,
 ) -> Node:
-    """A node of DPSGD whose files are in ``folder``."""
+    """A node, of DPSGD unless it is said otherwise, whose files are in ``folder``."""
     sizes = np.array([len(own) for own in OWNED])
-    training = Training(MECHANISMS["dpsgd"], RecordGradients(module or model()), sgd(), _rate, seed)
-    data = GroupData(X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes)
+    gradients = RecordGradients(module or model())
+    training = Training(mechanism, gradients, optimizer or sgd(), rate or _rate, seed, guide=guide)
+    data = GroupData(X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes, shared=shared)
     plans = plans or plan_table(*[DpsgdPlan(0.5, 1.0, 1.0, 3)] * 4)
-    return Node(training, data, plans, Ledger(folder / "ledger" / f"{group}.jsonl"), Uploads(folder / "uploads"))
+    return Node(training, data, plans, Ledger(folder / "ledger" / f"{group}.jsonl"), Uploads(folder / "uploads"), carry)
 
 
 def request(round_: int, clients: Sequence[int], params: torch.Tensor | None = None, group: int = 0) -> TrainRequest:

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from scipy.signal import fftconvolve
 
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.dpsur import DpsurPlan
 from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Plan, planned
 from server.budgets import Budgets
+from server.orders import order_in_advance
 from tests.small import plan_table
 
-DELTA, ROUNDS = 1e-5, 20
+DELTA, ROUNDS, COLUMNS = 1e-5, 20, ("certified", "published")
 A, B = DpsgdPlan(1.0, 5.0, 1.0, 2), DpsgdPlan(0.1, 1.0, 1.0, 5)
 DECAY = DpsgdPlan(1.0, 8.0, 1.0, 1, noise_decay=0.3)
 
@@ -136,3 +138,54 @@ def test_the_order_is_that_of_the_rounds_that_the_target_pays_for(paid):
         order = epsilon(planned(A, paid), DELTA).order
         assert now.so_far()[0] == epsilon(planned(A, n), DELTA, orders=(order,)).epsilon
     assert now.so_far()[0] == cost(A, paid)
+
+
+def test_every_client_is_shown_at_the_order_of_its_own_plan():
+    """Kills the order of the first plan, for all."""
+    plans = (A, B, DpsgdPlan(0.3, 3.0, 1.0, 1))
+    now = budgets(*plans, target=math.inf)
+    now.charge(np.arange(3))
+    orders = [epsilon(planned(plan, ROUNDS), DELTA).order for plan in plans]
+    expected = [epsilon(planned(p, 1), DELTA, orders=(o,)).epsilon for p, o in zip(plans, orders, strict=True)]
+    assert len(set(orders)) == 3 and now.so_far().tolist() == expected
+
+
+def test_the_order_in_advance_is_of_the_rounds_that_the_target_pays_for_in_its_column():
+    """Claims and proof differ by rounds. Kills a target that is held against another column."""
+    plan = DpsurPlan(
+        1.0,
+        2.0,
+        1.0,
+        2,
+        most_rejections=0,
+        validation_rate=1.0,
+        validation_noise=2.0,
+        loss_clip=1.0,
+        beta=0.0,
+        accounting="every-trial",
+    )
+    target = epsilon(planned(plan, 4), DELTA, "published").epsilon
+    paid = {c: sum(epsilon(planned(plan, n), DELTA, c).epsilon <= target for n in range(1, ROUNDS)) for c in COLUMNS}
+    assert paid["published"] == 4 != paid["certified"]
+    for column, rounds in paid.items():
+        expected = epsilon(planned(plan, rounds), DELTA).order
+        assert order_in_advance(plan, ROUNDS, target, DELTA, column) == expected
+
+
+def test_what_allotments_have_paid_for_costs_nothing_more():
+    covered = Covered(SampledGaussian(1.0, 1.0), 4.0)
+    now = budgets(A, target=9.0, spent={0: planned(A, 1) | {covered: 5}}, taken=[1])
+    assert now.charges_of(0) == planned(A, 1) and now.epsilons("certified").tolist() == [cost(A, 1)]
+
+
+def test_what_is_noted_beside_a_round_is_added_to_what_was_paid():
+    """For these clients alone. Kills a history that is replaced, and one that others share."""
+    now, claim = budgets(A, A, A, target=9.0), {PaperClaim(0.5, 1.0): 3}
+    now.charge(np.array([0, 1]))
+    now.add(np.array([1, 2]), claim)
+    now.add(np.array([1]), claim)
+    twice = {PaperClaim(0.5, 1.0): 6}
+    assert [now.charges_of(c) for c in range(3)] == [planned(A, 1), planned(A, 1) | twice, claim]
+    published = [epsilon(now.charges_of(c), DELTA, "published").epsilon for c in range(3)]
+    assert now.epsilons("published").tolist() == published and len(set(published)) == 3
+    assert now.epsilons("certified").tolist() == [cost(A, 1), cost(A, 1), 0.0]

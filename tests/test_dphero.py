@@ -162,3 +162,13 @@ def test_memory_is_restored_with_the_rest():
     assert isinstance(mixed, LocalState)
     assert torch.equal(mixed.memory["0|B"][1], before.memory["0|B"][1])
     assert torch.equal(mixed.memory["0|B"][0], after.memory["0|B"][0])
+
+
+def test_the_least_and_the_largest_scale_are_told_client_by_client():
+    world = cohort([WHITENED] * 3)
+    end = local_round(HERO, world, start(model()))
+    scales = [torch.cat([end.memory[f"{layer}|v"][k] for layer in ("0", "2")]) for k in range(3)]
+    told = HERO.report(world, end)
+    assert told["hero_least_scale"].tolist() == [float(v.min()) for v in scales]
+    assert told["hero_largest_scale"].tolist() == [float(v.max()) for v in scales]
+    assert (told["hero_least_scale"] < 1).all() and (told["hero_largest_scale"] > 1).all()

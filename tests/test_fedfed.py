@@ -165,6 +165,16 @@ def test_without_a_shared_set_it_is_fedavg_bit_for_bit(tmp_path):
     assert weightless.model == plain.model
 
 
+def test_what_is_shared_leads_the_training(tmp_path):
+    """More of it, another model; with its weight alone, where there is none, nothing changes."""
+    models = {}
+    for source in ("prototypes", "none"):
+        for weight in (0.1, 0.6):
+            given = {"shared_source": source, "shared_weight": weight, "mechanism": "none", "quiet": True}
+            models[source, weight] = World(tmp_path / f"{source}-{weight}", given).run().model
+    assert models["none", 0.1] == models["none", 0.6] and len(set(models.values())) == 3
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_report_shows_what_is_shared_and_its_price(tmp_path, source):
     world = World(tmp_path, SOURCES[source] | {"quiet": True}).run()

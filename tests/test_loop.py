@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.plan import planned
 from server import loop
 from server.loop import Standing
 from server.store import Store
@@ -82,6 +84,27 @@ def test_picks_depend_on_the_seed_and_the_round_alone(tmp_path):
         picks.append(world.picks())
     assert picks[0] == picks[1] != picks[2]
     assert len({tuple(clients) for clients in picks[0].values()}) > 1
+
+
+def test_picks_of_a_release_follow_no_seed(tmp_path):
+    """Whoever knew them would know which clients a round is about: two runs agree with probability 120^-5."""
+    given = {"fraction": 0.3, "max_participations": 5, "epsilon": None, "noise_multiplier": 1.0}
+    worlds_ = [World(tmp_path / str(n), given | {"release": n < 2}) for n in range(3)]
+    for world in worlds_:
+        world.run()
+    picks = [tuple(map(tuple, world.picks().values())) for world in worlds_]
+    assert len(set(picks)) == 3
+
+
+def test_figures_of_a_run_that_goes_on_are_at_the_order_that_was_fixed_in_advance(tmp_path):
+    """And those of its end at the best one. Kills the best order of the moment, which stopping may exploit."""
+    world = World(tmp_path, {})
+    standing, plan = world.run(), world.job.plans.of(0)
+    order = epsilon(planned(plan, 5), 1e-5).order
+    shown = [record.epsilon_certified_max for record in standing.records]
+    fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in range(1, 6)]
+    best = [epsilon(planned(plan, n), 1e-5).epsilon for n in range(1, 6)]
+    assert shown == [*fixed[:4], best[4]] and best[0] < 0.9 * fixed[0]
 
 
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):

@@ -10,14 +10,18 @@ import pytest
 import torch
 from torch import nn
 
+from client.carry import Carry
 from client.node import GroupData
 from client.sums import SCALE
 from client.uploads import Uploads
-from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian, Unprotected
 from mechanisms.accounting.ledger import read
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.guide import alone
+from mechanisms.optimizers import sgd
+from mechanisms.randomness import Streams, seed_key
 from mechanisms.registry import MECHANISMS, local_round
-from tests.small import OWNED, X, Y, cohort, model, node, plan_table, request, start
+from tests.small import CPU, OWNED, SEED, X, Y, cohort, model, node, plan_table, request, start
 
 A, B = DpsgdPlan(0.5, 1.0, 1.0, 3), DpsgdPlan(0.2, 2.0, 1.0, 5)
 CHUNKS = [[0, 2], [1, 3]]
@@ -140,3 +144,77 @@ def test_only_a_whole_upload_of_this_round_and_this_model_is_found(tmp_path):
 def test_a_simulation_keeps_no_uploads(tmp_path):
     node(tmp_path).train(request(1, [0]))
     assert not (tmp_path / "uploads").exists() and Uploads(tmp_path / "uploads").finished(1, np.zeros(1)) == []
+
+
+@pytest.mark.parametrize("unpaid", [SampledGaussian(0.5, 1.0), Unprotected(1.0)], ids=str)
+def test_what_a_round_has_released_beyond_its_charge_is_refused(tmp_path, unpaid):
+    """A mechanism that settles what nothing has paid for gets no upload, and no line. Kills an unchecked settlement."""
+    greedy = dataclasses.replace(MECHANISMS["dpsgd"], realized=lambda cohort, state: [{}, {unpaid: 1}])
+    with pytest.raises(ValueError, match="was not paid for when its round started"):
+        node(tmp_path, mechanism=greedy).train(request(1, [0, 2]))
+    assert read(tmp_path / "ledger") == dict.fromkeys((0, 2), ONCE)
+
+
+def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp_path):
+    """Client by client: a claim is told and charged, what an allotment has paid for is charged alone."""
+    claim, covered = PaperClaim(0.5, 1.0), Covered(SampledGaussian(0.5, 9.0), 4.0)
+    by_size = {8: {claim: 2, covered: 1}, 12: {claim: 3}, 39: {}, 1: {claim: 2, covered: 1}}
+    kept = dataclasses.replace(
+        MECHANISMS["dpsgd"], realized=lambda cohort, state: [by_size[len(own)] for own in cohort.data.records]
+    )
+    upload = node(tmp_path, mechanism=kept, chunks=[[0, 1, 2, 3]]).train(request(1, [0, 1, 2, 3]))
+    told = {int(c): charges for clients, charges in upload.realized for c in clients}
+    assert told == {0: {claim: 2}, 3: {claim: 2}, 1: {claim: 3}}
+    paid = read(tmp_path / "ledger")
+    assert paid == {0: ONCE | {claim: 2, covered: 1}, 1: ONCE | {claim: 3}, 2: ONCE, 3: ONCE | {claim: 2, covered: 1}}
+
+
+def test_a_round_in_a_cohort_has_the_rates_of_its_round_and_the_steps_of_its_clients(tmp_path):
+    """The learning rate is asked with the round's number and each client's own steps."""
+    asked = []
+
+    def rate(round_: int, taken: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        asked.append((round_, steps.tolist()))
+        return 0.0 * taken
+
+    here = node(tmp_path, plans=plan_table(A, B, A, B), rate=rate, chunks=[[0, 1]])
+    here.train(request(4, [0, 1]))
+    assert asked == [(4, [3.0, 5.0])] * 5
+
+
+def test_every_client_of_a_chunk_is_in_its_own_round(tmp_path):
+    """Two chunks whose clients take turns in the request: noise, as it falls, is that of the client's own count."""
+    falling = plan_table(*[dataclasses.replace(A, noise_decay=0.7)] * 4)
+    nth = np.array([1, 4, 2, 1])
+    whole = node(tmp_path / "all", plans=falling).train(dataclasses.replace(request(1, [0, 1, 2, 3]), nth=nth))
+    alone = [
+        node(tmp_path / str(c), plans=falling).train(dataclasses.replace(request(1, [c]), nth=nth[c : c + 1]))
+        for c in range(4)
+    ]
+    np.testing.assert_allclose(whole.total / SCALE, sum(one.total for one in alone) / SCALE, atol=1e-3)
+
+
+def test_a_strategy_is_told_of_the_model_the_shared_records_and_the_draws_of_its_clients(tmp_path):
+    seen = []
+    shared, params = (X[:3], Y[:3]), start(model()) + 1
+
+    def guide(around):
+        seen.append(around)
+        return alone(around)
+
+    here = node(tmp_path, guide=guide, shared=shared, chunks=[[1, 2]])
+    here.train(request(2, [1, 2], params))
+    (around,) = seen
+    assert around.shared is shared and torch.equal(around.start, params)
+    own = Streams(seed_key(SEED), 2, [1, 2], CPU)
+    assert [s.random() for s in around.streams.of("shared")] == [s.random() for s in own.of("shared")]
+
+
+def test_a_replayed_round_starts_from_what_clients_kept_before_it(tmp_path):
+    """Momentum that is kept: round 2 asked again, by another process, is round 2. Kills the state after it."""
+    kept = lambda: node(tmp_path, carry=Carry(tmp_path / "kept", ("clip_norm",)), optimizer=sgd(0.9))  # noqa: E731
+    first, second, third = (kept().train(request(n, [0, 1])).total for n in (1, 2, 3))
+    for n, total in ((3, third), (2, second), (1, first)):
+        assert (kept().train(request(n, [0, 1])).total == total).all()
+    fresh = node(tmp_path / "fresh", optimizer=sgd(0.9)).train(request(2, [0, 1])).total
+    assert (fresh != second).any()

@@ -16,6 +16,8 @@ from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.updates import NORMALISED, UPDATE, pace
 from sim import job as jobs
 from strategies import fedavg
+from strategies.distillation import Distiller, objective
+from strategies.fedfed import union
 from strategies.registry import STRATEGIES
 from strategies.settings import STRATEGIES as NAMES
 from strategies.settings import Aggregation
@@ -241,3 +243,25 @@ def test_a_mechanism_that_searches_its_step_size_is_not_led(tmp_path, name):
     assert "dpagd" in SEARCHING
     with pytest.raises(ValueError, match=f"strategy is {name}, but dpagd .* use --strategy fedavg"):
         _ = world(tmp_path, strategy=name, mechanism="dpagd").job
+
+
+def test_shared_records_stand_in_the_order_of_their_clients_whoever_hosts_them():
+    """Groups that hold every other client. Kills records in the order of groups; a client's own keep theirs."""
+    x = np.arange(12.0).reshape(6, 2)
+    client, y = np.array([2, 0, 2, 1, 3, 1]), np.arange(6)
+    groups = [{"x": x[a:b], "y": y[a:b], "client": client[a:b]} for a, b in ((0, 3), (3, 6))]
+    for order in (groups, groups[::-1]):
+        records, labels = union(order, (2, 1))
+        assert labels.tolist() == [1, 3, 5, 0, 2, 4] and records.shape == (6, 2, 1)
+        assert np.array_equal(records.reshape(6, 2), x[labels])
+
+
+def test_the_generators_objective_is_the_lagrangian():
+    """CE(f(x_s), y) + penalty |x_s|^2 / D + 0.01 |z|^2 / 2, record by record."""
+    module = Distiller((2, 3), 4, 2)
+    x, y = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 4
+    code = module.splitter.encoder(x)
+    rest = x.flatten(1) - module.splitter.decoder(code)
+    expected = torch.nn.functional.cross_entropy(module.classifier(rest), y, reduction="none")
+    expected = expected + 0.3 * (rest**2).sum(dim=1) / 6 + 0.01 * (code**2).sum(dim=1) / 2
+    assert torch.allclose(objective(0.3)(module(x), y), expected, atol=1e-6)

@@ -69,6 +69,20 @@ def test_the_limit_is_on_the_sum_of_all_groups_too(sign):
         mean(groups, 2)
 
 
+def test_a_mean_is_of_whole_numbers_to_the_last_unit():
+    """Kills a mean in floating point: a unit vanishes beside 2^60 of them, and comes back when those are gone."""
+    groups = [np.array([2**60]), np.array([1]), np.array([-(2**60)])]
+    assert (mean(groups, 1) == 1 / SCALE).all() and sum(float(group[0]) for group in groups) == 0.0
+    ones = summed(np.full((3, 1), np.float32(2.0**-32)), np.array([2**28, 1, 2**28]))
+    assert ones.total.tolist() == [2**29 + 1] and ones.weight == 2**29 + 1
+
+
+def test_an_update_is_rounded_to_the_nearest_unit():
+    """Kills cutting, which draws every coordinate towards 0."""
+    parts = np.float32([[0.75, -0.75, 0.25, 1.25]]) / np.float32(SCALE)
+    assert summed(parts, np.ones(1, np.int64)).total.tolist() == [1, -1, 0, 1]
+
+
 def test_no_parameters_and_no_clients():
     assert summed(np.zeros((2, 0), np.float32), np.ones(2, np.int64)).total.shape == (0,)
     assert summed(np.zeros((0, 2), np.float32), np.ones(0, np.int64)).total.tolist() == [0, 0]

@@ -1,0 +1,189 @@
+"""Every phase of a run that releases something: its noise, its draws, its charge and its name."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import Gaussian
+from mechanisms.plan import planned
+from server import loop
+from server.store import Store
+from sim import job as jobs
+from sim import nodes
+from sim.nodes import Host
+from sim.preparation import prepare
+from tests import phases
+from tests.gaussian import SPOILERS, alarms
+from tests.phases import CLIENTS, PHASES, Broken, ask, charged
+from tests.test_fedfed import World
+
+SOURCES = {"simulation": False, "release": True}
+CONTROLS = ("noise x 0.67", "noise x 1.5", "Laplace of the same deviation")
+
+
+def test_every_phase_is_in_the_table(tmp_path):
+    """A phase that is built, or named, without a row in the table of phases fails."""
+    built = set(Host(phases.job(tmp_path), tmp_path)._builders)
+    named = {nodes.STATISTICS, nodes.DISTILL, nodes.SHARE, nodes.TRAIN}
+    assert {phase.name for phase in PHASES.values()} == built == named
+
+
+@pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("name", PHASES)
+def test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says(tmp_path, name, release):
+    """From the upload of one client to its line in the ledger. False alarm: 1e-6 each.
+
+    Kills noise that is left out, or has another scale than is charged, wherever it is handed on.
+    """
+    phase, job, node = phases.node(name, tmp_path, release)
+    sample = phase.noise(job, node.train(ask(phase, job, 1, [1])))[:20_000]
+    std = phase.multiplier(charged(tmp_path, 1))
+    assert sample.size >= 800 and alarms(sample, std) == set()
+    assert all(alarms(SPOILERS[spoil](sample, std), std) for spoil in CONTROLS)
+
+
+@pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
+def test_noise_is_drawn_anew_for_every_round_client_and_phase(tmp_path, release):
+    """From one model in two rounds, whose noise is all that is uploaded: no two are correlated. False alarm: 1e-6.
+
+    Kills a node that asks for the draws of another round, or of another client.
+    """
+    drawn = []
+    for name in PHASES:
+        phase, job, node = phases.node(name, tmp_path / name, release)
+        for (nth, round_), client in itertools.product(enumerate(phase.rounds, 1), range(CLIENTS)):
+            drawn.append(phase.noise(job, node.train(ask(phase, job, round_, [client], nth)))[:800])
+    related = np.abs(np.corrcoef(np.stack(drawn)) - np.eye(len(drawn)))
+    assert len(drawn) == 2 * CLIENTS * len(PHASES) and related.max() < 6 / 800**0.5
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_clients_draw_together_what_each_draws_alone(tmp_path, name):
+    """In a simulation, bit for bit. Kills noise of the cohort's first clients, whoever they are."""
+    phase, job, node = phases.node(name, tmp_path)
+    alone = [node.train(ask(phase, job, 1, [client])) for client in range(CLIENTS)]
+    whole = node.train(ask(phase, job, 1, [0, 1, 2]))
+    assert (whole.total == sum(one.total for one in alone)).all()
+    assert whole.weight == sum(one.weight for one in alone)
+    if whole.shared:
+        order = np.argsort(whole.shared["client"], kind="stable")
+        for part in ("x", "y", "client"):
+            assert np.array_equal(whole.shared[part][order], np.concatenate([one.shared[part] for one in alone]))
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_no_client_of_a_release_has_the_noise_of_another(tmp_path, name):
+    """Together it is that of independent clients. False alarm: 1e-6; one noise for all must be noticed."""
+    phase, job, node = phases.node(name, tmp_path, release=True)
+    upload = node.train(ask(phase, job, 1, [0, 1, 2]))
+    sample, std = phase.noise(job, upload)[:20_000], phase.multiplier(charged(tmp_path, 0))
+    if upload.shared:
+        rows = np.unique(upload.shared["x"], axis=0)
+        assert len(rows) == len(upload.shared["x"]) and alarms(sample, std) == set()
+    else:
+        assert alarms(sample, std * CLIENTS**0.5) == set() and alarms(sample, std * CLIENTS)
+
+
+@pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("name", PHASES)
+def test_the_charge_of_every_phase_is_on_disk_before_a_record_is_looked_at(tmp_path, name, release):
+    """That of every asked client. Kills a charge that is written after what it pays for was drawn."""
+    phase = PHASES[name]
+    job = phases.job(tmp_path, release, phase.width, **phase.given)
+    broken = replace(job, partition=Broken(job.partition.indices, job.partition.offsets))
+    with pytest.raises(RuntimeError, match="a record was looked at"):
+        Host(broken, tmp_path).node(0, phase.name).train(ask(phase, job, 1, [0, 2]))
+    planned = {client: phase.plans(job).of(client).round_charges(1) for client in (0, 2)}
+    assert ledger.read(tmp_path / "ledger") == planned
+
+
+@pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("name", PHASES)
+def test_what_is_asked_again_is_the_same_draw_in_a_simulation_and_another_one_in_a_release(tmp_path, name, release):
+    """And is charged so: once, or twice."""
+    phase, job, node = phases.node(name, tmp_path, release)
+    first, again = (phase.noise(job, node.train(ask(phase, job, 1, [2]))) for _ in range(2))
+    assert np.array_equal(first, again) != release
+    (paid,) = ledger.read(tmp_path / "ledger").values()
+    once = phase.plans(job).of(2).round_charges(1)
+    assert paid == {event: count * (1 + release) for event, count in once.items()}
+
+
+def prepared(folder: Path, given: dict) -> tuple[World, jobs.Job]:
+    """A run of FedFed whose training is yet to come."""
+    world = World(folder, given)
+    (world.run_dir / "ledger").mkdir(parents=True)
+    return world, prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+
+
+@pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
+def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
+    """Over a whole run with all phases: a second release under a name would not be charged."""
+    given = {"standardize": "private", "shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 2}
+    world, job = prepared(tmp_path, given | {"release": release})
+    exchange, store = world.exchange(world.run_dir, None), Store(world.run_dir, keep_checkpoints=2)
+    loop.run(jobs.federation(job), exchange, store, loop.restore(jobs.federation(job), store), [])
+    asked = {(request.phase, request.round, request.release) for request in world.asked}
+    assert [len({one[part] for one in asked}) for part in (0, 1, 2)] == [4, len(asked), len(asked)]
+    assert {phase for phase, _, _ in asked} == {phase.name for phase in PHASES.values()}
+    rounds = {phase: sorted(n for own, n, _ in asked if own == phase) for phase, _, _ in asked}
+    assert rounds == {"statistics": [-3], "distill": [-2, -1], "share": [0], "train": [1, 2]}
+
+
+def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_path):
+    """Whatever number its first round has."""
+    world, _ = prepared(tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3})
+    lines = [json.loads(line) for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()]
+    plan = world.job.sharing.generator
+    order = epsilon(planned(plan, 3), 1e-5).order
+    fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in (1, 2)]
+    assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
+    assert fixed[0] > 1.05 * epsilon(planned(plan, 1), 1e-5).epsilon
+
+
+def test_everybody_takes_part_in_what_precedes_training_whatever_the_fraction(tmp_path):
+    world, _ = prepared(tmp_path, {"standardize": "private", "shared_source": "prototypes", "fraction": 0.5})
+    asked = {
+        phase: sorted(c for r in world.asked if r.phase == phase for c in r.clients)
+        for phase in ("statistics", "share")
+    }
+    assert asked == {"statistics": [*range(6)], "share": [*range(6)]}
+
+
+def test_a_release_that_nobody_can_pay_is_refused_before_training(tmp_path):
+    """Everything was spent by attempts that are lost. Kills a run that trains without what it was to share."""
+    world = World(tmp_path, {"shared_source": "prototypes"})
+    for group in range(3):
+        with ledger.Ledger(world.run_dir / "ledger" / f"group-{group:04d}.jsonl") as file:
+            file.charge("lost", -1, range(6), {Gaussian(0.4): 1})
+    with pytest.raises(ValueError, match="is spent before training"):
+        prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+    assert not world.asked
+
+
+@pytest.mark.parametrize("given", [{"standardize": "private"}, {"shared_source": "prototypes"}], ids=str)
+def test_means_over_clients_of_unequal_sizes_are_means_over_records(tmp_path, given):
+    """Without noise. Kills the size of one client for the mean of all."""
+    plain = {"mechanism": "none", "partition": "quantity", "dirichlet": 0.7, "shared_source": "none"}
+    world, after = prepared(tmp_path, plain | given)
+    data, sizes = world.job.dataset, world.job.partition.sizes
+    assert len(set(sizes)) > 3
+    if "standardize" in given:
+        assert np.allclose(after.dataset.x.mean(axis=0), 0, atol=1e-4)
+        assert np.allclose(after.dataset.x.std(axis=0), 1, atol=1e-3)
+    else:
+        sums = np.stack([data.x[data.y == label].sum(axis=0) for label in range(3)])
+        assert np.allclose(world.shared["x"], sums * 3 / len(data.y), atol=1e-5)
+
+
+def test_two_phases_with_the_same_noise_are_charged_twice(tmp_path):
+    """Statistics and class sums, each a Gaussian release of multiplier 8. Kills one name for both."""
+    same = {"standardize": "private", "standardize_noise": 8.0, "share_noise": 8.0}
+    world, _ = prepared(tmp_path, same | {"shared_source": "prototypes"})
+    assert [paid[Gaussian(8.0)] for paid in world.spent().values()] == [2] * 6

@@ -1,0 +1,61 @@
+"""How a budget is split between what clients share and what they train."""
+
+import numpy as np
+import pytest
+
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.plan import merge, planned
+from sim import config
+from sim.sharing_plan import Sharing, plan_sharing
+
+SHAPE, EPSILON = (2, 8), 6.0
+GIVEN = {"dataset": "x.npz", "strategy": "fedfed", "epsilon": EPSILON, "share_budget": 0.5, "distill_rounds": 4}
+DISTILLED = {"shared_source": "distilled", "share_rate": 0.5}
+
+
+def plan(public: bool = False, **given: object) -> Sharing | None:
+    return plan_sharing(config.load(None, GIVEN | given), SHAPE, EPSILON, public)
+
+
+def test_labels_get_a_quarter_of_the_share_budget_unless_it_is_said_otherwise():
+    """And nothing where they are public."""
+    kinds = {"none": {}, "given": {"label_epsilon": 0.3}, "public": {"public_labels": True}}
+    charges = {name: plan(**DISTILLED, **given).release.round_charges(1) for name, given in kinds.items()}
+    assert charges["none"][RandomizedResponse(0.25 * 0.5 * EPSILON)] == charges["given"][RandomizedResponse(0.3)] == 1
+    assert charges["public"][PublicLabels()] == 1 and len(charges["public"]) == 2
+
+
+@pytest.mark.parametrize("given", [{}, DISTILLED, {"prototype_features": "distilled"}, {"share_budget": 0.2}], ids=str)
+def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
+    found, share = plan(**given), given.get("share_budget", 0.5) * EPSILON
+    generator = {} if found.generator is None else planned(found.generator, 4)
+    assert found.charges == merge(generator, found.release.round_charges(1)) and found.rounds == 4
+    assert 0.98 * share < epsilon(found.charges, 1e-5).epsilon <= share
+    if found.generator:
+        assert 0.98 * 0.5 * share < epsilon(generator, 1e-5).epsilon <= 0.5 * share
+        assert found.generator.clip_norm == 1.0
+
+
+def test_the_bound_is_half_the_norm_of_a_record_of_ones_unless_it_is_given():
+    assert plan().release.clip_norm == 0.5 * np.linalg.norm(np.ones(SHAPE))
+    assert plan(share_clip=0.7).release.clip_norm == 0.7
+
+
+def test_a_given_noise_is_taken():
+    assert plan(share_noise=9.0).release.round_charges(1) == {Gaussian(9.0): 1}
+    single = plan(share_noise=9.0, share_views=4, **DISTILLED).release
+    assert single.singly and VisibleChoice(0.5, 4.5) in single.round_charges(1)
+
+
+def test_without_privacy_nothing_is_clipped_noised_or_hidden():
+    found = plan(mechanism="none", **DISTILLED)
+    assert found.charges == {Unprotected(0.5): 1, Unprotected(1.0): 4} and found.release.clip_norm == np.inf
+    assert found.mechanism == "none" and found.release.label_epsilon is None
+
+
+def test_what_is_public_or_nothing_needs_no_plan():
+    assert plan(public=True, shared_source="public") is None and plan(shared_source="none") is None
+    assert plan(strategy="fedavg") is None
+    with pytest.raises(ValueError, match="public_records is 0"):
+        plan(shared_source="public")
