@@ -45,9 +45,9 @@ def test_epsilon_by_round():
     (axes,) = plots.epsilon_by_round(unequal.ROUNDS, 9.5).axes
     found = series(axes)
     assert {name: ys for name, (_, ys) in found.items()} == {
-        "certified, largest": [2.64, 4.46, 7.25],
-        "certified, median": [1.17, 2.29, 3.125],
-        "published, largest": [3.98, 6.61, 8.375],
+        "certified, largest": [2.75, 4.5, 7.25],
+        "certified, median": [1.25, 2.25, 3.125],
+        "published, largest": [3.875, 6.625, 8.375],
         "target 9.5": [9.5, 9.5],
     }
     assert [xs for xs, _ in found.values()][:3] == [NUMBERS] * 3
@@ -62,7 +62,7 @@ def test_what_is_no_number_is_not_drawn():
     records = (unequal.ROUNDS[0], open_, unequal.ROUNDS[2])
     drawn = [*plots.accuracy_and_loss(records, "test").axes, *plots.epsilon_by_round(records, None).axes]
     lines = [line for axes in drawn for line in axes.lines]
-    ends = [(0.31, 0.43), (1.91, 1.42), (2.64, 7.25), (1.17, 3.125), (3.98, 8.375)]
+    ends = [(0.31, 0.43), (1.91, 1.42), (2.75, 7.25), (1.25, 3.125), (3.875, 8.375)]
     for line, (first, last) in zip(lines, ends, strict=True):
         assert (line.get_ydata()[0], line.get_ydata()[2]) == (first, last) and math.isnan(line.get_ydata()[1])
 

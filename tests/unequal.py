@@ -24,8 +24,8 @@ COUNTS = np.array([[11, 3, 5], [2, 31, 8], [1, 0, 6], [9, 4, 17], [16, 27, 13]])
 """Records of each client and class; clients have 19, 41, 7, 30 and 56."""
 
 ROUNDS = (
-    RoundRecord(1, 0.31, 1.91, 2.64, 1.17, 3.98, 0, 5, 8.25, 6.5, {"acceptance_rate": 0.75, "noise": 1.5}),
-    RoundRecord(2, 0.57, 1.13, 4.46, 2.29, 6.61, 1, 4, 3.75, 2.25, {"acceptance_rate": 0.25, "noise": 4.5}),
+    RoundRecord(1, 0.31, 1.91, 2.75, 1.25, 3.875, 0, 5, 8.25, 6.5, {"acceptance_rate": 0.75, "noise": 1.5}),
+    RoundRecord(2, 0.57, 1.13, 4.5, 2.25, 6.625, 1, 4, 3.75, 2.25, {"acceptance_rate": 0.25, "noise": 4.5}),
     RoundRecord(3, 0.43, 1.42, 7.25, 3.125, 8.375, 2, 3, 5.5, 4.125, {"acceptance_rate": 0.625}),
 )
 
