@@ -108,7 +108,8 @@ def test_the_report_has_a_lower_bound_for_each_client(tmp_path):
     text = write_report(tmp_path / "a").read_text()
     assert "<h2>Audit</h2>" in text and len(found["clients"]) == 3
     for number, coins, lower, certified in found["clients"]:
-        assert f"<td>{number}</td><td>{coins}</td><td>{lower:.4g}</td><td>{wording.epsilon(certified)}</td>" in text
+        bounds = f"<td>{wording.lower_bound(lower)}</td><td>{wording.epsilon(certified)}</td>"
+        assert f"<td>{number}</td><td>{coins}</td>{bounds}" in text
     (tmp_path / "a" / "audit.json").write_text("{")
     with pytest.raises(ValueError, match="audit again"):
         write_report(tmp_path / "a")

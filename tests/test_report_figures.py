@@ -299,7 +299,7 @@ def test_the_section_on_an_audit(tmp_path):
         epsilon_lower=1.23456,
         epsilon_certified=7.25,
         epsilon_published=8.375,
-        clients=((0, 87, 0.51, 4.375), (2, 244, 0.72, 7.25)),
+        clients=((0, 87, 0.5, 4.375), (2, 244, 0.75, 7.25)),
         run_dir="elsewhere",
     )
     assert unequal.names(Audit) == vars(found).keys()
@@ -309,7 +309,7 @@ def test_the_section_on_an_audit(tmp_path):
     assert "<p>white-box: 93 of 124 guesses right, 331 canaries. A client's own bound" in html.unescape(part)
     assert unequal.rows(part) == [
         ["Client", "Canaries", "Lower bound, confidence 0.97", "Certified epsilon"],
-        ["all", "331", "1.235", "7.25"],
-        ["0", "87", "0.51", "4.375"],
-        ["2", "244", "0.72", "7.25"],
+        ["all", "331", "1.234", "7.25"],
+        ["0", "87", "0.5", "4.375"],
+        ["2", "244", "0.75", "7.25"],
     ]
