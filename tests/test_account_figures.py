@@ -173,6 +173,38 @@ def test_a_calibrated_figure_names_its_target(capsys):
     assert not found.keys() & {"orders", "rdp_certified", "rdp_published", "epsilon"}
 
 
+DEFAULTS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "dpsgd": (["--sample-rate=0.1"], {}),
+    "dpsur": (
+        ["--sample-rate=0.1", "--validation-rate=0.1", "--validation-noise=2", "--trials=3"],
+        {"beta": -1.0, "accounting": "visible", "cap_share": 0.1},
+    ),
+    "dpis": (["--batch-size=5", "--clip-norm=1", "--norm-sum=50", "--records=100"], {}),
+    "dphero": (["--sample-rate=0.1", "--eigenvalues=2,1"], {"hero_clipping": "whitened"}),
+    "screening": (
+        ["--sample-rate=0.1"],
+        {"accounting": "unproved", "test_rate": 1.0, "lowest_acceptance": 0.0, "trials": None, "cap_share": 0.1},
+    ),
+    "fedfed": (
+        ["--public-labels"],
+        {"noise_std": None, "pixels": None, "pixel_range": 1.0, "noise_draws": "record", "share_rate": 1.0}
+        | {"classes": 10, "label_epsilon": None, "views": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_is_not_given_is_said_too(mechanism, capsys):
+    """Every figure is that of the flags beside it, the ones that nobody gave among them."""
+    given, others = DEFAULTS[mechanism]
+    assert main([mechanism, *given, "--noise-multiplier=2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = others | {"delta": 1e-5} | ({} if mechanism == "fedfed" else {"steps": 1})
+    assert {name: found[name] for name in expected} == expected
+    typed = {word.partition("=")[0].strip("-").replace("-", "_") for word in given}
+    assert typed | others.keys() == {flag.name for flag in MECHANISMS[mechanism].flags} | (others.keys() & {"views"})
+
+
 PAID: dict[int, dict] = {
     0: {events.SampledGaussian(0.1, 2.0): 40},
     1: {**bundles.dpsur(events.DpsurStep(0.1, 2.0, 0.05, 3.0, -1.0, "every-trial"), 20, 90)},

@@ -10,6 +10,8 @@ from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
 from sim import run
 from sim.audit import command, own_flags
+from sim.auditing.bounds import one_run_epsilon
+from sim.auditing.one_run import SHARES
 from sim.cli import main_guard
 from sim.report import write_report
 from sim.showing import wording
@@ -94,6 +96,22 @@ def test_an_audited_run_is_not_resumed(tmp_path, capsys):
 def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
     found = audited(tmp_path, "--clients=1", "--rounds=1", "--canaries=50", "--json")
     assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize("view", ["white-box", "black-box"])
+def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
+    """And its bounds are at that confidence, shared by the choices, and at the run's delta."""
+    flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--epsilon=none", "--delta=1e-3", f"--{view}")
+    found = audited(tmp_path, *flags, "--confidence=0.8", "--canaries=90")
+    assert (found["view"], found["confidence"], found["canaries"], found["delta"]) == (view, 0.8, 90, 1e-3)
+    counts = found["guesses"], found["right"], found["canaries"]
+    assert found["epsilon_lower"] == one_run_epsilon(*counts, 1e-3, 1 - 0.2 / len(SHARES))
+    if view == "white-box":
+        assert found["right"] == found["guesses"] > 0
+        for _, coins, lower, certified in found["clients"]:
+            whole = [2 * int(share * coins / 2) for share in SHARES]
+            bounds = [one_run_epsilon(n, n, coins, 1e-3, 1 - 0.2 / len(SHARES)) for n in whole]
+            assert lower in bounds and certified is None
 
 
 def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):

@@ -57,7 +57,7 @@ def test_guesses_are_counted_as_they_are_made(informed, ends):
     assert found.epsilon > 0 or informed < 0.2 or ends != (1.0, 1.0)
 
 
-@pytest.mark.parametrize("informed", SHARES)
+@pytest.mark.parametrize("informed", [0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
 def test_what_is_known_decides_how_much_is_guessed(informed):
     """Else the test above would not see one share in the place of another's."""
     sure, included = np.arange(4_000, 0, -1) / 4_000, np.arange(4_000) % 2 == 0
@@ -151,6 +151,7 @@ def job(tmp_path) -> jobs.Job:
     x = (rng.normal(size=(60, 5)) + 2.0 * y[:, None]).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
     flags = f"--dataset {tmp_path / 'data.npz'} --epsilon 4 --delta 1e-3 --rounds 3 --batch-size 20 --epochs 1 --lr 1"
+    flags += " --clip-norm 0.3"
     return jobs.build(parse(flags.split(), "", "", central=True).config)
 
 
@@ -182,3 +183,15 @@ def test_a_training_has_as_many_steps_as_a_run_of_its_size(job, monkeypatch):
     rates = cohort.learning_rate(torch.tensor([3.0, 3.0, 3.0]))
     assert rates.tolist() == pytest.approx([0.5, 2 / 3, 0.0])
     assert 3.9 < trained.epsilon <= 4.0 and len(trained.params) == 3
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "black_box", "planted"),
+    [(1_000, None, False, 6), (1_000, None, True, 30), (4, None, True, 4), (4, 7, False, 7), (4, 60, True, 60)],
+)
+def test_how_many_canaries_there_are_where_nobody_says(job, monkeypatch, most, count, black_box, planted):
+    """Half of the 60 records, or of the 12 parameters for gradient canaries; at most `MOST`."""
+    monkeypatch.setattr("sim.auditing.one_run.MOST", most)
+    found = session._plant(job, count, black_box)
+    assert len(found.records) == planted and found.planted.size == (0.0 if black_box else 3.0)
+    assert bool(len(found.coordinates)) is not black_box

@@ -78,15 +78,21 @@ def models_of(one: World, runs: int) -> torch.Tensor:
 def test_no_two_runs_of_an_audit_share_a_draw(monkeypatch):
     """Neither in one data set nor over both, neither in a cohort nor over two, nor from round to round.
 
-    Where both data sets hold the same records, equal draws would give equal models.
+    The canary is as good as absent, and there is nothing else: each round's move is its noise.
     """
     monkeypatch.setattr("sim.auditing.many_run.TOGETHER", 3)
-    one = dataclasses.replace(world("dpsgd", plan("dpsgd", 4.0), size=1e-9), rounds=2)
+    one = dataclasses.replace(alone(world("dpsgd", plan("dpsgd", 4.0), size=1e-9)), rounds=2)
     models = models_of(one, 5)
     assert models.shape == (3, 10, 6)
-    for moves in (models[1] - models[0], models[2] - models[1]):
-        assert torch.pdist(moves.double()).min() > 1e-3
-    assert (models[1] - models[0] - (models[2] - models[1])).norm(dim=1).min() > 1e-3
+    assert torch.pdist((models[1:] - models[:-1]).flatten(end_dim=1).double()).min() > 1e-3
+
+
+def test_the_bound_is_that_of_the_statistics_at_the_given_confidence():
+    one, samples = world("dpsgd", plan("dpsgd", 8.0)), []
+    found = bound(one, lambda models: samples.append(moved(models).double()) or moved(models))
+    first, second = (sample.numpy() for sample in samples)
+    assert found == threshold_epsilon(first, second, DELTA, CONFIDENCE) > 0
+    assert len(first) == len(second) == RUNS and found < threshold_epsilon(first, second, DELTA, 0.9)
 
 
 def test_the_data_sets_of_an_audit_differ_in_the_canary_alone():
@@ -106,11 +112,12 @@ def test_an_adaptive_run_pays_for_each_round_out_of_what_it_has_left(monkeypatch
     def watched(mechanism, cohort, models):
         end = local_round(mechanism, cohort, models)
         seen.append((cohort.accounts, mechanism.realized(cohort, end)))
+        assert cohort.public is public and cohort.nth == [(len(seen) - 1) % 3 + 1] * 4
         return end
 
     monkeypatch.setattr("sim.auditing.many_run.local_round", watched)
-    own = plan("dpagd", 4.0)
-    models_of(dataclasses.replace(world("dpagd", own), rounds=3), 4)
+    own, public = plan("dpagd", 4.0), (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    models_of(dataclasses.replace(world("dpagd", own), rounds=3, public=public), 4)
     order, amounts = own.allotment.order, set()
     for rounds in (seen[:3], seen[3:]):
         spent = [0.0] * 4

@@ -16,9 +16,11 @@ from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
 from server import orders
 from server.records import RoundRecord, Summary
-from sim import config, run
+from sim import central, config, run
 from sim import job as jobs
+from sim.cli import main_guard
 from sim.limits import limits
+from sim.showing import wording
 from tests import unequal
 
 DELTA = 3e-5
@@ -45,13 +47,13 @@ def records(tmp_path_factory) -> str:
 class Finished:
     """A finished run: its job, what each client paid, and what it wrote."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, clients: int = 7):
         self.folder = folder
         self.job = jobs.build(config.load(folder / "config.toml", {}))
         self.paid = ledger.read(folder / "ledger")
         self.summary = json.loads((folder / "summary.json").read_text())
         self.rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-        self.plans = [self.job.plans.of(client) for client in range(7)]
+        self.plans = [self.job.plans.of(client) for client in range(clients)]
 
     def spent(self, column: str, up_to: int | None = None, at: dict[int, float] | None = None) -> list[float]:
         """Each client's epsilon after a round (the last one), at given orders or at the best."""
@@ -178,3 +180,29 @@ def test_a_figure_of_a_round_is_the_mean_over_its_clients():
     assert groups[0].pairs == {"noise": (15.5, 4)} and groups[1].pairs == {"noise": (0.5, 1), "rate": (0.75, 2)}
     assert means([group.pairs for group in groups]) == {"noise": 16.0 / 5, "rate": 0.375}
     assert means([]) == {}
+
+
+def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, capsys, monkeypatch):
+    """One client: the certified figure above the claim, its own noise, its own order, no other's."""
+    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+    flags = ["--mechanism=dpsur", "--epsilon=3", f"--delta={DELTA}", "--rounds=3", "--steps=2", "--batch-size=50"]
+    command = [f"--dataset={records}", *flags, "--validation-rate=0.1", f"--out={tmp_path}", "--name=alone"]
+    assert main_guard(central.command, command) == 0
+    shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    shown = {name: text.strip() for name, text in shown.items()}
+    found = Finished(tmp_path / "alone", clients=1)
+    certified, published = (epsilon(found.paid[0], DELTA, column) for column in ("certified", "published"))
+    accuracy, loss = measured(found)
+    assert {name: text for name, text in shown.items() if name != "time"} == {
+        "test accuracy": f"{accuracy:.4f}",
+        "test loss": f"{loss:.4f}",
+        "certified epsilon": f"{wording.epsilon(certified.epsilon)}, delta 3e-05",
+        "published epsilon": wording.epsilon(published.epsilon),
+        "Renyi order": f"{certified.order:g}",
+        "noise multiplier": f"{found.plans[0].noise_multiplier:.4g}",
+        "budget": "used up",
+        "rounds": "3",
+        "run directory": str(tmp_path / "alone"),
+    }
+    assert shown["time"] == wording.duration(found.summary["seconds"])
+    assert wording.epsilon(published.epsilon) < wording.epsilon(certified.epsilon) and accuracy != loss
