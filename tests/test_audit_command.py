@@ -107,11 +107,13 @@ def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
     counts = found["guesses"], found["right"], found["canaries"]
     assert found["epsilon_lower"] == one_run_epsilon(*counts, 1e-3, 1 - 0.2 / len(SHARES))
     if view == "white-box":
-        assert found["right"] == found["guesses"] > 0
+        assert found["right"] > 0.8 * found["guesses"] > 0
         for _, coins, lower, certified in found["clients"]:
-            whole = [2 * int(share * coins / 2) for share in SHARES]
-            bounds = [one_run_epsilon(n, n, coins, 1e-3, 1 - 0.2 / len(SHARES)) for n in whole]
-            assert lower in bounds and certified is None
+            sides = [2 * int(share * coins / 2) for share in SHARES]
+            tried = [(n, n - wrong) for n in sides for wrong in range(n // 2)]
+            bounds = [one_run_epsilon(*one, coins, 1e-3, 1 - 0.2 / len(SHARES)) for one in tried]
+            assert lower in (0.0, *bounds) and certified is None
+        assert max(lower for _, _, lower, _ in found["clients"]) > 0
 
 
 def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):
