@@ -10,6 +10,8 @@ from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
 from sim import run
 from sim.audit import command, own_flags
+from sim.auditing.bounds import one_run_epsilon
+from sim.auditing.one_run import SHARES
 from sim.cli import main_guard
 from sim.report import write_report
 from sim.showing import wording
@@ -92,6 +94,24 @@ def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == found
 
 
+@pytest.mark.parametrize("view", ["white-box", "black-box"])
+def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
+    """And its bounds are at that confidence, shared by the choices, and at the run's delta."""
+    flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--epsilon=none", "--delta=1e-3", f"--{view}")
+    found = audited(tmp_path, *flags, "--confidence=0.8", "--canaries=90")
+    assert (found["view"], found["confidence"], found["canaries"], found["delta"]) == (view, 0.8, 90, 1e-3)
+    counts = found["guesses"], found["right"], found["canaries"]
+    assert found["epsilon_lower"] == one_run_epsilon(*counts, 1e-3, 1 - 0.2 / len(SHARES))
+    if view == "white-box":
+        assert found["right"] > 0.8 * found["guesses"] > 0
+        for _, coins, lower, certified in found["clients"]:
+            sides = [2 * int(share * coins / 2) for share in SHARES]
+            tried = [(n, n - wrong) for n in sides for wrong in range(n // 2)]
+            bounds = [one_run_epsilon(*one, coins, 1e-3, 1 - 0.2 / len(SHARES)) for one in tried]
+            assert lower in (0.0, *bounds) and certified is None
+        assert max(lower for _, _, lower, _ in found["clients"]) > 0
+
+
 def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):
     audited(tmp_path, "--clients=1", "--rounds=1", "--canaries=50", "--mechanism=dpsur", "--noise-multiplier=3")
     out = capsys.readouterr().out
@@ -104,7 +124,8 @@ def test_the_report_has_a_lower_bound_for_each_client(tmp_path):
     text = write_report(tmp_path / "a").read_text()
     assert "<h2>Audit</h2>" in text and len(found["clients"]) == 3
     for number, coins, lower, certified in found["clients"]:
-        assert f"<td>{number}</td><td>{coins}</td><td>{lower:.4g}</td><td>{wording.epsilon(certified)}</td>" in text
+        bounds = f"<td>{wording.lower_bound(lower)}</td><td>{wording.epsilon(certified)}</td>"
+        assert f"<td>{number}</td><td>{coins}</td>{bounds}" in text
     (tmp_path / "a" / "audit.json").write_text("{")
     with pytest.raises(ValueError, match="audit again"):
         write_report(tmp_path / "a")

@@ -9,9 +9,10 @@ import torch
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import transform
-from mechanisms.randomness import seed_key
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.randomness import generator, seed_key
+from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import poisson
+from mechanisms.settings import Dpsur, Privacy
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.canaries import CanaryGradients, ZeroedOut
 from sim.auditing.one_run import SHARES, Canaries, Watched, by_client, guess, losses, plant
@@ -124,15 +125,18 @@ def test_coins_are_fair_and_named_by_the_key():
     )
     assert abs(coins.mean() - 0.5) < 5 * 0.5 / len(coins) ** 0.5  # false alarm below 1e-6
     assert np.array_equal(canaries().included, canaries().included)
+    assert np.array_equal(canaries().included, generator(KEY, "canary coins").random(30) < 0.5)
+    assert np.array_equal(canaries().included, canaries(size=0.0).included)
     assert not np.array_equal(
         canaries().included, plant(Y.numpy(), CLASSES, OWNED, 53, 30, b"another", SIZE, CPU).included
     )
 
 
-@pytest.mark.parametrize(("count", "parameters"), [(0, 53), (61, 53), (60, 20)])
+@pytest.mark.parametrize(("count", "parameters"), [(0, 53), (61, 53), (60, 20), (60, 38)])
 def test_canaries_that_do_not_fit_are_refused(count, parameters):
     with pytest.raises(ValueError, match=rf"canaries = {count} "):
         plant(Y.numpy(), CLASSES, OWNED, parameters, count, KEY, SIZE, CPU)
+    assert len(plant(Y.numpy(), CLASSES, OWNED, 39, 60, KEY, SIZE, CPU).planted.coordinates) == 39
 
 
 def test_scores_are_how_far_each_client_moved_along_its_canaries():
@@ -159,6 +163,34 @@ def test_the_watched_mechanism_is_the_mechanism():
     assert torch.equal(ends[0].params, ends[1].params)
 
 
+def test_every_part_of_the_mechanism_sees_the_records_with_their_canaries():
+    """Else what it releases would be of other records than those whose uploads are scored."""
+    found, seen = canaries(), {}
+
+    def noting(name, part):
+        def noted(world, *others):
+            seen[name] = world
+            return part(world, *others)
+
+        return noted
+
+    parts = ("start", "step", "active", "report", "realized")
+    row = MECHANISMS["dpsur"]
+    row = dataclasses.replace(row, **{name: noting(name, getattr(row, name)) for name in parts})
+    watched = Watched(row, found).mechanism
+    plans = plan_table(Privacy(mechanism="dpsur", noise_multiplier=2.0, epsilon=None), Dpsur(), 2, 1, np.array([8] * 4))
+    world = cohort([plans.of(0)] * 4)
+    end = local_round(watched, world, start(model()))
+    watched.report(world, end)
+    watched.realized(world, end)
+    assert seen.keys() == set(parts)
+    for one in seen.values():
+        assert isinstance(one.gradients, CanaryGradients) and torch.equal(one.data.y, found.planted.labels)
+        assert one.data.sizes().tolist() == [len(own) for own in OWNED]
+        held = np.sort(np.concatenate(one.data.records))
+        assert np.array_equal(held, np.setdiff1d(np.arange(60), found.records[~found.included]))
+
+
 def test_guesses_are_of_the_highest_and_the_lowest_scores():
     rng = np.random.default_rng(0)
     included = rng.random(100) < 0.5
@@ -179,9 +211,11 @@ def test_the_error_is_shared_by_the_choices():
 def test_a_client_s_bound_is_from_its_own_canaries():
     found = canaries(60)
     scores = np.where(np.isin(found.records, OWNED[2]), found.included, 0.0)
-    each = by_client(found, scores, OWNED, 1e-5, 0.95)
+    each = by_client(found, scores, OWNED, 1e-5, 0.9)
     assert {client: one.coins for client, one in each.items()} == {0: 8, 1: 12, 2: 39, 3: 1}
     assert each[2].epsilon > 1 > max(each[0].epsilon, each[1].epsilon, each[3].epsilon)
+    mine = np.isin(found.records, OWNED[2])
+    assert each[2] == guess(scores[mine], found.included[mine], 1e-5, 0.9)
 
 
 def test_a_wrong_label_is_scored_by_the_fall_of_its_loss():

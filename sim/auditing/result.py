@@ -60,10 +60,13 @@ def section(run_dir: Path) -> str:
     except (OSError, ValueError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): audit again") from None
     attacker = f"{found.view}: {found.right} of {found.guesses} guesses right, {found.canaries} canaries"
-    everybody = ("all", str(found.canaries), f"{found.epsilon_lower:.4g}", wording.epsilon(found.epsilon_certified))
-    rows = [(str(n), str(coins), f"{lower:.4g}", wording.epsilon(e)) for n, coins, lower, e in clients]
+    everybody = ("all", found.canaries, found.epsilon_lower, found.epsilon_certified)
+    rows = [
+        (str(who), str(coins), wording.lower_bound(lower), wording.epsilon(certified))
+        for who, coins, lower, certified in (everybody, *clients)
+    ]
     head = ("Client", "Canaries", f"Lower bound, confidence {found.confidence:g}", "Certified epsilon")
     note = "A client's own bound is that of an attacker who sees this client's uploads in all rounds."
     return page.section(
-        "Audit", page.paragraph(_MEANING), page.paragraph(f"{attacker}. {note}"), page.table(head, [everybody, *rows])
+        "Audit", page.paragraph(_MEANING), page.paragraph(f"{attacker}. {note}"), page.table(head, rows)
     )

@@ -78,7 +78,7 @@ def show(result: Audit) -> None:
     table.add_column(overflow="fold")
     guesses = f"{result.right} of {result.guesses} guesses right, {result.canaries} canaries, {result.view}"
     rows = (
-        ("lower bound", f"{result.epsilon_lower:.4g} with confidence {result.confidence:g}"),
+        ("lower bound", f"{wording.lower_bound(result.epsilon_lower)} with confidence {result.confidence:g}"),
         ("certified epsilon", wording.epsilon(result.epsilon_certified)),
         ("published epsilon", wording.epsilon(result.epsilon_published)),
         ("attacker", guesses),

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,11 +135,11 @@ def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
         summaries, found = [r.summary for r in line.results], line.accuracies
         figures: list[float | None] = [line.mean, min(found, default=None), max(found, default=None)]
         figures += [statistics.stdev(found) if len(found) > 1 else None, line.cell.paper, line.difference]
-        spent = [math.inf if line.epsilon(c) is None else line.epsilon(c) for c in ("certified", "published")]
+        spent = [wording.epsilon(line.epsilon(c), digits=6, infinite="inf") for c in ("certified", "published")]
         rounds = statistics.mean(s.rounds for s in summaries) if summaries else None
         names = (recipe.title, line.cell.row, line.cell.column, budget, line.state, len(line.results))
-        shown = [*figures, *(spent if summaries else [None, None]), rounds, line.seconds]
-        writer.writerow([*names, *("" if v is None else f"{v:.6g}" for v in shown)])
+        measured, last = (["" if v is None else f"{v:.6g}" for v in part] for part in (figures, [rounds, line.seconds]))
+        writer.writerow([*names, *measured, *(spent if summaries else ["", ""]), *last])
     return buffer.getvalue()
 
 

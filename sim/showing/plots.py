@@ -53,16 +53,16 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def accuracy_and_loss(records: Sequence[RoundRecord]) -> Figure:
-    """Test accuracy and test loss by round, side by side."""
+def accuracy_and_loss(records: Sequence[RoundRecord], part: str) -> Figure:
+    """Accuracy and loss on the ``part`` that was evaluated, ``test`` or ``validation``, by round, side by side."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         rounds = [r.round for r in records]
         _by_round(left, rounds, [r.accuracy for r in records], BLUE)
-        left.set(ylabel="test accuracy", ylim=(0, 1))
+        left.set(ylabel=f"{part} accuracy", ylim=(0, 1))
         _by_round(right, rounds, [r.loss for r in records], BLUE)
-        right.set(ylabel="test loss [nats]")
+        right.set(ylabel=f"{part} loss [nats]")
         right.set_ylim(bottom=0)
         return figure
 

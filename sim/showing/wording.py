@@ -1,7 +1,7 @@
 """Numbers and notices as the terminal and the report say them."""
 
 from collections.abc import Sequence
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 from server.records import Epsilon, finite
 
@@ -71,6 +71,11 @@ def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not priv
     if finite(value) is None:
         return infinite
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)):.{digits}g}"
+
+
+def lower_bound(value: float, digits: int = 4) -> str:
+    """Significant digits of a lower bound on epsilon, rounded down so that what is shown is one too."""
+    return f"{float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(value)):.{digits}g}"
 
 
 def figure(value: float | None, digits: int = 4) -> str:

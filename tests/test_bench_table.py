@@ -1,0 +1,170 @@
+"""Every number of a bench's table, as Markdown, CSV and plot, under its heading; runs in which no two figures agree."""
+
+import csv
+import dataclasses
+import io
+
+import pytest
+
+from server.records import RoundRecord
+from sim.benching import table
+from sim.benching.recipe import Cell, Column, Recipe, Row
+from sim.benching.runs import Result, Run
+from tests import unequal
+
+COLUMNS = (Column(name="3"), Column(name="1"))
+RECIPE = Recipe(title="Title", axis="noise", columns=COLUMNS, rows=(Row(name="A"), Row(name="B|C")))
+
+
+def rounds(*accuracies: float | None) -> tuple[RoundRecord, ...]:
+    """Rounds 2, 4, ... of these accuracies, with a figure that is 10 times as large."""
+    base = unequal.ROUNDS[0]
+    figures = [{} if a is None else {"noise_level": 10 * a} for a in accuracies]
+    return tuple(
+        dataclasses.replace(base, round=2 * n, accuracy=a, figures=own)
+        for n, (a, own) in enumerate(zip(accuracies, figures, strict=True), 1)
+    )
+
+
+def result(accuracy: float | None, certified, published, seconds, number: int, *by_round) -> Result:
+    one = unequal.summary(
+        accuracy=accuracy,
+        epsilon_certified=certified,
+        epsilon_published=published,
+        seconds=seconds,
+        rounds=number,
+        evaluated_on="validation",
+    )
+    return Result(one, rounds(*by_round))
+
+
+FIRST = (
+    result(0.625, (1.5, 2.75), (3.5, 3.25), 40.0, 12, 0.5, 0.25, 0.625),
+    result(0.75, (2.25, 1.25), (4.5, 2.0), None, 9, 0.25, None, 0.5),
+    result(0.5, (0.5, 2.5), (1.0, 4.75), 90.0, 10, 0.75),
+)
+"""Of the means, least and largest no two agree; the largest epsilon is the first run's second client's."""
+SECOND = (result(0.875, (6.5, None), (7.5, 7.0), None, 6, 0.125, 0.875),)
+LINES = [
+    table.Line(Cell("A", "3", {}, 60.5), 3, FIRST, ()),
+    table.Line(Cell("A", "1", {}, None), 2, SECOND, ("A, 1, seed 4: it diverged",)),
+    table.Line(Cell("B|C", "3", {}, 71.25), 2, (), ()),
+    table.Line(Cell("B|C", "1", {}, 70.0), 1, (), ("B|C, 1, seed 0: it died",)),
+]
+"""Whole, a seed that failed, nothing yet, and failed altogether."""
+
+
+def test_the_markdown_table():
+    text = table.markdown(RECIPE, "certified", LINES)
+    head, _, *found = [[cell.strip() for cell in x.strip("|").split("|")] for x in text.splitlines() if x[:1] == "|"]
+    expected = ["", "noise", "validation accuracy, %", "paper", "difference", "certified epsilon"]
+    assert head == [*expected, "published epsilon", "rounds", "seconds"]
+    assert found == [
+        ["A", "3", "62.50 (50.00 to 75.00)", "60.5", "+2.00", "2.75", "4.75", "9 to 12", "65"],
+        ["A", "1", "87.50 **failed 1 of 2 seeds**", "", "", "infinite", "7.5", "6", ""],
+        ["B/C", "3", "**missing**", "71.25", "", "", "", "", ""],
+        ["B/C", "1", "**failed**", "70", "", "", "", "", ""],
+    ]
+    assert text.startswith(f"# Title\n\n{table.NOTES['certified']}\n\n|")
+    assert text.endswith("\n\nWhat failed:\n\n- A, 1, seed 4: it diverged\n- B|C, 1, seed 0: it died\n")
+    assert table.NOTES["published"] in table.markdown(RECIPE, "published", LINES[:1])
+    assert "What failed" not in table.markdown(RECIPE, "published", LINES[:1])
+    assert "| test accuracy, % |" in table.markdown(RECIPE, "certified", LINES[2:])
+
+
+def test_the_csv_table():
+    found = list(csv.DictReader(io.StringIO(table.as_csv(RECIPE, "published", LINES))))
+    assert found[0] == {
+        "recipe": "Title",
+        "row": "A",
+        "column": "3",
+        "budget": "published",
+        "state": "done",
+        "seeds": "3",
+        "mean": "62.5",
+        "least": "50",
+        "largest": "75",
+        "deviation": "12.5",
+        "paper": "60.5",
+        "difference": "2",
+        "certified_epsilon": "2.75",
+        "published_epsilon": "4.75",
+        "rounds": "10.3333",
+        "seconds": "65",
+    }
+    second = {"state": "failed 1 of 2 seeds", "seeds": "1", "mean": "87.5", "least": "87.5", "largest": "87.5"}
+    second |= {"deviation": "", "paper": "", "difference": "", "certified_epsilon": "inf", "published_epsilon": "7.5"}
+    second |= {"rounds": "6", "seconds": "", "column": "1"}
+    assert {name: found[1][name] for name in second} == second
+    for line, state, paper in ((found[2], "missing", "71.25"), (found[3], "failed", "70")):
+        given = {name for name, value in line.items() if value}
+        assert given == {"recipe", "row", "column", "budget", "state", "seeds", "paper"}
+        assert (line["row"], line["state"], line["seeds"], line["paper"]) == ("B|C", state, "0", paper)
+
+
+def test_an_epsilon_is_rounded_up_in_both_tables():
+    """What is shown is a guarantee too, as everywhere."""
+    line = table.Line(Cell("A", "3", {}, None), 1, (result(0.5, (2.7500004,), (4.7500004,), 1.0, 5),), ())
+    (found,) = csv.DictReader(io.StringIO(table.as_csv(RECIPE, "certified", [line])))
+    assert (found["certified_epsilon"], found["published_epsilon"]) == ("2.75001", "4.75001")
+    assert "| 2.751 | 4.751 |" in table.markdown(RECIPE, "certified", [line])
+
+
+def test_a_model_that_was_never_measured_has_no_accuracy_and_hides_no_other():
+    half = table.Line(Cell("A", "3", {}, 60.0), 2, (*FIRST[:1], result(None, (9.0,), (8.0,), 20.0, 5)), ())
+    assert (half.accuracies, half.mean, half.difference) == ([62.5], 62.5, 2.5)
+    assert half.epsilon("certified") == 9.0 and half.epsilon("published") == 8.0 and half.complete
+    never = table.Line(Cell("A", "3", {}, 60.0), 1, (result(None, (9.0,), (8.0,), 20.0, 5),), ())
+    assert never.mean is None and never.difference is None
+
+
+def test_lines_are_the_cells_with_their_runs_and_faults(tmp_path):
+    """Runs of two cells and two seeds; a fault that was mended is none."""
+    runs = [Run(LINES[c].cell, seed, None, tmp_path / f"{c}-{seed}") for c in (0, 1) for seed in (4, 7)]
+    for run, found in ((runs[0], FIRST[0]), (runs[3], SECOND[0])):
+        unequal.run_directory(run.folder, closing=found.summary)
+    lines = table.lines(runs, {runs[1]: "it died", runs[3]: ""})
+    assert [(one.cell.column, one.seeds, one.state) for one in lines] == [
+        ("3", 2, "failed 1 of 2 seeds"),
+        ("1", 2, "missing 1 of 2 seeds"),
+    ]
+    assert [one.faults for one in lines] == [("A, 3, seed 7: it died",), ()]
+    assert [one.results[0].summary.accuracy for one in lines] == [0.625, 0.875]
+    assert lines[0].results[0].rounds == unequal.ROUNDS
+
+
+WHOLE = [
+    table.Line(Cell("A", "3", {}, None), 3, FIRST, ()),
+    table.Line(Cell("A", "1", {}, None), 1, (result(0.375, (1.25,), (9.0,), None, 6, 0.125, 0.375),), ()),
+    table.Line(Cell("B|C", "3", {}, None), 1, SECOND, ()),
+    table.Line(Cell("B|C", "1", {}, None), 1, (), ()),
+]
+BY_ROUND = {
+    "A, noise 3": [(2, 0.5), (4, 0.25), (6, 0.5625)],
+    "A, noise 1": [(2, 0.125), (4, 0.375)],
+    "B|C, noise 3": [(2, 0.125), (4, 0.875)],
+}
+
+
+@pytest.mark.parametrize(
+    ("plot", "expected"),
+    [
+        ("epsilon", {"A": [(1.25, 0.375), (2.75, 0.625)]}),
+        ("column", {"A": [(0, 0.625), (1, 0.375)], "B|C": [(0, 0.875)]}),
+        ("accuracy", BY_ROUND),
+        ("noise_level", {name: [(n, 10 * a) for n, a in line] for name, line in BY_ROUND.items()}),
+        ("loss", {}),
+    ],
+)
+def test_the_points_of_each_plot(plot, expected):
+    """Against the certified epsilon, in its order; by column in theirs; by round as means over the seeds that have one.
+
+    A cell whose epsilon is infinite has no place on the first, one without a run has none anywhere.
+    """
+    assert table.points(RECIPE.model_copy(update={"plot": plot}), WHOLE) == expected
+
+
+@pytest.mark.parametrize(("rows", "columns", "name"), [(2, 2, "A, noise 3"), (1, 2, "noise 3"), (2, 1, "A")])
+def test_a_line_by_round_is_named_by_what_tells_it_from_others(rows, columns, name):
+    part = {"plot": "accuracy", "rows": RECIPE.rows[:rows], "columns": RECIPE.columns[:columns]}
+    assert list(table.points(RECIPE.model_copy(update=part), WHOLE[:1])) == [name]

@@ -1,0 +1,170 @@
+"""What a picture shows is what its labels say: read from the axes, series by series, of unequal figures."""
+
+import math
+
+import numpy as np
+import pytest
+from matplotlib import colors
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from server.records import RoundRecord
+from sim.showing import plots
+from tests import unequal
+
+NUMBERS = [1, 2, 3]
+
+
+def series(axes: Axes) -> dict[str, tuple[list, list]]:
+    """The lines of a picture by their label, as places and values."""
+    return {str(one.get_label()): (list(one.get_xdata()), list(one.get_ydata())) for one in axes.lines}
+
+
+def legend(axes: Axes) -> dict[str, tuple[str, str]]:
+    """The texts of the legend with the colour and the dashes that stand beside them."""
+    own = axes.get_legend()
+    looks = []
+    for handle in own.legend_handles:
+        color = handle.get_edgecolor() if isinstance(handle, Patch) else handle.get_color()
+        looks.append((colors.to_hex(color), str(handle.get_linestyle())))
+    return {text.get_text(): look for text, look in zip(own.get_texts(), looks, strict=True)}
+
+
+def test_accuracy_and_loss_by_round():
+    left, right = plots.accuracy_and_loss(unequal.ROUNDS, "validation").axes
+    assert (left.get_ylabel(), right.get_ylabel()) == ("validation accuracy", "validation loss [nats]")
+    assert [(list(a.lines[0].get_xdata()), list(a.lines[0].get_ydata()), len(a.lines)) for a in (left, right)] == [
+        (NUMBERS, [0.31, 0.57, 0.43], 1),
+        (NUMBERS, [1.91, 1.13, 1.42], 1),
+    ]
+    assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0 < 1.91 < right.get_ylim()[1]
+    assert all(a.get_xlabel() == "round" and a.get_xlim() == (0, 3.5) for a in (left, right))
+
+
+def test_epsilon_by_round():
+    (axes,) = plots.epsilon_by_round(unequal.ROUNDS, 9.5).axes
+    found = series(axes)
+    assert {name: ys for name, (_, ys) in found.items()} == {
+        "certified, largest": [2.75, 4.5, 7.25],
+        "certified, median": [1.25, 2.25, 3.125],
+        "published, largest": [3.875, 6.625, 8.375],
+        "target 9.5": [9.5, 9.5],
+    }
+    assert [xs for xs, _ in found.values()][:3] == [NUMBERS] * 3
+    assert set(legend(axes)) == set(found) and len(set(legend(axes).values())) == 4
+    assert axes.get_ylim()[0] == 0 and (axes.get_ylabel(), axes.get_xlabel()) == ("epsilon spent", "round")
+    assert "target 9.5" not in series(plots.epsilon_by_round(unequal.ROUNDS, None).axes[0])
+
+
+def test_what_is_no_number_is_not_drawn():
+    """A round that was not evaluated, or a figure without a guarantee, leaves a gap and shifts nothing."""
+    open_ = RoundRecord(2, None, math.nan, math.inf, None, math.inf, 0, 1, 1.0, 1.0)
+    records = (unequal.ROUNDS[0], open_, unequal.ROUNDS[2])
+    drawn = [*plots.accuracy_and_loss(records, "test").axes, *plots.epsilon_by_round(records, None).axes]
+    lines = [line for axes in drawn for line in axes.lines]
+    ends = [(0.31, 0.43), (1.91, 1.42), (2.75, 7.25), (1.25, 3.125), (3.875, 8.375)]
+    for line, (first, last) in zip(lines, ends, strict=True):
+        assert (line.get_ydata()[0], line.get_ydata()[2]) == (first, last) and math.isnan(line.get_ydata()[1])
+
+
+def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
+    left, right = plots.mechanism_figures(unequal.ROUNDS).axes
+    assert left.get_ylabel() == "acceptance rate" and right.get_ylabel() == "noise"
+    assert (list(left.lines[0].get_xdata()), list(left.lines[0].get_ydata())) == (NUMBERS, [0.75, 0.25, 0.625])
+    assert (list(right.lines[0].get_xdata()), list(right.lines[0].get_ydata())) == ([1, 2], [1.5, 4.5])
+    three = [RoundRecord(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, {"a": 1.0, "b": 2.0, "c_d": 3.0})]
+    assert [a.get_ylabel() for a in plots.mechanism_figures(three).axes] == ["a", "b", "c d"]
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_epsilon_of_each_client_in_the_order_of_the_certified_one(infinite):
+    """Each client's two figures stand above each other. Kills a claim that is sorted by itself, or not at all."""
+    published = (math.inf, *unequal.PUBLISHED[1:]) if infinite else unequal.PUBLISHED
+    (axes,) = plots.epsilon_per_client(unequal.CERTIFIED, published, 9.5).axes
+    filled, certified, claimed = axes.patches
+    assert (certified.get_label(), claimed.get_label()) == ("certified", "published")
+    assert filled.get_data().values.tolist() == certified.get_data().values.tolist() == sorted(unequal.CERTIFIED)
+    others = [8.375, 2.125, 0.875, math.nan if infinite else 6.125, 5.25]
+    np.testing.assert_array_equal(claimed.get_data().values, others)
+    assert all(patch.get_data().edges.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5] for patch in axes.patches)
+    assert axes.get_xlim() == (0.5, 5.5) and axes.get_ylim()[0] == 0
+    assert series(axes)["target 9.5"][1] == [9.5, 9.5]
+    shown = legend(axes)
+    assert list(shown) == ["certified", "published", "target 9.5"]
+    assert shown["certified"][0] == plots.BLUE and shown["published"][0] == plots.ORANGE
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("clients, by epsilon", "epsilon spent")
+
+
+def test_of_many_clients_both_figures_of_a_step_are_of_one_client():
+    rng = np.random.default_rng(0)
+    certified = rng.random(3 * plots.MAX_STEPS)
+    (axes,) = plots.epsilon_per_client(certified.tolist(), (certified + 10).tolist(), None).axes
+    _, own, claimed = axes.patches
+    np.testing.assert_allclose(claimed.get_data().values, own.get_data().values + 10)
+
+
+def test_lines_by_name_with_axes_and_ticks():
+    lines = {"first": [(0.5, 3.0), (2.0, 1.0)], "second": [(1.0, 7.0)]}
+    (axes,) = plots.curves(lines, "spent", "gained", ("a", "b", "c")).axes
+    assert series(axes) == {"first": ([0.5, 2.0], [3.0, 1.0]), "second": ([1.0], [7.0])}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("spent", "gained")
+    assert [(t.get_text(), t.get_position()[0]) for t in axes.get_xticklabels()] == [("a", 0), ("b", 1), ("c", 2)]
+    assert list(legend(axes)) == ["first", "second"]
+    many = {f"line {n}": [(0.0, n), (1.0, n)] for n in range(30)}
+    (axes,) = plots.curves(many, "", "").axes
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 30
+    assert plots.curves({}, "", "").axes[0].get_legend() is None
+
+
+def test_who_holds_which_records():
+    above, below, bar = plots.partition(unequal.COUNTS).axes
+    (steps,) = above.patches
+    assert steps.get_data().values.tolist() == [19, 41, 7, 30, 56]
+    assert steps.get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5]
+    (image,) = below.images
+    assert image.get_array().tolist() == unequal.COUNTS.T.tolist()
+    assert tuple(image.get_extent()) == (-0.5, 4.5, 2.5, -0.5) and image.get_clim() == (0, 31)
+    labels = above.get_ylabel(), below.get_xlabel(), below.get_ylabel(), bar.get_ylabel()
+    assert labels == ("records", "client", "class", "records")
+
+
+def test_bands_of_many_clients_are_means_of_neighbours_by_main_class_and_size():
+    """450 clients, of whom each holds one class alone: bands are ascending in class, and in size within a class."""
+    rng = np.random.default_rng(0)
+    main, size = rng.integers(0, 3, 450), rng.integers(1, 1_000, 450)
+    counts = np.zeros((450, 3), dtype=np.int64)
+    counts[np.arange(450), main] = size
+    bands, label = plots._bands(counts)
+    order = np.lexsort((size, main))
+    parts = np.array_split(order, plots.MAX_COLUMNS)
+    np.testing.assert_allclose(bands, [counts[part].mean(axis=0) for part in parts])
+    assert label == "clients, sorted by their main class (means of 200 bands)"
+    edges = plots.partition(counts).axes[0].patches[0].get_data().edges
+    assert (edges[0], edges[-1], len(edges)) == (-0.5, 449.5, 201)
+
+
+def test_a_sheet_has_each_record_under_its_label():
+    rng = np.random.default_rng(0)
+    records, labels = rng.random((12, 1, 4, 5)), rng.permutation(12)
+    axes = plots.sheet(records, labels).axes
+    assert len(axes) == 2 * plots.SHEET
+    for place, one in enumerate(axes[:12]):
+        shown, own = one.images[0].get_array(), records[place, 0]
+        np.testing.assert_allclose(shown, (own - own.min()) / (own.max() - own.min()))
+        assert one.get_title() == str(labels[place])
+    assert not any(one.images or one.get_title() for one in axes[12:])
+
+
+@pytest.mark.parametrize(
+    ("record", "picture"),
+    [
+        ([[[0.0, 2.0], [4.0, 1.0]]], [[0.0, 0.5], [1.0, 0.25]]),
+        ([[[0.0, 4.0]], [[2.0, 0.0]], [[1.0, 3.0]]], [[[0.0, 0.5, 0.25], [1.0, 0.0, 0.75]]]),
+        ([1.0, 3.0, 2.0], [[0.0, 1.0, 0.5]]),
+        ([[7.0, 7.0]], [[0.0, 0.0]]),
+        ([[[0.0, 1.0]], [[0.5, 0.0]]], [[0.0, 1.0], [0.5, 0.0]]),
+    ],
+    ids=["grey", "colour", "features", "constant", "two channels"],
+)
+def test_a_record_as_pixels(record, picture):
+    np.testing.assert_allclose(plots._pixels(np.array(record)), picture)
