@@ -17,13 +17,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folders(folder: Path) -> None:
-    """Flush the entries of a folder, of those below it and its own: a process that died may have left them unflushed."""
+    """Flush all entries in and below a folder, and its own: a process that died may have left them unflushed."""
     for one in (folder.parent, folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync_folder(one)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, each entry flushed to disk; one that is there may be a crash's, unflushed."""
+    """Make a folder and its missing parents, each entry flushed to disk, even where a crash has left it unflushed."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -10,8 +10,7 @@ import contextlib
 import fcntl
 import io
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +20,6 @@ Tree = dict[str, bytes | None]
 """Every file's bytes, and None for every folder, by the path below the root."""
 Node = bytes | dict[str, int]
 """A file's bytes, or a folder's entries: from a name to a number of a node."""
-
 ROOT = 0
 
 
@@ -42,8 +40,7 @@ class Disk:
             disk.make(number, at[parent], name, {} if content is None else content)
         return cls(disk.now, dict(disk.now))
 
-    def copy(self) -> Self:
-        """Nodes are replaced and never changed, so this is enough."""
+    def copy(self) -> Self:  # nodes are replaced and never changed
         return type(self)(dict(self.now), dict(self.safe))
 
     def make(self, node: int, folder: int, name: str, content: Node) -> None:
@@ -71,6 +68,10 @@ class Disk:
     def mark(self, *_: Any) -> None:
         """Something happened that is on no disk."""
 
+    def do(self, *operations: "Operation") -> None:
+        for name, arguments in operations:
+            getattr(self, name)(*arguments)
+
     def tree(self, names_survive: bool = True, bytes_survive: bool = True) -> Tree:
         """What is there; of names, of bytes in files, or of both what is not flushed can be lost."""
         found: Tree = {}
@@ -87,13 +88,12 @@ class Disk:
         return found
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 Operation = tuple[str, tuple[Any, ...]]
 """The name of a method of `Disk`, and its arguments."""
-
-
-def apply(disk: Disk, operation: Operation) -> None:
-    name, arguments = operation
-    getattr(disk, name)(*arguments)
 
 
 DEATHS = {"killed": (True, True), "power": (False, False), "power, names kept": (True, False)}
@@ -102,7 +102,7 @@ DEATHS = {"killed": (True, True), "power": (False, False), "power, names kept": 
 
 @dataclass(frozen=True)
 class Crash:
-    """A program's death after ``done`` operations, by one of `DEATHS`, and the disk that it leaves."""
+    """A death after ``done`` operations, by one of `DEATHS`, and the disk that it leaves."""
 
     done: int
     death: str
@@ -116,7 +116,7 @@ class Crash:
 def crashes(start: Disk, operations: Sequence[Operation]) -> list[Crash]:
     """Every crash that leaves a tree of its own; of moments that leave the same tree, the last one.
 
-    A write is also cut in its middle. Trees that differ in what unfinished ``.part`` files hold count as the same.
+    A write is also cut in its middle. What unfinished ``.part`` files hold makes no difference.
     """
     found: dict[Any, Crash] = {}
 
@@ -135,7 +135,7 @@ def crashes(start: Disk, operations: Sequence[Operation]) -> list[Crash]:
                 torn = disk.copy()
                 torn.write(node, offset, data[: len(data) // 2])
                 add(done, torn)
-        apply(disk, operation)
+        disk.do(operation)
     add(len(operations), disk)
     return list(found.values())
 
@@ -143,8 +143,7 @@ def crashes(start: Disk, operations: Sequence[Operation]) -> list[Crash]:
 def killed(start: Disk, operations: Sequence[Operation], done: int) -> Crash:
     """The program's death after ``done`` operations; the machine goes on."""
     disk = start.copy()
-    for operation in operations[:done]:
-        apply(disk, operation)
+    disk.do(*operations[:done])
     return Crash(done, "killed", disk)
 
 
@@ -172,9 +171,9 @@ class Killed(BaseException):
 class _Raw(io.FileIO):
     """A file whose writes are noted."""
 
-    def __init__(self, noting: "Noting", path: Path, mode: str, opener: Callable[[str, int], int] | None):
+    def __init__(self, noting: "Noting", *where: Any, **named: Any):
         self._noting = noting
-        super().__init__(path, mode, opener=opener)
+        super().__init__(*where, **named)
 
     def write(self, data: Any) -> int:
         return self._noting.written(self.fileno(), bytes(data), super().write)
@@ -184,7 +183,7 @@ class Noting(contextlib.ExitStack):
     """While entered, notes what is done to the files below ``root``.
 
     Args:
-        root: an existing folder.
+        root: a folder.
         start: the disk that is laid out there, if not all of it is flushed.
         dies_at: the number of operations after which the program is killed.
         longest: bytes that one call writes at most, as where a disk is nearly full.
@@ -237,7 +236,7 @@ class Noting(contextlib.ExitStack):
 
     def _note(self, name: str, *arguments: Any) -> None:
         self.operations.append((name, arguments))
-        apply(self._disk, self.operations[-1])
+        self._disk.do(self.operations[-1])
 
     def _made(self, path: Path, content: Node) -> None:
         self._numbers[_identity(os.stat(path))] = self._next
@@ -306,7 +305,7 @@ class Noting(contextlib.ExitStack):
             return self._real_open(file, mode, *arguments, **named)
         self._alive()
         raw_mode = mode.replace("b", "").replace("t", "")
-        raw = self._to_write(lambda: _Raw(self, file, raw_mode, named.get("opener")), file, "w" in mode)
+        raw = self._to_write(lambda: _Raw(self, file, raw_mode, opener=named.get("opener")), file, "w" in mode)
         buffer = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw)
         return buffer if "b" in mode else io.TextIOWrapper(buffer, named.get("encoding"), newline=named.get("newline"))
 
@@ -319,7 +318,3 @@ class Noting(contextlib.ExitStack):
         elif before is not None and before.st_size and empties:
             self._note("cut", self._numbers[_identity(before)], 0)
         return file
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

@@ -24,7 +24,7 @@ from server.federation import Exchange
 from sim import config, session
 from sim import job as jobs
 from sim.cli import parse
-from tests.crashing import Crash, Disk, Killed, Noting, Operation, Tree, apply, crashes, killed, lay_out, tree_of
+from tests.crashing import Crash, Disk, Killed, Noting, Operation, Tree, crashes, killed, lay_out, tree_of
 
 COMMON = (
     "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline --quiet --name=run "
@@ -33,12 +33,13 @@ COMMON = (
 KINDS = {
     "simulation": "--rounds=4 --server-momentum=0.5 --strategy=fedfed",
     "adaptive simulation": "--rounds=2 --mechanism=dpis --sample-rate=0.5",
-    "prepared simulation": "--rounds=2 --strategy=fedfed --shared-source=distilled --share-budget=0.5 --distill-rounds=2 --standardize=private",
+    "prepared simulation": "--rounds=2 --standardize=private --strategy=fedfed --shared-source=distilled "
+    "--share-budget=0.5 --distill-rounds=2",
     "release": "--rounds=2 --release --epsilon=50 --noise-multiplier=3 --strategy=fedfed --share-noise=9",
 }
 GROUP = "runs/run/ledger/group-{:04d}.jsonl"
 TIMES = {"seconds", "seconds_training"}
-DRAWN = {"runs/run/inputs.json", "runs/run/inputs.key"}
+DRAWN = ("runs/run/inputs.json", "runs/run/inputs.key")
 """Files with a key that every new run draws."""
 DEFAULT = ["simulation", "adaptive simulation", "release"]
 PHASES = tuple(f"runs/run/{phase}/" for phase in ("statistics", "distill", "share"))
@@ -59,9 +60,9 @@ class World:
     def folder(self) -> Path:
         return self.root / "runs" / "run"
 
-    def go(self, tree: Tree | Crash = Crash(0, "", Disk()), **options: float) -> Noting:
-        """Begin or go on, from a folder as it is laid out."""
-        start = tree.disk if isinstance(tree, Crash) else Disk.of(tree)
+    def go(self, crash: Crash | None = None, **options: float) -> Noting:
+        """Begin, or go on after a crash; what is noted."""
+        start = crash.disk if crash else Disk()
         lay_out(self.root, start.tree())
         begin = f"{COMMON} {self.flags} --dataset={self.data} --out={self.root / 'runs'}".split()
         asked = ["--resume", str(self.folder)] if self.folder.exists() else begin
@@ -132,9 +133,9 @@ def worlds(tmp_path_factory):
 
 def facts(tree: Tree) -> Tree:
     """A run's files without times, and without what another run draws anew."""
-    kept = {path: content for path, content in tree.items() if path not in DRAWN and not path.startswith(PHASES)}
+    kept = {path: content for path, content in tree.items() if "/inputs." not in path and not path.startswith(PHASES)}
     for path, content in kept.items():
-        if path.endswith(("rounds.jsonl", "summary.json")):
+        if path.endswith(("rounds.jsonl", "summary.json", "summary.json.part")):
             entries = [json.loads(part) for part in (content.splitlines() if path.endswith("l") else [content])]
             kept[path] = [{name: e[name] for name in e.keys() - TIMES} for e in entries]
     return kept
@@ -196,16 +197,21 @@ def check(world: World, whole: Noting, uncut: Tree, crash: Crash, before: list[O
 
 @pytest.mark.parametrize("kind", DEFAULT)
 def test_a_run_that_dies_at_any_of_its_operations_is_resumed(worlds, kind):
-    whole = worlds[kind].go()
-    uncut = tree_of(worlds[kind].root)
+    once(worlds[kind])
+
+
+def once(world: World) -> None:
+    whole = world.go()
+    uncut = tree_of(world.root)
     for crash in crashes(whole.start, whole.operations):
-        check(worlds[kind], whole, uncut, crash)
+        check(world, whole, uncut, crash)
 
 
-def twice(world: World, uncut: Tree, whole: Noting, firsts: int, seconds: int) -> None:
-    """Die, go on and die again: a program's death first, then any."""
-    rng = random.Random(0)
-    for done in sorted(rng.sample(range(len(whole.operations)), firsts)):
+def twice(world: World, firsts: int, seconds: int) -> None:
+    """Die, go on and die again: so many deaths of the program first, each with so many crashes of any kind after it."""
+    rng, whole = random.Random(0), world.go()
+    uncut = tree_of(world.root)
+    for done in sorted(rng.sample(range(len(whole.operations)), min(firsts, len(whole.operations)))):
         resumed = world.go(killed(whole.start, whole.operations, done))
         again = crashes(resumed.start, resumed.operations)
         for crash in rng.sample(again, min(seconds, len(again))):
@@ -214,5 +220,41 @@ def twice(world: World, uncut: Tree, whole: Noting, firsts: int, seconds: int) -
 
 @pytest.mark.parametrize("kind", DEFAULT)
 def test_a_run_that_dies_again_while_it_goes_on_is_resumed(worlds, kind):
+    twice(worlds[kind], firsts=8, seconds=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_dies_twice_at_any_of_its_operations_is_resumed(worlds, kind):
+    once(worlds[kind])
+    twice(worlds[kind], firsts=10**6, seconds=8)
+
+
+# --- the harness ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", DEFAULT)
+def test_what_was_noted_lays_out_what_is_there(worlds, kind):
+    """A change of a file that nobody notes would be a crash point that nobody tries."""
     whole = worlds[kind].go()
-    twice(worlds[kind], tree_of(worlds[kind].root), whole, firsts=8, seconds=4)
+    last = killed(whole.start, whole.operations, len(whole.operations))
+    assert last.tree == tree_of(worlds[kind].root)
+    assert last.disk.tree(False, False).items() >= last.tree.items(), "a finished run does not survive a power loss"
+
+
+def test_a_program_that_dies_leaves_what_is_laid_out(worlds):
+    world = worlds["adaptive simulation"]
+    whole = world.go()
+    for done in range(3, len(whole.operations), 17):
+        with pytest.raises(Killed):
+            world.go(dies_at=done)
+        left, laid = facts(tree_of(world.root)), facts(killed(whole.start, whole.operations, done).tree)
+        assert left == laid and len(left) > 1
+
+
+def test_short_writes_change_nothing(worlds):
+    """A call may write less than it was given, as where a disk is nearly full."""
+    world = worlds["adaptive simulation"]
+    whole, uncut = world.go(), facts(tree_of(world.root))
+    short = world.go(longest=50)
+    assert facts(tree_of(world.root)) == uncut and len(short.operations) > len(whole.operations)
