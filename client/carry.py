@@ -69,7 +69,7 @@ class Carry:
 
     def close(self, round_: int) -> None:
         """Write the state after ``round_`` to disk and forget that of rounds long past."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self._folder)
         clients = sorted(self._rows)
         tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in self._rows[clients[0]]}
         durable.write(self._path(round_), save(tensors | {"clients": np.array(clients, dtype=np.int64)}))

@@ -22,7 +22,7 @@ class Uploads:
 
     def keep(self, upload: Upload, params: np.ndarray) -> None:
         """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self._folder)
         path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
         figures = json.dumps([upload.group, upload.weight, upload.figures])
         tensors = {"total": upload.total, "clients": upload.clients}

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed."""
+"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed; and their folders."""
 
 import os
 from collections.abc import Iterator
@@ -14,6 +14,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_folders(folder: Path) -> None:
+    """Flush all entries in and below a folder, and its own: a process that died may have left them unflushed."""
+    for one in (folder.parent, folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        sync_folder(one)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, each entry flushed to disk, even where a crash has left it unflushed."""
+    if not folder.exists():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -42,7 +42,7 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then remove those that are too old."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self._folder)
         tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
         tensors |= {f"state.{name}": value for name, value in checkpoint.state.items()}
         content = save(tensors)

@@ -22,11 +22,12 @@ class Store:
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's record, flushed to disk."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.folder)
         with open(self._rounds, "a") as file:
             file.write(json.dumps(record.to_json()) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        durable.sync_folder(self.folder)
 
     def records(self, first: int) -> list[RoundRecord]:
         """The records of the ``first`` rounds; what a crash left after them is removed."""

@@ -37,7 +37,7 @@ def choose(config: Config) -> Path:
     """
     parent = Path(config.run.out)
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(parent)
     except OSError as fault:
         raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -57,7 +57,8 @@ def create(folder: Path, job: Job) -> None:
     for name in ("ledger", "checkpoints"):
         (part / name).mkdir(parents=True, exist_ok=True)
     configs.save(job.config, part / "config.toml")
-    np.savez_compressed(part / "partition.npz", **_partition(job))
+    with durable.writing(part / "partition.npz") as file:
+        np.savez_compressed(file, **_partition(job))
     inputs.write(part, job)
     part.rename(folder)
     durable.sync_folder(folder.parent)

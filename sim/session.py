@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from mechanisms import durable
 from mechanisms.registry import MECHANISMS
 from server import loop, orders
 from server.federation import Exchange
@@ -47,6 +48,7 @@ def run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], o
     """
     inputs.check(folder, job)
     with rundir.lock(folder):
+        durable.sync_folders(folder)
         if MECHANISMS[job.config.privacy.mechanism].private:
             orders.write(folder, jobs.federation(job))
         _run(job, folder, exchange, trained)

@@ -17,7 +17,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import Account, Movement, movement_of, total
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ledger_lines import Entry, Ids, check_charge, entries, sorted_clients, whole_length
-from mechanisms.durable import sync_folder
+from mechanisms.durable import make_folder, sync_folder
 
 Key = tuple[str, Event]
 
@@ -38,7 +38,7 @@ class Ledger:
         self.path = Path(path)
         self._paid: dict[Key, dict[int, Ids]] = {}
         self._movements: dict[int, list[Movement]] = {}
-        _make_folder(self.path.parent)
+        make_folder(self.path.parent)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             sync_folder(self.path.parent)
@@ -108,14 +108,17 @@ class Ledger:
         self.close()
 
     def _recover(self, data: bytes) -> int:
-        """Cut off a torn last line, read the others, and return the file's length."""
+        """Cut off a torn last line, read the others, and return the file's length.
+
+        What a crash has left may be unflushed: it is flushed before it counts as paid.
+        """
         whole = whole_length(data)
         for entry in entries(self.path, data[:whole]):
             self._remember(entry)
         if whole < len(data):
             warnings.warn(f"{self.path}: cut off a torn last line ({len(data) - whole} bytes)", stacklevel=3)
             os.ftruncate(self._file, whole)
-            os.fsync(self._file)
+        os.fsync(self._file)
         return whole
 
     def _unpaid(self, key: Key, count: int, ids: Ids) -> Ids:
@@ -203,11 +206,3 @@ def _by_client(paid: dict[Event, list[tuple[Ids, Ids]]]) -> dict[int, Counter[Ev
         for client, count in zip(ids.tolist(), sums.tolist(), strict=True):
             totals.setdefault(client, Counter())[event] = count
     return totals
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, each entry flushed to the disk."""
-    if not folder.exists():
-        _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)

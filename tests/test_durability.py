@@ -1,0 +1,236 @@
+"""Whatever writes a file of a run: once it has returned, nothing of it is lost; within it, the old or the new is there.
+
+Each writer runs alone, and every crash within it is laid out: the program's death, or the machine's.
+"""
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client.carry import Carry
+from client.messages import Upload
+from client.uploads import Uploads
+from mechanisms import durable
+from mechanisms.accounting.events import Gaussian
+from mechanisms.accounting.ledger import Ledger, read
+from mechanisms.cohort import LocalState
+from server.checkpoints import Checkpoint, Checkpoints
+from server.records import RoundRecord
+from server.store import Store
+from sim import config, inputs, rundir
+from sim import job as jobs
+from tests.crashing import Crash, Noting, crashes, lay_out, tree_of
+
+PARAMS = np.arange(5, dtype=np.float32)
+EVENT = Gaussian(2.0)
+
+
+def round_record(round_: int) -> RoundRecord:
+    return RoundRecord(round_, 0.5, 1.0, 1.0, 1.0, 1.0, 0, 4, 0.1, 0.1, {"norm": float(round_)})
+
+
+def state(round_: int) -> LocalState:
+    rows = torch.full((1, 3), float(round_))
+    return LocalState(rows, (rows,), rows[:, 0], {})
+
+
+def carry(root: Path, round_: int) -> None:
+    kept = Carry(root / "clients" / "group-0000", ())
+    kept.open(round_)
+    kept.keep(np.array([3]), state(round_))
+    kept.close(round_)
+
+
+def carried(root: Path) -> int:
+    """The round whose state a next one would go on from."""
+    kept = Carry(root / "clients" / "group-0000", ())
+    kept.open(99)
+    return int(kept.resume(np.array([3]), state(0)).optimizer[0][0, 0])
+
+
+def charge(root: Path, round_: int) -> None:
+    with Ledger(root / "run" / "ledger" / "group.jsonl") as ledger:
+        ledger.charge_all(f"round-{round_}", round_, [([0], {EVENT: 1}), ([1], {EVENT: 1})])
+
+
+def charged(root: Path) -> int:
+    """How often the last client has paid."""
+    folder = root / "run" / "ledger"
+    return read(folder).get(1, {EVENT: 0})[EVENT] if folder.exists() else 0
+
+
+def upload(round_: int) -> Upload:
+    return Upload(round_, 0, np.array([3]), np.full(2, round_), 1, {"norm": [1.0, 1.0]})
+
+
+def uploaded(root: Path) -> int:
+    found = [u for n in (1, 2) for u in Uploads(root / "share" / "uploads").finished(n, PARAMS)]
+    assert all(one.total.tolist() == [one.round] * 2 for one in found)
+    return max((one.round for one in found), default=0)
+
+
+def checkpointed(root: Path) -> int:
+    now = Checkpoints(root / "share" / "checkpoints", 2).newest()
+    assert now is None or now.params[0] == now.round
+    return now.round if now else 0
+
+
+def checkpoint(root: Path, round_: int) -> None:
+    now = Checkpoint(round_, PARAMS + np.float32(round_), {"m": PARAMS}, np.arange(3))
+    Checkpoints(root / "share" / "checkpoints", 2).save(now)
+
+
+def recorded(root: Path) -> int:
+    found = Store(root / "share", 2).records(first=1), Store(root / "share", 2).records(first=0)
+    assert found[1] == [] and found[0] in ([], [round_record(1)])
+    return len(found[0])
+
+
+def written(root: Path) -> int:
+    path = root / "file"
+    return ["", "1" * 40, "2" * 40].index(path.read_text()) if path.exists() else 0
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the state of a round; ``read`` says of which round the newest whole state is, or 0."""
+
+    write: Callable[[Path, int], object]
+    read: Callable[[Path], int]
+
+
+WRITERS = {
+    "a file": Writer(lambda root, n: durable.write(root / "file", str(n).encode() * 40), written),
+    "what clients keep": Writer(carry, carried),
+    "a charge": Writer(charge, charged),
+    "an upload": Writer(lambda root, n: Uploads(root / "share" / "uploads").keep(upload(n), PARAMS), uploaded),
+    "a checkpoint": Writer(checkpoint, checkpointed),
+}
+
+
+def every_crash(root: Path, write: Callable[[], object]) -> tuple[Noting, list[Crash]]:
+    with Noting(root) as noting:
+        write()
+    return noting, crashes(noting.start, noting.operations)
+
+
+@contextlib.contextmanager
+def only_torn_lines():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*torn last line")
+        yield
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_written_survives_any_crash_and_before_that_the_old_one_does(tmp_path, name):
+    """The first state and the second, at each crash in writing them; the second is written again after the crash."""
+    writer = WRITERS[name]
+    before = tmp_path / "disk"
+    before.mkdir()
+    for round_ in (1, 2):
+        noting, found = every_crash(before, lambda n=round_: writer.write(before, n))
+        whole = tree_of(before)
+        for crash in found:
+            lay_out(before, crash.tree)
+            with only_torn_lines():
+                got = writer.read(before)
+                assert got in (round_ - 1, round_) and (got == round_ or crash.done < len(noting.operations))
+                writer.write(before, round_)
+                assert writer.read(before) == round_
+        lay_out(before, whole)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_a_dead_process_had_written_survives_once_another_has_gone_on_with_it(tmp_path, name):
+    """Killed between write and flush; the next one finds the files and goes on; then the power fails."""
+    root, writer = tmp_path / "disk", WRITERS[name]
+    root.mkdir()
+    noting, _ = every_crash(root, lambda: writer.write(root, 1))
+    for done in range(len(noting.operations) + 1):
+        dead = noting.start.copy()
+        dead.do(*noting.operations[:done])
+        lay_out(root, dead.tree())
+        with Noting(root, dead) as again, only_torn_lines():
+            durable.sync_folders(root)
+            writer.write(root, 1)
+        dead.do(*again.operations)
+        lay_out(root, dead.tree(False, False))
+        assert writer.read(root) == 1
+
+
+def test_a_record_of_a_round_survives_and_a_torn_one_is_removed(tmp_path):
+    """Of the records only those of finished rounds count, so what a crash leaves after them goes."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    noting, found = every_crash(root, lambda: Store(root / "share", 2).append(round_record(1)))
+    for crash in found:
+        lay_out(root, crash.tree)
+        if crash.done == len(noting.operations):
+            assert recorded(root) == 1
+        else:
+            assert Store(root / "share", 2).records(first=0) == []
+            Store(root / "share", 2).append(round_record(1))
+            assert recorded(root) == 1
+
+
+def test_a_run_directory_is_whole_or_not_there(tmp_path):
+    """Its settings, records of clients and inputs, at any crash in making it."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    given = {"out": str(root / "a" / "runs"), "name": "run", "clients": 2, "rounds": 1, "model": "linear"}
+    job = jobs.build(config.load(None, given | {"chunk_clients": 2, "groups": 1}))
+
+    def make() -> None:
+        rundir.create(rundir.choose(job.config), job)
+
+    noting, found = every_crash(root, make)
+    for crash in found:
+        lay_out(root, crash.tree)
+        folder = root / "a" / "runs" / "run"
+        assert folder.exists() or crash.done < len(noting.operations)
+        if not folder.exists():
+            make()
+        assert config.load(folder / "config.toml", {}) == job.config
+        inputs.check(folder, job)
+        assert np.array_equal(np.load(folder / "partition.npz")["sizes"], job.partition.sizes)
+        assert (folder / "ledger").is_dir() and (folder / "checkpoints").is_dir()
+
+
+def test_the_harness_finds_what_is_not_flushed(tmp_path):
+    """Negative control: without a flush a file comes back empty, without its folder's it does not come back."""
+    root, content = tmp_path / "disk", {"file": b"some content"}
+    root.mkdir()
+
+    def careless(flush: bool) -> None:
+        with open(root / "file", "wb") as file:
+            file.write(content["file"])
+            file.flush()
+            if flush:
+                os.fsync(file.fileno())
+
+    left = []
+    for flush in (False, True):
+        lay_out(root, {})
+        noting, found = every_crash(root, lambda flush=flush: careless(flush))
+        left.append(sorted((crash.tree for crash in found if crash.done == len(noting.operations)), key=str))
+        assert {"file": b"some c"} in [crash.tree for crash in found], "a write is cut in its middle"
+    assert left == [[{"file": b""}, content, {}], [content, {}]]
+
+
+def test_several_lines_of_records_read_back_and_what_follows_is_cut(tmp_path):
+    store = Store(tmp_path, 2)
+    for number in range(1, 5):
+        store.append(round_record(number))
+    assert store.records(first=4) == [round_record(n) for n in range(1, 5)]
+    assert store.records(first=2) == [round_record(1), round_record(2)]
+    kept = (tmp_path / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in kept] == [1, 2]
