@@ -67,8 +67,18 @@ def test_an_order_is_above_one(order):
         ({SHARE: 2, Covered(RELEASE, 4.0): FITS + 1}, True),
         ({SHARE: 1, Covered(RELEASE, 3.0): 1}, False),
         ({Covered(RELEASE, 4.0): 1}, False),
+        ({SHARE: 1, Covered(RELEASE, 4.0): 1, Covered(RELEASE, 3.0): 1}, False),
+        ({SHARE: 1, Covered(RELEASE, 4.0): 1, Covered(RELEASE, 8.0): 1}, False),
     ],
-    ids=["within", "one too many", "another share", "other order", "no allotment"],
+    ids=[
+        "within",
+        "one too many",
+        "another share",
+        "other order",
+        "no allotment",
+        "a lower one too",
+        "a higher one too",
+    ],
 )
 def test_covered_releases_are_free_as_far_as_their_allotments_go(charges, free):
     """Anyone can check the filter from a ledger. Kills Covered as a free pass."""
