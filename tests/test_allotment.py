@@ -85,6 +85,7 @@ def test_covered_releases_are_free_as_far_as_their_allotments_go(charges, free):
     assert overdrawn(charges) is not free
     certified = accountant.epsilon(charges, 1e-5).epsilon
     assert certified == (accountant.epsilon({SHARE: charges[SHARE]}, 1e-5).epsilon if free else math.inf)
+    assert accountant.epsilon(charges, 1e-5, "published").epsilon == 0.0  # a paper's claim would stand beside them
 
 
 def test_an_account_refuses_what_it_does_not_cover():
