@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from mechanisms import grid
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.plan import planned
 from mechanisms.randomness import generator, seed_key
@@ -166,6 +167,14 @@ def test_a_delta_is_large_from_one_over_all_clients_records_on(tmp_path, strict)
     said = r"1 / 120 records = 0\.0083.*lower --delta"
     with pytest.raises(ValueError, match=said) if strict else pytest.warns(UserWarning, match=said):
         built(tmp_path, delta=1 / 120, strict_delta=strict)
+
+
+def test_a_release_is_not_begun_with_a_client_whose_sums_may_overflow(tmp_path, monkeypatch):
+    sizes = built(tmp_path).partition.sizes
+    monkeypatch.setattr(grid, "MAX_RECORDS", int(sizes.max()))
+    assert built(tmp_path).partition.sizes.max() == sizes.max()
+    with pytest.raises(ValueError, match=f"a client holds {sizes.max()} records"):
+        built(tmp_path, release=True)
 
 
 # --- the server's end ----------------------------------------------------------------------------------------------

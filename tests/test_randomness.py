@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mechanisms import randomness
-from mechanisms.randomness import SERVER, Streams, fresh_key, generator, seed_key
+from mechanisms.randomness import SERVER, Streams, SystemStreams, fresh_key, generator, seed_key
 from tests.gaussian import SPOILERS, alarms
 
 KEY = seed_key(5)
@@ -95,6 +95,18 @@ def test_global_random_state_is_neither_read_nor_written():
 def test_nothing_to_draw():
     assert streams().normal("noise", 3).shape == (0, 3)
     assert streams(1).normal("noise", 0).shape == (1, 0)
+
+
+def test_exact_draws_are_each_clients_own_for_each_purpose_and_step():
+    """Of a release as well: no row is given twice."""
+    cohort, rows = streams(4, 9, 2), []
+    for purpose in ("noise", "noise", "count"):
+        rows += cohort.rounded(purpose, 6).tolist()
+    alone = [streams(client).rounded("noise", 6)[0].tolist() for client in (4, 9, 2)]
+    assert rows[:3] == alone
+    system = SystemStreams(3, torch.device("cpu"))
+    rows += [*system.rounded("noise", 6).tolist(), *system.rounded("noise", 6).tolist()]
+    assert len(rows) == len({tuple(row) for row in rows}) == 15 and len(system) == 3
 
 
 def test_a_stream_is_philox_with_the_digest_of_its_name():
