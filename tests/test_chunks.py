@@ -53,6 +53,16 @@ def test_a_given_number_is_taken(tmp_path):
     assert built(tmp_path, chunk_clients=3).config.run.chunk_clients == 3
 
 
+def test_clients_of_one_size_are_chunked_by_number_and_larger_ones_come_first():
+    """On every machine alike, however it sorts. Kills chunks of unlike clients, which are padded to the largest."""
+    sizes = np.array([3, 9] * 60)
+    chunks = [chunk.tolist() for chunks in job.group(sizes, 30, 3) for chunk in chunks]
+    odd, even = list(range(1, 120, 2)), list(range(0, 120, 2))
+    assert sorted(chunks) == sorted([odd[:30], odd[30:], even[:30], even[30:]])
+    loads = [sum(int(sizes[chunk].max()) * len(chunk) for chunk in chunks) for chunks in job.group(sizes, 30, 3)]
+    assert sorted(loads) == [180, 270, 270]
+
+
 def test_buffers_are_kept_by_the_process_that_prepares_itself():
     """Page faults of a second buffer of 64 MiB: thousands, where the first has been returned to the system."""
     code = (

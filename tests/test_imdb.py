@@ -39,8 +39,9 @@ def test_words_beyond_the_vocabulary_are_one(tmp_path: Path) -> None:
 
 
 def test_parts_labels_and_types(tmp_path: Path) -> None:
-    write(tmp_path / "imdb", records=31)
+    write(tmp_path / "imdb", records=31, y_test=np.arange(20) // 10)
     reviews = load("imdb", str(tmp_path))
+    assert reviews.y_test.tolist() == [n // 10 for n in range(20)]
     assert reviews.x.shape == (31, 80) and reviews.x_test.shape == (20, 80) and reviews.classes == 2
     assert {a.dtype for a in (reviews.x, reviews.y, reviews.x_test, reviews.y_test)} == {np.dtype(np.int64)}
     assert reviews.y.tolist() == [n % 2 for n in range(31)] and reviews.words == 20_000

@@ -70,15 +70,19 @@ def test_no_two_choices_of_a_job_share_a_stream(tmp_path, monkeypatch):
     assert len(names) == len(set(names)) == 4 and {key for key, _ in names} == {seed_key(11)}
 
 
-def test_public_records_are_in_nobodys_hands_and_keep_their_labels(tmp_path):
-    whole, job = built(tmp_path), built(tmp_path, public_records=30)
-    label = {row.tobytes(): y for row, y in zip(whole.dataset.x, whole.dataset.y, strict=True)}
-    parts = (job.public, (job.dataset.x, job.dataset.y))
-    rows = [{row.tobytes() for row in x} for x, _ in parts]
-    assert [len(one) for one in rows] == [30, 90] and not rows[0] & rows[1] and rows[0] | rows[1] == set(label)
+def test_public_and_validation_records_are_in_nobodys_hands_and_keep_their_labels(tmp_path):
+    whole = built(tmp_path).dataset
+    job = built(tmp_path, public_records=30, validation_records=20, evaluate_on="validation")
+    label = {row.tobytes(): y for row, y in zip(whole.x, whole.y, strict=True)}
+    parts = (job.public, (job.dataset.x_test, job.dataset.y_test), (job.dataset.x, job.dataset.y))
+    rows = [[row.tobytes() for row in x] for x, _ in parts]
+    assert [len(one) for one in rows] == [30, 20, 70] and set().union(*rows) == set(label)
     assert all(label[row.tobytes()] == y for x, ys in parts for row, y in zip(x, ys, strict=True))
-    first = {row.tobytes() for row in whole.dataset.x[:30]}
-    assert rows[0] != first and job.partition.sizes.sum() == 90
+    assert job.partition.sizes.sum() == 70
+    for held, first in ((rows[0], 50), (rows[1], 20)):
+        assert not set(held) <= {row.tobytes() for row in whole.x[:first]}
+    tested = built(tmp_path, validation_records=20).dataset
+    assert np.array_equal(tested.x_test, whole.x_test) and np.array_equal(tested.y_test, whole.y_test)
 
 
 # --- the model -----------------------------------------------------------------------------------------------------
