@@ -13,7 +13,8 @@ import pytest
 
 from sim.datasets import imdb
 from sim.datasets.dataset import TIMEOUT, load
-from sim.datasets.words import read_vectors
+from sim.datasets.words import read_vectors, words_of
+from sim.settings import Data
 from tests.reviews import lists, write
 
 
@@ -164,6 +165,18 @@ def test_vectors_stand_at_the_numbers_of_their_words(tmp_path: Path) -> None:
     assert vectors.dtype == np.float32 and vectors.shape == (8, 3)
     np.testing.assert_allclose(vectors[4:6], [[4, 5, 6], [1, 2.5, -0.3]])
     assert not vectors[[0, 1, 2, 3, 6, 7]].any()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_words_are_as_the_settings_want_them(trained: bool, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "vectors.txt").write_text("good 1 2\npoor 3 4\n")
+    own = {"dataset": "imdb", "data_dir": str(tmp_path), "train_embedding": trained}
+    dataset = load("imdb", str(tmp_path))
+    found = words_of(Data(**own, word_vectors=str(tmp_path / "vectors.txt")), dataset)
+    assert (found.count, found.trained, found.vectors[[5, 8]].tolist()) == (20_000, trained, [[1, 2], [3, 4]])
+    drawn = words_of(Data(**own), dataset)
+    assert (drawn.count, drawn.trained, drawn.vectors) == (20_000, trained, None)
 
 
 @pytest.mark.parametrize(
