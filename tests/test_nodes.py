@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mechanisms.layout import Layout
 from mechanisms.randomness import generator, seed_key
+from mechanisms.registry import MECHANISMS
 from mechanisms.sharing import ClassSums, SingleRecords
 from sim import job as jobs
 from sim import nodes, preparation, session
@@ -95,6 +96,19 @@ def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_
             assert node._ledger.path == tmp_path / "ledger" / f"group-{group:04d}.jsonl"
             seen.add(node._uploads._folder)
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_clients_train_by_the_mechanism_that_was_asked_for_and_keep_what_lasts_by_group(tmp_path, name):
+    job = built(tmp_path, mechanism=name, groups=2, chunk_clients=2, keep_state=True)
+    own = [nodes.training_node(job, group, tmp_path) for group in (0, 1)]
+    assert all(node._training.mechanism is MECHANISMS[name] for node in own)
+    assert nodes.training_node(job, 0, tmp_path, MECHANISMS["none"])._training.mechanism is MECHANISMS["none"]
+    folders = [node._carry._folder for node in own]
+    assert folders == [tmp_path / "clients" / f"group-{group:04d}" for group in (0, 1)]
+    assert own[0]._carry._lasting == MECHANISMS[name].lasting
+    forgetful = built(tmp_path, mechanism=name, keep_state=False)
+    assert nodes.training_node(forgetful, 0, tmp_path)._carry is None
 
 
 def test_records_are_standardized_from_the_next_phase_on(tmp_path):
