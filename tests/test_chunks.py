@@ -81,3 +81,13 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     if second("plain") < 1000:
         pytest.skip("this system's allocator or page size shows no difference")
     assert second("prepared") < 100
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "RAY_USAGE_STATS_ENABLED": "1"}])
+def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
+    """Otherwise there is one thread, for sums have one order, and no telemetry."""
+    names = ["OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED"]
+    code = f"import os; from sim.environment import prepare; prepare(); print(*[os.environ[n] for n in {names}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given)
+    usual = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    assert done.stdout.split() == [(usual | given)[name] for name in names]
