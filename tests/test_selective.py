@@ -173,7 +173,7 @@ def test_where_the_grid_fails_closed_forms_hold():
 @pytest.mark.parametrize("test", [Acceptance(0.1, 0.6, rate) for rate in (0.05, 0.6, 1.0)], ids=lambda t: str(t.rate))
 def test_the_closed_form_stays_above_what_acceptance_can_add_to_a_proposal(test, order):
     """The moment's integrand is ``p^a p'^(1-a)`` times ``a^a a'^(1-a)``, over the same of the means A and A'. That
-    factor over all corners, by brute force. Kills a closed form without a/(a-1), or without one of its two logarithms."""
+    factor over all corners, by brute force. Kills a closed form without a/(a-1), or without one of its logarithms."""
     corners = np.array(list(itertools.product((test.lowest, test.highest), repeat=2)))
     within = (1 - test.rate) * corners[:, 0] + test.rate * corners[:, 1]
     plain = float(sampled_gaussian.curve(1.0, 3.0, [order])[0])
