@@ -25,10 +25,10 @@ def test_the_same_name_gives_the_same_draws():
 
 def test_any_other_name_gives_other_draws():
     """Kills a name that leaves out the key, the purpose, the round or the client, or runs two of them together."""
-    keys = [seed_key(0), seed_key(1), seed_key(10), bytes(32)]
+    keys = [seed_key(0), seed_key(1), seed_key(10), seed_key(1001), seed_key(2**32 + 1), seed_key(2**62), bytes(32)]
     names = itertools.product(keys, ("noise", "batch"), (0, 1, 11, 12), (SERVER, 0, 1, 11, 2))
     draws = [int(generator(*name).integers(2**63)) for name in names]
-    assert len(set(draws)) == len(draws) == 160
+    assert len(set(draws)) == len(draws) == 280
 
 
 @pytest.mark.parametrize("device", DEVICES)
