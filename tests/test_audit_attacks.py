@@ -10,7 +10,7 @@ from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
 from sim import job as jobs
-from sim.auditing import partial, trainings
+from sim.auditing import partial, shadow, trainings
 from sim.auditing.lira import Roc, confidences, halves, likelihood_ratios, roc
 from sim.auditing.membership import balanced, posterior_features, split
 from sim.auditing.partial import partial_accuracy
@@ -196,3 +196,32 @@ def test_the_partial_attacker_sees_each_records_own_answers_loss_and_gradient(tm
         said, answer = one.model(x).softmax(dim=1)[0].detach().numpy(), np.eye(2)[label]
         expected = [*sorted(said)[::-1], said.argmax() == label, *answer, *(said - answer)]
         np.testing.assert_allclose(row, [*expected, float(loss.detach()), float(gradient.norm())], rtol=1e-4, atol=1e-6)
+
+
+def rows(features: np.ndarray) -> set[bytes]:
+    return {row.tobytes() for row in features}
+
+
+def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_records(tmp_path, monkeypatch):
+    """Members and others of each part, as many of one as of the other; nothing that was learnt from is asked."""
+    one = job(tmp_path, features=5)
+    parts, start = split(240, generator(KEY, "split")), one.gradients.layout.initial(one.model)
+    target, other = Trained(one, start[None], np.inf), Trained(one, 2 * start[None] + 0.1, np.inf)
+    seen = []
+    for module in (partial, shadow):
+        monkeypatch.setattr(module, "accuracy", lambda known, asked, seed: seen.append((*known, *asked)) or 0.5)
+    partial_accuracy(target, parts, KEY)
+    shadow_accuracy(target, other, parts, KEY)
+
+    def answers(trained: Trained, records: np.ndarray) -> set[bytes]:
+        labels = torch.from_numpy(one.dataset.y[records])
+        return rows(posterior_features(trained.probabilities(records)[0], labels))
+
+    inside, outside = (rows(partial._features(target, records)) for records in (parts.target_in, parts.target_out))
+    known_in, known_out, asked_in, asked_out = map(rows, seen[0])
+    assert known_in | asked_in <= inside and known_out | asked_out == outside and not (known_in & asked_in)
+    assert [len(one) for one in (known_in, known_out, asked_in, asked_out)] == [20] * 4
+    learnt_in, learnt_out, told_in, told_out = map(rows, seen[1])
+    assert learnt_in <= answers(other, parts.shadow_in) and learnt_out == answers(other, parts.shadow_out)
+    assert told_in <= answers(target, parts.target_in) and told_out == answers(target, parts.target_out)
+    assert [len(one) for one in (learnt_in, learnt_out, told_in, told_out)] == [40] * 4
