@@ -71,6 +71,16 @@ def test_the_guarantee_holds_against_the_exact_gaussian_tradeoff(noise, delta):
     assert exact(0.999 * tighter) > delta
 
 
+def test_no_distribution_is_built_from_the_limit_on(monkeypatch):
+    """That of a large epsilon would fill the memory."""
+    charges = {SampledGaussian(0.25, 1.5): 4}
+    found, tighter = accountant.epsilon(charges, 1e-5).epsilon, accountant.pld_epsilon(charges, 1e-5)
+    monkeypatch.setattr(accountant, "PLD_LIMIT", found + 0.01)
+    assert 0 < tighter < found and accountant.pld_epsilon(charges, 1e-5) == tighter
+    monkeypatch.setattr(accountant, "PLD_LIMIT", found - 0.01)
+    assert accountant.pld_epsilon(charges, 1e-5) is None
+
+
 def test_pld_is_tighter_for_sampled_gaussians_and_absent_for_others():
     charges = {A: 300, B: 20}
     tighter = accountant.pld_epsilon(charges, 1e-5)

@@ -67,14 +67,25 @@ def test_an_order_is_above_one(order):
         ({SHARE: 2, Covered(RELEASE, 4.0): FITS + 1}, True),
         ({SHARE: 1, Covered(RELEASE, 3.0): 1}, False),
         ({Covered(RELEASE, 4.0): 1}, False),
+        ({SHARE: 1, Covered(RELEASE, 4.0): 1, Covered(RELEASE, 3.0): 1}, False),
+        ({SHARE: 1, Covered(RELEASE, 4.0): 1, Covered(RELEASE, 8.0): 1}, False),
     ],
-    ids=["within", "one too many", "another share", "other order", "no allotment"],
+    ids=[
+        "within",
+        "one too many",
+        "another share",
+        "other order",
+        "no allotment",
+        "a lower one too",
+        "a higher one too",
+    ],
 )
 def test_covered_releases_are_free_as_far_as_their_allotments_go(charges, free):
     """Anyone can check the filter from a ledger. Kills Covered as a free pass."""
     assert overdrawn(charges) is not free
     certified = accountant.epsilon(charges, 1e-5).epsilon
     assert certified == (accountant.epsilon({SHARE: charges[SHARE]}, 1e-5).epsilon if free else math.inf)
+    assert accountant.epsilon(charges, 1e-5, "published").epsilon == 0.0  # a paper's claim would stand beside them
 
 
 def test_an_account_refuses_what_it_does_not_cover():

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
 from sim import job as jobs
-from sim.auditing.lira import confidences, halves, likelihood_ratios, roc
+from sim.auditing import partial, shadow, trainings
+from sim.auditing.lira import Roc, confidences, halves, likelihood_ratios, roc
 from sim.auditing.membership import balanced, posterior_features, split
 from sim.auditing.partial import partial_accuracy
 from sim.auditing.shadow import shadow_accuracy
@@ -62,6 +66,41 @@ def test_trainings_are_those_of_each_alone_and_meet_the_budget(tmp_path, mechani
     assert said.shape == (2, 7, 2) and torch.allclose(said.sum(dim=2), torch.ones(2, 7, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("together", [1, 2, 8])
+def test_every_training_is_gradient_descent_on_its_own_records(tmp_path, monkeypatch, together):
+    """Without privacy, on batches that are everything a client has: as plain autograd, chunk by chunk or at once."""
+    monkeypatch.setattr(trainings, "TOGETHER", together)
+    flags = ("--sample-rate=1", "--lr-schedule=linear", "--momentum=0.5", "--rounds=2", "--steps=3", "--lr=0.2")
+    one = with_mechanism(job(tmp_path, *flags, features=5), "none", 4.0)
+    owned = [np.arange(40), np.arange(40, 120), np.arange(100, 130)]
+    x, y = (torch.from_numpy(array) for array in (one.dataset.x, one.dataset.y))
+    for records, found in zip(owned, train(one, owned, KEY).params, strict=True):
+        row, velocity = one.gradients.layout.initial(one.model), 0.0
+        for step in range(6):
+            weight, bias = row[:10].view(2, 5).requires_grad_(), row[10:].requires_grad_()
+            loss = torch.nn.functional.cross_entropy(x[records] @ weight.T + bias, y[records])
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, [weight, bias])])
+            velocity = gradient + 0.5 * velocity
+            row = (row - 0.2 * (1 - step / 6) * velocity).detach()
+        torch.testing.assert_close(found, row, rtol=1e-4, atol=1e-5)
+
+
+def test_private_trainings_draw_by_their_number_and_cost_what_their_plans_say(tmp_path, monkeypatch):
+    """How many are computed together changes nothing, and no two of them have the same batches and noise."""
+    one = with_mechanism(job(tmp_path, "--noise-multiplier=3", features=5), "dpsgd", 50.0)
+    assert (one.config.privacy.mechanism, one.config.privacy.epsilon) == ("dpsgd", 50.0)
+    owned = [np.arange(40)] * 4
+    at_once = train(one, owned, KEY)
+    monkeypatch.setattr(trainings, "TOGETHER", 2)
+    torch.testing.assert_close(train(one, owned, KEY).params, at_once.params)
+    assert len(torch.unique(at_once.params, dim=0)) == 4
+    assert at_once.epsilon == epsilon({SampledGaussian(0.5, 3.0): 6}, 1e-4).epsilon
+    said, x = at_once.probabilities(np.arange(3, 9)), torch.from_numpy(one.dataset.x[3:9])
+    for row, found in zip(at_once.params, said, strict=True):
+        scores = (x @ row[:10].view(2, 5).T + row[10:]).double()
+        torch.testing.assert_close(found, scores.exp() / scores.exp().sum(dim=1, keepdim=True), rtol=1e-5, atol=1e-6)
+
+
 def test_memory_is_found_by_all_attacks(tmp_path):
     """A model that has learnt random labels by heart knows its members."""
     one = remembering(tmp_path)
@@ -105,7 +144,84 @@ def test_confidence_is_the_scaled_probability_of_the_label(tmp_path):
     one = job(tmp_path)
     start = one.gradients.layout.initial(one.model)
     trained = Trained(one, torch.stack([start, 1e6 * start]), np.inf)
-    found, said = confidences(trained, np.arange(6)), trained.probabilities(np.arange(6))
-    right = said[0, np.arange(6), one.dataset.y[:6]].numpy()
+    records = np.array([9, 4, 31, 2, 0, 17])
+    found, said = confidences(trained, records), trained.probabilities(records)
+    assert one.dataset.y[records].tolist() != one.dataset.y[:6].tolist()
+    right = said[0, np.arange(6), one.dataset.y[records]].numpy()
     np.testing.assert_allclose(found[0], np.log(right / (1 - right)), rtol=1e-9)
     assert np.isfinite(found).all()
+
+
+def test_scores_are_log_ratios_of_gaussians_with_one_pooled_variance():
+    """Number by number: a record's two means leave the target out; squares are added up over records and models."""
+    rng = np.random.default_rng(1)
+    seen, had = rng.normal(size=(9, 4)), rng.random((9, 4)) < 0.5
+    had[:, 3] = np.arange(9) < 1  # all but one are without it: nothing can be said
+    found = likelihood_ratios(seen, had)
+    assert not found[:, 3].any()
+    for target in range(9):
+        others = [model for model in range(9) if model != target]
+        known = [n for n in range(4) if 2 <= sum(had[m, n] for m in others) <= 6]
+        assert known
+        logs = {}
+        for member in (True, False):
+            parts = {n: [seen[m, n] for m in others if had[m, n] == member] for n in known}
+            squares = sum(((np.array(part) - np.mean(part)) ** 2).sum() for part in parts.values())
+            spread = np.sqrt(squares / sum(len(part) - 1 for part in parts.values()))
+            logs[member] = [stats.norm.logpdf(seen[target, n], np.mean(parts[n]), spread) for n in known]
+        np.testing.assert_allclose(found[target, known], np.subtract(logs[True], logs[False]), rtol=1e-9)
+
+
+def test_models_are_trained_on_fair_coins_of_the_key():
+    """100,000 coins stray by 0.0016 from a half; 5.5 deviations: false alarm below 1e-7."""
+    inside = halves(1_000, 100, KEY)
+    assert abs(inside.mean() - 0.5) < 0.0087 and np.array_equal(inside, halves(1_000, 100, KEY))
+    assert not np.array_equal(inside, halves(1_000, 100, seed_key(1)))
+
+
+def test_a_rate_of_hits_is_the_best_within_the_false_alarms_that_are_allowed():
+    curve = Roc(np.array([0.0, 0.0, 0.5, 1.0]), np.array([0.0, 0.4, 0.7, 1.0]), 0.5)
+    assert [curve.at(rate) for rate in (0.0, 0.4, 0.5, 0.9, 1.0)] == [0.4, 0.4, 0.7, 0.7, 1.0]
+
+
+def test_the_partial_attacker_sees_each_records_own_answers_loss_and_gradient(tmp_path):
+    one = job(tmp_path, features=5)
+    trained = Trained(one, one.gradients.layout.initial(one.model)[None], np.inf)
+    records = np.array([7, 2, 30])
+    found = partial._features(trained, records)
+    for row, record in zip(found, records, strict=True):
+        x, label = torch.from_numpy(one.dataset.x[[record]]), int(one.dataset.y[record])
+        loss = torch.nn.functional.cross_entropy(one.model(x), torch.tensor([label]))
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(one.model.parameters()))])
+        said, answer = one.model(x).softmax(dim=1)[0].detach().numpy(), np.eye(2)[label]
+        expected = [*sorted(said)[::-1], said.argmax() == label, *answer, *(said - answer)]
+        np.testing.assert_allclose(row, [*expected, float(loss.detach()), float(gradient.norm())], rtol=1e-4, atol=1e-6)
+
+
+def rows(features: np.ndarray) -> set[bytes]:
+    return {row.tobytes() for row in features}
+
+
+def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_records(tmp_path, monkeypatch):
+    """Members and others of each part, as many of one as of the other; nothing that was learnt from is asked."""
+    one = job(tmp_path, features=5)
+    parts, start = split(240, generator(KEY, "split")), one.gradients.layout.initial(one.model)
+    target, other = Trained(one, start[None], np.inf), Trained(one, 2 * start[None] + 0.1, np.inf)
+    seen = []
+    for module in (partial, shadow):
+        monkeypatch.setattr(module, "accuracy", lambda known, asked, seed: seen.append((*known, *asked)) or 0.5)
+    partial_accuracy(target, parts, KEY)
+    shadow_accuracy(target, other, parts, KEY)
+
+    def answers(trained: Trained, records: np.ndarray) -> set[bytes]:
+        labels = torch.from_numpy(one.dataset.y[records])
+        return rows(posterior_features(trained.probabilities(records)[0], labels))
+
+    inside, outside = (rows(partial._features(target, records)) for records in (parts.target_in, parts.target_out))
+    known_in, known_out, asked_in, asked_out = map(rows, seen[0])
+    assert known_in | asked_in <= inside and known_out | asked_out == outside and not (known_in & asked_in)
+    assert [len(one) for one in (known_in, known_out, asked_in, asked_out)] == [20] * 4
+    learnt_in, learnt_out, told_in, told_out = map(rows, seen[1])
+    assert learnt_in <= answers(other, parts.shadow_in) and learnt_out == answers(other, parts.shadow_out)
+    assert told_in <= answers(target, parts.target_in) and told_out == answers(target, parts.target_out)
+    assert [len(one) for one in (learnt_in, learnt_out, told_in, told_out)] == [40] * 4

@@ -53,6 +53,16 @@ def test_a_given_number_is_taken(tmp_path):
     assert built(tmp_path, chunk_clients=3).config.run.chunk_clients == 3
 
 
+def test_clients_of_one_size_are_chunked_by_number_and_larger_ones_come_first():
+    """On every machine alike, however it sorts. Kills chunks of unlike clients, which are padded to the largest."""
+    sizes = np.array([3, 9] * 60)
+    chunks = [chunk.tolist() for chunks in job.group(sizes, 30, 3) for chunk in chunks]
+    odd, even = list(range(1, 120, 2)), list(range(0, 120, 2))
+    assert sorted(chunks) == sorted([odd[:30], odd[30:], even[:30], even[30:]])
+    loads = [sum(int(sizes[chunk].max()) * len(chunk) for chunk in chunks) for chunks in job.group(sizes, 30, 3)]
+    assert sorted(loads) == [180, 270, 270]
+
+
 def test_buffers_are_kept_by_the_process_that_prepares_itself():
     """Page faults of a second buffer of 64 MiB: thousands, where the first has been returned to the system."""
     code = (
@@ -71,3 +81,13 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     if second("plain") < 1000:
         pytest.skip("this system's allocator or page size shows no difference")
     assert second("prepared") < 100
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "RAY_USAGE_STATS_ENABLED": "1"}])
+def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
+    """Otherwise there is one thread, for sums have one order, and no telemetry."""
+    names = ["OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED"]
+    code = f"import os; from sim.environment import prepare; prepare(); print(*[os.environ[n] for n in {names}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given)
+    usual = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    assert done.stdout.split() == [(usual | given)[name] for name in names]

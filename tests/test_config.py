@@ -1,5 +1,6 @@
 """Laws of the configuration: precedence, round trip, one line for every fault."""
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from sim import presets
 from sim.config import Config, differences, load, save
 from sim.fields import SETTINGS, TABLES, Setting
+
+ROOT = Path(__file__).parent.parent
 
 
 def write(folder: Path, text: str) -> Path:
@@ -73,6 +76,34 @@ def test_a_saved_configuration_outlives_its_preset(tmp_path, monkeypatch):
 def test_presets_are_valid(dataset):
     config = load(None, {"dataset": dataset})
     assert all(config.value(name) == value for name, value in presets.preset(dataset).items())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "central", "features", "expected"),
+    [
+        ("mnist", False, "pixels", {"model": "cnn", "lr": 4.0, "rounds": 45, "clip_norm": 1.0, "feature_groups": 0}),
+        ("mnist", False, "scattering", {"model": "linear", "lr": 0.2, "rounds": 60, "clip_norm": 5.0}),
+        ("cifar10", False, "scattering", {"model": "linear", "rounds": 20, "clip_norm": 1.0, "feature_groups": 27}),
+        ("digits", True, "pixels", {"model": "linear", "lr": 1.0, "batch_size": 256, "epochs": 1.0, "steps": None}),
+        ("mnist", True, "pixels", {"model": "cnn", "lr": 1.0, "rounds": 20, "batch_size": 1024, "clip_norm": 0.1}),
+        ("fmnist", True, "scattering", {"model": "linear", "lr": 4.0, "rounds": 20, "batch_size": 2048}),
+        ("imdb", True, "pixels", {"model": "lstm", "optimizer": "adam", "lr": 0.02, "momentum": 0.9}),
+    ],
+)
+def test_defaults_go_from_the_data_set_over_its_features_to_one_client_and_its_data_set(
+    dataset, central, features, expected
+):
+    """The settings by which the figures of the documentation were made."""
+    found = load(None, {"dataset": dataset, "features": features}, central)
+    assert {name: found.value(name) for name in expected} == expected
+    alone = {"keep_state": True, "server_momentum": 0.0, "server_lr": 1.0, "clients": 1, "fraction": 1.0}
+    assert not central or {name: found.value(name) for name in alone} == alone
+
+
+def test_every_data_set_has_the_model_that_the_readme_says():
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|[^|]*\| `([\w-]+)`[^|]*\| [^|]* \|$", (ROOT / "README.md").read_text(), re.M)
+    models = {name: model for name, model in rows if name in presets.PRESETS}
+    assert models == {name: row["model"] for name, row in presets.PRESETS.items()}
 
 
 def test_precedence(tmp_path, monkeypatch):

@@ -71,7 +71,10 @@ def test_fractional_orders_join_the_integer_ones(rate, noise):
         assert near == pytest.approx(at, rel=1e-8)
 
 
-def test_rows_are_computed_alike_alone_and_together():
+@pytest.mark.parametrize("block", [sampled_gaussian.BLOCK, 3_000, 1])
+def test_rows_are_computed_alike_alone_and_together(monkeypatch, block):
+    """However many grid points are evaluated at once."""
+    monkeypatch.setattr(sampled_gaussian, "BLOCK", block)
     rates, noises = np.array([1e-3, 0.2, 1.0, 0.5, 0.4]), np.array([1.0, 0.02, 3.0, 0.3, 40.0])
     for order in (2.5, 6.0):
         alone = [float(sampled_gaussian.rdp([q], [s], order)[0]) for q, s in zip(rates, noises, strict=True)]

@@ -171,6 +171,9 @@ def test_npz_features_images_and_test_parts(tmp_path: Path) -> None:
     assert own.x.shape == (2, 1, 4, 4) and own.classes == 3 and own.y_test.tolist() == [1]
     np.testing.assert_allclose(own.x[:, 0], pixels / 255, rtol=1e-6)
     assert load(saved(tmp_path, x=np.zeros((5, 3, 4, 4)), y=y[:5])).x.shape == (4, 3, 4, 4)
+    both = load(saved(tmp_path, x=x[:9], y=y[:9], x_test=x[9:], y_test=y[9:]))
+    for found, expected in ((both.x, x[:9]), (both.x_test, x[9:]), (both.y, y[:9]), (both.y_test, y[9:])):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 X, Y = np.ones((6, 2)), np.arange(6) % 3

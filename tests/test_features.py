@@ -81,7 +81,9 @@ def test_computed_features_are_kept_and_read(images: Path, monkeypatch: pytest.M
     monkeypatch.setattr(features, "_computed", never)
     second = load(settings(images), CPU)
     assert np.array_equal(first.x, second.x) and np.array_equal(first.x_test, second.x_test)
-    assert np.array_equal(load(settings(images, feature_groups=27), CPU).x, grouped(first.x.copy(), 27))
+    by_group = load(settings(images, feature_groups=27), CPU)
+    assert np.array_equal(by_group.x, grouped(first.x.copy(), 27))
+    assert np.array_equal(by_group.x_test, grouped(first.x_test.copy(), 27))
     assert len(kept(images)) == 1
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from sim.datasets import imdb
 from sim.datasets.dataset import TIMEOUT, load
-from sim.datasets.words import read_vectors
+from sim.datasets.words import read_vectors, words_of
+from sim.settings import Data
 from tests.reviews import lists, write
 
 
@@ -39,8 +40,9 @@ def test_words_beyond_the_vocabulary_are_one(tmp_path: Path) -> None:
 
 
 def test_parts_labels_and_types(tmp_path: Path) -> None:
-    write(tmp_path / "imdb", records=31)
+    write(tmp_path / "imdb", records=31, y_test=np.arange(20) // 10)
     reviews = load("imdb", str(tmp_path))
+    assert reviews.y_test.tolist() == [n // 10 for n in range(20)]
     assert reviews.x.shape == (31, 80) and reviews.x_test.shape == (20, 80) and reviews.classes == 2
     assert {a.dtype for a in (reviews.x, reviews.y, reviews.x_test, reviews.y_test)} == {np.dtype(np.int64)}
     assert reviews.y.tolist() == [n % 2 for n in range(31)] and reviews.words == 20_000
@@ -163,6 +165,18 @@ def test_vectors_stand_at_the_numbers_of_their_words(tmp_path: Path) -> None:
     assert vectors.dtype == np.float32 and vectors.shape == (8, 3)
     np.testing.assert_allclose(vectors[4:6], [[4, 5, 6], [1, 2.5, -0.3]])
     assert not vectors[[0, 1, 2, 3, 6, 7]].any()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_words_are_as_the_settings_want_them(trained: bool, tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "vectors.txt").write_text("good 1 2\npoor 3 4\n")
+    own = {"dataset": "imdb", "data_dir": str(tmp_path), "train_embedding": trained}
+    dataset = load("imdb", str(tmp_path))
+    found = words_of(Data(**own, word_vectors=str(tmp_path / "vectors.txt")), dataset)
+    assert (found.count, found.trained, found.vectors[[5, 8]].tolist()) == (20_000, trained, [[1, 2], [3, 4]])
+    drawn = words_of(Data(**own), dataset)
+    assert (drawn.count, drawn.trained, drawn.vectors) == (20_000, trained, None)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,18 @@ def test_given_vectors_are_taken_as_they_are() -> None:
     assert given[0].any() and module(torch.ones(3, 20, dtype=torch.long)).shape == (3, 2)
 
 
+@pytest.mark.parametrize(("activation", "applied"), [("tanh", torch.tanh), ("relu", torch.relu)])
+def test_the_network_is_that_of_the_appendix(activation: str, applied) -> None:
+    """Vectors, a layer, both directions, the mean of all states, two layers; given vectors stay as they were."""
+    given = np.random.default_rng(0).normal(size=(WORDS, 7)).astype(np.float32)
+    kept, (x, _) = given.copy(), reviews(1, 5)
+    module = build("lstm", (20,), 4, 0, activation, Words(WORDS, given))
+    inner, cells, hidden, last = module[1], module[3], module[5], module[7]
+    states, _ = cells(applied(inner(module[0].weight[x[0]])))
+    assert states.shape == (5, 20, 64) and np.array_equal(given, kept)
+    torch.testing.assert_close(module(x[0]), last(applied(hidden(states.mean(dim=1)))))
+
+
 def test_weights_depend_on_the_seed_alone() -> None:
     def parameters(seed: int) -> Tensor:
         return torch.cat([p.detach().flatten() for p in network(seed=seed).parameters()])

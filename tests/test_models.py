@@ -64,10 +64,23 @@ def test_weights_are_uniform_within_one_over_root_fan_in(name: str, shape: tuple
             assert layer.weight.dtype == torch.float32 and layer.weight.requires_grad
 
 
-def test_the_activation_is_the_one_asked_for() -> None:
-    for activation, kind in (("tanh", nn.Tanh), ("relu", nn.ReLU)):
-        found = [type(layer) for layer in build("cnn", (1, 28, 28), 10, 0, activation)]
-        assert found.count(kind) == 3 and len({nn.Tanh, nn.ReLU} & set(found)) == 1
+LAYERS = {
+    "linear": "Flatten Linear",
+    "mlp": "Flatten Linear * Linear",
+    "cnn": "Conv2d * MaxPool2d Conv2d * MaxPool2d Flatten Linear * Linear",
+    "cnn-cifar": "Conv2d * Conv2d * MaxPool2d " * 3 + "Flatten Linear * Linear",
+    "cnn-scattering": "Conv2d * Conv2d * Flatten Linear * Linear",
+    "cnn-scattering-cifar": "Conv2d * MaxPool2d Conv2d * Flatten Linear",
+}
+"""As in the appendices; a star is the activation."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("activation", "kind"), [("tanh", "Tanh"), ("relu", "ReLU")])
+def test_models_have_their_papers_layers(name: str, activation: str, kind: str) -> None:
+    found = " ".join(type(layer).__name__ for layer in build(name, (1, 32, 32), 10, 0, activation))
+    assert found == LAYERS[name].replace("*", kind)
+    assert set(LAYERS) | set(SEQUENCE_MODELS) == set(NAMES)
 
 
 FAULTS = [

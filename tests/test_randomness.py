@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mechanisms import randomness
-from mechanisms.randomness import SERVER, Streams, fresh_key, generator, seed_key
+from mechanisms.randomness import SERVER, Streams, SystemStreams, fresh_key, generator, seed_key
 from tests.gaussian import SPOILERS, alarms
 
 KEY = seed_key(5)
@@ -25,10 +25,10 @@ def test_the_same_name_gives_the_same_draws():
 
 def test_any_other_name_gives_other_draws():
     """Kills a name that leaves out the key, the purpose, the round or the client, or runs two of them together."""
-    keys = [seed_key(0), seed_key(1), seed_key(10), bytes(32)]
+    keys = [seed_key(0), seed_key(1), seed_key(10), seed_key(1001), seed_key(2**32 + 1), seed_key(2**62), bytes(32)]
     names = itertools.product(keys, ("noise", "batch"), (0, 1, 11, 12), (SERVER, 0, 1, 11, 2))
     draws = [int(generator(*name).integers(2**63)) for name in names]
-    assert len(set(draws)) == len(draws) == 160
+    assert len(set(draws)) == len(draws) == 280
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -95,6 +95,18 @@ def test_global_random_state_is_neither_read_nor_written():
 def test_nothing_to_draw():
     assert streams().normal("noise", 3).shape == (0, 3)
     assert streams(1).normal("noise", 0).shape == (1, 0)
+
+
+def test_exact_draws_are_each_clients_own_for_each_purpose_and_step():
+    """Of a release as well: no row is given twice."""
+    cohort, rows = streams(4, 9, 2), []
+    for purpose in ("noise", "noise", "count"):
+        rows += cohort.rounded(purpose, 6).tolist()
+    alone = [streams(client).rounded("noise", 6)[0].tolist() for client in (4, 9, 2)]
+    assert rows[:3] == alone
+    system = SystemStreams(3, torch.device("cpu"))
+    rows += [*system.rounded("noise", 6).tolist(), *system.rounded("noise", 6).tolist()]
+    assert len(rows) == len({tuple(row) for row in rows}) == 15 and len(system) == 3
 
 
 def test_a_stream_is_philox_with_the_digest_of_its_name():

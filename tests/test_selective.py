@@ -208,6 +208,23 @@ def test_where_the_grid_fails_closed_forms_hold():
     assert within < beyond == pytest.approx(closed_form(0.1, 1.0, uneven[1], 4), rel=1e-9)
 
 
+@pytest.mark.parametrize("order", [1.25, 2.0, 7.0])
+@pytest.mark.parametrize("test", [Acceptance(0.1, 0.6, rate) for rate in (0.05, 0.6, 1.0)], ids=lambda t: str(t.rate))
+def test_the_closed_form_stays_above_what_acceptance_can_add_to_a_proposal(test, order):
+    """The moment's integrand is ``p^a p'^(1-a)`` times ``a^a a'^(1-a)``, over the same of the means A and A'. That
+    factor over all corners, by brute force. Kills a closed form without a/(a-1), or without one of its logarithms."""
+    corners = np.array(list(itertools.product((test.lowest, test.highest), repeat=2)))
+    within = (1 - test.rate) * corners[:, 0] + test.rate * corners[:, 1]
+    plain = float(sampled_gaussian.curve(1.0, 3.0, [order])[0])
+    assert plain == pytest.approx(order / 18, rel=1e-12)
+    for one, other in ((within, corners[:, 0]), (corners[:, 0], within)):
+        logs = order * np.log(one) + (1 - order) * np.log(other)
+        most = plain + (logs.max() - logs.min()) / (order - 1)
+        assert most <= simple_bound(1.0, 3.0, test, order)
+    if test.rate == 1.0:  # there the two are as near as they can be
+        assert most > plain + (simple_bound(1.0, 3.0, test, order) - plain) * (1 - 0.51 / order)
+
+
 @pytest.mark.parametrize(("rate", "noise", "test_rate"), [(0.9, 0.7, 1e-3), (0.01, 2.0, 0.5), (0.2, 1.0, 0.1)])
 def test_the_range_of_m_holds_every_test_and_no_more(rate, noise, test_rate):
     """``|A - A'| <= eta`` for tests that jump where the likelihood ratio crosses 1; the worst of them attains it."""
