@@ -30,14 +30,15 @@ def bound(world: World, statistic: Statistic = moved, runs: int = RUNS) -> float
     return many_run_epsilon(world, statistic, runs, DELTA, CONFIDENCE, KEY)
 
 
-@pytest.mark.parametrize("target", [1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize(("target", "least"), [(1.0, 0.0), (2.0, 0.05), (4.0, 0.1), (8.0, 0.1)])
 @pytest.mark.parametrize("mechanism", PRIVATE)
-def test_no_mechanism_tells_more_than_is_certified(mechanism, target):
-    """False alarm below 0.001 in each case. Kills: noise, clip or divisor that differ from what is charged."""
+def test_no_mechanism_tells_more_than_is_certified(mechanism, target, least):
+    """With fixed draws; other ones would give a false alarm with a probability below 0.001 in each case. The least is
+    a share of the target that is found. Kills: noise, clip or divisor that differ from what is charged.
+    """
     one = plan(mechanism, target)
     found = bound(world(mechanism, one))
-    assert found <= claimed(one) <= target < 1.5 * claimed(one)
-    assert target < 8 or found > 0.1 * target
+    assert least * target <= found <= claimed(one) <= target < 1.5 * claimed(one)
 
 
 def test_the_audit_has_teeth():
