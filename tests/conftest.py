@@ -1,6 +1,8 @@
 """For all tests: they compute with one thread, as runs do, and draw the same each time."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,12 +18,34 @@ settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
 
+LONG = """
+    account_command architecture audit_attacks audit_bounds audit_command audit_dpsur audit_many_run bench bits
+    calibration_many central cuda_runs dpagd_budget dpis dpsur dpsur_charges fast_gradients fedfed flower gradients grid
+    ledger limits lstm mechanisms mutants readme record_trial release_files report rounded_gaussian run rundir screening
+    selective strategies
+"""
+"""The files of tests that take longest. `pytest -m fast` runs all others, and does not load these."""
+
+
+def is_long(path: Path) -> bool:
+    return path.stem.removeprefix("test_") in LONG.split()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.option.markexpr == "fast" and is_long(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not (is_long(item.path) or item.get_closest_marker("slow")):
+            item.add_marker("fast")
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Layers that a test makes without a generator have the same weights, whichever tests ran before."""
-    import torch
-
-    torch.manual_seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """The architecture's rules, over the syntax trees of the packages; each rule is shown to find a breach."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import LONG, is_long
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
@@ -189,3 +192,11 @@ def test_accounting_loads_no_torch():
 
 def test_the_server_and_its_strategies_do_not_know_the_simulator():
     assert "sim" not in loaded_by("server.loop", "server.app", "client.node", "client.app", "strategies.fedavg")
+
+
+def test_the_fast_tests_use_every_package_and_long_ones_are_files():
+    files = set((ROOT / "tests").glob("test_*.py"))
+    long = {path for path in files if is_long(path)}
+    assert len(long) == len(LONG.split())
+    code = "".join(path.read_text() for path in files - long)
+    assert all(re.search(rf"^(from|import) {package}\b", code, re.MULTILINE) for package in MAY_IMPORT)

@@ -181,14 +181,19 @@ def test_the_report_shows_what_is_shared_and_its_price(tmp_path, source):
     page = write_report(world.run_dir).read_text()
     price = epsilon(world.job.sharing.charges, 1e-5).epsilon
     assert "What clients share" in page and f"came before training: {wording.epsilon(price)}" in page
-    plain = World(tmp_path / "plain", {"shared_source": "none", "quiet": True}).run()
+
+
+def test_where_nothing_is_shared_the_report_says_nothing_of_it(tmp_path):
+    plain = World(tmp_path, {"shared_source": "none", "quiet": True}).run()
     assert "What clients share" not in write_report(plain.run_dir).read_text()
 
 
 def test_public_records_are_shared_at_no_cost(tmp_path):
     world = World(tmp_path, {"shared_source": "public", "public_records": 20, "quiet": True}).run()
     assert world.job.sharing is None and not (world.run_dir / SHARED_FILE).exists()
-    for client, charges in world.spent().items():
+    spent = world.spent()
+    assert len(spent) == 6
+    for client, charges in spent.items():
         assert charges == planned(world.job.plans.of(client), 2)
 
 

@@ -55,13 +55,14 @@ def test_weights_depend_on_the_seed_alone(name: str) -> None:
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn", (1, 28, 28)), ("cnn-cifar", (3, 32, 32))])
 def test_weights_are_uniform_within_one_over_root_fan_in(name: str, shape: tuple[int, ...]) -> None:
     """The variance of n uniform draws strays by 0.9 / sqrt(n); 6 deviations: false alarms below 1e-8."""
-    for layer in build(name, shape, 10, 1):
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            bound = 1 / math.sqrt(layer.weight[0].numel())
-            assert layer.weight.abs().max() <= bound and layer.bias.abs().max() <= bound
-            scaled = layer.weight.detach() / bound
-            assert abs(3 * scaled.square().mean() - 1) < 5.4 / math.sqrt(scaled.numel())
-            assert layer.weight.dtype == torch.float32 and layer.weight.requires_grad
+    layers = [layer for layer in build(name, shape, 10, 1).modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    assert len(layers) >= 2
+    for layer in layers:
+        bound = 1 / math.sqrt(layer.weight[0].numel())
+        assert layer.weight.abs().max() <= bound and layer.bias.abs().max() <= bound
+        scaled = layer.weight.detach() / bound
+        assert abs(3 * scaled.square().mean() - 1) < 5.4 / math.sqrt(scaled.numel())
+        assert layer.weight.dtype == torch.float32 and layer.weight.requires_grad
 
 
 LAYERS = {
