@@ -15,6 +15,7 @@ from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
 from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
+from mechanisms.dpagd import change_clip
 from mechanisms.dpagd_plan import MOST_RAISES, DpagdPlan
 from mechanisms.plan import Terms, merge, planned
 from mechanisms.registry import MECHANISMS, local_round
@@ -170,3 +171,9 @@ def test_the_figures_are_of_each_clients_own_round():
     assert torch.equal(told["agd_largest_step_size"], end.memory["alpha_max"])
     spent = told["agd_epsilon_spent"].tolist()
     assert spent == sorted(spent) and len(set(spent)) == 4
+
+
+@pytest.mark.parametrize(("change", "bound"), [(None, 2.0), (0.1, 0.1), (2.0, 2.0), (5.0, 2.0)])
+def test_a_change_of_loss_is_bounded_by_the_loss_too(change, bound):
+    """Losses lie in [0, 2], so no change is larger: noise for more would be for nothing."""
+    assert change_clip(plan(agd_change_clip=change, agd_loss_clip=2.0)) == bound

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.accountant import ORDERS, epsilon, guarantee
 from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.dpis_plan import DpisPlan
 from mechanisms.plan import PlanTable, merge, planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Dpis, Privacy
@@ -80,3 +81,15 @@ def test_a_plan_knows_what_is_paid_before_it(mechanism):
     assert table(2.0, {}).plans
     with pytest.raises(ValueError, match="too small for a single round"):
         table(2.0, {Gaussian(1.8): 1})
+
+
+def test_the_order_of_a_run_is_the_best_for_all_that_is_paid():
+    """For its rounds and what precedes them. Kills an order of the rounds alone."""
+    prior = {Gaussian(1.0): 1}
+    orders = []
+    for paid in ({}, prior):
+        own = DpisPlan(0.5, 8.0, 1.0, 2, 20, 3, 1e-5, Dpis(), tuple(paid.items()))
+        rounds = {event: 3 * count for event, count in own.worst_round().items()}
+        orders.append(guarantee(merge(rounds, paid), 1e-5, "certified", ORDERS).order)
+        assert (own.allotment.order, own.allotment.shares) == (orders[-1], 3)
+    assert orders[1] < 0.7 * orders[0]
