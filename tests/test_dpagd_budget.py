@@ -9,11 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client.carry import Carry
 from mechanisms.accounting.accountant import PUBLISHED_ORDERS, epsilon, rdp
 from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
 from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
+from mechanisms.dpagd import change_clip
 from mechanisms.dpagd_plan import MOST_RAISES, DpagdPlan
 from mechanisms.plan import Terms, merge, planned
 from mechanisms.registry import MECHANISMS, local_round
@@ -138,3 +140,41 @@ def test_the_command_runs_and_its_ledger_covers_all_releases(tmp_path):
         assert charges[allotted] == 3 and sum(claims.values()) == 12 and not overdrawn(charges)
         total = sum(n * cost(e.event, e.order) for e, n in covered.items())
         assert 0.5 * 3 * allotted.rdp < total <= 3 * allotted.rdp
+
+
+def test_a_client_keeps_its_budget_and_its_step_sizes_and_no_measurement(tmp_path):
+    """From one round to the next, over the disk."""
+    here = dataclasses.replace(world([plan()] * 2), accounts=[Account(4.0, 1.0)] * 2)
+    fresh, clients = DPAGD.start(here, start(model())), np.array([0, 1])
+    moved = {name: tensor + 1 for name, tensor in fresh.memory.items()}
+    carry = Carry(tmp_path, DPAGD.lasting)
+    carry.keep(clients, fresh.remember(**moved))
+    carry.close(1)
+    again = Carry(tmp_path, DPAGD.lasting)
+    again.open(2)
+    resumed = again.resume(clients, fresh).memory
+    kept = {name for name in resumed if torch.equal(resumed[name], moved[name])}
+    assert kept == {"level", "alpha_max", "peak", "moves"}
+    assert all(torch.equal(resumed[name], fresh.memory[name]) for name in resumed.keys() - kept)
+
+
+def test_the_figures_are_of_each_clients_own_round():
+    """Steps, measurements, growth of the budget and the largest step size, as the state has them."""
+    one = plan(agd_growth=0.3, agd_raises=3)
+    _, end = rounds(one, 1)
+    here = dataclasses.replace(world([one] * 4), accounts=[Account(one.allotment.order, one.allotment.rdp)] * 4)
+    levels, counts = torch.tensor([0, 1, 2, 3]), torch.zeros_like(end.memory["counts"])
+    counts[:, 0, 0], counts[2:, 1, 1] = torch.tensor([1, 2, 3, 4]), 5
+    told = DPAGD.report(here, end.remember(level=levels, counts=counts))
+    assert told["agd_steps"].tolist() == end.taken.tolist()
+    assert told["agd_measurements"].tolist() == [1, 2, 8, 9]
+    assert told["agd_gradient_budget"].tolist() == pytest.approx([1.3**level for level in range(4)])
+    assert torch.equal(told["agd_largest_step_size"], end.memory["alpha_max"])
+    spent = told["agd_epsilon_spent"].tolist()
+    assert spent == sorted(spent) and len(set(spent)) == 4
+
+
+@pytest.mark.parametrize(("change", "bound"), [(None, 2.0), (0.1, 0.1), (2.0, 2.0), (5.0, 2.0)])
+def test_a_change_of_loss_is_bounded_by_the_loss_too(change, bound):
+    """Losses lie in [0, 2], so no change is larger: noise for more would be for nothing."""
+    assert change_clip(plan(agd_change_clip=change, agd_loss_clip=2.0)) == bound

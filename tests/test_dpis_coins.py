@@ -4,9 +4,11 @@ import dataclasses
 import functools
 
 import numpy as np
+import pytest
 import torch
 from scipy import stats
 
+from mechanisms.accounting.allotment import Account, cost
 from mechanisms.registry import MECHANISMS
 from tests.small import streams
 from tests.test_dpis import apart, plan
@@ -59,3 +61,28 @@ def test_the_noise_of_the_two_norm_sums_is_not_one_noise():
     memory = DPIS.step(world, DPIS.start(world, torch.zeros(1))).memory
     clip, norm = memory["clip_norm"][:, 0].numpy() > 0.5, memory["share"][:, 0].numpy() > own.sample_rate
     assert independent(clip, norm) and not independent(clip, clip) and 0.4 < clip.mean() < 0.6
+
+
+def test_k_is_measured_in_units_of_the_clip_bound_in_use():
+    """Norms of 0.3 under a bound that follows them: K / (N C) is 1, up to noise of 0.02. Kills the configured bound."""
+    own = plan(0.1, 1e-3, steps=1, records=40, dpis_clip=0.9)
+    world = apart([own] * 20, np.full(40, 0.3))
+    memory = DPIS.step(world, DPIS.start(world, torch.zeros(40))).memory
+    clip, share = memory["clip_norm"][:, 0].numpy(), memory["share"][:, 0].numpy()
+    assert np.abs(clip - 0.27).max() < 0.12 and np.median(share) > 0.95 and share.min() > 0.85
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("spent", [0.0, 0.5, 0.9])
+def test_a_step_never_gets_more_than_its_round_and_its_run_have_left(epoch, spent):
+    """Whatever was spent. Kills a round that lives on what later ones have, and norm sums that are not set aside."""
+    own = plan(0.25, 2.0, steps=12, records=50, rounds=4, dpis_norm_share=0.2)
+    (event, count), rdp = *own.norm_sum_charges.items(), own.allotment.rdp
+    account = Account(own.allotment.order, rdp, spent * rdp)
+    norm_sums, steps = count * cost(event, account.order), own.steps - epoch * own.epoch_steps
+    for nth in (1, 3, 4, 6):
+        limit = own.step_limit(nth, epoch, account)
+        assert limit * steps + (own.epochs - epoch - 1) * norm_sums <= account.left * (1 + 1e-12)
+    rich = Account(own.allotment.order, 3 * rdp, 0.0)
+    whole = own.step_limit(3, 0, rich) * (12 + 12) + (2 * own.epochs - 1) * norm_sums
+    assert whole == pytest.approx(3 * rdp + rdp)

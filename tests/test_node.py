@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from client.carry import Carry
+from client.figures import means
+from client.messages import Upload
 from client.node import GroupData
 from client.sums import SCALE
 from client.uploads import Uploads
@@ -218,3 +220,16 @@ def test_a_replayed_round_starts_from_what_clients_kept_before_it(tmp_path):
         assert (kept().train(request(n, [0, 1])).total == total).all()
     fresh = node(tmp_path / "fresh", optimizer=sgd(0.9)).train(request(2, [0, 1])).total
     assert (fresh != second).any()
+
+
+def test_a_finished_upload_is_found_as_it_was_kept(tmp_path):
+    """With what its clients released one by one. Kills an upload that comes back without a part."""
+    shared = {"x": np.ones((2, 3), np.float32), "y": np.array([1, 0]), "client": np.array([4, 4])}
+    clients, params = np.array([4, 7]), np.zeros(2, np.float32)
+    kept = Upload(0, 3, clients, np.array([5, -(2**40)]), 9, {"rate": (1.5, 2)}, shared=shared)
+    Uploads(tmp_path).keep(kept, params)
+    (found,) = Uploads(tmp_path).finished(0, params)
+    assert (found.round, found.group, found.weight) == (0, 3, 9) and means([found.figures]) == {"rate": 0.75}
+    assert found.clients.tolist() == [4, 7] and found.total.tolist() == kept.total.tolist()
+    assert found.shared.keys() == shared.keys()
+    assert all(np.array_equal(found.shared[name], part) for name, part in shared.items())

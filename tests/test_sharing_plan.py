@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.accountant import ORDERS, epsilon, guarantee
 from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
-from mechanisms.plan import merge, planned
+from mechanisms.dpis_plan import DpisPlan
+from mechanisms.plan import PlanTable, merge, planned
+from mechanisms.registry import plan_table
+from mechanisms.settings import Dpagd, Dpis, Privacy
 from sim import config
 from sim.sharing_plan import Sharing, plan_sharing
 
@@ -59,3 +62,34 @@ def test_what_is_public_or_nothing_needs_no_plan():
     assert plan(strategy="fedavg") is None
     with pytest.raises(ValueError, match="public_records is 0"):
         plan(shared_source="public")
+
+
+@pytest.mark.parametrize("mechanism", ["dpsgd", "dpis", "dpagd"])
+def test_a_plan_knows_what_is_paid_before_it(mechanism):
+    """Calibrated noise pays for both; a given one is refused where both together pass the budget."""
+    prior, sizes = {Gaussian(3.0): 1}, np.array([20])
+    own = {"dpis": Dpis(), "dpagd": Dpagd()}.get(mechanism)
+
+    def table(noise: float | None, prior: dict) -> PlanTable:
+        privacy = Privacy(mechanism=mechanism, epsilon=3.0, noise_multiplier=noise, sample_rate=0.5)
+        return plan_table(privacy, own, 2, 3, sizes, prior)
+
+    alone, after = (table(None, paid).plans[0] for paid in ({}, prior))
+    assert after.noise_multiplier > 1.05 * alone.noise_multiplier
+    assert 0.98 * 3.0 < epsilon(merge(planned(after, 3), prior), 1e-5).epsilon <= 3.0
+    assert table(6.0, prior).plans[0].noise_multiplier == 6.0
+    assert table(2.0, {}).plans
+    with pytest.raises(ValueError, match="too small for a single round"):
+        table(2.0, {Gaussian(1.8): 1})
+
+
+def test_the_order_of_a_run_is_the_best_for_all_that_is_paid():
+    """For its rounds and what precedes them. Kills an order of the rounds alone."""
+    prior = {Gaussian(1.0): 1}
+    orders = []
+    for paid in ({}, prior):
+        own = DpisPlan(0.5, 8.0, 1.0, 2, 20, 3, 1e-5, Dpis(), tuple(paid.items()))
+        rounds = {event: 3 * count for event, count in own.worst_round().items()}
+        orders.append(guarantee(merge(rounds, paid), 1e-5, "certified", ORDERS).order)
+        assert (own.allotment.order, own.allotment.shares) == (orders[-1], 3)
+    assert orders[1] < 0.7 * orders[0]

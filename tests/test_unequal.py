@@ -94,6 +94,19 @@ def test_a_round_moves_the_model_by_the_weighted_mean_of_all_clients(tmp_path, w
     assert (standing.now.params == (jobs.federation(world.job).initial + mean).astype(np.float32)).all()
 
 
+def test_the_servers_momentum_goes_on_from_round_to_round(tmp_path):
+    """v <- 0.9 v + u, model <- model + v, over three rounds. Kills a state that begins anew."""
+    world = Unequal(tmp_path, {"server_momentum": 0.9})
+    standing, _, uploads = watched(world)
+    model, velocity = jobs.federation(world.job).initial, 0.0
+    for number in range(1, ROUNDS + 1):
+        own = [upload for upload in uploads if upload.round == number]
+        velocity = 0.9 * velocity + sum(u.total for u in own) / SCALE / sum(u.weight for u in own)
+        model = (model + velocity).astype(np.float32)
+    assert np.allclose(standing.now.params, model, rtol=1e-6, atol=1e-6)
+    assert np.allclose(standing.now.state["velocity"], velocity)
+
+
 def test_a_fraction_is_one_of_all_clients_however_many_have_retired(tmp_path):
     """And what the ledger says is spent retires a client that never took part. Kills a fraction of those left."""
     world = World(tmp_path, {"fraction": 0.5, "rounds": 2, "max_participations": 2, "groups": 1})

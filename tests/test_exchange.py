@@ -1,0 +1,32 @@
+"""Requests over a Flower grid: each group's to the node that hosts it."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from client.messages import TrainRequest
+from server.app import exchange_over
+from tests.test_flower import LocalGrid, identity
+
+__all__ = ["identity"]
+
+
+class Noting(LocalGrid):
+    """A grid on which nobody answers, and which knows to whom messages went."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = list(messages)
+        self.sent = [(one.metadata.dst_node_id, one.content["config"]["group"]) for one in sent]
+        return super().push_messages(sent)
+
+
+@pytest.mark.parametrize("groups", [[1], [2, 0], [0, 1, 2]])
+def test_a_request_goes_to_the_node_of_its_group_and_to_no_other(groups):
+    """Some groups are asked and others not. Kills nodes by the place of their request."""
+    grid, nobody = Noting(dict.fromkeys((4, 8, 6))), (np.zeros(1, np.int64),) * 2
+    requests = [TrainRequest(1, group, "round-1", *nobody, np.zeros(3, np.float32)) for group in groups]
+    with pytest.raises(RuntimeError, match=f"{len(groups)} of {len(groups)} groups sent no reply"):
+        list(exchange_over(grid, [4, 8, 6], {})(requests))
+    assert grid.sent == [((4, 8, 6)[group], group) for group in groups]
