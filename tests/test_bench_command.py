@@ -1,4 +1,4 @@
-"""``python -m sim.bench`` over runs that are finished: which files and lines it writes, of which runs, and its status."""
+"""``python -m sim.bench`` over finished runs: which files and lines it writes, of which runs, and its status."""
 
 import csv
 import dataclasses
