@@ -141,7 +141,8 @@ def test_the_figures_of_a_mechanism_are_those_of_its_charges(case, capsys):
     found, right = json.loads(capsys.readouterr().out), expected(case)
     assert list(found) and found.keys() == right.keys()
     for name, value in right.items():
-        assert found[name] == (pytest.approx(value, rel=1e-9) if isinstance(value, float | list) else value), name
+        measured = isinstance(value, float) or (name.startswith("rdp") and value)
+        assert found[name] == (pytest.approx(value, rel=1e-9) if measured else value), name
     figures = [found[name] for name in ("epsilon_certified", "epsilon_published", "epsilon_pld") if found[name]]
     assert len(set(figures)) == len(figures) == {"dpsgd": 3, "fedfed": 1}.get(case, 2)
 

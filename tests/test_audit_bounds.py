@@ -121,6 +121,23 @@ def test_the_side_and_the_order_of_the_data_sets_do_not_matter(sign, spread):
     assert threshold_epsilon(sign * other, sign * one, 1e-5, CONFIDENCE) > 1
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_tail_that_one_data_set_alone_has_is_found_on_either_side(sign):
+    """One run in ten lies far out; elsewhere nothing differs, so that no event on the other side tells anything."""
+    other = np.random.default_rng(0).normal(size=4_000)
+    one = np.where(np.random.default_rng(1).random(4_000) < 0.1, sign * 100.0, other)
+    for pair in ((one, other), (other, one)):
+        assert 2 < threshold_epsilon(*pair, 1e-5, CONFIDENCE) < math.log(0.1 * 2_000)
+
+
+def test_each_data_set_has_its_own_number_of_runs():
+    """Two data sets that are told apart every time, by 2,000 and by 500 runs that judge."""
+    one, other = np.ones(4_000), np.zeros(1_000)
+    exact = rates_epsilon(np.array(500), 500, np.array(0), 2_000, 0.0, 0.9)
+    assert threshold_epsilon(one, other, 0.0, 0.9) == threshold_epsilon(other, one, 0.0, 0.9) == float(exact)
+    assert exact > rates_epsilon(np.array(2_000), 2_000, np.array(0), 500, 0.0, 0.9)
+
+
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -128,6 +145,8 @@ def test_the_side_and_the_order_of_the_data_sets_do_not_matter(sign, spread):
         (lambda: one_run_p_value(11, 4, 10, 1.0, 0.0), "guesses = 11"),
         (lambda: one_run_epsilon(3, 3, 10, 0.0, 1.0), "confidence = 1.0"),
         (lambda: threshold_epsilon(np.zeros(1), np.zeros(9), 0.0, 0.9), "runs = 1"),
+        (lambda: threshold_epsilon(np.zeros(9), np.zeros(1), 0.0, 0.9), "runs = 1"),
+        (lambda: one_run_epsilon(3, 3, 10, 0.0, 0.0), "confidence = 0.0"),
     ],
 )
 def test_what_cannot_be_used_is_named(call, named):

@@ -47,7 +47,7 @@ FIRST = (
 SECOND = (result(0.875, (6.5, None), (7.5, 7.0), None, 6, 0.125, 0.875),)
 LINES = [
     table.Line(Cell("A", "3", {}, 60.5), 3, FIRST, ()),
-    table.Line(Cell("A", "1", {}, None), 2, SECOND, ("A, 1, seed 4: it diverged",)),
+    table.Line(Cell("A", "1", {}, None), 3, SECOND, ("A, 1, seed 4: it diverged",)),
     table.Line(Cell("B|C", "3", {}, 71.25), 2, (), ()),
     table.Line(Cell("B|C", "1", {}, 70.0), 1, (), ("B|C, 1, seed 0: it died",)),
 ]
@@ -61,7 +61,7 @@ def test_the_markdown_table():
     assert head == [*expected, "published epsilon", "rounds", "seconds"]
     assert found == [
         ["A", "3", "62.50 (50.00 to 75.00)", "60.5", "+2.00", "2.75", "4.75", "9 to 12", "65"],
-        ["A", "1", "87.50 **failed 1 of 2 seeds**", "", "", "infinite", "7.5", "6", ""],
+        ["A", "1", "87.50 **failed 2 of 3 seeds**", "", "", "infinite", "7.5", "6", ""],
         ["B/C", "3", "**missing**", "71.25", "", "", "", "", ""],
         ["B/C", "1", "**failed**", "70", "", "", "", "", ""],
     ]
@@ -92,7 +92,7 @@ def test_the_csv_table():
         "rounds": "10.3333",
         "seconds": "65",
     }
-    second = {"state": "failed 1 of 2 seeds", "seeds": "1", "mean": "87.5", "least": "87.5", "largest": "87.5"}
+    second = {"state": "failed 2 of 3 seeds", "seeds": "1", "mean": "87.5", "least": "87.5", "largest": "87.5"}
     second |= {"deviation": "", "paper": "", "difference": "", "certified_epsilon": "inf", "published_epsilon": "7.5"}
     second |= {"rounds": "6", "seconds": "", "column": "1"}
     assert {name: found[1][name] for name in second} == second

@@ -1,5 +1,6 @@
 """What a picture shows is what its labels say: read from the axes, series by series, of unequal figures."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -39,6 +40,8 @@ def test_accuracy_and_loss_by_round():
     ]
     assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0 < 1.91 < right.get_ylim()[1]
     assert all(a.get_xlabel() == "round" and a.get_xlim() == (0, 3.5) for a in (left, right))
+    later = [dataclasses.replace(one, round=20 + one.round) for one in unequal.ROUNDS]
+    assert plots.accuracy_and_loss(later, "test").axes[0].get_xlim() == (0, 23.5)
 
 
 def test_epsilon_by_round():

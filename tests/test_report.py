@@ -16,6 +16,7 @@ from sim.cli import main_guard
 from sim.config import load, save
 from sim.report import command, write_report
 from sim.showing import plots, wording
+from tests import unequal
 
 ROOT = Path(__file__).parent.parent
 
@@ -175,6 +176,8 @@ def test_records_go_to_json_and_back():
     back = RoundRecord.from_json(json.loads(line) | {"of a later version": 1})
     assert (back.accuracy, back.loss, back.epsilon_certified_max, back.round) == (None, 0.5, None, 1)
     assert back.to_json() == record.to_json()
+    for whole in (unequal.summary(), *unequal.ROUNDS):
+        assert type(whole).from_json(json.loads(json.dumps(whole.to_json()))) == whole
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,13 @@ def test_every_setting_is_listed_with_its_value_and_meaning(tmp_path):
     assert heads == [f"{model.__doc__} [{table}]" for table, model in TABLES.items()]
 
 
+@pytest.mark.parametrize("release", [True, False])
+def test_the_guarantee_of_a_simulation_stands_out_as_a_notice(tmp_path, release):
+    page = page_of(unequal.run_directory(tmp_path / "run", release=release))
+    assert ('<section class="notice"><h2>What the guarantee means</h2>' in page) is not release
+    assert (wording.RELEASED in html.unescape(page)) is release
+
+
 @pytest.mark.parametrize(("delta", "said"), [(1 / 153, True), (0.999 / 153, False)])
 def test_delta_is_compared_with_all_records(tmp_path, delta, said):
     page = html.unescape(page_of(unequal.run_directory(tmp_path / "run", delta=delta)))
@@ -286,6 +293,9 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
     price = wording.epsilon(accountant.epsilon({SampledGaussian(1.0, 3.0): 2}, 2e-6).epsilon)
     assert f"all that came before training: {price}, at delta 2e-06; it is part of the run's." in part
     assert "Features of single records" in part and wording.PUBLIC_LABELS not in part
+    (folder / "shared.safetensors").write_bytes(save({"x": x[:7], "y": y[:7]}))
+    figure, caption = pictures(figures, page_of(folder))["shared records"]
+    assert caption.startswith("7 of 7 shared records") and [one.get_title() for one in figure.axes[:8]][7] == ""
 
 
 def test_the_section_on_an_audit(tmp_path):

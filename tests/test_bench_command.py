@@ -1,0 +1,135 @@
+"""``python -m sim.bench`` over finished runs: which files and lines it writes, of which runs, and its status."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from sim import bench
+from sim.benching.recipe import read
+from sim.benching.runs import plan
+from sim.cli import main_guard
+from sim.config import save
+from sim.showing import plots
+from tests import unequal
+
+RECIPE = """
+title = "Small"
+axis = "noise"
+plot = "{plot}"
+[[columns]]
+name = "3"
+[[columns]]
+name = "1"
+[[rows]]
+name = "A"
+paper = {{ 3 = 60.5 }}
+[[rows]]
+name = "B"
+settings = {{ mechanism = "dpsur" }}
+"""
+ACCURACY = {("A", "3"): 0.625, ("A", "1"): 0.5, ("B", "3"): 0.75, ("B", "1"): 0.25}
+"""Of seed 4; seed 7 has an eighth more."""
+
+
+def finished(folder: Path, name: str = "small", plot: str = "epsilon", budget: str = "certified") -> Path:
+    """A recipe all of whose runs are there; certified epsilons are 8 times the accuracy, published ones 10 times."""
+    path = folder / f"{name}.toml"
+    path.write_text(RECIPE.format(plot=plot))
+    for run in plan(read(path), folder / "out" / f"{name}-{budget}", budget, [4, 7], {"data_dir": "there"}):
+        accuracy = ACCURACY[run.cell.row, run.cell.column] + (run.seed == 7) / 8
+        run.folder.mkdir(parents=True)
+        save(run.config, run.folder / "config.toml")
+        spent = {"epsilon_certified": (8 * accuracy, 0.5), "epsilon_published": (0.25, 10 * accuracy)}
+        summary = unequal.summary(accuracy=accuracy, **spent)
+        (run.folder / "summary.json").write_text(json.dumps(summary.to_json()))
+        rounds = [dataclasses.replace(one, accuracy=accuracy * one.round / 3) for one in unequal.ROUNDS]
+        (run.folder / "rounds.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in rounds))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def figures(monkeypatch) -> list:
+    made = []
+    monkeypatch.setattr(plots, "svg", lambda figure: made.append(figure) or b"picture")
+    monkeypatch.setattr("sim.benching.lanes.play", lambda run: "it stood still")
+    return made
+
+
+def command(folder: Path, *words: str) -> int:
+    flags = [f"--out={folder / 'out'}", "--data-dir=there", "--processes=1"]
+    try:
+        return main_guard(bench.command, [*words, *flags])
+    except SystemExit as end:
+        return int(end.code)
+
+
+def lines(folder: Path, stem: str = "small-certified") -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "out" / f"{stem}.csv").open()))
+
+
+@pytest.mark.parametrize("budget", ["certified", "published"])
+def test_the_table_is_of_all_cells_and_seeds(tmp_path, capsys, budget):
+    path = finished(tmp_path, budget=budget)
+    assert command(tmp_path, str(path), "--seeds=7,4,7", f"--budget={budget}") == 0
+    found = lines(tmp_path, f"small-{budget}")
+    assert [(one["row"], one["column"]) for one in found] == list(ACCURACY)
+    for one, accuracy in zip(found, ACCURACY.values(), strict=True):
+        assert (one["seeds"], one["state"], one["budget"]) == ("2", "done", budget)
+        assert float(one["mean"]) == 100 * (accuracy + 1 / 16)
+        assert float(one["certified_epsilon"]) == 8 * (accuracy + 1 / 8)
+        assert float(one["published_epsilon"]) == 10 * (accuracy + 1 / 8)
+    text = (tmp_path / "out" / f"small-{budget}.md").read_text()
+    said = capsys.readouterr().out
+    assert said == f"\n{text}\n{tmp_path / 'out' / f'small-{budget}.md'}, .csv, .svg\n" and "# Small" in text
+    assert (tmp_path / "out" / f"small-{budget}.svg").read_bytes() == b"picture"
+
+
+AXES = {
+    "epsilon": (
+        "certified epsilon",
+        "accuracy",
+        {"A": [(5.0, 0.5625), (6.0, 0.6875)], "B": [(3.0, 0.3125), (7.0, 0.8125)]},
+    ),
+    "column": ("noise", "accuracy", {"A": [(0, 0.6875), (1, 0.5625)], "B": [(0, 0.8125), (1, 0.3125)]}),
+    "acceptance_rate": (
+        "round",
+        "acceptance rate",
+        {f"{row}, noise {column}": [(1, 0.75), (2, 0.25), (3, 0.625)] for row, column in ACCURACY},
+    ),
+}
+
+
+@pytest.mark.parametrize("plot", AXES)
+def test_the_plot_is_of_the_table_and_says_what_its_axes_are(tmp_path, figures, plot):
+    assert command(tmp_path, str(finished(tmp_path, plot=plot)), "--seeds=4,7") == 0
+    (axes,) = figures[-1].axes
+    drawn = {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.get_lines()}
+    assert (axes.get_xlabel(), axes.get_ylabel(), drawn) == AXES[plot]
+    ticks = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert (ticks == ["3", "1"]) is (plot == "column")
+
+
+def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
+    """What is not there is tried, and what was wrong with it is said; what is there is not tried again."""
+    assert command(tmp_path, str(finished(tmp_path)), "--rows=B", "--columns=1, 3", "--seeds=4,5") == 1
+    found = [(one["row"], one["column"], one["seeds"], one["state"], one["mean"]) for one in lines(tmp_path)]
+    assert found == [("B", "3", "1", "failed 1 of 2 seeds", "75"), ("B", "1", "1", "failed 1 of 2 seeds", "25")]
+    said = capsys.readouterr().out
+    assert said.startswith("1/2 small: B, 3, seed 5: failed: it stood still\n2/2 small: B, 1, seed 5: failed: it")
+    assert "- B, 1, seed 5: it stood still\n" in (tmp_path / "out" / "small-certified.md").read_text()
+
+
+def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
+    """And the table that is whole is written all the same."""
+    whole, lacking = finished(tmp_path), finished(tmp_path, "other")
+    assert command(tmp_path, str(whole), str(lacking), "--seeds=4,7") == 0
+    for path in (tmp_path / "out" / "other-certified").glob("b_3_*/summary.json"):
+        path.unlink()
+    assert command(tmp_path, str(whole), str(lacking), "--seeds=4,7") == 1
+    assert {one["state"] for one in lines(tmp_path)} == {"done"}
+    assert [one["state"] for one in lines(tmp_path, "other-certified")] == ["done", "done", "failed", "done"]
+    assert main_guard(bench.command, [str(whole), str(whole)]) == 2
+    assert "two recipes have the same file name" in capsys.readouterr().err
