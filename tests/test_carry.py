@@ -21,9 +21,9 @@ def played(folder, rounds: int) -> Carry:
     carry = Carry(folder, NAMES)
     for n in range(1, rounds + 1):
         carry.open(n)
-        carry.keep(np.array([4, 7]), state(float(n), 2))
         if n == 1:
             carry.keep(np.array([9]), state(100.0, 1))
+        carry.keep(np.array([4, 7]), state(float(n), 2))
         carry.close(n)
     return carry
 

@@ -265,3 +265,12 @@ def test_several_lines_of_records_read_back_and_what_follows_is_cut(tmp_path):
     assert store.records(first=2) == [round_record(1), round_record(2)]
     kept = (tmp_path / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in kept] == [1, 2]
+
+
+def test_a_damaged_last_record_is_passed_over(tmp_path):
+    store = Store(tmp_path, 2)
+    for number in (1, 2):
+        store.append(round_record(number))
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert store.records(first=2) == [round_record(1)]

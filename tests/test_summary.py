@@ -20,7 +20,8 @@ from sim.session import train
 FLAGS = (
     "--clients=6 --rounds=6 --engine=inline --quiet --model=linear --dirichlet=0.3 --min-records=3 --batch-size=3 "
     "--mechanism=dpsur --noise-multiplier=5 --validation-noise=8 --steps=2 --accounting=selective --delta=1e-4 "
-    "--fraction=0.5 --epsilon=3 --evaluate-every=1 --evaluate-on=validation --validation-records=40 --seed=3"
+    "--fraction=0.5 --epsilon=3 --evaluate-every=1 --evaluate-on=validation --validation-records=40 --seed=3 "
+    "--keep-checkpoints=3"
 )
 
 
@@ -68,6 +69,8 @@ def test_the_model_file_is_the_last_model_and_not_the_first(finished):
     tensors = load_file(finished / "model.safetensors")
     layout = job.gradients.layout
     assert np.array_equal(layout.flatten({name: torch.from_numpy(tensors[name]) for name in layout.names}), now.params)
+    kept = sorted(path.name for path in (finished / "checkpoints").glob("*.json"))
+    assert kept == [f"round-00000{n}.json" for n in (4, 5, 6)], "as many as are asked for"
     assert now.round == 6 and not np.array_equal(layout.initial(job.model), now.params)
 
 
