@@ -162,6 +162,14 @@ def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
     assert len(set(summary["epsilon_certified"])) > rundir.MOST_PLD and summary["epsilon_pld"] is None
 
 
+def test_an_audited_run_is_not_resumed(tmp_path):
+    """Its canaries are gone, so the same draws would be made on other records."""
+    folder = run(tmp_path)
+    (folder / rundir.AUDITED).touch()
+    with pytest.raises(ValueError, match="is an audited run"):
+        train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+
+
 def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
     folder = run(tmp_path)
     path = folder / inputs.INPUTS

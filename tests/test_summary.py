@@ -12,9 +12,11 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.allotment import payable
 from server.checkpoints import Checkpoints
-from sim import config, rundir
+from server.records import RunInfo
+from sim import config, rundir, session
 from sim import job as jobs
 from sim.cli import parse
+from sim.cluster import Cluster
 from sim.session import train
 
 FLAGS = (
@@ -72,6 +74,25 @@ def test_the_model_file_is_the_last_model_and_not_the_first(finished):
     kept = sorted(path.name for path in (finished / "checkpoints").glob("*.json"))
     assert kept == [f"round-00000{n}.json" for n in (4, 5, 6)], "as many as are asked for"
     assert now.round == 6 and not np.array_equal(layout.initial(job.model), now.params)
+
+
+def test_a_resumed_run_says_where_it_stands_and_when_training_is_over(
+    finished, monkeypatch
+):
+    told, left = [], []
+
+    class Watching(session.Progress):
+        def started(self, info: RunInfo) -> None:
+            told.append(info)
+
+    monkeypatch.setattr(session, "Progress", Watching)
+    (finished / "report.html").unlink()
+    before = (finished / "summary.json").read_bytes()
+    request = parse(["--resume", str(finished), "--quiet"], "run", "")
+    train(request, Cluster(lambda: None, lambda: left.append(True)))
+    assert told == [RunInfo(6, 6, 6, str(finished), jobs.build(request.config).config.run.chunk_clients)]
+    assert left == [True] and (finished / "report.html").exists()
+    assert (finished / "summary.json").read_bytes() == before
 
 
 class Scaled(torch.nn.Module):
