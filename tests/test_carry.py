@@ -13,7 +13,7 @@ NAMES = ("clip_norm",)
 
 def state(value: float, clients: int) -> LocalState:
     rows = torch.full((clients, 3), value) + torch.arange(clients)[:, None]
-    return LocalState(rows, (10 * rows,), rows[:, 0], {"clip_norm": rows[:, 0] / 2, "other": rows[:, 0]})
+    return LocalState(rows, (10 * rows, -rows), rows[:, 0], {"clip_norm": rows[:, 0] / 2, "other": rows[:, 0]})
 
 
 def played(folder, rounds: int) -> Carry:
@@ -21,22 +21,23 @@ def played(folder, rounds: int) -> Carry:
     carry = Carry(folder, NAMES)
     for n in range(1, rounds + 1):
         carry.open(n)
-        carry.keep(np.array([4, 7]), state(float(n), 2))
         if n == 1:
             carry.keep(np.array([9]), state(100.0, 1))
+        carry.keep(np.array([4, 7]), state(float(n), 2))
         carry.close(n)
     return carry
 
 
 def check(carry: Carry, after: int) -> None:
-    fresh = replace(state(-1.0, 4), optimizer=(torch.zeros(4, 3),))
+    fresh = replace(state(-1.0, 4), optimizer=(torch.zeros(4, 3), torch.ones(4, 3)))
     got = carry.resume(np.array([9, 4, 5, 7]), fresh)
     kept = state(float(after), 2)
     assert torch.equal(got.optimizer[0][1], kept.optimizer[0][0]) and torch.equal(
         got.optimizer[0][3], kept.optimizer[0][1]
     )
+    assert torch.equal(got.optimizer[1][1], kept.optimizer[1][0]), "each state of the optimizer stays its own"
     assert got.optimizer[0][0][0] == 1000.0, "kept from an earlier round"
-    assert torch.equal(got.optimizer[0][2], fresh.optimizer[0][2]), "never took part"
+    assert all(torch.equal(got.optimizer[n][2], fresh.optimizer[n][2]) for n in range(2)), "never took part"
     assert got.memory["clip_norm"].tolist() == [50.0, after / 2, fresh.memory["clip_norm"][2], (after + 1) / 2]
     assert torch.equal(got.params, fresh.params) and torch.equal(got.memory["other"], fresh.memory["other"])
 
@@ -69,6 +70,20 @@ def test_a_round_that_broke_off_leaves_nothing(tmp_path):
     carry.keep(np.array([4, 7]), state(77.0, 2))
     carry.open(6)
     check(carry, after=5)
+
+
+def test_what_is_kept_does_not_change_with_the_memory_of_the_round(tmp_path):
+    """The next chunk of clients may be computed where the one before it was."""
+    carry, end = Carry(tmp_path, NAMES), state(5.0, 2)
+    carry.open(1)
+    carry.keep(np.array([4, 7]), end)
+    for tensor in (*end.optimizer, end.memory["clip_norm"]):
+        tensor.fill_(-77.0)
+    carry.close(1)
+    carry.open(2)
+    got, kept = carry.resume(np.array([4, 7]), state(0.0, 2)), state(5.0, 2)
+    assert torch.equal(got.optimizer[0], kept.optimizer[0])
+    assert torch.equal(got.memory["clip_norm"], kept.memory["clip_norm"])
 
 
 def test_old_files_are_removed(tmp_path):

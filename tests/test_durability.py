@@ -167,6 +167,37 @@ def test_what_a_dead_process_had_written_survives_once_another_has_gone_on_with_
         assert writer.read(root) == 1
 
 
+def test_a_write_that_fails_changes_nothing_and_says_so(tmp_path):
+    path = tmp_path / "file"
+    durable.write(path, b"old")
+    with pytest.raises(OSError, match="disk is full"), durable.writing(path) as file:
+        file.write(b"half of the n")
+        raise OSError("disk is full")
+    assert tree_of(tmp_path) == {"file": b"old"}
+
+
+FLUSHES = {
+    "all folders of a run": lambda run: durable.sync_folders(run),
+    "a folder": lambda run: durable.make_folder(run / "there" / "below"),
+    "a folder in it": lambda run: durable.make_folder(run / "there" / "below" / "new"),
+}
+
+
+@pytest.mark.parametrize("name", FLUSHES)
+def test_folders_that_a_dead_process_had_made_survive_once_they_are_flushed(tmp_path, name):
+    """Whoever goes on finds them there, though no flush has named them."""
+    first = [] if name == "all folders of a run" else [tmp_path, tmp_path / "run"]
+    with Noting(tmp_path) as noting:
+        for folder in ("run", "run/there", "run/there/below"):
+            (tmp_path / folder).mkdir()
+        for folder in first:
+            durable.sync_folder(folder)
+        FLUSHES[name](tmp_path / "run")
+    after = noting.start.copy()
+    after.do(*noting.operations)
+    assert after.tree(False, False) == tree_of(tmp_path)
+
+
 def test_a_record_of_a_round_survives_and_a_torn_one_is_removed(tmp_path):
     """Of the records only those of finished rounds count, so what a crash leaves after them goes."""
     root = tmp_path / "disk"
@@ -234,3 +265,12 @@ def test_several_lines_of_records_read_back_and_what_follows_is_cut(tmp_path):
     assert store.records(first=2) == [round_record(1), round_record(2)]
     kept = (tmp_path / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in kept] == [1, 2]
+
+
+def test_a_damaged_last_record_is_passed_over(tmp_path):
+    store = Store(tmp_path, 2)
+    for number in (1, 2):
+        store.append(round_record(number))
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert store.records(first=2) == [round_record(1)]

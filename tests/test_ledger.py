@@ -14,6 +14,7 @@ import pytest
 from mechanisms.accounting import ledger as module
 from mechanisms.accounting.events import SampledGaussian, to_dict
 from mechanisms.accounting.ledger import Ledger, read
+from tests.crashing import Noting
 
 A, B = SampledGaussian(0.01, 1.1), SampledGaussian(0.2, 4.0)
 
@@ -57,6 +58,8 @@ def test_a_replayed_release_is_charged_once(tmp_path):
     before = path.read_bytes()
     charge(path, ("one", [3, 0], {A: 5}))
     assert path.read_bytes() == before
+    paid = [(line["clients"], line["event"]) for line in map(json.loads, before.splitlines())]
+    assert paid == [("0-1", to_dict(A)), ("2", to_dict(A)), ("0-2", to_dict(B)), ("3", to_dict(A))]
 
 
 def test_a_release_in_two_files_counts_once_with_its_largest_count(tmp_path):
@@ -91,6 +94,7 @@ def test_another_count_under_the_same_name_is_refused(tmp_path):
         ("round", ("r", True, [0], {A: 1})),
         ("client", ("r", 0, [-1], {A: 1})),
         ("client", ("r", 0, [2, 2], {A: 1})),
+        ("client", ("r", 0, [2, 3, 2], {A: 1})),
         ("count", ("r", 0, [0], {A: 0})),
         ("count", ("r", 0, [0], {A: -3})),
         ("count", ("r", 0, [0], {A: 1.0})),
@@ -117,6 +121,16 @@ def test_the_lines_and_the_files_name_are_flushed_before_charge_returns(tmp_path
         for number in range(3):
             ledger.charge(f"r{number}", number, range(100), {A: 1, B: 2})
             assert flushed[path.stat().st_ino] == path.stat().st_size > 0
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path):
+    """A short write is no error, so nobody says that the rest is missing. Kills one that is taken for the whole."""
+    for folder, longest in (("whole", 2**30), ("short", 7)):
+        (tmp_path / folder).mkdir()
+        with Noting(tmp_path / folder, longest=longest):
+            charge(tmp_path / folder / "g.jsonl", ("one", [0, 1], {A: 5, B: 2}), ("two", [1], {A: 7}))
+    files = [tmp_path / folder / "g.jsonl" for folder in ("whole", "short")]
+    assert files[0].read_bytes() == files[1].read_bytes() and read(tmp_path / "short")[1] == {A: 12, B: 2}
 
 
 def test_a_disk_that_refuses_leaves_no_charge_and_a_closed_ledger(tmp_path, monkeypatch):
@@ -169,6 +183,7 @@ def test_a_line_cut_at_any_byte_loses_itself_alone(tmp_path):
         lambda line: line.replace('"clients": "0"', '"clients": "1-0"'),
         lambda line: line.replace('"clients": "0"', '"clients": 0'),
         lambda line: line.replace('"round"', '"rounds"'),
+        lambda line: line.replace('"round"', '"extra": 1, "round"'),
         lambda line: "[]",
         lambda line: "",
     ],

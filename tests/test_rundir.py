@@ -1,14 +1,17 @@
 """A run directory belongs to one process, one set of records and one kind of device."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
 from server import orders
-from sim import inputs, rundir
+from sim import config, inputs, rundir
+from sim import job as jobs
 from sim.cli import main_guard, parse
 from sim.run import command
 from sim.session import train
@@ -26,6 +29,61 @@ def records(path, shift: float) -> str:
 
 def run(folder, *flags: str):
     return train(parse([*SMALL, "--out", str(folder), "--name", "run", *flags], "run", ""))
+
+
+def changed(array: np.ndarray) -> np.ndarray:
+    """The same array but for its last entry, with the same set of values where it can be."""
+    other = array.copy()
+    other.flat[-1] = array.flat[0] if array.flat[0] != array.flat[-1] else array.flat[-1] + 1
+    return other
+
+
+def buffered(value: float) -> torch.nn.Module:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("scale", torch.tensor([1.0, value]))
+    return module
+
+
+def frozen(value: float) -> torch.nn.Module:
+    module = torch.nn.Linear(2, 2)
+    module.bias = torch.nn.Parameter(torch.tensor([1.0, value]), requires_grad=False)
+    return module
+
+
+def trained(value: float) -> torch.nn.Module:
+    module = torch.nn.Linear(2, 2)
+    module.bias = torch.nn.Parameter(torch.tensor([1.0, value]))
+    return module
+
+
+INPUTS = {
+    **{name: ("dataset", name) for name in ("x", "y", "x_test", "y_test")},
+    **{name: ("partition", name) for name in ("indices", "offsets")},
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_run_goes_on_with_the_same_inputs_only(tmp_path, name):
+    """Of each array of records, and of who holds which, the last entry is another one."""
+    job = jobs.build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), "clients": 4}))
+    inputs.write(tmp_path, job)
+    inputs.check(tmp_path, job)
+    whole, part = INPUTS[name]
+    other = replace(getattr(job, whole), **{part: changed(getattr(getattr(job, whole), part))})
+    with pytest.raises(ValueError, match="records = "):
+        inputs.check(tmp_path, replace(job, **{whole: other}))
+
+
+@pytest.mark.parametrize("model", [buffered, frozen])
+def test_a_run_goes_on_with_the_same_constants_of_the_model_only(tmp_path, model):
+    """What is trained is no input: a resumed run has it from its checkpoint."""
+    job = jobs.build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), "clients": 4}))
+    inputs.write(tmp_path, replace(job, model=model(2.0)))
+    inputs.check(tmp_path, replace(job, model=model(2.0)))
+    with pytest.raises(ValueError, match="records = "):
+        inputs.check(tmp_path, replace(job, model=model(3.0)))
+    inputs.write(tmp_path, replace(job, model=trained(2.0)))
+    inputs.check(tmp_path, replace(job, model=trained(3.0)))
 
 
 def test_two_processes_do_not_go_on_with_one_run(tmp_path):
@@ -103,6 +161,14 @@ def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
 def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
     summary = json.loads((run(tmp_path, "--clients=25", *UNEQUAL) / "summary.json").read_text())
     assert len(set(summary["epsilon_certified"])) > rundir.MOST_PLD and summary["epsilon_pld"] is None
+
+
+def test_an_audited_run_is_not_resumed(tmp_path):
+    """Its canaries are gone, so the same draws would be made on other records."""
+    folder = run(tmp_path)
+    (folder / rundir.AUDITED).touch()
+    with pytest.raises(ValueError, match="is an audited run"):
+        train(parse(["--resume", str(folder), "--quiet"], "run", ""))
 
 
 def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
