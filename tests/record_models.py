@@ -209,8 +209,8 @@ TAPPED = {
     "groupnorm": Case(
         lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()), (2, 4, 3)
     ),
-    "groupnorm on vectors": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4)), (3,)),
-    "layernorm": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), (3,)),
+    "groupnorm on vectors": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4, eps=0.2)), (3,)),
+    "layernorm": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, eps=0.3)), (3,)),
     "layernorm on planes": Case(lambda: nn.Sequential(nn.LayerNorm([3, 4], bias=False), nn.Flatten()), (2, 3, 4)),
     "embedding": Case(Tokens, (6,), indices=True),
     "one index": Case(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Tanh()), (), indices=True),
