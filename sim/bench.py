@@ -58,7 +58,7 @@ def command(argv: Sequence[str]) -> None:
     if len({one.stem for one in tables}) < len(tables):
         raise ValueError("two recipes have the same file name, under which their runs would be kept: rename one")
     of = {run: one for one in tables for run in one.runs}
-    outstanding = [run for run in of if not run.finished]
+    outstanding = list({run.folder: run for run in of if not run.finished}.values())
     for number, (run, fault) in enumerate(lanes.played(outstanding, given.processes), 1):
         one = of[run]
         if fault:
@@ -95,8 +95,8 @@ class Table:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         durable.write(self.file("md"), table.markdown(self.recipe, self._budget, lines).encode())
         durable.write(self.file("csv"), table.as_csv(self.recipe, self._budget, lines).encode())
-        labels = {"epsilon": "certified epsilon", "column": self.recipe.axis}
-        y = "accuracy" if self.recipe.plot in ("epsilon", "column") else self.recipe.plot.replace("_", " ")
+        labels = {"epsilon": "certified epsilon", "column": self.recipe.axis, "path": f"{self._budget} epsilon"}
+        y = "accuracy" if self.recipe.plot in ("epsilon", "column", "path") else self.recipe.plot.replace("_", " ")
         ticks = [column.name for column in self.recipe.columns] if self.recipe.plot == "column" else []
         picture = plots.curves(table.points(self.recipe, lines), labels.get(self.recipe.plot, "round"), y, ticks)
         durable.write(self.file("svg"), plots.svg(picture))

@@ -51,7 +51,7 @@ class Result:
 
 
 def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Values) -> list[Run]:
-    """All runs of a recipe, cell by cell; nothing is made yet.
+    """All runs of a recipe, cell by cell; nothing is made yet. Columns with ``reach`` share a run directory.
 
     Args:
         recipe: its rows and columns.
@@ -66,7 +66,8 @@ def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Val
     runs = []
     for cell in cells(recipe, budget):
         for seed in seeds:
-            name = f"{slug(cell.row)}_{slug(cell.column)}_seed-{seed}"
+            column = "reach" if cell.reach is not None else slug(cell.column)
+            name = f"{slug(cell.row)}_{column}_seed-{seed}"
             fixed: Values = {"budget": budget, "seed": seed, "out": str(folder), "name": name}
             fixed |= {"engine": "inline", "quiet": True}
             config = cell.config(given | fixed, central=recipe.clients == "one")
