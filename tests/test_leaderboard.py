@@ -68,8 +68,9 @@ def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled, cap
     page = out.with_name("page.md")
     lines = run(path, out, "--hours=0", f"--cells={files}", f"--page={page}")
     assert [line["state"] for line in lines] == ["missing 3 of 5 seeds", "missing", "missing 4 of 5 seeds", "missing"]
-    assert not list(out.glob("*/*/")) and "DPSGD, 8, DPSUR, beta 0, 8 |" in page.read_text()
-    assert "| small | certified | 4 | 2 | 0 |" in page.read_text()
+    assert not list(out.glob("*/*/")) and "| 2 | 0 | DPSGD: 8; DPSUR, beta 0: 8 |" in page.read_text()
+    run(path, out, "--hours=0", "--rows=DPSGD", "--columns=8", f"--cells={files}", f"--page={page}")
+    assert "| small | certified | 1 | 0 | 0 | all |" in page.read_text()
 
 
 def test_with_an_end_everything_is_trained_that_there_is_time_for(filled, capsys):

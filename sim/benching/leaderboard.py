@@ -36,10 +36,20 @@ def page(tables: Sequence[Table]) -> str:
     text += ["|---|---|---|---|---|---|"]
     for table in tables:
         seeds = [len(line.results) for line in table.lines]
-        absent = ", ".join(line.cell.label.replace("|", "/") for line in table.lines if not line.results)
         some, three = sum(n > 0 for n in seeds), sum(n > 2 for n in seeds)
-        text.append(f"| {table.stem} | {table.budget} | {len(seeds)} | {some} | {three} | {absent} |")
+        text.append(f"| {table.stem} | {table.budget} | {len(seeds)} | {some} | {three} | {_absent(table.lines)} |")
     return "\n".join(text) + "\n"
+
+
+def _absent(lines: Sequence[Line]) -> str:
+    """Cells without a seed, row by row; ``all``, where that is so."""
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if not line.results:
+            rows.setdefault(line.cell.row.replace("|", "/"), []).append(line.cell.column)
+    if sum(map(len, rows.values())) == len(lines):
+        return "all"
+    return "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
 
 
 def _place(entry: tuple[Table, Line]) -> tuple[object, ...]:
