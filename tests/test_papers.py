@@ -148,7 +148,7 @@ def test_figures_stand_beside_the_data_set_the_epsilon_and_the_mechanism_that_th
         settings = cell.settings
         for claim in cell.claims:
             file, place, data, *row, column = claim.reference.split("/")
-            assert place.startswith(("table", "figure")), claim.reference
+            assert place.startswith(("table", "figure")) and claim.value == papers.entry(claim.reference)
             if place.startswith("table"):
                 assert data == DATA[settings["dataset"]], (stem, cell.label, claim.reference)
             name = row[-1] if row else column

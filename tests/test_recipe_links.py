@@ -74,6 +74,15 @@ def test_a_row_that_is_like_a_cell_has_its_settings_below_its_own(tmp_path, reco
     assert other["accounting"] == "visible"
 
 
+def test_what_a_row_follows_lies_above_its_column_and_below_its_own_settings(tmp_path, records):
+    follows = 'follows = ["dpis-ccs-2022/table-2/IMDb"]\nsettings = { dpis_slack = 9.0 }\n'
+    column = '\n[[columns]]\nname = "9"\nsettings = { dpis_first_phase = 0.3 }\n'
+    small = read(written(tmp_path, records, f'{column}\n[[rows]]\nname = "A"\n{follows}'))
+    found = {(c.row, c.column): c.settings for c in cells(small, "certified")}
+    assert (found["A", "9"]["dpis_slack"], found["A", "9"]["dpis_first_phase"]) == (9.0, 0.8)
+    assert found["DPSGD", "9"]["dpis_first_phase"] == 0.3 and "dpis_slack" not in found["DPSGD", "9"]
+
+
 def read_project(stem: str):
     return read(RECIPES / f"{stem}.toml")
 
