@@ -9,10 +9,12 @@ A trial, with the model w, gain Q0 and tau growing with the accepted steps:
     optimizer's state
 
 ``Q0 tau`` is the inverse temperature. Deviation: it grows in equal stages, so that the clipped test has few curves. In
-step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the paper's Q0 is ``gain / T``.
+step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the paper's Q0 is ``gain / T``, or
+``screening_q0``. Where trials are public, t counts all trials of earlier rounds; the paper's tau counts accepted ones.
 
 Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for accepted steps only, and
-evaluates dE on the training set, without noise: no finite epsilon holds for that. What does:
+looks at a "test loss" without noise, on records that it does not name: on the client's own, no finite epsilon holds
+for that. What does:
 
 - ``public-test``: dE on records that are public. A function of the candidate, so each trial is charged ``SGM(q, s)``;
   forced acceptance may stay. A dE that is not finite counts as infinite.
@@ -30,7 +32,7 @@ import torch
 
 from mechanisms import dpsgd, trials
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.events import PaperClaim, ScreenedStep, TrialCap
+from mechanisms.accounting.events import ClassicClaim, ScreenedStep, TrialCap
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import Terms, merge
@@ -79,11 +81,12 @@ class ScreeningPlan(TrialPlan):
         accounting = "public-test" if public else "clipped" if clip < math.inf else "unproved"
         if accounting == "unproved":
             _check_unproved(own, terms)
-        most = _cap(own, terms, math.exp(-clip * own.screening_gain)) if accounting == "clipped" else 0
+        gain = own.screening_gain if own.screening_q0 is None else own.screening_q0 * planned
+        most = _cap(own, terms, math.exp(-clip * gain)) if accounting == "clipped" else 0
         return cls(
             **asdict(DpsgdPlan.of(terms, noise)),
             most_rejections=most,
-            gain=own.screening_gain,
+            gain=gain,
             stage=-(-planned // own.screening_stages),
             planned=planned,
             test_rate=own.screening_rate,
@@ -109,8 +112,8 @@ class ScreeningPlan(TrialPlan):
         return ScreenedStep(self.sample_rate, self.multiplier(nth), self.test_rate, lowest, self.accounting)
 
     def claims(self, accepted: int, nth: int) -> Charges:
-        """``SGM(q, s)`` for each accepted step."""
-        return {PaperClaim(self.sample_rate, self.multiplier(nth)): accepted}
+        """``SGM(q, s)`` for each accepted step, converted as in Theorem 1 (its formula lacks a logarithm)."""
+        return {ClassicClaim(self.sample_rate, self.multiplier(nth)): accepted}
 
 
 def lowest(plan: ScreeningPlan, inverse: float) -> float:

@@ -145,6 +145,12 @@ class Screening(Settings):
     screening_gain: float = Field(
         1.0, ge=0, description="inverse temperature at the run's end; it grows with the steps from 0 [per nat]"
     )
+    screening_q0: float | None = Field(
+        None,
+        ge=0,
+        description="Q0, growth of the inverse temperature with each step, as the paper gives it "
+        "[per nat and step]; 'none': screening_gain over the planned steps",
+    )
     screening_stages: int = Field(5, ge=1, description="equal steps in which the inverse temperature grows [stages]")
     screening_rate: float = Field(
         1.0, gt=0, le=1, description="own: probability that a record enters a trial's test batch [per trial]"

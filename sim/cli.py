@@ -17,6 +17,10 @@ from sim.settings import EXECUTION_ONLY
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
 _FILES = {
     "--config": ("FILE.toml", "settings from a file, as a run directory's config.toml has them; flags go before it"),
+    "--preset": (
+        "NAME",
+        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist (README); file and flags go over",
+    ),
     "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
 }
 
@@ -58,14 +62,14 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
     if unknown:
         raise ValueError(_describe_unknown(unknown))
     texts = vars(known)
-    config_file, run_dir = texts.pop("config", None), texts.pop("resume", None)
+    config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
     if run_dir is None:
-        return Request(load(Path(config_file) if config_file else None, given, central), None, frozenset(given))
-    if config_file is not None:
-        raise ValueError(
-            f"--config {config_file} and --resume {run_dir}: a resumed run keeps its configuration; drop one"
-        )
+        config = load(Path(config_file) if config_file else None, given, central, paper)
+        return Request(config, None, frozenset(given))
+    for flag, value in (("--config", config_file), ("--preset", paper)):
+        if value is not None:
+            raise ValueError(f"{flag} {value} and --resume {run_dir}: a resumed run keeps its configuration; drop one")
     return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given))
 
 
@@ -74,7 +78,8 @@ def build_parser(prog: str, description: str, central: bool = False) -> argparse
     parser = _Parser(
         prog=prog,
         description=description,
-        epilog="'none' and '' are values where the help says what they mean. Order: default < data set < file < flag.",
+        epilog="'none' and '' are values where the help says what they mean. "
+        "Order: default < data set < preset < file < flag.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),

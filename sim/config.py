@@ -51,22 +51,26 @@ class Config(Settings):
         return getattr(getattr(self, SETTINGS[name].table), name)
 
 
-def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False) -> Config:
+def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False, paper: str | None = None) -> Config:
     """The configuration from a TOML file (or none) and explicitly given settings by name.
 
     Args:
         path: of the file.
         overrides: the given settings, which go before the file's.
         central: one client holds all records, with defaults of its own.
+        paper: a preset of a paper, which goes before the data set's.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     file, flags = _read(path) if path else {}, dict(overrides)
     _refuse_contradictions(flags)
-    dataset, features = ((file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features"))
+    named = _preset_of_paper(paper, file | flags, central) if paper is not None else {}
+    dataset, features = (
+        (named | file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features")
+    )
     values: Values = {}
-    for layer in (preset(dataset, central, features), file, flags):
+    for layer in (preset(dataset, central, features), named, file, flags):
         _put(values, layer)
     if central:
         _refuse_other_than(FIXED, file | flags)
@@ -92,6 +96,12 @@ def save(config: Config, path: Path) -> None:
 def differences(a: Config, b: Config) -> list[str]:
     """The names of the settings in which two configurations differ."""
     return [name for name in SETTINGS if a.value(name) != b.value(name)]
+
+
+def _preset_of_paper(name: str, given: Values, central: bool) -> Values:
+    from sim.benching import preset as papers  # which reads recipes, and they read configurations
+
+    return papers.settings(name, given, central)
 
 
 def _put(values: Values, layer: Values) -> None:

@@ -122,6 +122,52 @@ def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[
     return [*layers, nn.Flatten(), nn.Linear(features, 128), activation(), nn.Linear(128, classes)]
 
 
+def _lenet(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """LeNet-5 (LeCun et al. 1998), DP-Hero's on MNIST: 61,706 parameters on 1x28x28 with 10 classes.
+
+    DP-Hero gives no shapes. Unlike LeCun's, each channel of the second layer sees all of the first, and pooling has no
+    weights.
+    """
+    channels, *sides = _image("lenet", shape, 12)
+    height, width = ((side // 2 - 4) // 2 for side in sides)
+    return [
+        nn.Conv2d(channels, 6, 5, padding=2),
+        activation(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        activation(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * height * width, 120),
+        activation(),
+        nn.Linear(120, 84),
+        activation(),
+        nn.Linear(84, classes),
+    ]
+
+
+def _cnn_5x5(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
+    """DP-Hero's on CIFAR-10, which is Abadi et al.'s 2016: 1,832,266 parameters on 3x32x32 with 10 classes.
+
+    Two convolutions and two layers of 384. DP-Hero gives no channels and no padding: 64 and 2, as Abadi et al.
+    """
+    channels, height, width = _image("cnn-5x5", shape, 4)
+    return [
+        nn.Conv2d(channels, 64, 5, padding=2),
+        activation(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5, padding=2),
+        activation(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (height // 4) * (width // 4), 384),
+        activation(),
+        nn.Linear(384, 384),
+        activation(),
+        nn.Linear(384, classes),
+    ]
+
+
 def _cnn_scattering(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
     """Tramer and Boneh 2021, features of grey images (padding 1): 33,066 parameters on 81x7x7 with 10 classes."""
     channels, height, width = _image("cnn-scattering", shape, 1)
@@ -156,6 +202,8 @@ _BUILDERS: dict[str, Callable[[Shape, int, type[nn.Module]], list[nn.Module]]] =
     "mlp": _mlp,
     "cnn": _cnn,
     "cnn-cifar": _cnn_cifar,
+    "lenet": _lenet,
+    "cnn-5x5": _cnn_5x5,
     "cnn-scattering": _cnn_scattering,
     "cnn-scattering-cifar": _cnn_scattering_cifar,
 }

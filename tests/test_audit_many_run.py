@@ -38,7 +38,8 @@ SHOWN = {2.0: 0.05, 4.0: 0.5, 8.0: 1.5}
 @pytest.mark.parametrize("target", SHOWN)
 @pytest.mark.parametrize("mechanism", PRIVATE)
 def test_no_mechanism_tells_more_than_is_certified(mechanism, target):
-    """With fixed draws; other ones would give a false alarm with a probability below 0.001 in each case. Kills: noise, clip or divisor that differ from what is charged.
+    """With fixed draws; other ones would give a false alarm with a probability below 0.001 in each case. Kills: noise,
+    clip or divisor that differ from what is charged.
     """
     one = plan(mechanism, target)
     found = bound(world(mechanism, one))

@@ -21,6 +21,7 @@ EXAMPLES = [
     events.SampledGaussian(0.1, 2.0),
     events.Gaussian(2.0),
     events.PaperClaim(0.1, 2.0),
+    events.ClassicClaim(0.1, 2.0),
     events.Unprotected(0.1),
     events.Unproved("raw losses"),
     DPSUR,
@@ -148,6 +149,27 @@ def test_a_noisy_norm_sum_is_charged_with_the_noise_that_is_inside_the_average()
     event = events.NoisyNormSum(0.1, 20.0)
     assert np.array_equal(rdp(event), sgm(0.1, 2.0))
     assert np.array_equal(rdp(event, "published"), sgm(0.1, 20.0))
+
+
+def test_screening_claims_what_its_theorem_1_claims_and_proves_what_it_did():
+    """Integer orders from 2 to 64 and the conversion of Lemma 2, which is above the tighter one; MNIST of Table 2."""
+    rate, noise, steps, delta = 512 / 60_000, 1.23, 4_698, 1e-5
+    orders = np.arange(2.0, 65.0)
+    claimed = (steps * sgm(rate, noise, tuple(orders)) - math.log(delta) / (orders - 1)).min()
+    step = dataclasses.replace(SCREENED, sample_rate=rate, noise_multiplier=noise, accounting="public-test")
+    charges = bundles.screening(step, steps, steps)
+    assert accountant.epsilon(charges, delta, "published").epsilon == pytest.approx(claimed, rel=1e-12)
+    more = {event: count + 1 for event, count in charges.items()}
+    assert 2.999 < claimed <= 3.0 < accountant.epsilon(more, delta, "published").epsilon
+    tighter = {step: steps, events.PaperClaim(rate, noise): steps}
+    assert accountant.epsilon(tighter, delta, "published").epsilon < 0.9 * claimed
+    assert accountant.epsilon(tighter, delta) == accountant.epsilon(charges, delta)
+
+
+def test_a_classic_claim_that_was_never_made_converts_nothing():
+    claims = {events.PaperClaim(0.1, 2.0): 3, events.ClassicClaim(0.1, 2.0): 0}
+    alone = accountant.epsilon({events.PaperClaim(0.1, 2.0): 3}, 1e-5, "published")
+    assert accountant.epsilon(claims, 1e-5, "published") == alone
 
 
 def test_claims_cost_nothing_certified_and_what_is_unproved_costs_nothing_published():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mechanisms.accounting.accountant import epsilon, rdp
-from mechanisms.accounting.events import PaperClaim, SampledGaussian, ScreenedStep, TrialCap
+from mechanisms.accounting.events import ClassicClaim, SampledGaussian, ScreenedStep, TrialCap
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.optimizers import adam, sgd
 from mechanisms.plan import Terms, planned
@@ -178,14 +178,28 @@ def test_on_public_records_every_trial_is_paid_like_dpsgd():
     assert rdp(plan.round_charges(1), orders, "certified").tolist() == expected.tolist()
     world = seeing((X, Y), [alter(plan, gain=50.0)] * 3)
     end = local_round(SCREENING, world, start(model()))
-    claims = [{PaperClaim(0.1, 3.0): n} if n else {} for n in end.taken.tolist()]
+    claims = [{ClassicClaim(0.1, 3.0): n} if n else {} for n in end.taken.tolist()]
     assert SCREENING.realized(world, end) == claims
     assert SCREENING.report(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
 
 
+def test_the_papers_q0_is_what_the_inverse_temperature_grows_by_in_a_step():
+    """With as many stages as steps it is Q0 tau, tau from 1; without Q0 it ends at the gain."""
+    plan = plan_of(steps=4, rounds=3, screening_data="public", screening_q0=10.0, screening_stages=12)
+    taken = [plan.inverse_temperature(nth, n) for nth in (1, 2, 3) for n in range(4)]
+    assert taken == pytest.approx([10.0 * tau for tau in range(1, 13)]) and plan.gain == 120.0
+    assert plan_of(steps=4, rounds=3, screening_data="public", screening_gain=7.0).gain == 7.0
+
+
+def test_q0_is_charged_by_the_least_acceptance_that_it_leads_to():
+    capped = plan_of(steps=4, rounds=3, screening_q0=0.5, screening_clip=0.3, screening_stages=12)
+    same = plan_of(steps=4, rounds=3, screening_gain=6.0, screening_clip=0.3, screening_stages=12)
+    assert capped == same and capped.most_rejections > plan_of(steps=4, rounds=3).most_rejections
+
+
 def test_on_own_records_nothing_tells_rejections():
     plan = plan_of(steps=6, screening_gain=5.0)
-    assert plan.round_charges(1)[PaperClaim(0.1, 3.0)] == 6
+    assert plan.round_charges(1)[ClassicClaim(0.1, 3.0)] == 6
     world = cohort([alter(plan, gain=50.0)] * 3)
     end = local_round(SCREENING, world, start(model()))
     assert len(set(end.memory["tried"].tolist())) > 1

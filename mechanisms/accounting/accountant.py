@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mechanisms.accounting import allotment, curves, order_search, trial_cap
-from mechanisms.accounting.events import Event, SampledGaussian
+from mechanisms.accounting.events import ClassicClaim, Event, SampledGaussian
 
 Charges = Mapping[Event, int]
 
@@ -70,12 +70,19 @@ def conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
     return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))
 
 
-def convert(divergences: NDArray[np.float64], orders: Sequence[float], delta: float) -> Guarantee:
+def classic_conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
+    """What `conversion` is in Mironov 2017, Proposition 3, and larger than that: ``log(1 / delta) / (a-1)``."""
+    return np.asarray(-math.log(delta) / (np.asarray(orders, dtype=np.float64) - 1.0))
+
+
+def convert(
+    divergences: NDArray[np.float64], orders: Sequence[float], delta: float, classic: bool = False
+) -> Guarantee:
     """Epsilon ``min over a of rdp + log((a-1)/a) - (log(delta) + log(a)) / (a-1)``, floored at 0.
 
-    Infinite, with order None, when no order gives a finite value.
+    Infinite, with order None, when no order gives a finite value. ``classic`` takes `classic_conversion`.
     """
-    values = divergences + conversion(orders, delta)
+    values = divergences + (classic_conversion if classic else conversion)(orders, delta)
     best = int(np.argmin(values))
     if not math.isfinite(values[best]):
         return Guarantee(math.inf, None)
@@ -88,14 +95,18 @@ def cap_delta(charges: Charges) -> float:
 
 
 def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
-    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on trials use up delta."""
+    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on trials use up delta.
+
+    A `ClassicClaim` among the charges makes the published figure one by `classic_conversion`.
+    """
     for event, count in charges.items():
         _check_count(event, count)
     lost = cap_delta(charges) if column == "certified" else 0.0
     if lost >= delta:
         return Guarantee(math.inf, None)
     seen, divergences = _looked_at(charges, tuple(map(float, orders)), column, delta - lost)
-    found = convert(divergences, seen, delta - lost) if divergences.any() else Guarantee(0.0, None)
+    classic = column == "published" and any(n and isinstance(event, ClassicClaim) for event, n in charges.items())
+    found = convert(divergences, seen, delta - lost, classic) if divergences.any() else Guarantee(0.0, None)
     if not lost:
         return found
     return Guarantee(trial_cap.guarantee(found.epsilon, delta - lost, lost)[0], found.order)

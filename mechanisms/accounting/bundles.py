@@ -6,7 +6,7 @@ nothing in the published column, beside `PaperClaim` events, which cost nothing 
 
 from collections import Counter
 
-from mechanisms.accounting.events import DpsurStep, Event, PaperClaim, ScreenedStep
+from mechanisms.accounting.events import ClassicClaim, DpsurStep, Event, PaperClaim, ScreenedStep
 from mechanisms.accounting.selection_events import ACCOUNTING, SCREENING
 
 
@@ -30,14 +30,14 @@ def screening(step: ScreenedStep, accepted: int, trials: int) -> Counter[Event]:
     """Noise screening with `accepted` planned steps in `trials` planned trials.
 
     Certified: every trial ("public-test"), every accepted step ("clipped"), or infinite ("unproved"). Published: SGM(q,
-    s) for every accepted step.
+    s) for every accepted step, converted as in the paper's Theorem 1.
 
     Raises:
         ValueError: not 0 < accepted <= trials.
     """
     _check_counts(accepted, trials)
     charges: Counter[Event] = Counter({step: trials if step.accounting == SCREENING[0] else accepted})
-    charges[PaperClaim(step.sample_rate, step.noise_multiplier)] += accepted
+    charges[ClassicClaim(step.sample_rate, step.noise_multiplier)] += accepted
     return charges
 
 

@@ -61,6 +61,16 @@ class PaperClaim(Event):
 
 
 @dataclass(frozen=True)
+class ClassicClaim(PaperClaim):
+    """A claim of a paper that converts by ``rdp + log(1 / delta) / (a - 1)`` (Mironov 2017, Proposition 3).
+
+    Where one is among the charges, the whole published figure is converted so (`accountant.guarantee`).
+    """
+
+    kind: ClassVar[str] = "classic_claim"
+
+
+@dataclass(frozen=True)
 class Unprotected(Event):
     """A step without noise: infinite in both columns.
 
@@ -183,6 +193,7 @@ KINDS: dict[str, type[Event]] = {
         SampledGaussian,
         Gaussian,
         PaperClaim,
+        ClassicClaim,
         Unprotected,
         Unproved,
         ImportanceSampledGaussian,

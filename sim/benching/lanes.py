@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
@@ -15,26 +16,38 @@ from multiprocessing.connection import Connection, wait
 from sim.benching.runs import Run, play
 
 
-def played(runs: Sequence[Run], processes: int) -> Iterator[tuple[Run, str]]:
-    """Each run when it is done, with what was wrong; in this process where one at a time is enough."""
-    if min(processes, len(runs)) <= 1:
+def played(runs: Sequence[Run], processes: int, until: float | None = None) -> Iterator[tuple[Run, str]]:
+    """Each run when it is done, with what was wrong; in this process where one at a time is enough.
+
+    At ``until`` (of `time.monotonic`) all stop where they are; the runs that are not done go on from their checkpoints
+    another time.
+    """
+    if until is None and min(processes, len(runs)) <= 1:
         yield from ((run, play(run)) for run in runs)
         return
     waiting, busy = list(reversed(runs)), {}
     with ExitStack() as stack:
-        for _ in range(min(processes, len(runs))):
+        for _ in range(min(processes, len(runs)) if left(until) != 0 else 0):
             lane = _Lane(stack)
             busy[lane.pipe] = lane, waiting.pop()
             lane.give(busy[lane.pipe][1])
         while busy:
-            for pipe in wait(list(busy)):
+            ready = wait(list(busy), left(until))
+            if not ready:
+                return
+            for pipe in ready:
                 lane, run = busy.pop(pipe)
                 fault = lane.answer()
                 yield run, fault
-                if waiting:
+                if waiting and left(until) != 0:
                     lane = lane if lane.alive else _Lane(stack)
                     busy[lane.pipe] = lane, waiting.pop()
                     lane.give(busy[lane.pipe][1])
+
+
+def left(until: float | None) -> float | None:
+    """Seconds until then, at least 0; None for no end."""
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 class _Lane:

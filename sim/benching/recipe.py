@@ -13,15 +13,24 @@
 
     [[rows]]
     name = "DPSUR"
+    like = "mnist-pixels/DPSGD"                     # settings of a row of another recipe, by column, or of a cell of it
+    follows = ["dpsur-pvldb-2024/table-1/MNIST"]    # settings that papers give (`sim.benching.papers`)
     settings = { mechanism = "dpsur" }
     cells = { 3 = { noise_multiplier = 1.35 } }     # of single cells, by column
     certified = { accounting = "visible" }          # with that budget alone, or with `published`
-    paper = { 3 = 98.88 }                           # the paper's accuracies in per cent, by column
+    paper = ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]    # rows of papers' figures, by column; the first is compared with
+    paper_cells = { 3 = ["..."] }                       # figures of single cells
 
-A cell's settings are those of the recipe, its column, its row, the budget and the cell, each over those before. One
-client holds all records, unless ``clients = "many"``.
+    [deviations]                          # from what a paper gives: the setting, or what else, and the reason
+    lr = "..."
+
+A cell's settings are those that it is like, those of the recipe, its column, its row, the budget and the cell, each
+over those before; what is followed lies right below the settings beside it. One client holds all records, unless
+``clients = "many"``. A column with ``reach`` measures the least epsilon at which that accuracy (in per cent) is
+reached; all such columns are one training.
 """
 
+import functools
 import re
 import tomllib
 from dataclasses import dataclass
@@ -31,6 +40,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from mechanisms.settings import Settings
+from sim.benching import papers
+from sim.benching.papers import RECIPES, Claim
 from sim.config import Config, load
 from sim.fields import SETTINGS
 from sim.names import did_you_mean, suggest
@@ -41,6 +52,7 @@ PLOTS = {
     "epsilon": "final accuracy against certified epsilon, a line for each row",
     "column": "final accuracy against the columns, a line for each row",
     "accuracy": "accuracy by round, a line for each cell",
+    "path": "accuracy against the epsilon of the budget's column spent so far, a line for each cell",
 }
 """What ``plot`` may be; any other name is a figure of the mechanism, drawn by round, a line for each cell."""
 
@@ -51,17 +63,29 @@ class Column(Settings):
     name: str = Field(min_length=1)
     settings: Values = Field({})
     rows: tuple[str, ...] | None = Field(None, strict=False)
+    reach: float | None = Field(None, gt=0, lt=100)
+
+    @model_validator(mode="after")
+    def _one_training(self) -> Self:
+        if self.reach is not None and self.settings:
+            raise ValueError(
+                f"column {self.name!r} has reach and settings, but it is measured on one training: drop one"
+            )
+        return self
 
 
 class Row(Settings):
     """A row of a recipe."""
 
     name: str = Field(min_length=1)
+    like: str | None = None
+    follows: list[str] = Field([])
     settings: Values = Field({})
     cells: dict[str, Values] = Field({})
     certified: Values = Field({})
     published: Values = Field({})
-    paper: dict[str, float] = Field({})
+    paper: list[str] = Field([])
+    paper_cells: dict[str, list[str]] = Field({})
     columns: tuple[str, ...] | None = Field(None, strict=False)
 
 
@@ -72,7 +96,10 @@ class Recipe(Settings):
     axis: str = "epsilon"
     plot: str = "epsilon"
     clients: Literal["one", "many"] = "one"
+    like: str | None = None
+    follows: list[str] = Field([])
     settings: Values = Field({})
+    deviations: dict[str, str] = Field({})
     columns: tuple[Column, ...] = Field(min_length=1, strict=False)
     rows: tuple[Row, ...] = Field(min_length=1, strict=False)
 
@@ -84,7 +111,7 @@ class Recipe(Settings):
             for name in names:
                 if slugs.count(slug(name)) > 1:
                     raise ValueError(f"{kind} {name!r} has the name of another in letters and digits: rename one")
-        used = [(name, columns) for row in self.rows for name in (*row.cells, *row.paper, *(row.columns or ()))]
+        used = [(name, columns) for row in self.rows for name in (*row.cells, *row.paper_cells, *(row.columns or ()))]
         used += [(name, rows) for column in self.columns for name in column.rows or ()]
         for name, known in used:
             if name not in known:
@@ -99,13 +126,20 @@ class Cell:
     Attributes:
         row, column: names.
         settings: by name.
-        paper: the paper's accuracy in per cent, where it gives one.
+        claims: figures that papers give for it: accuracies in per cent, or with ``reach`` epsilons.
+        reach: the accuracy in per cent whose least epsilon is measured; None where the accuracy is.
     """
 
     row: str
     column: str
     settings: Values
-    paper: float | None
+    claims: tuple[Claim, ...] = ()
+    reach: float | None = None
+
+    @property
+    def paper(self) -> float | None:
+        """The figure that it is compared with: the first one."""
+        return self.claims[0].value if self.claims else None
 
     @property
     def label(self) -> str:
@@ -119,7 +153,7 @@ class Cell:
             ValueError: a setting is unknown or out of its bounds; the cell is named.
         """
         try:
-            return load(None, _checked(self.settings) | given, central)
+            return load(None, checked(self.settings) | given, central)
         except ValueError as fault:
             raise ValueError(f"{self.label}: {fault}") from None
 
@@ -143,19 +177,52 @@ def read(path: Path) -> Recipe:
 
 
 def cells(recipe: Recipe, budget: str) -> list[Cell]:
-    """The recipe's cells, row by row."""
+    """The recipe's cells, row by row.
+
+    Raises:
+        ValueError: a reference to a paper or to another recipe leads nowhere.
+    """
     found = []
     for row in recipe.rows:
         for column in recipe.columns:
             if column.name not in (row.columns or (column.name,)) or row.name not in (column.rows or (row.name,)):
                 continue
             of_budget = row.published if budget == "published" else row.certified
-            layers = (recipe.settings, column.settings, row.settings, of_budget, row.cells.get(column.name, {}))
+            layers = (
+                _like(recipe.like, column.name, budget),
+                _like(row.like, column.name, budget),
+                papers.settings(recipe.follows, column.name),
+                recipe.settings,
+                column.settings,
+                papers.settings(row.follows, column.name),
+                row.settings,
+                of_budget,
+                row.cells.get(column.name, {}),
+            )
             settings: Values = {}
             for layer in layers:
                 settings |= layer
-            found.append(Cell(row.name, column.name, settings, row.paper.get(column.name)))
+            references = (*row.paper, *row.paper_cells.get(column.name, ()))
+            claims = papers.claims(references, column.name)
+            found.append(Cell(row.name, column.name, settings, claims, column.reach))
     return found
+
+
+def _like(place: str | None, column: str, budget: str) -> Values:
+    """The settings of a cell of the project's recipes, ``recipe/row`` or ``recipe/row/column``; none for None."""
+    if place is None:
+        return {}
+    parts = place.split("/")
+    known = {(cell.row, cell.column): cell.settings for cell in _known(parts[0], budget)}
+    wanted = (parts[1], parts[2] if len(parts) > 2 else column) if len(parts) > 1 else ("", column)
+    if wanted not in known:
+        raise ValueError(f"like = {place!r} is no cell: {suggest('/'.join(wanted), map('/'.join, known))}")
+    return known[wanted]
+
+
+@functools.cache
+def _known(stem: str, budget: str) -> list[Cell]:
+    return cells(read(RECIPES / f"{stem}.toml"), budget)
 
 
 def slug(name: str) -> str:
@@ -163,7 +230,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", name.lower())
 
 
-def _checked(settings: Values) -> Values:
+def checked(settings: Values) -> Values:
     """Settings with what is unset turned into None, as a configuration file has them."""
     for name in settings:
         if name not in SETTINGS:

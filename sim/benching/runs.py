@@ -1,31 +1,45 @@
 """The runs of a table: one run directory for each cell and seed, which is finished, begun or still to come."""
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.records import RoundRecord, Summary
+from sim.benching import kept
+from sim.benching.kept import FREE, Result
 from sim.benching.recipe import Cell, Recipe, Values, cells, slug
 from sim.config import Config, differences, load
-from sim.settings import EXECUTION_ONLY
-
-FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
-"""Settings in which a run that is taken up again may differ."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training: a cell with a seed, and where it is. Only the same object is equal."""
+    """One training: a cell with a seed, and where it is; ``kept`` is its result file. Only the same object is equal."""
 
     cell: Cell
     seed: int
     config: Config
     folder: Path
+    kept: Path | None = None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of its configuration."""
+        return kept.digest(self.config)
 
     @property
     def finished(self) -> bool:
         """Whether it needs no more training."""
-        return (self.folder / "summary.json").is_file()
+        return (self.folder / "summary.json").is_file() or self.loaded() is not None
+
+    def loaded(self) -> Result | None:
+        """What its result file says; None where there is none of these settings."""
+        return None if self.kept is None else kept.load(self.kept, self.digest)
+
+    def keep(self) -> None:
+        """Write the result file, if there is to be one and the run is finished."""
+        if self.kept is not None and (self.folder / "summary.json").is_file() and self.loaded() is None:
+            kept.save(self.kept, self.cell, self.config, self.folder)
 
     def check(self) -> None:
         """Refuse to take up a run directory of other settings.
@@ -42,16 +56,10 @@ class Run:
             )
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a finished run says."""
-
-    summary: Summary
-    rounds: tuple[RoundRecord, ...]
-
-
-def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Values) -> list[Run]:
-    """All runs of a recipe, cell by cell; nothing is made yet.
+def plan(
+    recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Values, files: Path | None = None
+) -> list[Run]:
+    """All runs of a recipe, cell by cell; nothing is made yet. Columns with ``reach`` share a run directory.
 
     Args:
         recipe: its rows and columns.
@@ -59,6 +67,7 @@ def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Val
         budget: ``certified`` or ``published``.
         seeds: of each cell.
         given: settings that go over those of all cells.
+        files: folder of result files, if they are read and written.
 
     Raises:
         ValueError: a cell's settings cannot be used, or a run directory is there with other settings.
@@ -66,11 +75,13 @@ def plan(recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Val
     runs = []
     for cell in cells(recipe, budget):
         for seed in seeds:
-            name = f"{slug(cell.row)}_{slug(cell.column)}_seed-{seed}"
+            column = "reach" if cell.reach is not None else slug(cell.column)
+            name = f"{slug(cell.row)}_{column}_seed-{seed}"
             fixed: Values = {"budget": budget, "seed": seed, "out": str(folder), "name": name}
             fixed |= {"engine": "inline", "quiet": True}
             config = cell.config(given | fixed, central=recipe.clients == "one")
-            runs.append(Run(cell, seed, config, folder / name))
+            file = None if files is None else files / folder.name / f"{name}.json"
+            runs.append(Run(cell, seed, config, folder / name, file))
             runs[-1].check()
     return runs
 
@@ -97,8 +108,8 @@ def play(run: Run) -> str:
 
 def result(run: Run) -> Result | None:
     """The figures of a finished run; None of another."""
-    if not run.finished:
-        return None
+    if not (run.folder / "summary.json").is_file():
+        return run.loaded()
     lines = (run.folder / "rounds.jsonl").read_text().splitlines()
     rounds = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
     return Result(Summary.from_json(json.loads((run.folder / "summary.json").read_text())), rounds)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from server.records import Epsilon, finite, largest
+from server.records import Epsilon, RoundRecord, finite, largest
 from sim.benching.recipe import Cell, Recipe
 from sim.benching.runs import Result, Run, result
 from sim.showing import wording
@@ -41,18 +41,23 @@ class Line:
         return len(self.results) == self.seeds
 
     @property
-    def accuracies(self) -> list[float]:
-        """Of the last models, in per cent; a model that was never measured is none."""
+    def measured(self) -> list[float]:
+        """Accuracies of the last models, in per cent; or least epsilons. A seed that gave none has no figure here."""
+        level = self.cell.reach
+        if level is not None:
+            found = [reached(r, level) for r in self.results]
+            return [spent for spent in found if spent is not None]
         return [100 * r.summary.accuracy for r in self.results if r.summary.accuracy is not None]
 
     @property
     def mean(self) -> float | None:
-        """The mean accuracy in per cent."""
-        return statistics.mean(self.accuracies) if self.accuracies else None
+        """The mean of what is measured; None where some seed never reached the accuracy that was asked for."""
+        short = self.cell.reach is not None and len(self.measured) < len(self.results)
+        return statistics.mean(self.measured) if self.measured and not short else None
 
     @property
     def difference(self) -> float | None:
-        """The mean accuracy over the paper's, in points."""
+        """The mean over the paper's figure, in its unit."""
         return None if self.mean is None or self.cell.paper is None else self.mean - self.cell.paper
 
     def epsilon(self, column: str) -> Epsilon:
@@ -72,6 +77,18 @@ class Line:
             return "done"
         what = "failed" if self.faults else "missing"
         return what if not self.results else f"{what} {self.seeds - len(self.results)} of {self.seeds} seeds"
+
+
+def reached(result: Result, level: float) -> float | None:
+    """The least epsilon, in the column that the budget bounds, at which a round's accuracy is ``level`` per cent."""
+    for record in result.rounds:
+        if record.accuracy is not None and 100 * record.accuracy >= level:
+            return finite(_spent(record, result.summary.budget))
+    return None
+
+
+def _spent(record: RoundRecord, budget: str) -> Epsilon:
+    return record.epsilon_published_max if budget == "published" else record.epsilon_certified_max
 
 
 def lines(runs: Sequence[Run], faults: Mapping[Run, str]) -> list[Line]:
@@ -98,18 +115,22 @@ def markdown(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
     rows = [head, ("---",) * len(head), *(_row(line) for line in table)]
     text = [f"# {recipe.title}", "", NOTES[budget], ""]
     text += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    deviations = [f"- {what}: {why}" for what, why in recipe.deviations.items()]
+    text += ["", "What is not as in the papers:", "", *deviations] if deviations else []
     faults = [fault for line in table for fault in line.faults]
     text += ["", "What failed:", "", *(f"- {fault}" for fault in faults)] if faults else []
     return "\n".join(text) + "\n"
 
 
 def _row(line: Line) -> tuple[str, ...]:
-    name, paper = (line.cell.row, line.cell.column), "" if line.cell.paper is None else f"{line.cell.paper:g}"
+    name = line.cell.row, line.cell.column
+    paper = ", ".join(f"{claim.paper} {claim.value:g}" for claim in line.cell.claims)
     if line.mean is None:
-        return (*name, f"**{line.state}**", paper, *("",) * 5)
-    shown = f"{line.mean:.2f}"
-    if len(line.accuracies) > 1:
-        shown += f" ({min(line.accuracies):.2f} to {max(line.accuracies):.2f})"
+        lacking = "not reached" if line.complete and line.cell.reach is not None else f"**{line.state}**"
+        return (*name, lacking, paper, *("",) * 5)
+    shown = f"{line.mean:.2f}" if line.cell.reach is None else f"at epsilon {line.mean:.2f}"
+    if len(line.measured) > 1:
+        shown += f" ({min(line.measured):.2f} to {max(line.measured):.2f})"
     shown += "" if line.complete else f" **{line.state}**"
     summaries = [r.summary for r in line.results]
     return (
@@ -127,19 +148,20 @@ def _row(line: Line) -> tuple[str, ...]:
 def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
     """The table as CSV, one line a cell; what there is not is empty, an infinite epsilon is ``inf``."""
     head = ("recipe", "row", "column", "budget", "state", "seeds", "mean", "least", "largest", "deviation", "paper")
-    head += ("difference", "certified_epsilon", "published_epsilon", "rounds", "seconds")
+    head += ("difference", "certified_epsilon", "published_epsilon", "rounds", "seconds", "source")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(head)
     for line in table:
-        summaries, found = [r.summary for r in line.results], line.accuracies
+        summaries, found = [r.summary for r in line.results], line.measured
         figures: list[float | None] = [line.mean, min(found, default=None), max(found, default=None)]
         figures += [statistics.stdev(found) if len(found) > 1 else None, line.cell.paper, line.difference]
         spent = [wording.epsilon(line.epsilon(c), digits=6, infinite="inf") for c in ("certified", "published")]
         rounds = statistics.mean(s.rounds for s in summaries) if summaries else None
         names = (recipe.title, line.cell.row, line.cell.column, budget, line.state, len(line.results))
         measured, last = (["" if v is None else f"{v:.6g}" for v in part] for part in (figures, [rounds, line.seconds]))
-        writer.writerow([*names, *measured, *(spent if summaries else ["", ""]), *last])
+        source = " ".join(claim.reference for claim in line.cell.claims)
+        writer.writerow([*names, *measured, *(spent if summaries else ["", ""]), *last, source])
     return buffer.getvalue()
 
 
@@ -151,7 +173,8 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
     curves: dict[str, list[tuple[float, float]]] = {}
     columns = [column.name for column in recipe.columns]
     for line in table:
-        accuracy, spent = line.mean, finite(line.epsilon("certified")) if line.results else None
+        accuracy = None if line.cell.reach is not None else line.mean
+        spent = finite(line.epsilon("certified")) if line.results else None
         if recipe.plot == "epsilon":
             if accuracy is not None and spent is not None:
                 curves.setdefault(line.cell.row, []).append((spent, accuracy / 100))
@@ -159,7 +182,8 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
             if accuracy is not None:
                 curves.setdefault(line.cell.row, []).append((columns.index(line.cell.column), accuracy / 100))
         elif line.results:
-            curves[_name(recipe, line.cell)] = _by_round(recipe.plot, line.results)
+            by_round = _path(line.results) if recipe.plot == "path" else _by_round(recipe.plot, line.results)
+            curves[_name(recipe, line.cell)] = by_round
     return {name: sorted(one) for name, one in curves.items() if one}
 
 
@@ -167,6 +191,17 @@ def _name(recipe: Recipe, cell: Cell) -> str:
     if len(recipe.columns) == 1:
         return cell.row
     return f"{recipe.axis} {cell.column}" if len(recipe.rows) == 1 else f"{cell.row}, {recipe.axis} {cell.column}"
+
+
+def _path(results: Sequence[Result]) -> list[tuple[float, float]]:
+    """Means over runs of the epsilon spent after a round, in the column that the budget bounds, and of its accuracy."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for one in results:
+        for record in one.rounds:
+            spent, accuracy = finite(_spent(record, one.summary.budget)), finite(record.accuracy)
+            if spent is not None and accuracy is not None:
+                found.setdefault(record.round, []).append((spent, accuracy))
+    return [(statistics.mean(x), statistics.mean(y)) for x, y in (zip(*pairs, strict=True) for pairs in found.values())]
 
 
 def _by_round(figure: str, results: Sequence[Result]) -> list[tuple[float, float]]:

@@ -1,0 +1,118 @@
+"""Small result files of finished runs, one for each cell and seed, so that a table goes on on another machine.
+
+A file holds what a table, its plot and the leaderboard need, and a digest of the configuration: a file of other
+settings counts for nothing.
+"""
+
+import functools
+import hashlib
+import json
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mechanisms import durable
+from server.records import RoundRecord, Summary, largest
+from sim.benching.papers import RECIPES
+from sim.benching.recipe import Cell
+from sim.config import Config
+from sim.fields import SETTINGS
+from sim.settings import EXECUTION_ONLY
+
+FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
+"""Settings in which a run that is taken up again may differ."""
+
+PER_CLIENT = ("epsilon_certified", "epsilon_published", "noise_multiplier", "events")
+"""Of a summary, what has an entry for each client; the largest is kept."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run says."""
+
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+
+
+def digest(config: Config) -> str:
+    """Names all settings that a result depends on."""
+    values = {name: config.value(name) for name in sorted(SETTINGS) if name not in FREE}
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
+    """Keep the finished run in ``folder`` as the file ``path``."""
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in PER_CLIENT:
+        summary[name] = [largest(summary[name])]
+    summary |= {"limits": [], "run_dir": "", "note": ""}
+    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    content = {
+        "row": cell.row,
+        "column": cell.column,
+        "seed": config.run.seed,
+        "settings": cell.settings,
+        "papers": {claim.reference: claim.value for claim in cell.claims},
+        "digest": digest(config),
+        "code": code(),
+        "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "summary": summary,
+        "rounds": [_short(one) for one in rounds],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    durable.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def load(path: Path, wanted: str) -> Result | None:
+    """The result in a file; None where there is none, or one whose settings have another digest than is wanted."""
+    if not path.is_file():
+        return None
+    found, result = _read(path, path.stat().st_mtime_ns)
+    return result if found == wanted else None
+
+
+@functools.lru_cache(maxsize=10_000)
+def _read(path: Path, changed: int) -> tuple[str, Result]:
+    content = json.loads(path.read_text())
+    rounds = (RoundRecord.from_json(_long(one)) for one in content["rounds"])
+    return content["digest"], Result(Summary.from_json(content["summary"]), tuple(rounds))
+
+
+@functools.cache
+def code() -> str:
+    """The commit of the project, with ``+`` where files differ from it; without git a digest of its sources."""
+    root = RECIPES.parent
+    try:
+        words = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        found = ""
+    if found:
+        return found
+    total = hashlib.sha256()
+    for package in ("mechanisms", "client", "strategies", "server", "sim"):
+        for path in sorted((root / package).rglob("*.py")):
+            total.update(path.read_bytes())
+    return f"sources {total.hexdigest()[:12]}"
+
+
+ROUND = ("round", "accuracy", "epsilon_certified_max", "epsilon_published_max", "figures")
+"""Of a round's record, what is kept, in this order."""
+
+
+def _short(record: dict[str, Any]) -> list[Any]:
+    figures = {name: _rounded(value) for name, value in record["figures"].items()}
+    return [*(_rounded(record[name]) for name in ROUND[:-1]), figures]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _long(values: list[Any]) -> dict[str, Any]:
+    named = dict(zip(ROUND, values, strict=True))
+    absent = dict.fromkeys(("loss", "epsilon_certified_median", "seconds", "seconds_training"))
+    return {**absent, "retired": 0, "participants": 0, **named}

@@ -1,0 +1,77 @@
+"""The leaderboard: what has been trained, by certified epsilon, and what has not."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sim.benching.table import Line
+from sim.showing import wording
+
+HEAD = ("certified epsilon", "data", "clients", "row", "accuracy, %", "seeds", "published epsilon", "papers", "recipe")
+
+TOP = """# Leaderboard
+
+Written by `python -m sim.bench`; each line is a cell of a recipe, the accuracy of the last model on the test part, the
+mean over seeds (least to largest). The first column is what is proved, the largest over seeds. Papers' figures are
+claims under their own accounting. The choice of settings is not covered.
+"""
+
+
+class Table(NamedTuple):
+    """The lines of a recipe with one budget."""
+
+    stem: str
+    budget: str
+    lines: Sequence[Line]
+
+
+def page(tables: Sequence[Table]) -> str:
+    """The page in Markdown: data set by data set, best accuracy first among equal epsilons."""
+    found = [
+        (table, line) for table in tables for line in table.lines if line.cell.reach is None and line.mean is not None
+    ]
+    found.sort(key=_place)
+    rows = [HEAD, ("---",) * len(HEAD), *(_row(table, line) for table, line in found)]
+    text = [TOP, *(f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in rows)]
+    text += ["", "## What has not run", "", "| recipe | budget | cells | with a seed | with three | without any |"]
+    text += ["|---|---|---|---|---|---|"]
+    for table in tables:
+        seeds = [len(line.results) for line in table.lines]
+        some, three = sum(n > 0 for n in seeds), sum(n > 2 for n in seeds)
+        text.append(f"| {table.stem} | {table.budget} | {len(seeds)} | {some} | {three} | {_absent(table.lines)} |")
+    return "\n".join(text) + "\n"
+
+
+def _absent(lines: Sequence[Line]) -> str:
+    """Cells without a seed, row by row; ``all``, where that is so."""
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if not line.results:
+            rows.setdefault(line.cell.row.replace("|", "/"), []).append(line.cell.column)
+    if sum(map(len, rows.values())) == len(lines):
+        return "all"
+    return "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
+
+
+def _place(entry: tuple[Table, Line]) -> tuple[object, ...]:
+    line = entry[1]
+    spent, data = line.epsilon("certified"), str(line.cell.settings.get("dataset", "digits"))
+    target = line.cell.settings.get("epsilon", "none")
+    known = isinstance(target, float) and spent is not None
+    return data, not known, target if known else 0.0, -(line.mean or 0.0)
+
+
+def _row(table: Table, line: Line) -> tuple[str, ...]:
+    settings, shown = line.cell.settings, f"{line.mean:.2f}"
+    if len(line.measured) > 1:
+        shown += f" ({min(line.measured):.2f} to {max(line.measured):.2f})"
+    return (
+        wording.epsilon(line.epsilon("certified"), infinite="infinite"),
+        str(settings.get("dataset", "digits")),
+        str(settings.get("clients", "1")),
+        line.cell.row,
+        shown,
+        str(len(line.results)),
+        wording.epsilon(line.epsilon("published"), infinite="infinite"),
+        ", ".join(f"{claim.paper} {claim.value:g}" for claim in line.cell.claims),
+        f"{table.stem}, {line.cell.column}",
+    )

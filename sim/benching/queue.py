@@ -1,0 +1,64 @@
+"""Which runs come first: those of the cells with the fewest seeds, of these the cheapest."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian
+from sim.benching.runs import Run, result
+from sim.config import Config
+
+RECORDS = {"digits": 1_437, "mnist": 60_000, "fmnist": 60_000, "cifar10": 50_000, "imdb": 25_000}
+UNKNOWN_RECORDS = 1_000
+
+SECONDS = {"linear": 5e-6, "mlp": 5e-6, "cnn-scattering": 8e-5, "cnn": 6e-5, "lenet": 6e-5, "lstm": 6e-4}
+SECONDS |= {"cnn-scattering-cifar": 4e-4, "cnn-cifar": 1.5e-3, "cnn-5x5": 1.5e-3}
+"""Rough seconds for a record's gradient on one core; they only have to order cells."""
+OTHER_SECONDS = 1e-4
+FACTORS = {"dpsur": 1.3, "screening": 1.3, "dpis": 2.0, "dpagd": 2.5, "dphero": 1.3, "none": 0.7}
+
+
+def ordered(runs: Sequence[Run]) -> list[Run]:
+    """The unfinished runs: by how many seeds their cell will have before, then by seconds, then as they stood.
+
+    Runs in one folder are one training, which comes once.
+    """
+    of_cell: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        of_cell.setdefault((str(run.folder.parent), run.cell.row, run.cell.column), []).append(run)
+    ranked = []
+    for own in of_cell.values():
+        done = [found for run in own if (found := result(run)) is not None]
+        times = [one.summary.seconds for one in done if one.summary.seconds is not None]
+        price = sum(times) / len(times) if times else seconds(own[0].config)
+        waiting = [run for run in own if not run.finished]
+        ranked += [(len(done) + place, price, run) for place, run in enumerate(waiting)]
+    unique = {run.folder: run for *_, run in sorted(ranked, key=lambda one: one[:2])}
+    return list(unique.values())
+
+
+def seconds(config: Config) -> float:
+    """A rough estimate of a run's time on one core, from its settings alone."""
+    data, privacy, local = config.data, config.privacy, config.local
+    size = RECORDS.get(data.dataset, UNKNOWN_RECORDS) / data.clients
+    rate = privacy.rate(max(1, round(size)))
+    steps = local.steps or math.ceil((local.epochs or 1.0) / rate)
+    planned = steps * config.rounds.rounds
+    if privacy.mechanism != "none" and privacy.noise_multiplier and privacy.epsilon is not None:
+        planned = min(planned, _affordable(rate, privacy.noise_multiplier, privacy.epsilon, privacy.delta, planned))
+    one = SECONDS.get(data.model, OTHER_SECONDS) * FACTORS.get(privacy.mechanism, 1.0)
+    return planned * rate * size * data.clients * one
+
+
+@functools.lru_cache(maxsize=10_000)
+def _affordable(rate: float, noise: float, target: float, delta: float, most: int) -> int:
+    """How many steps of DPSGD a budget pays for, up to ``most``."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if epsilon({SampledGaussian(rate, noise): middle}, delta, "published").epsilon <= target:
+            low = middle
+        else:
+            high = middle - 1
+    return low
