@@ -11,49 +11,95 @@ changes with the code, until the time is over; it takes for granted that the tes
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue
+from typing import NoReturn, Self
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for library in ("torch", "numpy", "scipy.stats", "pydantic", "hypothesis", "safetensors.torch", "rich.table"):
+        importlib.import_module(library)  # once, for all forks
 from tests.mutants.table import Mutant, faults, load  # noqa: E402
 
 RESULTS = Path(__file__).with_name("results.json")
+OURS = {"tests", "mechanisms", "client", "strategies", "server", "sim", "benchmarks"}
+SAID = "said.txt"
+"""What pytest has said, in the tree in which it ran."""
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
 
 
-def pytest(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Exit code and output of these tests in a tree; no byte code is kept: an edit may leave the time as it was."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider"]
-    words += [f"tests/{test}" for test in tests]
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.returncode, done.stdout
+@dataclass(frozen=True)
+class Attempt:
+    """Tests that run in a tree, in a process of their own; with a mutant, its file is as it was once they are over."""
+
+    tree: Path
+    mutant: Mutant | None
+    whole: str
+    process: int
+    began: float
+
+    @classmethod
+    def begin(cls, tree: Path, tests: Sequence[str], mutant: Mutant | None = None) -> Self:
+        """Start the tests, with the mutant's edit made; as a fork, for libraries take seconds to import."""
+        whole = ""
+        if mutant:
+            path = tree / mutant.file
+            whole = path.read_text()
+            path.write_text(whole.replace(mutant.old, mutant.new))
+        sys.stdout.flush()
+        began, process = time.monotonic(), os.fork()
+        if process == 0:
+            _run(tree, tests)
+        return cls(tree, mutant, whole, process, began)
+
+    def end(self, status: int) -> tuple[bool, str]:
+        """Whether a test has failed, and which one, or what happened instead, from the process' exit status."""
+        if self.mutant:
+            (self.tree / self.mutant.file).write_text(self.whole)
+        said = (self.tree / SAID).read_text()
+        failed = next((line.removeprefix("FAILED ") for line in said.splitlines() if line.startswith("FAILED ")), "")
+        code = os.waitstatus_to_exitcode(status)
+        return code == FAILED and bool(failed), failed.partition(" - ")[0] or f"pytest ended with code {code}"
+
+
+def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
+    """Run tests in a tree and leave; no byte code is kept: an edit may leave the file's time as it was."""
+    code = -1
+    try:
+        os.chdir(tree)
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(tree))
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            del sys.modules[name]
+        said = os.open(SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        words = ["-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", f"--rootdir={tree}"]
+        code = pytest.main([*words, *(f"tests/{test}" for test in tests)])
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def is_killed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
     """Whether a test fails for the mutant, and which one, or what happened instead. The tree is left as it was."""
-    path = tree / mutant.file
-    whole = path.read_text()
-    path.write_text(whole.replace(mutant.old, mutant.new))
-    try:
-        code, said = pytest(tree, mutant.tests)
-    finally:
-        path.write_text(whole)
-    failed = next((line.removeprefix("FAILED ") for line in said.splitlines() if line.startswith("FAILED ")), "")
-    return code == FAILED and bool(failed), failed.partition(" - ")[0] or f"pytest ended with code {code}"
+    attempt = Attempt.begin(tree, mutant.tests, mutant)
+    return attempt.end(os.waitpid(attempt.process, 0)[1])
 
 
 def kills(chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")) -> Iterator[tuple[Mutant, bool]]:
@@ -61,26 +107,21 @@ def kills(chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")) -
 
     None is begun after ``seconds``.
     """
-    trees: Queue[Path] = Queue()
     cores, start = os.cpu_count() or 1, time.monotonic()
-    for number in range(cores):
-        trees.put(Path(shutil.copytree(tree, tree.with_name(f"tree-{number}"))))
-
-    def attempt(mutant: Mutant) -> tuple[bool, str] | None:
-        own, began = trees.get(), time.monotonic()
-        try:
-            if began - start > seconds:
-                return None
-            killed, by = is_killed(mutant, own)
-        finally:
-            trees.put(own)
-        return killed, f"{'killed' if killed else 'SURVIVED'}: {mutant.name} ({time.monotonic() - began:.1f} s, {by})"
-
-    with ThreadPoolExecutor(cores) as pool:
-        for mutant, outcome in zip(chosen, pool.map(attempt, chosen), strict=True):
-            if outcome:
-                print(outcome[1], flush=True)
-                yield mutant, outcome[0]
+    trees = [Path(shutil.copytree(tree, tree.with_name(f"tree-{number}"))) for number in range(cores)]
+    waiting, running = list(reversed(chosen)), dict[int, Attempt]()
+    while running or (waiting and time.monotonic() - start < seconds):
+        while trees and waiting and time.monotonic() - start < seconds:
+            mutant = waiting.pop()
+            attempt = Attempt.begin(trees.pop(), mutant.tests, mutant)
+            running[attempt.process] = attempt
+        process, status = os.wait()
+        done = running.pop(process)
+        trees.append(done.tree)
+        killed, by = done.end(status)
+        took = time.monotonic() - done.began
+        print(f"{'killed' if killed else 'SURVIVED'}: {done.mutant.name} ({took:.1f} s, {by})", flush=True)
+        yield done.mutant, killed
 
 
 def in_turn(mutants: Sequence[Mutant]) -> list[Mutant]:
@@ -124,9 +165,9 @@ def main() -> int:
             print(*wrong, sep="\n")
             return 1
         if flags.minutes is None:
-            code, said = pytest(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
-            if code:
-                print(f"the tests do not pass without a mutant:\n{said}")
+            attempt = Attempt.begin(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
+            if status := os.waitpid(attempt.process, 0)[1]:
+                print(f"the tests do not pass without a mutant: {attempt.end(status)[1]}")
                 return 1
             tried = list(kills(mutants, tree))
         else:
