@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
 from mechanisms.registry import local_round
 from sim import job as jobs
@@ -14,7 +16,7 @@ from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
 from sim.auditing.result import Audit
-from sim.auditing.trainings import train
+from sim.auditing.trainings import train, with_mechanism
 from sim.cli import parse
 from tests import unequal
 
@@ -183,6 +185,32 @@ def test_a_training_has_as_many_steps_as_a_run_of_its_size(job, monkeypatch):
     rates = cohort.learning_rate(torch.tensor([3.0, 3.0, 3.0]))
     assert rates.tolist() == pytest.approx([0.5, 2 / 3, 0.0])
     assert 3.9 < trained.epsilon <= 4.0 and len(trained.params) == 3
+    assert len(cohort.optimizer.init(trained.params)) == 1  # the momentum's velocity
+
+
+def test_the_epsilon_of_trainings_is_the_largest_and_each_has_its_own_plan(job, monkeypatch):
+    """Under a given noise, where sizes differ in rate and steps; in cohorts of one."""
+    seen = []
+
+    def watched(mechanism, cohort, params):
+        seen.extend(cohort.plans)
+        return local_round(mechanism, cohort, params)
+
+    monkeypatch.setattr("sim.auditing.trainings.local_round", watched)
+    monkeypatch.setattr("sim.auditing.trainings.TOGETHER", 1)
+    privacy = job.config.privacy.model_copy(update={"noise_multiplier": 3.0, "epsilon": None})
+    given = dataclasses.replace(job, config=job.config.model_copy(update={"privacy": privacy}))
+    trained = train(given, [np.arange(size) for size in (60, 20, 40)], seed_key(3))
+    assert [one.sample_rate for one in seen] == [20 / 60, 1.0, 0.5]
+    spent = [epsilon(planned(one, 1), 1e-3).epsilon for one in seen]
+    assert trained.epsilon == max(spent) == spent[1] and len(set(spent)) == 3
+
+
+def test_another_mechanism_has_its_own_budget_and_the_rest_as_before(job):
+    other = with_mechanism(job, "dphero", 2.5)
+    assert (other.config.privacy.mechanism, other.config.privacy.epsilon) == ("dphero", 2.5)
+    again = with_mechanism(other, job.config.privacy.mechanism, job.config.privacy.epsilon)
+    assert again.config == job.config
 
 
 @pytest.mark.parametrize(
