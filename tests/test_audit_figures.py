@@ -15,7 +15,7 @@ from sim import job as jobs
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
-from sim.auditing.result import Audit
+from sim.auditing.result import Audit, section
 from sim.auditing.trainings import train, with_mechanism
 from sim.cli import parse
 from tests import unequal
@@ -110,6 +110,18 @@ def test_the_terminal_has_each_figure_under_its_name(capsys):
         "attacker": "93 of 124 guesses right, 331 canaries, white-box",
         "run directory": "runs/audited",
     }
+
+
+def test_the_reports_section_has_each_figure_under_its_name(tmp_path):
+    (tmp_path / "audit.json").write_text(json.dumps(AUDIT.to_json()))
+    page = section(tmp_path)
+    assert "<p>white-box: 93 of 124 guesses right, 331 canaries. A client&#x27;s own bound" in page
+    assert unequal.rows(page) == [
+        ["Client", "Canaries", "Lower bound, confidence 0.97", "Certified epsilon"],
+        ["all", "331", "1.234", "7.25"],
+        ["0", "87", "0.5", "4.375"],
+        ["2", "244", "0.75", "7.25"],
+    ]
 
 
 def test_each_field_of_an_audit_shows_in_its_line(capsys):
