@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 
-from sim.auditing.bounds import one_run_epsilon, one_run_p_value, rates_epsilon, threshold_epsilon
+from sim.auditing.bounds import _choices, one_run_epsilon, one_run_p_value, rates_epsilon, threshold_epsilon
 from sim.auditing.one_run import guess
 
 REPETITIONS, CONFIDENCE = 120, 0.95
@@ -108,6 +108,15 @@ def test_a_threshold_is_judged_by_runs_that_did_not_choose_it():
     one, other = rng.normal(size=1_000), rng.normal(size=1_000)
     one[::2] += 100
     assert threshold_epsilon(one, other, 1e-5, CONFIDENCE) == 0
+
+
+def test_the_runs_that_judge_have_no_part_in_the_choice():
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=200) + 1, rng.normal(size=300)
+    choices = list(_choices(one, other, 1e-5, CONFIDENCE))
+    one[1::2], other[1::2] = 100.0, -100.0
+    assert list(_choices(one, other, 1e-5, CONFIDENCE)) == choices
+    assert {threshold for _, threshold in choices} <= set(other[::2].tolist()) and max(choices)[0] > 0
 
 
 @pytest.mark.parametrize("sign", [1, -1])

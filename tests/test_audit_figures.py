@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
 from mechanisms.registry import local_round
 from sim import job as jobs
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
-from sim.auditing.result import Audit
-from sim.auditing.trainings import train
+from sim.auditing.result import Audit, section
+from sim.auditing.trainings import train, with_mechanism
 from sim.cli import parse
 from tests import unequal
 
@@ -110,6 +112,18 @@ def test_the_terminal_has_each_figure_under_its_name(capsys):
     }
 
 
+def test_the_reports_section_has_each_figure_under_its_name(tmp_path):
+    (tmp_path / "audit.json").write_text(json.dumps(AUDIT.to_json()))
+    page = section(tmp_path)
+    assert "<p>white-box: 93 of 124 guesses right, 331 canaries. A client&#x27;s own bound" in page
+    assert unequal.rows(page) == [
+        ["Client", "Canaries", "Lower bound, confidence 0.97", "Certified epsilon"],
+        ["all", "331", "1.234", "7.25"],
+        ["0", "87", "0.5", "4.375"],
+        ["2", "244", "0.75", "7.25"],
+    ]
+
+
 def test_each_field_of_an_audit_shows_in_its_line(capsys):
     """A new field fails here until it has its line, or is said to have none."""
     before = printed(capsys, AUDIT)
@@ -183,6 +197,32 @@ def test_a_training_has_as_many_steps_as_a_run_of_its_size(job, monkeypatch):
     rates = cohort.learning_rate(torch.tensor([3.0, 3.0, 3.0]))
     assert rates.tolist() == pytest.approx([0.5, 2 / 3, 0.0])
     assert 3.9 < trained.epsilon <= 4.0 and len(trained.params) == 3
+    assert len(cohort.optimizer.init(trained.params)) == 1  # the momentum's velocity
+
+
+def test_the_epsilon_of_trainings_is_the_largest_and_each_has_its_own_plan(job, monkeypatch):
+    """Under a given noise, where sizes differ in rate and steps; in cohorts of one."""
+    seen = []
+
+    def watched(mechanism, cohort, params):
+        seen.extend(cohort.plans)
+        return local_round(mechanism, cohort, params)
+
+    monkeypatch.setattr("sim.auditing.trainings.local_round", watched)
+    monkeypatch.setattr("sim.auditing.trainings.TOGETHER", 1)
+    privacy = job.config.privacy.model_copy(update={"noise_multiplier": 3.0, "epsilon": None})
+    given = dataclasses.replace(job, config=job.config.model_copy(update={"privacy": privacy}))
+    trained = train(given, [np.arange(size) for size in (60, 20, 40)], seed_key(3))
+    assert [one.sample_rate for one in seen] == [20 / 60, 1.0, 0.5]
+    spent = [epsilon(planned(one, 1), 1e-3).epsilon for one in seen]
+    assert trained.epsilon == max(spent) == spent[1] and len(set(spent)) == 3
+
+
+def test_another_mechanism_has_its_own_budget_and_the_rest_as_before(job):
+    other = with_mechanism(job, "dphero", 2.5)
+    assert (other.config.privacy.mechanism, other.config.privacy.epsilon) == ("dphero", 2.5)
+    again = with_mechanism(other, job.config.privacy.mechanism, job.config.privacy.epsilon)
+    assert again.config == job.config
 
 
 @pytest.mark.parametrize(

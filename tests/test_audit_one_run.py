@@ -89,9 +89,9 @@ def test_a_canary_has_the_loss_of_its_gradient():
     x, y = batch()
     params = start(model()).repeat(2, 1)
     step = torch.zeros_like(params)
-    step[:, COORDINATES[1]] = 0.25
+    step[:, COORDINATES[1]] = torch.tensor([0.25, 0.75])
     before, after = (crafted().losses(p, x, y) for p in (params, params + step))
-    torch.testing.assert_close((after - before)[:, 1], torch.full((2,), -0.25 * SIZE))
+    torch.testing.assert_close((after - before)[:, 1], torch.tensor([-0.25 * SIZE, -0.75 * SIZE]))
     torch.testing.assert_close(before[:, 2], RecordGradients(model()).losses(params, x, y.clamp(max=2))[:, 2])
 
 

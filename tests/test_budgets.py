@@ -87,6 +87,18 @@ def test_the_published_column_is_not_below_the_certified_one_for_dpsgd():
     assert (now.epsilons("published") >= now.epsilons("certified")).all()
 
 
+def test_histories_are_those_that_somebody_has_now():
+    """Not those of before, and each once."""
+    now = budgets(A, B, A, A, target=9.0)
+    assert now.histories() == [{}]
+    now.charge(np.array([0, 1, 3]))
+    found = now.histories()
+    assert len(found) == 3 and all(one in found for one in ({}, planned(A, 1), planned(B, 1)))
+    now.charge(np.array([2]))
+    found = now.histories()
+    assert len(found) == 2 and all(one in found for one in (planned(A, 1), planned(B, 1)))
+
+
 def test_charging_nobody_changes_nothing():
     now = budgets(A, B, target=9.0)
     now.charge(np.array([], dtype=np.int64))

@@ -49,7 +49,10 @@ HOLDS = {
     wording.OWN_MODEL: [{"model": "package.module:Class"}],
     wording.PUBLIC_RECORDS: [{"public_records": 5}],
     wording.VALIDATION: [{"validation_records": 5}, {"validation_records": 5, "evaluate_on": "validation"}],
-    wording.HIDDEN: [{"mechanism": "dpsur", "accounting": "selective"}],
+    wording.HIDDEN: [
+        {"mechanism": "dpsur", "accounting": "selective"},
+        {"mechanism": "screening", "screening_data": "own", "screening_clip": 0.5},
+    ],
     wording.PUBLIC_LABELS: [{"strategy": "fedfed", "shared_source": "distilled", "public_labels": True}],
     wording.PUBLISHED_BUDGET: [{"budget": "published"}],
 }
@@ -64,8 +67,20 @@ FAILS = {
     wording.OWN_MODEL: [{}, {"model": "mlp"}],
     wording.PUBLIC_RECORDS: [{}, {"validation_records": 5}],
     wording.VALIDATION: [{}, {"public_records": 5}],
-    wording.HIDDEN: [{}, {"accounting": "selective"}, {"mechanism": "dpsur", "accounting": "visible"}],
-    wording.PUBLIC_LABELS: [{}, {"public_labels": True}],
+    wording.HIDDEN: [
+        {},
+        {"accounting": "selective"},
+        {"mechanism": "dpsur", "accounting": "visible"},
+        {"mechanism": "screening", "screening_data": "own", "screening_clip": None},
+        {"mechanism": "screening", "screening_data": "public", "screening_clip": 0.5, "public_records": 9},
+    ],
+    wording.PUBLIC_LABELS: [
+        {},
+        {"public_labels": True},
+        {"public_labels": True, "strategy": "fedfed"},
+        {"public_labels": True, "shared_source": "distilled"},
+        {"public_labels": False, "strategy": "fedfed", "shared_source": "distilled"},
+    ],
     wording.PUBLISHED_BUDGET: [{}, {"budget": "published", "epsilon": None, "noise_multiplier": 3.0}],
 }
 

@@ -17,7 +17,6 @@ from mechanisms.accounting import accountant
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.accounting.ledger import Ledger
 from server.records import RoundRecord, Summary
-from sim.auditing.result import Audit
 from sim.fields import SETTINGS, TABLES
 from sim.report import write_report
 from sim.showing import plots, wording
@@ -296,30 +295,3 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
     (folder / "shared.safetensors").write_bytes(save({"x": x[:7], "y": y[:7]}))
     figure, caption = pictures(figures, page_of(folder))["shared records"]
     assert caption.startswith("7 of 7 shared records") and [one.get_title() for one in figure.axes[:8]][7] == ""
-
-
-def test_the_section_on_an_audit(tmp_path):
-    found = Audit(
-        view="white-box",
-        confidence=0.97,
-        delta=2e-6,
-        canaries=331,
-        guesses=124,
-        right=93,
-        epsilon_lower=1.23456,
-        epsilon_certified=7.25,
-        epsilon_published=8.375,
-        clients=((0, 87, 0.5, 4.375), (2, 244, 0.75, 7.25)),
-        run_dir="elsewhere",
-    )
-    assert unequal.names(Audit) == vars(found).keys()
-    folder = unequal.run_directory(tmp_path / "run")
-    (folder / "audit.json").write_text(json.dumps(found.to_json()))
-    part = unequal.section(page_of(folder), "Audit")
-    assert "<p>white-box: 93 of 124 guesses right, 331 canaries. A client's own bound" in html.unescape(part)
-    assert unequal.rows(part) == [
-        ["Client", "Canaries", "Lower bound, confidence 0.97", "Certified epsilon"],
-        ["all", "331", "1.234", "7.25"],
-        ["0", "87", "0.5", "4.375"],
-        ["2", "244", "0.75", "7.25"],
-    ]

@@ -9,6 +9,7 @@ import torch
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
+from mechanisms.accounting.events import DpsurStep, SampledGaussian
 from server import orders
 from sim import config, inputs, rundir
 from sim import job as jobs
@@ -169,6 +170,15 @@ def test_an_audited_run_is_not_resumed(tmp_path):
     (folder / rundir.AUDITED).touch()
     with pytest.raises(ValueError, match="is an audited run"):
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+
+
+def test_the_pld_epsilon_is_computed_for_as_many_clients_as_it_may_be(monkeypatch):
+    paid = [{SampledGaussian(0.5, noise): 3} for noise in (4.0, 2.0, 3.0)]
+    monkeypatch.setattr(rundir, "MOST_PLD", 3)
+    assert rundir._largest_pld(paid, 1e-5) == pld_epsilon(paid[1], 1e-5) > pld_epsilon(paid[2], 1e-5)
+    assert rundir._largest_pld([*paid, {DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "visible"): 1}][1:], 1e-5) is None
+    monkeypatch.setattr(rundir, "MOST_PLD", 2)
+    assert rundir._largest_pld(paid, 1e-5) is None
 
 
 def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
