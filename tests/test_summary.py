@@ -76,9 +76,7 @@ def test_the_model_file_is_the_last_model_and_not_the_first(finished):
     assert now.round == 6 and not np.array_equal(layout.initial(job.model), now.params)
 
 
-def test_a_resumed_run_says_where_it_stands_and_when_training_is_over(
-    finished, monkeypatch
-):
+def test_a_resumed_run_says_where_it_stands_and_when_training_is_over(finished, monkeypatch):
     told, left = [], []
 
     class Watching(session.Progress):
