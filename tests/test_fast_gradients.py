@@ -209,3 +209,27 @@ def test_products_at_one_position_are_not_formed_and_others_are(records: int) ->
 
     assert entries(1, 40) == 80
     assert entries(2, 40) == 160 + 1600
+
+
+def test_a_tensor_with_two_names_that_is_written_into_is_what_the_model_makes_of_it() -> None:
+    """A graph of operations knows one of the names only. Kills a graph that is not compared with the model."""
+
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.layer(x)
+            kept = h
+            h += 1.0 + torch.relu(h)
+            return kept
+
+    module, generator = Aliased(), torch.Generator().manual_seed(6)
+    x, y = torch.randn(1, 5, 4, generator=generator), torch.arange(5)[None] % 3
+    gradients = RecordGradients(module)
+    params, output = gradients.layout.initial(module)[None], module(x[0])
+    torch.testing.assert_close(gradients.logits(params, x)[0], output)
+    torch.testing.assert_close(gradients.losses(params, x, y)[0], cross_entropy(output, y[0]))
+    expected = plain_gradients(module, params, x, y)
+    torch.testing.assert_close(gradients.norms(params, x, y), expected.norm(dim=2))
