@@ -235,6 +235,7 @@ def test_a_tensor_with_two_names_that_is_written_into_is_what_the_model_makes_of
     torch.testing.assert_close(gradients.norms(params, x, y), expected.norm(dim=2))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("hidden", [nn.Linear(4, 4), nn.GRUCell(4, 4)], ids=["fast", "general"])
 def test_later_changes_of_the_callers_module_change_nothing(hidden: nn.Module) -> None:
     """Its constants are those that it had."""
