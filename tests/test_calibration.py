@@ -24,6 +24,14 @@ def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, d
     assert accountant.epsilon({SampledGaussian(rate, noise * (1 - 2e-4)): steps}, delta).epsilon > budget
 
 
+@pytest.mark.parametrize(("rate", "steps", "noise"), [(0.01, 1000, 1.5), (0.2, 60, 4.0), (1.0, 7, 9.0)])
+def test_a_budget_that_the_upper_end_just_meets_is_not_refused(rate, steps, noise):
+    """Few orders are looked at first; where none of them meets the budget, another one may."""
+    budget = accountant.epsilon({SampledGaussian(rate, noise): steps}, 1e-5).epsilon * (1 + 1e-7)
+    found = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, 1e-5, upper=noise)
+    assert noise * (1 - 2e-4) <= found <= noise
+
+
 def test_parts_with_fixed_noise_are_paid_first():
     fixed = {SampledGaussian(0.05, 5.0): 40}
     noise = smallest(lambda s: {**fixed, SampledGaussian(0.01, s): 500}, 2.0, 1e-5)

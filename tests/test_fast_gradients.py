@@ -209,3 +209,43 @@ def test_products_at_one_position_are_not_formed_and_others_are(records: int) ->
 
     assert entries(1, 40) == 80
     assert entries(2, 40) == 160 + 1600
+
+
+def test_a_tensor_with_two_names_that_is_written_into_is_what_the_model_makes_of_it() -> None:
+    """A graph of operations knows one of the names only. Kills a graph that is not compared with the model."""
+
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.layer(x)
+            kept = h
+            h += 1.0 + torch.relu(h)
+            return kept
+
+    module, generator = Aliased(), torch.Generator().manual_seed(6)
+    x, y = torch.randn(1, 5, 4, generator=generator), torch.arange(5)[None] % 3
+    gradients = RecordGradients(module)
+    params, output = gradients.layout.initial(module)[None], module(x[0])
+    torch.testing.assert_close(gradients.logits(params, x)[0], output)
+    torch.testing.assert_close(gradients.losses(params, x, y)[0], cross_entropy(output, y[0]))
+    expected = plain_gradients(module, params, x, y)
+    torch.testing.assert_close(gradients.norms(params, x, y), expected.norm(dim=2))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("hidden", [nn.Linear(4, 4), nn.GRUCell(4, 4)], ids=["fast", "general"])
+def test_later_changes_of_the_callers_module_change_nothing(hidden: nn.Module) -> None:
+    """Its constants are those that it had."""
+    module = nn.Sequential(hidden.requires_grad_(False), nn.Linear(4, 3))
+    x, y = torch.ones(1, 2, 4), torch.tensor([[0, 2]])
+    gradients = RecordGradients(module)
+    params = gradients.layout.initial(module)[None]
+    before = gradients.norms(params, x, y), gradients.logits(params, x)
+    with torch.no_grad():
+        for constant in hidden.parameters():
+            constant.mul_(3.0).add_(0.5)
+    assert torch.equal(gradients.norms(params, x, y), before[0]) and torch.equal(gradients.logits(params, x), before[1])
+    assert not torch.equal(RecordGradients(module).norms(params, x, y), before[0])

@@ -17,6 +17,21 @@ def test_unflatten_and_flatten_are_inverse(lead: tuple[int, ...]) -> None:
     assert torch.equal(layout.flatten(layout.unflatten(flat)), flat)
 
 
+def test_a_row_is_in_the_models_order_whatever_the_order_of_the_names() -> None:
+    layout = Layout.of(model())
+    named = layout.unflatten(torch.arange(float(layout.size)))
+    assert torch.equal(layout.flatten(dict(reversed(named.items()))), torch.arange(float(layout.size)))
+
+
+@pytest.mark.parametrize("module", [nn.Linear(3, 2, bias=False), nn.Linear(3, 2)], ids=["one", "two"])
+def test_the_initial_row_is_a_copy(module: nn.Module) -> None:
+    row = Layout.of(module).initial(module)
+    kept = row.clone()
+    with torch.no_grad():
+        module.weight.add_(1.0)
+    assert torch.equal(row, kept) and not torch.equal(Layout.of(module).initial(module), kept)
+
+
 def test_order_and_shapes_are_those_of_the_model() -> None:
     layout = Layout.of(model())
     assert layout.names == ("0.weight", "0.bias", "2.weight", "2.bias")
