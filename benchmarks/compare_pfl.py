@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from benchmarks.measured import publish  # noqa: E402
-from sim.datasets.dataset import load  # noqa: E402
+from sim.data.dataset import load  # noqa: E402
 
 FLAGS = (
     *("--model=benchmarks.peers.yardstick:TwoLayerCNN", "--clients=1000", "--partition=iid", "--fraction=0.05"),

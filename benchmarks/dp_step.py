@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sim import environment
+from sim.engines import environment
 
 environment.prepare()
 
@@ -38,7 +38,7 @@ from torch.nn import functional as F  # noqa: E402
 from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from mechanisms.clipping import clip_factors  # noqa: E402
 from mechanisms.gradients.record_gradients import RecordGradients  # noqa: E402
-from sim.models import build  # noqa: E402
+from sim.models.networks import build  # noqa: E402
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
 SHAPES = {"cnn": (1, 28, 28), "cnn-cifar": (3, 32, 32), "mlp": (1, 8, 8)}

@@ -51,10 +51,10 @@ def play(case: Case, arguments: argparse.Namespace, held_out: int = 0) -> dict:
 
     Accuracy is that on the records that are held out of the training part, where there are any.
     """
-    from sim.environment import prepare
+    from sim.engines.environment import prepare
 
     prepare()
-    from sim.cli import parse
+    from sim.config.flags import parse
     from sim.session import train
 
     name, _ = OWN[case.mechanism]
@@ -87,7 +87,7 @@ def attempt(case: Case, arguments: argparse.Namespace, held_out: int) -> dict:
 
 def tune(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[dict]:
     """Every case of the grid on held-out training records."""
-    from sim.datasets.dataset import load
+    from sim.data.dataset import load
 
     cases = [
         Case(mechanism, epsilon, lr, own, TUNING_SEED)

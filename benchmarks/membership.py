@@ -20,14 +20,14 @@ import numpy as np
 
 from benchmarks.measured import publish
 from mechanisms.randomness import generator, seed_key
-from sim import job as jobs
-from sim.auditing.lira import confidences, halves, likelihood_ratios, roc
-from sim.auditing.membership import split
-from sim.auditing.partial import partial_accuracy
-from sim.auditing.shadow import shadow_accuracy
+from sim.attacking.lira import confidences, halves, likelihood_ratios, roc
+from sim.attacking.membership import split
+from sim.attacking.partial import partial_accuracy
+from sim.attacking.shadow import shadow_accuracy
 from sim.auditing.trainings import train, with_mechanism
-from sim.cli import parse
-from sim.environment import prepare
+from sim.config.flags import parse
+from sim.engines.environment import prepare
+from sim.job import job as jobs
 
 MECHANISMS = ("none", "dpsgd", "dpsur")
 RATES = (0.001, 0.01, 0.1)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sim import environment
+from sim.engines import environment
 
 environment.prepare()
 
@@ -31,8 +31,8 @@ from torch.nn import functional as F  # noqa: E402
 
 from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
-from sim import job as jobs  # noqa: E402
-from sim.cli import parse  # noqa: E402
+from sim.config.flags import parse  # noqa: E402
+from sim.job import job as jobs  # noqa: E402
 from sim.session import inline_exchange  # noqa: E402
 
 BATCHES = (128, 256, 512, 1024)

@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measured import publish
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.clipping import clip_factors
-from sim import config, job
-from sim.cli import parse
+from sim.config import configuration as config
+from sim.config.flags import parse
+from sim.job import job
 from sim.session import train
 from tests import releases
 from tests.test_grid import ADVERSE, CASES, worst_part

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sim.names import suggest
+from sim.config.names import suggest
 from sim.pricing.mechanisms import MECHANISMS
 from sim.pricing.row import Flag
 

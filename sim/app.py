@@ -20,12 +20,12 @@ from flwr.serverapp import Grid
 from client.app import client_app
 from client.messages import Answering
 from server.app import exchange_over, find_groups, server_app
-from sim import environment
-from sim.cli import parse
-from sim.config import Config
+from sim.config.configuration import Config
+from sim.config.flags import parse
+from sim.engines import environment
 
 if TYPE_CHECKING:
-    from sim.job import Job
+    from sim.job.job import Job
 
 environment.prepare()  # before torch is imported, and before Flower starts Ray's workers, which inherit it
 
@@ -48,8 +48,9 @@ def _serve(context: Context, grid: Grid) -> None:
         ValueError: anything the user can mend; before the run directory is made, or when training diverged.
     """
     request = parse(flags(context.run_config), "flwr run", "")
-    from sim import job as jobs
-    from sim import rundir, session
+    from sim import session
+    from sim.job import job as jobs
+    from sim.job import rundir
 
     jobs.single_thread()
     folder = (request.resume or rundir.choose(request.config)).resolve()
@@ -72,7 +73,7 @@ def _with_groups(config: Config, groups: int) -> Config:
 
 @functools.lru_cache(maxsize=1)
 def _job(settings: str) -> Job:
-    from sim import job as jobs
+    from sim.job import job as jobs
 
     jobs.single_thread()
     return jobs.build(Config.model_validate_json(settings))
@@ -90,7 +91,7 @@ def _node_of(config: ConfigRecord, context: Context) -> Answering:
             f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to the absolute "
             "path of a folder that the server and all nodes share; ledgers are written there"
         )
-    from sim.nodes import Host
+    from sim.phases.nodes import Host
 
     return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
 

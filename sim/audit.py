@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from sim.cli import main_guard, parse
+from sim.config.flags import main_guard, parse
 
 DESCRIPTION = (
     "An empirical lower bound on epsilon beside the proved upper one: canaries in or out by a coin, one training, "
@@ -60,7 +60,7 @@ def command(argv: Sequence[str]) -> None:
         raise ValueError(f"--resume {request.resume}: an audit is one training from its beginning; start a new one")
     count = None if own.canaries is None else number("--canaries", own.canaries, int, "an integer")
     confidence = number("--confidence", own.confidence, float, "a number")
-    from sim.environment import prepare
+    from sim.engines.environment import prepare
 
     prepare()
     from sim.auditing.session import audit, show

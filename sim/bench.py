@@ -28,8 +28,8 @@ from sim.benching import lanes, leaderboard, queue, table
 from sim.benching.papers import RECIPES
 from sim.benching.recipe import Recipe, read
 from sim.benching.runs import Run, plan
-from sim.cli import main_guard
-from sim.names import suggest
+from sim.config.flags import main_guard
+from sim.config.names import suggest
 
 
 def parser() -> argparse.ArgumentParser:

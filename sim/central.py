@@ -1,13 +1,13 @@
 """``python -m sim.central``: train one client that holds the whole training set, by the code that trains many.
 
-The client axis has length one, and nothing else differs: what `sim.presets.FIXED` lists has no choice, and the server's
+The client axis has length one, and nothing else differs: what `sim.config.presets.FIXED` lists has no choice, and the server's
 step adds the client's update to the model as it is. A round is an interval between two evaluations, each with a
 checkpoint; optimizer state crosses it.
 """
 
 from collections.abc import Sequence
 
-from sim.cli import main_guard, parse
+from sim.config.flags import main_guard, parse
 
 PROGRAM = "python -m sim.central"
 DESCRIPTION = (
@@ -23,7 +23,7 @@ def command(argv: Sequence[str]) -> None:
         ValueError: anything the user can mend.
     """
     request = parse(argv, PROGRAM, DESCRIPTION, central=True)
-    from sim.environment import prepare
+    from sim.engines.environment import prepare
 
     prepare()
     from sim.session import train

@@ -14,10 +14,10 @@ import numpy as np
 from mechanisms import durable
 from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
 from sim.auditing import result as audit_result
-from sim.cli import main_guard
-from sim.config import Config, load
-from sim.fields import SETTINGS, TABLES
-from sim.limits import limits
+from sim.config.caveats import limits
+from sim.config.configuration import Config, load
+from sim.config.fields import SETTINGS, TABLES
+from sim.config.flags import main_guard
 from sim.showing import page, wording
 from sim.showing import sharing as sharing_report
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sim.cli import main_guard, parse
+from sim.config.flags import main_guard, parse
 
 DESCRIPTION = "Federated learning with local differential privacy. Every client keeps its own ledger of what it spent."
 
@@ -14,10 +14,10 @@ def command(argv: Sequence[str]) -> None:
         ValueError: anything the user can mend.
     """
     request = parse(argv, "python -m sim.run", DESCRIPTION)
-    from sim.environment import prepare
+    from sim.engines.environment import prepare
 
     prepare()
-    from sim.cluster import starting
+    from sim.engines.cluster import starting
 
     with starting(request.config) as cluster:
         from sim.session import train

@@ -9,12 +9,12 @@ from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
-from sim import inputs, rundir
-from sim import job as jobs
-from sim.cli import Request
-from sim.cluster import Cluster, starting
-from sim.nodes import Host
-from sim.preparation import prepare
+from sim.config.flags import Request
+from sim.engines.cluster import Cluster, starting
+from sim.job import inputs, rundir
+from sim.job import job as jobs
+from sim.phases.nodes import Host
+from sim.phases.preparation import prepare
 from sim.report import write_report
 from sim.showing.progress import Progress
 
@@ -73,7 +73,7 @@ def _run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], 
 def _engine(job: jobs.Job, folder: Path, cluster: Cluster) -> Exchange:
     if job.config.run.engine == "inline":
         return inline_exchange(job, folder)
-    from sim.engine import ray_exchange
+    from sim.engines.ray_grid import ray_exchange
 
     return ray_exchange(job, folder, cluster)
 

@@ -16,7 +16,7 @@ from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening, Settings
 from sim.auditing.canaries import CanaryGradients
 from sim.auditing.many_run import World
-from sim.fields import TABLES
+from sim.config.fields import TABLES
 
 DELTA = 1e-2
 """Of every claim here: a threshold shows more of a given epsilon where delta is not too small for the runs."""

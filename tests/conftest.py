@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from sim import environment
+from sim.engines import environment
 
 environment.prepare()  # before torch is imported; threads of several workers would only wait for each other
 

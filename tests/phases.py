@@ -15,9 +15,10 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.event import Event
 from mechanisms.accounting.events import Gaussian, SampledGaussian, VisibleChoice
 from mechanisms.plan import PlanTable
-from sim import config, nodes
-from sim import job as jobs
-from sim.partition import Partition
+from sim.config import configuration as config
+from sim.data.partition import Partition
+from sim.job import job as jobs
+from sim.phases import nodes
 
 CLIENTS, RECORDS, WIDTH, CLASSES = 3, 24, 400, 3
 SETTINGS = {

@@ -18,7 +18,7 @@ from mechanisms.settings import Dpsur, Privacy, Screening
 from server import orders
 from server.store import Store
 from sim.account import main
-from sim.cli import main_guard
+from sim.config.flags import main_guard
 from sim.run import command as train
 from sim.showing import wording
 from tests.reference_values import REFERENCE

@@ -24,7 +24,7 @@ OURS = {*MAY_IMPORT, "tests", "benchmarks"}
 
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION = 320, 60
-RIM = {"sim/cluster.py", "sim/engine.py"}
+RIM = {"sim/engines/cluster.py", "sim/engines/ray_grid.py"}
 """Beside the apps, the only files that know Ray or Flower."""
 
 NUMPY_RANDOM = {"Generator", "Philox", "SeedSequence", "BitGenerator", "bit_generator"}
@@ -35,9 +35,9 @@ DRAWS = {
 }
 GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
 DOCUMENTED = {
-    ("sim/nodes.py", "torch.random.fork_rng"),
+    ("sim/phases/nodes.py", "torch.random.fork_rng"),
     *(
-        ("sim/models.py", name)
+        ("sim/models/networks.py", name)
         for name in ("torch.default_generator", "torch.default_generator.manual_seed", "torch.random.fork_rng")
     ),
 }
@@ -137,7 +137,7 @@ BREACHES: dict[Rule, list[tuple[str, str]]] = {
     short: [("sim/a.py", "x = 1\n" * 321), ("sim/a.py", "def f():\n" + "    x = 1\n" * 60)],
     no_assert: [("sim/a.py", "def f(x):\n    assert x")],
     named_randomness: [
-        ("sim/models.py", "import random"),
+        ("sim/models/networks.py", "import random"),
         ("sim/a.py", "from random import choice"),
         ("sim/a.py", "import numpy as np\nnp.random.seed(0)"),
         ("sim/a.py", "import numpy as np\nnp.random.default_rng()"),
@@ -181,7 +181,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_a_run_without_the_ray_engine_loads_neither_flower_nor_ray():
-    assert not loaded_by("sim.session", "sim.job", "sim.report") & {"flwr", "ray"}
+    assert not loaded_by("sim.session", "sim.job.job", "sim.report") & {"flwr", "ray"}
 
 
 def test_accounting_loads_no_torch():

@@ -9,14 +9,14 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
-from sim import job as jobs
+from sim.attacking.lira import Roc, confidences, halves, likelihood_ratios, roc
+from sim.attacking.membership import balanced, posterior_features, split
+from sim.attacking.partial import partial_accuracy
+from sim.attacking.shadow import shadow_accuracy
 from sim.auditing import partial, shadow, trainings
-from sim.auditing.lira import Roc, confidences, halves, likelihood_ratios, roc
-from sim.auditing.membership import balanced, posterior_features, split
-from sim.auditing.partial import partial_accuracy
-from sim.auditing.shadow import shadow_accuracy
 from sim.auditing.trainings import Trained, train, with_mechanism
-from sim.cli import parse
+from sim.config.flags import parse
+from sim.job import job as jobs
 
 KEY = seed_key(0)
 FLAGS = "--rounds=2 --steps=3 --batch-size=none --sample-rate=0.5 --lr=1 --delta=1e-4"

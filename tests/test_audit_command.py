@@ -12,7 +12,7 @@ from sim import run
 from sim.audit import command, own_flags
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.one_run import SHARES
-from sim.cli import main_guard
+from sim.config.flags import main_guard
 from sim.report import write_report
 from sim.showing import wording
 

@@ -11,13 +11,13 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
 from mechanisms.registry import local_round
-from sim import job as jobs
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
 from sim.auditing.result import Audit, section
 from sim.auditing.trainings import train, with_mechanism
-from sim.cli import parse
+from sim.config.flags import parse
+from sim.job import job as jobs
 from tests import unequal
 
 DELTA, CONFIDENCE = 1e-5, 0.9

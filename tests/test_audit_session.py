@@ -9,11 +9,11 @@ import torch
 from safetensors.numpy import load
 
 from mechanisms.randomness import seed_key
-from sim import config
-from sim import job as jobs
 from sim.auditing import session
 from sim.auditing.one_run import LENGTH, MOST, Guesses, guess, plant
-from sim.standardize import STATISTICS_FILE
+from sim.config import configuration as config
+from sim.job import job as jobs
+from sim.phases.statistics import STATISTICS_FILE
 from tests.test_job import UNLIKE
 
 COUNT, CONFIDENCE, CPU = 80, 0.8, torch.device("cpu")

@@ -16,7 +16,7 @@ from sim import bench
 from sim.benching import table
 from sim.benching.recipe import PLOTS, cells, read
 from sim.benching.runs import plan
-from sim.cli import main_guard
+from sim.config.flags import main_guard
 from tests.processes import NEEDS_PROC, alive, descendants, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")

@@ -10,8 +10,8 @@ import pytest
 from sim import bench
 from sim.benching.recipe import read
 from sim.benching.runs import plan
-from sim.cli import main_guard
-from sim.config import save
+from sim.config.configuration import save
+from sim.config.flags import main_guard
 from sim.showing import plots
 from tests import unequal
 

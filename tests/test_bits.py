@@ -123,7 +123,7 @@ def test_proposals_have_the_same_law_in_both_arithmetics():
 @pytest.mark.parametrize("mechanism", [name for name, row in MECHANISMS.items() if row.private])
 def test_a_release_trains_on_the_grid(tmp_path, mechanism):
     """End to end, with the system's entropy, whose float noise is refused: every mechanism has exact sums alone."""
-    from sim.cli import parse
+    from sim.config.flags import parse
     from sim.session import train
 
     flags = (

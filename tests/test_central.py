@@ -16,13 +16,15 @@ from mechanisms.plan import merge, most, planned
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening
 from server.budgets import Budgets
-from sim import central, config, nodes
-from sim import job as jobs
+from sim import central
 from sim import run as federated
-from sim.cli import main_guard, parse
-from sim.fields import SETTINGS
-from sim.presets import FIXED
-from sim.public import hold_out
+from sim.config import configuration as config
+from sim.config.fields import SETTINGS
+from sim.config.flags import main_guard, parse
+from sim.config.presets import FIXED
+from sim.data.holdout import hold_out
+from sim.job import job as jobs
+from sim.phases import nodes
 from sim.report import write_report
 from tests.small import plan_table as table_of
 

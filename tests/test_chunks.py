@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from sim import config, job
+from sim.config import configuration as config
+from sim.job import job
 
 SETTINGS = {"clients": 40, "partition": "iid", "engine": "inline"}
 
@@ -67,7 +68,7 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     """Page faults of a second buffer of 64 MiB: thousands, where the first has been returned to the system."""
     code = (
         "import resource, sys\n"
-        "from sim.environment import prepare\n"
+        "from sim.engines.environment import prepare\n"
         "prepare() if sys.argv[1] == 'prepared' else None\n"
         "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "buffer = bytearray(b'x') * 2**26; del buffer; before = faults()\n"
@@ -87,7 +88,9 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
 def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
     """Otherwise there is one thread, for sums have one order, and no telemetry."""
     names = ["OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED"]
-    code = f"import os; from sim.environment import prepare; prepare(); print(*[os.environ[n] for n in {names}])"
+    code = (
+        f"import os; from sim.engines.environment import prepare; prepare(); print(*[os.environ[n] for n in {names}])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given)
     usual = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     assert done.stdout.split() == [(usual | given)[name] for name in names]

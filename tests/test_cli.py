@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 
-from sim.cli import Request, build_parser, main_guard, parse
-from sim.config import load, save
-from sim.fields import SETTINGS
+from sim.config.configuration import load, save
+from sim.config.fields import SETTINGS
+from sim.config.flags import Request, build_parser, main_guard, parse
 
 NAMES = """
     clients dirichlet partition dataset data-dir model mechanism strategy epsilon delta noise-multiplier clip-norm
@@ -63,7 +63,7 @@ def test_help_has_every_flag_with_its_default():
 
 def test_help_loads_nothing_heavy():
     heavy = "('torch', 'numpy', 'scipy', 'flwr', 'ray', 'matplotlib', 'sklearn')"
-    code = f"import sys, sim.cli, sim.run; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, sim.config.flags, sim.run; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim import presets
-from sim.config import Config, differences, load, save
-from sim.fields import SETTINGS, TABLES, Setting
+from sim.config import presets
+from sim.config.configuration import Config, differences, load, save
+from sim.config.fields import SETTINGS, TABLES, Setting
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,9 +21,10 @@ from client.messages import TrainRequest, Upload
 from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
 from server.federation import Exchange
-from sim import config, session
-from sim import job as jobs
-from sim.cli import parse
+from sim import session
+from sim.config import configuration as config
+from sim.config.flags import parse
+from sim.job import job as jobs
 from tests.crashing import Crash, Disk, Killed, Noting, Operation, Tree, crashes, killed, lay_out, tree_of
 
 COMMON = (

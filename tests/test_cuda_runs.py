@@ -23,7 +23,11 @@ MECHANISMS = ["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, exact_products):
     """Equal draws, so that only the rounding of gradients differs. Little noise: it has the signs of eigenvectors."""
     small, registry, settings, fields, allotment = needed(
-        "tests.small", "mechanisms.registry", "mechanisms.settings", "sim.fields", "mechanisms.accounting.allotment"
+        "tests.small",
+        "mechanisms.registry",
+        "mechanisms.settings",
+        "sim.config.fields",
+        "mechanisms.accounting.allotment",
     )
     privacy = settings.Privacy(mechanism=name, epsilon=None, noise_multiplier=1e-3, sample_rate=0.7)
     own = fields.TABLES[name]() if name in fields.TABLES else None
@@ -134,7 +138,7 @@ def test_a_group_charges_the_same_and_its_upload_is_whole_numbers(device, tmp_pa
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function from a device and flags to the directory of a whole run in this process, without a report."""
-    cli, session = needed("sim.cli", "sim.session")
+    cli, session = needed("sim.config.flags", "sim.session")
     monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 2, 8, 8)).astype(np.float32), np.arange(120) % 3
@@ -208,7 +212,7 @@ def test_models_are_scored_by_the_same_records_and_a_run_stays_on_its_kind_of_de
 
 def test_chunks_are_as_wide_as_the_device(device):
     """On a CPU the cache sets the width for a large model; on others only the memory that parameters take."""
-    config, jobs = needed("sim.config", "sim.job")
+    config, jobs = needed("sim.config.configuration", "sim.job.job")
     given = config.load(None, {"clients": 40, "device": device.type, "model": "mlp", "sample_rate": 1.0})
     entries = jobs.step_entries(jobs.build(given))
     assert (entries > 0) is (device.type == "cpu")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from sim.datasets import dataset as data
-from sim.datasets import files
-from sim.datasets.arrays import fixed_split, read_npz
-from sim.datasets.dataset import load
-from sim.datasets.torchvision_compat import import_torchvision
+from sim.data import dataset as data
+from sim.data import files
+from sim.data.arrays import fixed_split, read_npz
+from sim.data.dataset import load
+from sim.data.torchvision_compat import import_torchvision
 
 GREY = {"mnist": ("MNIST", 0.1307, 0.3081), "fmnist": ("FashionMNIST", 0.2860, 0.3530)}
 

@@ -35,7 +35,7 @@ from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpis, Privacy
 from sim.account import main as account
-from sim.cli import parse
+from sim.config.flags import parse
 from sim.session import train
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, streams

@@ -25,8 +25,9 @@ from mechanisms.cohort import LocalState
 from server.checkpoints import Checkpoint, Checkpoints
 from server.records import RoundRecord
 from server.store import Store
-from sim import config, inputs, rundir
-from sim import job as jobs
+from sim.config import configuration as config
+from sim.job import inputs, rundir
+from sim.job import job as jobs
 from tests.crashing import Crash, Noting, crashes, lay_out, tree_of
 
 PARAMS = np.arange(5, dtype=np.float32)

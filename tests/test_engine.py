@@ -9,10 +9,10 @@ import pytest
 from mechanisms.accounting import ledger
 from server import loop
 from server.store import Store
-from sim import job as jobs
-from sim.cluster import starting
-from sim.engine import TRIES, ray_exchange
-from sim.partition import Partition
+from sim.data.partition import Partition
+from sim.engines.cluster import starting
+from sim.engines.ray_grid import TRIES, ray_exchange
+from sim.job import job as jobs
 from tests import phases
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from sim.config import load as configured
-from sim.datasets import dataset as datasets
-from sim.datasets import features
-from sim.datasets.features import grouped, load
-from sim.datasets.scattering import scatter
-from sim.models import build
-from sim.presets import PRESETS
-from sim.settings import Data
+from sim.config.configuration import load as configured
+from sim.config.presets import PRESETS
+from sim.config.settings import Data
+from sim.data import dataset as datasets
+from sim.data import features
+from sim.data.features import grouped, load
+from sim.data.scattering import scatter
+from sim.models.networks import build
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,10 @@ from mechanisms.accounting.events import VisibleChoice
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
-from sim import preparation, session
-from sim.cli import main_guard
-from sim.nodes import distiller
+from sim import session
+from sim.config.flags import main_guard
+from sim.phases import preparation
+from sim.phases.nodes import distiller
 from sim.report import write_report
 from sim.run import command
 from sim.showing import wording

@@ -32,8 +32,8 @@ from client.messages import TrainRequest, Upload
 from mechanisms.accounting.events import Gaussian
 from server.app import exchange_over, find_groups
 from sim import account, app, session
-from sim.cli import parse
-from sim.fields import SETTINGS
+from sim.config.fields import SETTINGS
+from sim.config.flags import parse
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.datasets import imdb
-from sim.datasets.dataset import TIMEOUT, load
-from sim.datasets.words import read_vectors, words_of
-from sim.settings import Data
+from sim.config.settings import Data
+from sim.data import imdb
+from sim.data.dataset import TIMEOUT, load
+from sim.data.words import read_vectors, words_of
 from tests.reviews import lists, write
 
 

@@ -12,10 +12,11 @@ from mechanisms import grid
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.plan import planned
 from mechanisms.randomness import generator, seed_key
-from sim import config, nodes
-from sim import job as jobs
-from sim.models import build as build_model
-from sim.partition import partition
+from sim.config import configuration as config
+from sim.data.partition import partition
+from sim.job import job as jobs
+from sim.models.networks import build as build_model
+from sim.phases import nodes
 
 RECORDS, TESTS = 120, 9
 UNLIKE = {"clients": 5, "partition": "quantity", "engine": "inline", "min_records": 7, "seed": 11}

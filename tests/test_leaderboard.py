@@ -11,7 +11,7 @@ from sim import bench
 from sim.benching import kept, lanes, queue
 from sim.benching.recipe import cells, read
 from sim.benching.runs import plan, result
-from sim.config import load
+from sim.config.configuration import load
 from tests.test_bench import no_report, recipe, records, run
 
 __all__ = ["no_report", "records"]

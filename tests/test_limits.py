@@ -9,11 +9,12 @@ import torch
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import PublicLabels, RandomizedResponse
-from sim import account, config
+from sim import account
 from sim.benching import table
 from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result
-from sim.limits import LIMITS, limits
+from sim.config import configuration as config
+from sim.config.caveats import LIMITS, limits
 from sim.report import read_run
 from sim.run import command
 from sim.showing import wording

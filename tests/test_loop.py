@@ -12,8 +12,8 @@ from mechanisms.plan import planned
 from server import loop
 from server.loop import Standing
 from server.store import Store
-from sim import job as jobs
 from sim import session
+from sim.job import job as jobs
 from tests import worlds
 
 CLIENTS = 10

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.gradients.recurrence import recurrence
 from mechanisms.layout import Layout
-from sim.cli import main_guard
-from sim.datasets.words import Words
-from sim.models import build
+from sim.config.flags import main_guard
+from sim.data.words import Words
+from sim.models.networks import build
 from sim.run import command
 from tests.record_models import plain_gradients
 from tests.reviews import write

@@ -14,7 +14,7 @@ from mechanisms import registry
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS, Mechanism
-from sim.cli import parse
+from sim.config.flags import parse
 from sim.session import train
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "new-mechanism.md"

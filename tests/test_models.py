@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from sim.models import NAMES, build
-from sim.presets import preset
-from sim.sequence_models import SEQUENCE_MODELS
+from sim.config.presets import preset
+from sim.models.networks import NAMES, build
+from sim.models.sequences import SEQUENCE_MODELS
 
 SIZES = [
     ("linear", (1, 8, 8), 10, 650),

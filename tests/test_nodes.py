@@ -12,11 +12,12 @@ from mechanisms.layout import Layout
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
 from mechanisms.sharing import ClassSums, SingleRecords
-from sim import job as jobs
-from sim import nodes, preparation, session
-from sim.models import initialise
+from sim import session
+from sim.job import job as jobs
+from sim.models.networks import initialise
+from sim.phases import nodes, preparation
+from sim.phases.statistics import STATISTICS_FILE
 from sim.showing.sharing import SHARED_FILE
-from sim.standardize import STATISTICS_FILE
 from strategies.distillation import CODE_WEIGHT
 from tests.test_job import built
 

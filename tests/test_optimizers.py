@@ -8,7 +8,7 @@ from safetensors.numpy import load
 
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, adam, sgd
 from mechanisms.registry import MECHANISMS
-from sim import nodes
+from sim.phases import nodes
 from tests import phases
 
 CASES = {

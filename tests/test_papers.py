@@ -14,8 +14,8 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import ClassicClaim, PaperClaim
 from sim.benching import papers
 from sim.benching.recipe import Cell, Recipe, cells, read
-from sim.datasets.words import Words
-from sim.models import build
+from sim.data.words import Words
+from sim.models.networks import build
 
 RECIPES = {path.stem: read(path) for path in sorted(papers.RECIPES.glob("*.toml"))}
 PAPERS = {path.stem: tomllib.loads(path.read_text()) for path in sorted((papers.RECIPES / "papers").glob("*.toml"))}

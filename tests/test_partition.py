@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
-from sim.partition import KINDS, Partition, partition
+from sim.data.partition import KINDS, Partition, partition
 
 
 def rng(seed: int = 0) -> np.random.Generator:

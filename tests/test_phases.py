@@ -14,10 +14,10 @@ from mechanisms.accounting.events import Gaussian
 from mechanisms.plan import planned
 from server import loop
 from server.store import Store
-from sim import job as jobs
-from sim import nodes
-from sim.nodes import Host
-from sim.preparation import prepare
+from sim.job import job as jobs
+from sim.phases import nodes
+from sim.phases.nodes import Host
+from sim.phases.preparation import prepare
 from tests import phases
 from tests.gaussian import SPOILERS, alarms
 from tests.phases import CLIENTS, PHASES, Broken, ask, charged

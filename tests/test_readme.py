@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from mechanisms.settings import MECHANISMS
-from sim import account, audit, bench, central, cli, report, run
+from sim import account, audit, bench, central, report, run
 from sim.benching.recipe import read
+from sim.config import flags as cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -5,13 +5,14 @@ import json
 
 import pytest
 
-from sim import central, cli
+from sim import central
 from sim.benching import table
 from sim.benching.papers import RECIPES
 from sim.benching.preset import PRESETS
 from sim.benching.recipe import cells, read
 from sim.benching.runs import plan
-from sim.config import differences
+from sim.config import flags as cli
+from sim.config.configuration import differences
 from tests.test_bench import HEAD, no_report, records, run
 
 __all__ = ["no_report", "records"]

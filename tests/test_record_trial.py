@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from mechanisms.gradients.forms import long_norms
 from mechanisms.gradients.record_gradients import RecordGradients
-from sim.datasets.words import Words
-from sim.models import NAMES, build
+from sim.data.words import Words
+from sim.models.networks import NAMES, build
 from tests.record_models import GENERAL, MIXING, TAPPED, Apply, Case, plain_gradients
 from tests.test_gradients import by_case, clip
 

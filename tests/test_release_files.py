@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from sim.cli import main_guard
+from sim.config.flags import main_guard
 from sim.run import command
 
 COMMON = (

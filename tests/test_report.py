@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from server.records import RoundRecord, Summary, largest, middle
-from sim.cli import main_guard
-from sim.config import load, save
+from sim.config.configuration import load, save
+from sim.config.flags import main_guard
 from sim.report import command, write_report
 from sim.showing import plots, wording
 from tests import unequal

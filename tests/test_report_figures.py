@@ -17,7 +17,7 @@ from mechanisms.accounting import accountant
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.accounting.ledger import Ledger
 from server.records import RoundRecord, Summary
-from sim.fields import SETTINGS, TABLES
+from sim.config.fields import SETTINGS, TABLES
 from sim.report import write_report
 from sim.showing import plots, wording
 from tests import unequal

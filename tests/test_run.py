@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from sim import config
-from sim import job as jobs
-from sim.cli import main_guard
+from sim.config import configuration as config
+from sim.config.flags import main_guard
+from sim.job import job as jobs
 from sim.run import command
 from tests.processes import NEEDS_PROC, descendants, finish, wait_for
 
@@ -115,7 +115,7 @@ def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
 
 def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
     lines = (
-        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job import single_thread",
+        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.job import single_thread",
         "assert max(pool['num_threads'] for pool in pools()) == 2",
         "single_thread()",
         "assert {pool['num_threads'] for pool in pools()} == {1}",
@@ -297,7 +297,7 @@ def test_a_fault_is_one_line_and_leaves_nothing(tmp_path, capsys, records, line)
 @pytest.mark.parametrize("line", ["--dataset=minst", "--dataset=nowhere.npz", "--dataset=mnist --data-dir=/nowhere"])
 def test_data_that_are_not_there_are_told_before_ray_begins(tmp_path, line):
     """A start cannot be broken off: kills one that the user has to wait for to read of a wrong path."""
-    code = "import sys; from sim.cli import main_guard; from sim.run import command; "
+    code = "import sys; from sim.config.flags import main_guard; from sim.run import command; "
     code += "print(main_guard(command), 'ray' in sys.modules, 'torch' in sys.modules)"
     words = [sys.executable, "-c", code, f"--out={tmp_path}", *line.split()]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

@@ -16,10 +16,11 @@ from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
 from server import orders
 from server.records import RoundRecord, Summary
-from sim import central, config, run
-from sim import job as jobs
-from sim.cli import main_guard
-from sim.limits import limits
+from sim import central, run
+from sim.config import configuration as config
+from sim.config.caveats import limits
+from sim.config.flags import main_guard
+from sim.job import job as jobs
 from sim.showing import wording
 from tests import unequal
 

@@ -11,9 +11,10 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
 from mechanisms.accounting.events import DpsurStep, SampledGaussian
 from server import orders
-from sim import config, inputs, rundir
-from sim import job as jobs
-from sim.cli import main_guard, parse
+from sim.config import configuration as config
+from sim.config.flags import main_guard, parse
+from sim.job import inputs, rundir
+from sim.job import job as jobs
 from sim.run import command
 from sim.session import train
 

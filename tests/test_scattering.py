@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.signal import resample
 
-from sim.datasets.scattering import FEATURES, scatter
+from sim.data.scattering import FEATURES, scatter
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "scattering.npz"
 """Outputs of kymatio 0.3.0's Scattering2D(J=2), of pixels in [0, 1]."""

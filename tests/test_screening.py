@@ -18,10 +18,10 @@ from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.screening import ScreeningPlan
 from mechanisms.settings import Privacy, Screening
 from sim import account
-from sim.config import load
-from sim.datasets.dataset import Dataset
-from sim.job import build
-from sim.public import set_aside
+from sim.config.configuration import load
+from sim.data.dataset import Dataset
+from sim.data.holdout import set_aside
+from sim.job.job import build
 from sim.run import command
 from tests.small import OWNED, X, Y, cohort, model, start
 from tests.trials import accepted, alarms, crowd

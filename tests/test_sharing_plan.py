@@ -9,8 +9,8 @@ from mechanisms.dpis_plan import DpisPlan
 from mechanisms.plan import PlanTable, merge, planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Dpis, Privacy
-from sim import config
-from sim.sharing_plan import Sharing, plan_sharing
+from sim.config import configuration as config
+from sim.job.budget import Sharing, plan_sharing
 
 SHAPE, EPSILON = (2, 8), 6.0
 GIVEN = {"dataset": "x.npz", "strategy": "fedfed", "epsilon": EPSILON, "share_budget": 0.5, "distill_rounds": 4}

@@ -10,9 +10,10 @@ from safetensors.numpy import load
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Gaussian, Unprotected
 from mechanisms.plan import merge, planned
-from sim import config, session
-from sim import job as jobs
-from sim.standardize import STATISTICS_FILE, channel_moments, plan_statistics, standardized, statistics
+from sim import session
+from sim.config import configuration as config
+from sim.job import job as jobs
+from sim.phases.statistics import STATISTICS_FILE, channel_moments, plan_statistics, standardized, statistics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RNG = np.random.default_rng(2)

@@ -14,7 +14,7 @@ from mechanisms.optimizers import adam, sgd
 from mechanisms.plain import NonPrivatePlan
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.updates import NORMALISED, UPDATE, pace
-from sim import job as jobs
+from sim.job import job as jobs
 from strategies import fedavg
 from strategies.distillation import Distiller, objective
 from strategies.fedfed import union

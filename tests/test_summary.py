@@ -13,10 +13,12 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.allotment import payable
 from server.checkpoints import Checkpoints
 from server.records import RunInfo
-from sim import config, rundir, session
-from sim import job as jobs
-from sim.cli import parse
-from sim.cluster import Cluster
+from sim import session
+from sim.config import configuration as config
+from sim.config.flags import parse
+from sim.engines.cluster import Cluster
+from sim.job import job as jobs
+from sim.job import rundir
 from sim.session import train
 
 FLAGS = (

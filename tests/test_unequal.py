@@ -14,8 +14,8 @@ from mechanisms.plan import planned
 from server import loop, orders
 from server.loop import Standing
 from server.records import RoundRecord
-from sim import job as jobs
 from sim import session
+from sim.job import job as jobs
 from tests.test_loop import World
 
 DELTA, CLIENTS, ROUNDS, BATCH = 1e-5, 5, 3, 3

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from server.records import RoundRecord, Summary
-from sim.config import load, save
+from sim.config.configuration import load, save
 
 CERTIFIED = (4.375, 1.5, 7.25, 3.125, 2.5)
 PUBLISHED = (6.125, 8.375, 5.25, 0.875, 2.125)

@@ -12,8 +12,9 @@ import pytest
 
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
-from sim import config, session
-from sim import job as jobs
+from sim import session
+from sim.config import configuration as config
+from sim.job import job as jobs
 
 RECORDS = 120
 

@@ -13,14 +13,15 @@ from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS
 from server.federation import Exchange
 from server.records import Summary, largest
-from sim import job as jobs
-from sim import rundir, session
+from sim import session
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
 from sim.auditing.result import FILE, Audit
-from sim.config import Config
-from sim.nodes import Host, present
+from sim.config.configuration import Config
+from sim.job import job as jobs
+from sim.job import rundir
+from sim.phases.nodes import Host, present
 from sim.report import write_report
 from sim.showing import wording
 

@@ -17,9 +17,9 @@ from mechanisms import durable
 from server.records import RoundRecord, Summary, largest
 from sim.benching.papers import RECIPES
 from sim.benching.recipe import Cell
-from sim.config import Config
-from sim.fields import SETTINGS
-from sim.settings import EXECUTION_ONLY
+from sim.config.configuration import Config
+from sim.config.fields import SETTINGS
+from sim.config.settings import EXECUTION_ONLY
 
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 """Settings in which a run that is taken up again may differ."""

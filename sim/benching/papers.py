@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.names import suggest
+from sim.config.names import suggest
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 """The folder of the project's recipes; ``papers`` in it holds the transcriptions."""

@@ -2,7 +2,7 @@
 
 from sim.benching.papers import RECIPES
 from sim.benching.recipe import Values, cells, checked, read
-from sim.names import suggest
+from sim.config.names import suggest
 
 _SCATTERING = (("mnist", "mnist-scattering"), ("fmnist", "fmnist-scattering"), ("cifar10", "cifar10-scattering"))
 

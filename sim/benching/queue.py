@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from sim.benching.runs import Run, result
-from sim.config import Config
+from sim.config.configuration import Config
 
 RECORDS = {"digits": 1_437, "mnist": 60_000, "fmnist": 60_000, "cifar10": 50_000, "imdb": 25_000}
 UNKNOWN_RECORDS = 1_000

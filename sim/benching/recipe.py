@@ -42,9 +42,9 @@ from pydantic import Field, ValidationError, model_validator
 from mechanisms.settings import Settings
 from sim.benching import papers
 from sim.benching.papers import RECIPES, Claim
-from sim.config import Config, load
-from sim.fields import SETTINGS
-from sim.names import did_you_mean, suggest
+from sim.config.configuration import Config, load
+from sim.config.fields import SETTINGS
+from sim.config.names import did_you_mean, suggest
 
 Values = dict[str, Any]
 

@@ -9,7 +9,7 @@ from server.records import RoundRecord, Summary
 from sim.benching import kept
 from sim.benching.kept import FREE, Result
 from sim.benching.recipe import Cell, Recipe, Values, cells, slug
-from sim.config import Config, differences, load
+from sim.config.configuration import Config, differences, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +91,10 @@ def play(run: Run) -> str:
 
     A fault of one cell is a line of the table and stops no other cell.
     """
-    from sim.environment import prepare
+    from sim.engines.environment import prepare
 
     prepare()
-    from sim.cli import Request
+    from sim.config.flags import Request
     from sim.session import train
 
     begun = run.folder.exists()

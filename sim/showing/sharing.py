@@ -6,8 +6,8 @@ from safetensors.numpy import load
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from sim.config import Config
-from sim.limits import public_labels
+from sim.config.caveats import public_labels
+from sim.config.configuration import Config
 from sim.showing import page, wording
 
 SHARED_FILE = "shared.safetensors"

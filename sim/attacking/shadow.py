@@ -1,0 +1,34 @@
+"""Black-Box/Shadow (Salem et al., "ML-Leaks", NDSS 2019): learn from a shadow model what the target's answers betray.
+
+The attacker sees probabilities only. It has records like the target's, trains a model of the same kind on some of them,
+and learns to tell these from the rest by the shadow model's answers.
+"""
+
+import numpy as np
+import torch
+
+from mechanisms.randomness import generator
+from sim.attacking.membership import Features, Numbers, Split, accuracy, balanced, posterior_features
+from sim.auditing.trainings import Trained
+
+
+def shadow_accuracy(target: Trained, shadow: Trained, parts: Split, key: bytes) -> float:
+    """Accuracy of the attack on a balanced set of the target's members and other records.
+
+    Args:
+        target: one model, trained on ``parts.target_in``.
+        shadow: one model, trained on ``parts.shadow_in``.
+        parts: of all records.
+        key: of the attack's draws.
+    """
+    rng = generator(key, "shadow attack")
+
+    def features(trained: Trained, records: Numbers) -> np.ndarray:
+        return posterior_features(trained.probabilities(records)[0], torch.from_numpy(trained.job.dataset.y[records]))
+
+    def both(trained: Trained, members: Numbers, others: Numbers) -> Features:
+        members, others = balanced(members, others, rng)
+        return features(trained, members), features(trained, others)
+
+    known, asked = both(shadow, parts.shadow_in, parts.shadow_out), both(target, parts.target_in, parts.target_out)
+    return accuracy(known, asked, int(rng.integers(2**32)))

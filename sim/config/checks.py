@@ -1,0 +1,73 @@
+"""Settings that contradict each other or the data, refused before anything is written."""
+
+import warnings
+
+import numpy as np
+
+from mechanisms import grid
+from mechanisms.guide import alone
+from mechanisms.registry import MECHANISMS
+from mechanisms.updates import UPDATE
+from sim.config.configuration import Config
+from strategies.registry import strategy_of
+
+
+def check_parts(config: Config) -> None:
+    """Refuse settings of one part of the configuration that another part has no room for.
+
+    Raises:
+        ValueError: what contradicts what.
+    """
+    _check_public(config)
+    _check_strategy(config)
+    _check_release(config)
+
+
+def _check_public(config: Config) -> None:
+    """Refuse a mechanism that looks at public records where there are none, and to measure on none."""
+    if config.data.evaluate_on == "validation" and not config.data.validation_records:
+        raise ValueError("evaluate_on is validation, but validation_records is 0: give --validation-records")
+    looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
+    if looks and not config.data.public_records:
+        raise ValueError("screening_data is public, but public_records is 0: give --public-records")
+
+
+def _check_release(config: Config) -> None:
+    """Refuse a mechanism for which there are no exact sums in a release."""
+    isotropic = config.privacy.mechanism == "dphero" and config.dphero.hero_clipping == "isotropic"
+    if config.run.release and isotropic:
+        raise ValueError(
+            "hero_clipping is isotropic, for which a release has no exact sums: use --hero-clipping whitened, or leave "
+            "out --release"
+        )
+
+
+def _check_strategy(config: Config) -> None:
+    """Refuse a strategy that leads local steps, or counts them, where a mechanism chooses the size of each."""
+    name = config.strategy.strategy
+    strategy = strategy_of(config.strategy, config.fedfed)
+    leads = strategy.guide is not alone or strategy.sent is not UPDATE
+    if leads and MECHANISMS[config.privacy.mechanism].searches:
+        raise ValueError(
+            f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by the client's own "
+            "losses, which know nothing of it: use --strategy fedavg or another --mechanism"
+        )
+
+
+def check_delta(config: Config, records: int) -> None:
+    """Warn of a delta that allows whole records to be given away; refuse it where ``strict_delta`` is set."""
+    privacy = config.privacy
+    if MECHANISMS[privacy.mechanism].private and privacy.delta >= 1 / records:
+        fault = (
+            f"delta = {privacy.delta:g} is not below 1 / {records} records = {1 / records:.2g}: "
+            "a mechanism that publishes a random record would meet it; lower --delta"
+        )
+        if privacy.strict_delta:
+            raise ValueError(fault)
+        warnings.warn(fault, stacklevel=2)
+
+
+def check_sizes(config: Config, sizes: np.ndarray) -> None:
+    """Refuse a release of clients with more records than an exact sum has room for."""
+    if config.run.release:
+        grid.check_sizes(sizes.tolist())

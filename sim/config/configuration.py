@@ -1,0 +1,180 @@
+"""The configuration of a run: default < the data set's preset < file < flag, validated, saved in full."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from client.settings import Local
+from mechanisms import durable
+from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
+from server.settings import Rounds
+from sim.config.fields import SETTINGS, TABLES, fault
+from sim.config.names import did_you_mean
+from sim.config.presets import FIXED, preset
+from sim.config.settings import Data, Execution
+from strategies.settings import Aggregation, FedFed
+
+Values = dict[str, Any]
+"""Settings by name."""
+
+RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"))
+"""Pairs of which one only is set: a layer that sets one unsets the other of the layers below."""
+
+IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_client": ("partition", ("shards",))}
+"""Setting -> another one, and the values of that one which use it; the first is implied."""
+
+_HEADER = '# The whole configuration of a run. "none" and "" mean: not set.\n\n'
+
+
+class Config(Settings):
+    """A run's whole configuration, one table per package."""
+
+    data: Data
+    privacy: Privacy
+    dpsur: Dpsur
+    dpis: Dpis
+    dphero: DpHero
+    screening: Screening
+    dpagd: Dpagd
+    local: Local
+    strategy: Aggregation
+    fedfed: FedFed
+    rounds: Rounds
+    run: Execution
+
+    def value(self, name: str) -> Any:
+        """The setting ``name``, whatever its table."""
+        return getattr(getattr(self, SETTINGS[name].table), name)
+
+
+def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False, paper: str | None = None) -> Config:
+    """The configuration from a TOML file (or none) and explicitly given settings by name.
+
+    Args:
+        path: of the file.
+        overrides: the given settings, which go before the file's.
+        central: one client holds all records, with defaults of its own.
+        paper: a preset of a paper, which goes before the data set's.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    file, flags = _read(path) if path else {}, dict(overrides)
+    _refuse_contradictions(flags)
+    named = _preset_of_paper(paper, file | flags, central) if paper is not None else {}
+    dataset, features = (
+        (named | file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features")
+    )
+    values: Values = {}
+    for layer in (preset(dataset, central, features), named, file, flags):
+        _put(values, layer)
+    if central:
+        _refuse_other_than(FIXED, file | flags)
+        values |= FIXED
+    tables: dict[str, Values] = {table: {} for table in TABLES}
+    for name, value in values.items():
+        tables[SETTINGS[name].table][name] = value
+    try:
+        return Config.model_validate({table: TABLES[table](**entries) for table, entries in tables.items()})
+    except ValidationError as error:
+        raise ValueError(fault(error)) from None
+
+
+def save(config: Config, path: Path) -> None:
+    """Write every setting, so that loading the file gives an equal configuration whatever the defaults have become."""
+    tables = {
+        table: {name: SETTINGS[name].unset if value is None else value for name, value in entries.items()}
+        for table, entries in config.model_dump().items()
+    }
+    durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode())
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """The names of the settings in which two configurations differ."""
+    return [name for name in SETTINGS if a.value(name) != b.value(name)]
+
+
+def _preset_of_paper(name: str, given: Values, central: bool) -> Values:
+    from sim.benching import preset as papers  # which reads recipes, and they read configurations
+
+    return papers.settings(name, given, central)
+
+
+def _put(values: Values, layer: Values) -> None:
+    """Lay ``layer`` over ``values``, with what its settings imply and unset."""
+    for name, (other, wanted) in IMPLIED.items():
+        below = values.get(other, SETTINGS[other].info.default)
+        if name in layer and other not in layer and below not in wanted:
+            values[other] = wanted[0]
+    for pair in RIVALS:
+        for name, other in (pair, pair[::-1]):
+            if layer.get(name) is not None and other not in layer:
+                values[other] = None if SETTINGS[other].optional else SETTINGS[other].info.default
+    values.update(layer)
+
+
+def _refuse_contradictions(flags: Values) -> None:
+    if flags.keys() >= {"sample_rate", "batch_size"} and flags["batch_size"] is not None:
+        given = f"--sample-rate {flags['sample_rate']} and --batch-size {flags['batch_size']}"
+        raise ValueError(f"{given} contradict each other: drop one of the two")
+    implied = {name: (other, wanted) for name, (other, wanted) in IMPLIED.items() if name in flags}
+    for name, (other, wanted) in implied.items():
+        if other in flags and flags[other] not in wanted:
+            raise ValueError(
+                f"{SETTINGS[name].flag} {flags[name]} is of no use with {SETTINGS[other].flag} {flags[other]}; it "
+                f"belongs to {' and '.join(wanted)}: drop one of the two"
+            )
+    if len(implied) > 1 and "partition" not in flags:
+        raise ValueError(
+            f"{' and '.join(SETTINGS[n].flag for n in implied)} contradict each other: drop one of the two"
+        )
+
+
+def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
+    for name in fixed:
+        if name in given and given[name] != fixed[name]:
+            raise ValueError(
+                f"{name} is {given[name]}, but one client that holds all records has no choice there (it is "
+                f"{fixed[name]}): drop it, or take python -m sim.run"
+            )
+
+
+def _read(path: Path) -> Values:
+    """The settings of a file by name, what is unset turned into None."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the configuration file {path} cannot be read ({error.strerror}): check --config") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
+    values: Values = {}
+    for table, entries in tables.items():
+        _check_table(path, table, entries)
+        for name, value in entries.items():
+            _check_name(path, table, name)
+            setting = SETTINGS[name]
+            values[name] = None if setting.optional and value == setting.unset else value
+    return values
+
+
+def _check_table(path: Path, table: str, entries: object) -> None:
+    if table in TABLES and isinstance(entries, dict):
+        return
+    if table in SETTINGS and not isinstance(entries, dict):
+        raise ValueError(f"{path}: {table} stands outside its table: put it under [{SETTINGS[table].table}]")
+    hint = did_you_mean(table, TABLES if isinstance(entries, dict) else [*TABLES, *SETTINGS])
+    raise ValueError(f"{path}: unknown table {table}{hint} (tables: {', '.join(TABLES)})")
+
+
+def _check_name(path: Path, table: str, name: str) -> None:
+    known = list(TABLES[table].model_fields)
+    if name in known:
+        return
+    if name in SETTINGS:
+        raise ValueError(f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move it")
+    hint = did_you_mean(name, known) or did_you_mean(name, SETTINGS) or f" (known: {', '.join(known)})"
+    raise ValueError(f"{path}: unknown setting {name} in [{table}]{hint}")

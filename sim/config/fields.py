@@ -1,0 +1,117 @@
+"""The settings of all packages by name: table, kind, choices and bounds, read from the packages' own models."""
+
+import types
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from client.settings import Local
+from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
+from server.settings import Rounds
+from sim.config.names import did_you_mean
+from sim.config.settings import Data, Execution
+from strategies.settings import Aggregation, FedFed
+
+TABLES: dict[str, type[Settings]] = {
+    "data": Data,
+    "privacy": Privacy,
+    "dpsur": Dpsur,
+    "dpis": Dpis,
+    "dphero": DpHero,
+    "screening": Screening,
+    "dpagd": Dpagd,
+    "local": Local,
+    "strategy": Aggregation,
+    "fedfed": FedFed,
+    "rounds": Rounds,
+    "run": Execution,
+}
+"""The tables of the configuration file, and the groups of the help."""
+
+_NOUNS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name, its table, and what its package says about it."""
+
+    name: str
+    table: str
+    info: FieldInfo
+
+    @property
+    def flag(self) -> str:
+        """Its flag on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @cached_property
+    def _alternatives(self) -> tuple[Any, ...]:
+        union = get_origin(self.info.annotation) in (Union, types.UnionType)
+        return get_args(self.info.annotation) if union else (self.info.annotation,)
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be None."""
+        return types.NoneType in self._alternatives
+
+    @property
+    def unset(self) -> str:
+        """How a file or a flag says that it is None: an empty text, where it is a text, else ``none``."""
+        return "" if self.kind is str else "none"
+
+    @property
+    def kind(self) -> type:
+        """``int``, ``float``, ``str`` or ``bool``."""
+        return str if self.choices else next(a for a in self._alternatives if a is not types.NoneType)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names it may take; empty where it is no name of a list."""
+        return next((get_args(a) for a in self._alternatives if get_origin(a) is Literal), ())
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, with its bounds."""
+        noun = f"one of {', '.join(self.choices)}" if self.choices else _NOUNS[self.kind] + self._interval()
+        return noun + (f", or {self.unset or 'empty'}" if self.optional else "")
+
+    def _interval(self) -> str:
+        bounds = {k: getattr(m, k) for m in self.info.metadata for k in ("ge", "gt", "le", "lt") if hasattr(m, k)}
+        left = f"[{bounds['ge']}" if "ge" in bounds else f"({bounds.get('gt')}"
+        right = f"{bounds['le']}]" if "le" in bounds else f"{bounds.get('lt')})"
+        if {"le", "lt"} & set(bounds):
+            return f" in {left}, {right}"
+        if "ge" in bounds:
+            return f" of at least {bounds['ge']}"
+        return f" above {bounds['gt']}" if "gt" in bounds else ""
+
+    def from_text(self, text: str) -> Any:
+        """A flag's text as a value; a text that is no such value stays as it is, for the validation to name."""
+        if self.optional and text == self.unset:
+            return None
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
+
+
+SETTINGS: dict[str, Setting] = {
+    name: Setting(name, table, info) for table, model in TABLES.items() for name, info in model.model_fields.items()
+}
+"""Every setting by its name; names are unique over all tables."""
+
+
+def fault(error: ValidationError) -> str:
+    """The first fault that a validation found, in one line: name, value, bound, remedy."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    setting = SETTINGS[str(first["loc"][-1])]
+    hint = did_you_mean(str(first["input"]), setting.choices)
+    return (
+        f"{setting.name} is {first['input']!r}; it must be {setting.expected}{hint or ':'} "
+        f"set {setting.flag} or {setting.name} in [{setting.table}]"
+    )

@@ -1,0 +1,184 @@
+"""The command line: a flag for every setting, from the packages' own slices. Imports no torch, numpy, flwr or ray."""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sim.config.configuration import Config, differences, load
+from sim.config.fields import SETTINGS, TABLES, Setting
+from sim.config.names import did_you_mean
+from sim.config.presets import FIXED, PRESETS, preset
+from sim.config.settings import EXECUTION_ONLY
+
+_METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
+_FILES = {
+    "--config": ("FILE.toml", "settings from a file, as a run directory's config.toml has them; flags go before it"),
+    "--preset": (
+        "NAME",
+        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist (README); file and flags go over",
+    ),
+    "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        config: the resolved configuration.
+        resume: the run directory to go on with, or None for a new run.
+        given: names of the settings that were given as flags.
+    """
+
+    config: Config
+    resume: Path | None
+    given: frozenset[str]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; {self.prog} --help lists the flags")
+
+
+def parse(argv: Sequence[str], prog: str, description: str, central: bool = False) -> Request:
+    """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
+
+    Args:
+        argv: the words after the program's name.
+        prog: the program's name.
+        description: what it does, for its help.
+        central: one client holds all records; settings that this decides have no flag.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    parser = build_parser(prog, description, central)
+    known, unknown = parser.parse_known_args(_joined(argv))
+    if unknown:
+        raise ValueError(_describe_unknown(unknown))
+    texts = vars(known)
+    config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
+    given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
+    if run_dir is None:
+        config = load(Path(config_file) if config_file else None, given, central, paper)
+        return Request(config, None, frozenset(given))
+    for flag, value in (("--config", config_file), ("--preset", paper)):
+        if value is not None:
+            raise ValueError(f"{flag} {value} and --resume {run_dir}: a resumed run keeps its configuration; drop one")
+    return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given))
+
+
+def build_parser(prog: str, description: str, central: bool = False) -> argparse.ArgumentParser:
+    """The parser: a group of flags per table; only flags that are given appear in the result."""
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog="'none' and '' are values where the help says what they mean. "
+        "Order: default < data set < preset < file < flag.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+        usage="%(prog)s [--flag value | --flag=value ...]",
+    )
+    files = parser.add_argument_group("Files")
+    for flag, (metavar, text) in _FILES.items():
+        files.add_argument(flag, metavar=metavar, help=text)
+    for table, model in TABLES.items():
+        group = parser.add_argument_group(f"{model.__doc__} [{table}]")
+        for setting in (s for s in SETTINGS.values() if s.table == table):
+            if not (central and setting.name in FIXED):
+                _add_flag(group, setting, central)
+    return parser
+
+
+def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
+    """Run ``command(argv)`` (default: the process's own arguments) and return the exit code.
+
+    A ValueError is the user's fault: one line ``error: ...`` on stderr and code 2. ``python -X dev`` shows a traceback.
+    """
+    warnings.formatwarning = _one_line_warning
+    try:
+        command(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        if sys.flags.dev_mode:
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _one_line_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
+    kind = "warning" if category is UserWarning else category.__name__
+    return f"{kind}: {' '.join(str(message).split())}\n"
+
+
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -> None:
+    text = f"{setting.info.description} (default: {_defaults(setting, central)})".replace("%", "%%")
+    if setting.kind is bool:
+        group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
+        return
+    metavar = f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[setting.kind]
+    group.add_argument(setting.flag, metavar=metavar, help=text)
+
+
+def _defaults(setting: Setting, central: bool) -> str:
+    """The default, and what some data sets have instead."""
+    default = preset("", central).get(setting.name, setting.info.default)
+    own = {dataset: preset(dataset, central).get(setting.name, default) for dataset in PRESETS}
+    values = [_shown(setting, default)]
+    values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != default]
+    return "; ".join(values)
+
+
+def _shown(setting: Setting, value: object) -> str:
+    if value is None:
+        return setting.unset or "''"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--flag value`` as ``--flag=value``, so that a value may begin with a minus sign."""
+    takes_value = {*_FILES, *(s.flag for s in SETTINGS.values() if s.kind is not bool)}
+    joined: list[str] = []
+    for word in argv:
+        if joined and joined[-1] in takes_value and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _describe_unknown(unknown: Sequence[str]) -> str:
+    first = unknown[0]
+    if not first.startswith("-"):
+        return f"unexpected argument {first!r}: every value follows its flag"
+    name = first.partition("=")[0]
+    if name.removeprefix("--").replace("-", "_") in SETTINGS:
+        return f"{name} is of no use with one client that holds all records: drop it, or take python -m sim.run"
+    return f"unknown flag {name}{did_you_mean(name, [*_FILES, *(s.flag for s in SETTINGS.values())])}"
+
+
+def _resumed(run_dir: Path, given: dict[str, Any], central: bool) -> Config:
+    """The saved configuration, with the given settings that change no number of the result."""
+    path = run_dir / "config.toml"
+    if not path.is_file():
+        raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of a run")
+    saved, wanted = load(path, {}, central), load(path, given, central)
+    for name in sorted(differences(saved, wanted), key=lambda name: name not in given):
+        if name not in EXECUTION_ONLY:
+            was, other = ("not set" if c.value(name) is None else c.value(name) for c in (saved, wanted))
+            raise ValueError(
+                f"a resumed run keeps its configuration: {name} is {was} in {path}, {other} was given: "
+                f"leave {SETTINGS[name].flag} out, or start a new run"
+            )
+    return wanted

@@ -1,0 +1,52 @@
+"""Where the files of a data set lie. Imports no numpy, so that what is missing can be said before anything is begun."""
+
+import os
+from pathlib import Path
+
+from sim.config.names import suggest
+
+NAMES = ("digits", "mnist", "fmnist", "cifar10", "imdb")
+"""The data sets that are known by name."""
+DATA_DIR_VARIABLE = "DP_FED_DATA"
+DEFAULT_DATA_DIR = "~/.cache/dp-federated-simulator"
+
+
+def check(dataset: str, data_dir: str | None) -> None:
+    """Refuse a data set of unknown name, or a file or a folder that is not there, without reading any.
+
+    Raises:
+        ValueError: an unknown name, or as `directory` and `own_file`.
+    """
+    if dataset.endswith(".npz"):
+        own_file(dataset)
+    elif dataset not in NAMES:
+        raise ValueError(f"dataset = {dataset!r} is unknown: {suggest(dataset, NAMES)}, or the path of an .npz file")
+    elif dataset != "digits":
+        directory(data_dir)
+
+
+def directory(data_dir: str | None) -> Path:
+    """The data directory; only the default one may be absent.
+
+    Raises:
+        ValueError: `data_dir` or `DP_FED_DATA` names no directory.
+    """
+    for origin, value in (("data_dir", data_dir), (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE))):
+        if value:
+            path = Path(value).expanduser()
+            if not path.is_dir():
+                raise ValueError(f"{origin} = {value!r} is no directory: create it or correct the path")
+            return path
+    return Path(DEFAULT_DATA_DIR).expanduser()
+
+
+def own_file(name: str) -> Path:
+    """The file of a user's own data set.
+
+    Raises:
+        ValueError: no such file.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ValueError(f"data set {path}: no such file; give the path of an .npz that holds x and y")
+    return path

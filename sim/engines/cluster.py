@@ -1,0 +1,69 @@
+"""Ray's start and end: seconds of waiting, beside imports and the reading of records, and beside the report."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sim.config.configuration import Config
+from sim.config.settings import Execution
+from sim.data import files
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ray, as a run sees it.
+
+    Attributes:
+        ready: returns when Ray is there, or raises what has kept it from starting.
+        leave: Ray is needed no more: it ends while the caller goes on.
+    """
+
+    ready: Callable[[], object]
+    leave: Callable[[], object]
+
+
+@contextmanager
+def starting(config: Config) -> Iterator[Cluster]:
+    """Begin to join a Ray cluster, or to start one on this machine; without the Ray engine, nothing.
+
+    What Ray starts dies with the thread that started it, so the thread lives as long as the context.
+
+    Raises:
+        ValueError: the run's data are not there; a start that has begun could not be broken off.
+    """
+    if config.run.engine != "ray":
+        yield Cluster(ready=lambda: None, leave=lambda: None)
+        return
+    files.check(config.data.dataset, config.data.data_dir)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        started = thread.submit(_start, config.run)
+
+        def leave() -> Future[None]:
+            return thread.submit(_stop, started)
+
+        try:
+            yield Cluster(started.result, leave)
+        finally:
+            leave().result()
+
+
+def workers_of(run: Execution) -> int:
+    """How many workers there are to be."""
+    return run.workers or os.cpu_count() or 1
+
+
+def _start(run: Execution) -> None:
+    import ray
+
+    own = {} if run.ray_address else {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
+    ray.init(address=run.ray_address or "local", logging_level="ERROR", log_to_driver=False, **own)
+
+
+def _stop(started: Future[None]) -> None:
+    """A second time it does nothing."""
+    import ray
+
+    if started.exception() is None:
+        ray.shutdown()

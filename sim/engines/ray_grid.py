@@ -1,0 +1,148 @@
+"""The Ray engine: a Flower Grid whose nodes live in Ray actors.
+
+The ServerApp's exchange, the messages and the ClientApp are Flower's; only the carrying is ours. An actor hosts one or
+more groups and keeps them for the whole run. If it dies a new one takes its place and its unfinished request is sent
+again; but not in a release, where a second draw would be a second charge that nobody had planned.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.app import client_app
+from client.messages import Answering
+from server.app import exchange_over
+from server.federation import Exchange
+from sim.engines.cluster import Cluster, workers_of
+from sim.job import job as jobs
+from sim.phases.nodes import Host
+
+TRIES = 3
+NODE_FAILED = 1
+
+
+def ray_exchange(job: jobs.Job, run_dir: Path, cluster: Cluster) -> Exchange:
+    """The job's groups in workers of the Ray cluster, once that is ready."""
+    run = job.config.run
+    workers, gpus = workers_of(run), run.gpus_per_worker
+    cluster.ready()
+    if gpus is None:
+        gpus = ray.cluster_resources().get("GPU", 0) / workers if jobs.device_of(job.config).type == "cuda" else 0
+    grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
+    return exchange_over(grid, list(grid.get_node_ids()), run={})
+
+
+class _Worker:
+    """The actor: hosts groups behind a Flower ClientApp."""
+
+    def __init__(self, shared: list[ray.ObjectRef], run_dir: str):
+        jobs.single_thread()
+        job = ray.get(shared[0])
+        host = Host(job, Path(run_dir))
+
+        def node_of(config: ConfigRecord, context: Context) -> Answering:
+            return host.node(config["group"], config["phase"])
+
+        self._app, self._groups = client_app(node_of), len(job.groups)
+
+    def handle(self, message: Message) -> Message:
+        """Answer one Flower message."""
+        group = message.metadata.dst_node_id
+        place = {"partition-id": group, "num-partitions": self._groups}
+        return self._app(message, Context(1, group, place, RecordDict(), {}))
+
+
+@dataclass
+class _Asked:
+    """A message on its way: whom it was handed to, and how often."""
+
+    message: Message
+    worker: ray.actor.ActorHandle
+    tries: int
+
+
+class RayGrid(Grid):
+    """A grid of ``len(job.groups)`` nodes, numbered by group, over ``workers`` actors."""
+
+    def __init__(self, job: jobs.Job, run_dir: Path, workers: int, cpus: float, gpus: float):
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        shared = [ray.put(job)]  # one copy on each machine
+        actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Worker)
+        self._new_worker = lambda: actor.remote(shared, str(run_dir))
+        self._workers = [self._new_worker() for _ in range(min(workers, len(job.groups)))]
+        self._tries = 1 if job.seed is None else TRIES
+        self._groups = range(len(job.groups))
+        self._asked: dict[str, tuple[ray.ObjectRef, _Asked]] = {}
+        self._names = itertools.count()
+        self._run = Run.create_empty(1)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message to one node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The group numbers."""
+        return self._groups
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand messages to their nodes' actors."""
+        return [self._hand_over(message, tries=1) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies that are there by now; an actor that died has its message sent again under the same id."""
+        names = {self._asked[name][0]: name for name in message_ids if name in self._asked}
+        ready, _ = ray.wait(list(names), num_returns=len(names), timeout=0) if names else ([], [])
+        return [reply for ref in ready if (reply := self._take(names[ref])) is not None]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send messages and give their replies as they arrive."""
+        waiting, deadline = set(self.push_messages(messages)), time.monotonic() + (timeout or math.inf)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ray.wait([self._asked[name][0] for name in waiting], timeout=None if math.isinf(left) else left)
+            yield from self.pull_messages(list(waiting))
+            waiting &= self._asked.keys()
+
+    def _hand_over(self, message: Message, tries: int, name: str | None = None) -> str:
+        name = name or str(next(self._names))
+        worker = self._workers[message.metadata.dst_node_id % len(self._workers)]
+        self._asked[name] = worker.handle.remote(message), _Asked(message, worker, tries)
+        return name
+
+    def _take(self, name: str) -> Message | None:
+        """One reply, or None where the message is sent again.
+
+        A user's fault in a node is raised as it is; any other failure becomes Flower's error message.
+        """
+        reply, asked = self._asked.pop(name)
+        try:
+            return ray.get(reply)
+        except ray.exceptions.RayTaskError as fault:
+            if isinstance(fault.cause, ValueError):
+                raise fault.cause from None
+            return Message(Error(NODE_FAILED, str(fault)), reply_to=asked.message)
+        except ray.exceptions.RayActorError as fault:
+            self._workers = [self._new_worker() if w is asked.worker else w for w in self._workers]
+            if asked.tries >= self._tries:
+                return Message(Error(NODE_FAILED, f"its worker died: {fault}"), reply_to=asked.message)
+            self._hand_over(asked.message, asked.tries + 1, name)
+            return None

@@ -1,0 +1,87 @@
+"""What a run began with: a keyed digest of all records, and the kind of device. A resumed run must have the same.
+
+A plain digest would decide, for whoever knows all records but one, which record the last one is. So the digest is keyed
+(BLAKE2b), and the key is in a file of its own that only its owner may read and that never leaves with the rest.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mechanisms import durable
+from sim.job.job import Job, device_of
+
+INPUTS, KEY = "inputs.json", "inputs.key"
+KEY_BYTES = 32
+
+
+def write(folder: Path, job: Job) -> None:
+    """Write both files, with a fresh key, into a run directory that is being made."""
+    key = secrets.token_bytes(KEY_BYTES)
+    (folder / KEY).unlink(missing_ok=True)
+    with open(folder / KEY, "wb", opener=_for_its_owner) as file:
+        file.write(key)
+        file.flush()
+        os.fsync(file.fileno())
+    durable.write(folder / INPUTS, json.dumps(_inputs(job, key), indent=1).encode())
+
+
+def check(folder: Path, job: Job) -> None:
+    """Refuse to go on with other records or on another kind of device than the run began with.
+
+    A replayed round is charged once because it is the same draws on the same sums; on others it would be a new release.
+
+    Raises:
+        ValueError: what differs, or that the key is missing or damaged.
+    """
+    key, began = _read_key(folder), json.loads((folder / INPUTS).read_text())
+    for name, now in _inputs(job, key).items():
+        if began[name] != now:
+            raise ValueError(
+                f"{name} = {now} is not what {folder} began with, {began[name]}: a resumed run goes on with the same "
+                "records on the same kind of device; restore them, or start a new run"
+            )
+
+
+def constants(job: Job) -> dict[str, torch.Tensor]:
+    """What the model computes with beside its trained parameters, such as given vectors of words."""
+    frozen = {name: p.detach() for name, p in job.model.named_parameters() if not p.requires_grad}
+    return {name: t.contiguous() for name, t in (frozen | dict(job.model.named_buffers())).items()}
+
+
+def _inputs(job: Job, key: bytes) -> dict[str, str]:
+    data, parts = job.dataset, job.partition
+    digest = hashlib.blake2b(key=key, digest_size=16)
+    for array in (data.x, data.y, data.x_test, data.y_test, parts.indices, parts.offsets):
+        digest.update(np.ascontiguousarray(array).data)
+    for tensor in constants(job).values():
+        digest.update(tensor.numpy().data)
+    return {"records": digest.hexdigest(), "device": device_of(job.config).type}
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _read_key(folder: Path) -> bytes:
+    """The key of the digest.
+
+    Raises:
+        ValueError: it is missing, as in a run directory of an earlier version, or damaged.
+    """
+    path = folder / KEY
+    try:
+        key = path.read_bytes()
+    except OSError as fault:
+        raise ValueError(
+            f"{path} cannot be read ({fault.strerror}), so nobody can tell whether these are the records that the run "
+            "began with: restore it, or start a new run (those of earlier versions cannot be resumed)"
+        ) from None
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} has {len(key)} bytes, it must have {KEY_BYTES}: restore it, or start a new run")
+    return key
