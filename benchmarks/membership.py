@@ -27,14 +27,16 @@ from sim.attacking.shadow import shadow_accuracy
 from sim.auditing.trainings import train, with_mechanism
 from sim.config.flags import parse
 from sim.engines.environment import prepare
-from sim.job import job as jobs
+from sim.job.device import single_thread
+from sim.job.job import Job
+from sim.phases.build import build
 
 MECHANISMS = ("none", "dpsgd", "dpsur")
 RATES = (0.001, 0.01, 0.1)
 CURVE = np.geomspace(1e-4, 1.0, 41)
 
 
-def of_some_records(job: jobs.Job, count: int | None) -> jobs.Job:
+def of_some_records(job: Job, count: int | None) -> Job:
     """The job with that many of its training records."""
     if count is None:
         return job
@@ -42,13 +44,13 @@ def of_some_records(job: jobs.Job, count: int | None) -> jobs.Job:
     return replace(job, dataset=replace(job.dataset, x=job.dataset.x[chosen], y=job.dataset.y[chosen]))
 
 
-def with_rate(job: jobs.Job, rate: float) -> jobs.Job:
+def with_rate(job: Job, rate: float) -> Job:
     """The job with another learning rate: a whole gradient is longer than a clipped one by the clip norm's inverse."""
     local = job.config.local.model_copy(update={"lr": rate})
     return replace(job, config=job.config.model_copy(update={"local": local}))
 
 
-def attack(job: jobs.Job, seed: int, models: int) -> dict:
+def attack(job: Job, seed: int, models: int) -> dict:
     """All attacks on trainings of one job, with draws of this seed."""
     key, records = seed_key(seed), len(job.dataset.y)
     parts = split(records, generator(key, "parts"))
@@ -79,9 +81,9 @@ def main() -> None:
     parser.add_argument("flags", nargs="*", help="of sim.central, after --")
     known = parser.parse_args()
     prepare()
-    jobs.single_thread()
+    single_thread()
     config = parse(known.flags, "benchmarks/membership.py", "", central=True).config
-    job = of_some_records(jobs.build(config), known.records)
+    job = of_some_records(build(config), known.records)
     found = {}
     for mechanism in MECHANISMS:
         one = with_mechanism(job, mechanism, config.privacy.epsilon)

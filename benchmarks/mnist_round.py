@@ -32,13 +32,14 @@ from torch.nn import functional as F  # noqa: E402
 from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
 from sim.config.flags import parse  # noqa: E402
-from sim.job import job as jobs  # noqa: E402
+from sim.job.job import Job  # noqa: E402
+from sim.phases.build import build  # noqa: E402
 from sim.session import inline_exchange  # noqa: E402
 
 BATCHES = (128, 256, 512, 1024)
 
 
-def plain(job: jobs.Job, batch: int, last: bool) -> Callable[[], None]:
+def plain(job: Job, batch: int, last: bool) -> Callable[[], None]:
     """The gradient of all records, as autograd accumulates it."""
     layout = torch.channels_last if last else torch.contiguous_format
     model = copy.deepcopy(job.model).to(memory_format=layout)
@@ -55,7 +56,7 @@ def plain(job: jobs.Job, batch: int, last: bool) -> Callable[[], None]:
     return gradient
 
 
-def ours(job: jobs.Job, folder: Path) -> Callable[[], None]:
+def ours(job: Job, folder: Path) -> Callable[[], None]:
     """The next round of all clients."""
     exchange, params = inline_exchange(job, folder), job.gradients.layout.initial(job.model).numpy().copy()
     clients = [np.sort(np.concatenate(chunks)) for chunks in job.groups]
@@ -88,7 +89,7 @@ def main() -> None:
     torch.set_num_threads(1)
     flags = ["--dataset=mnist", "--clients=100", "--dirichlet=0.5", "--engine=inline", "--groups=1"]
     flags += [f"--data-dir={arguments.data_dir}"] if arguments.data_dir else []
-    job = jobs.build(parse(flags, "", "").config)
+    job = build(parse(flags, "", "").config)
     kinds = {(batch, last): plain(job, batch, last) for batch in BATCHES for last in (False, True)}
     tried = {kind: min(cpu_seconds(work) for _ in range(2)) for kind, work in kinds.items()}
     best = min(tried, key=lambda kind: tried[kind])

@@ -30,7 +30,8 @@ from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.clipping import clip_factors
 from sim.config import configuration as config
 from sim.config.flags import parse
-from sim.job import job
+from sim.job.job import Job
+from sim.phases.build import build
 from sim.session import train
 from tests import releases
 from tests.test_grid import ADVERSE, CASES, worst_part
@@ -76,7 +77,7 @@ def end_to_end(trials: int, release: bool) -> dict[str, float]:
             flags = CENTRAL.format(data=f"{folder}/data.npz", out=folder).split()
             flags += ["--release"] if release else ["--seed", str(trial)]
             run = train(parse([*flags, "--name", "run"], "run", ""))
-            built = job.build(config.load(run / "config.toml", {}))
+            built = build(config.load(run / "config.toml", {}))
             after = built.gradients.layout.flatten(load_file(run / "model.safetensors"))
         wrong = [impossible(built, after, one, y) for one in x]
         guess = wrong[0] < wrong[1] if wrong[0] != wrong[1] else rng.random() < 0.5
@@ -84,7 +85,7 @@ def end_to_end(trials: int, release: bool) -> dict[str, float]:
     return share(right, trials)
 
 
-def impossible(built: job.Job, after: torch.Tensor, x: np.ndarray, y: np.ndarray) -> int:
+def impossible(built: Job, after: torch.Tensor, x: np.ndarray, y: np.ndarray) -> int:
     """How many numbers of the released model no float32 normal draw gives, if the records were these."""
     start = built.gradients.layout.initial(built.model)
     given = torch.from_numpy(x)[None], torch.from_numpy(y)[None]

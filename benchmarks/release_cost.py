@@ -30,7 +30,7 @@ from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import sgd
 from mechanisms.randomness import Streams, SystemStreams, seed_key
 from mechanisms.sampling import CohortData
-from sim.job.job import single_thread
+from sim.job.device import single_thread
 from sim.models.networks import build
 
 STEPS = {"cnn": ((1, 28, 28), 1, 2048), "linear": ((64,), 25, 40)}

@@ -49,14 +49,15 @@ def _serve(context: Context, grid: Grid) -> None:
     """
     request = parse(flags(context.run_config), "flwr run", "")
     from sim import session
-    from sim.job import job as jobs
     from sim.job import rundir
+    from sim.job.device import single_thread
+    from sim.phases.build import build
 
-    jobs.single_thread()
+    single_thread()
     folder = (request.resume or rundir.choose(request.config)).resolve()
     nodes = find_groups(grid)
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
-    job = jobs.build(config)
+    job = build(config)
     if len(job.groups) > len(nodes):
         raise ValueError(f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered")
     if request.resume:
@@ -73,10 +74,11 @@ def _with_groups(config: Config, groups: int) -> Config:
 
 @functools.lru_cache(maxsize=1)
 def _job(settings: str) -> Job:
-    from sim.job import job as jobs
+    from sim.job.device import single_thread
+    from sim.phases.build import build
 
-    jobs.single_thread()
-    return jobs.build(Config.model_validate_json(settings))
+    single_thread()
+    return build(Config.model_validate_json(settings))
 
 
 def _node_of(config: ConfigRecord, context: Context) -> Answering:
@@ -91,7 +93,7 @@ def _node_of(config: ConfigRecord, context: Context) -> Answering:
             f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to the absolute "
             "path of a folder that the server and all nodes share; ledgers are written there"
         )
-    from sim.phases.nodes import Host
+    from sim.phases.course import Host
 
     return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
 

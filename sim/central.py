@@ -1,8 +1,8 @@
 """``python -m sim.central``: train one client that holds the whole training set, by the code that trains many.
 
-The client axis has length one, and nothing else differs: what `sim.config.presets.FIXED` lists has no choice, and the server's
-step adds the client's update to the model as it is. A round is an interval between two evaluations, each with a
-checkpoint; optimizer state crosses it.
+The client axis has length one, and nothing else differs: what `FIXED` in `sim.config.presets` lists has no choice, and
+the server's step adds the client's update to the model as it is. A round is an interval between two evaluations, each
+with a checkpoint; optimizer state crosses it.
 """
 
 from collections.abc import Sequence

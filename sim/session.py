@@ -12,9 +12,11 @@ from server.store import Store
 from sim.config.flags import Request
 from sim.engines.cluster import Cluster, starting
 from sim.job import inputs, rundir
-from sim.job import job as jobs
-from sim.phases.nodes import Host
-from sim.phases.preparation import prepare
+from sim.job.device import single_thread
+from sim.job.job import Job
+from sim.phases import training
+from sim.phases.build import build
+from sim.phases.course import Host, before_training
 from sim.report import write_report
 from sim.showing.progress import Progress
 
@@ -28,19 +30,19 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     if cluster is None:
         with starting(request.config) as cluster:
             return train(request, cluster)
-    jobs.single_thread()
+    single_thread()
     if request.resume is None:
         folder = rundir.choose(request.config)
-        job = jobs.build(request.config)
+        job = build(request.config)
         rundir.create(folder, job)
     else:
         rundir.check_resumable(request.resume)
-        folder, job = request.resume, jobs.build(request.config)
+        folder, job = request.resume, build(request.config)
     run(job, folder, _engine(job, folder, cluster), cluster.leave)
     return folder
 
 
-def run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None) -> None:
+def run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None) -> None:
     """The rounds that are left, and the closing files; ``trained`` is told when no more is asked of the exchange.
 
     Raises:
@@ -50,13 +52,13 @@ def run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], o
     with rundir.lock(folder):
         durable.sync_folders(folder)
         if MECHANISMS[job.config.privacy.mechanism].private:
-            orders.write(folder, jobs.federation(job))
+            orders.write(folder, training.federation(job))
         _run(job, folder, exchange, trained)
 
 
-def _run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], object]) -> None:
-    job = prepare(job, folder, exchange)
-    config, federation = job.config, jobs.federation(job)
+def _run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object]) -> None:
+    job = before_training(job, folder, exchange)
+    config, federation = job.config, training.federation(job)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
@@ -70,7 +72,7 @@ def _run(job: jobs.Job, folder: Path, exchange: Exchange, trained: Callable[[], 
         progress.finished(summary)
 
 
-def _engine(job: jobs.Job, folder: Path, cluster: Cluster) -> Exchange:
+def _engine(job: Job, folder: Path, cluster: Cluster) -> Exchange:
     if job.config.run.engine == "inline":
         return inline_exchange(job, folder)
     from sim.engines.ray_grid import ray_exchange
@@ -78,7 +80,7 @@ def _engine(job: jobs.Job, folder: Path, cluster: Cluster) -> Exchange:
     return ray_exchange(job, folder, cluster)
 
 
-def inline_exchange(job: jobs.Job, folder: Path) -> Exchange:
+def inline_exchange(job: Job, folder: Path) -> Exchange:
     """All groups in this process, one after the other; needs neither Flower nor Ray."""
     host = Host(job, folder)
     return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)

@@ -35,7 +35,7 @@ DRAWS = {
 }
 GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
 DOCUMENTED = {
-    ("sim/phases/nodes.py", "torch.random.fork_rng"),
+    ("sim/phases/generator.py", "torch.random.fork_rng"),
     *(
         ("sim/models/networks.py", name)
         for name in ("torch.default_generator", "torch.default_generator.manual_seed", "torch.random.fork_rng")
@@ -181,7 +181,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_a_run_without_the_ray_engine_loads_neither_flower_nor_ray():
-    assert not loaded_by("sim.session", "sim.job.job", "sim.report") & {"flwr", "ray"}
+    assert not loaded_by("sim.session", "sim.phases.build", "sim.report") & {"flwr", "ray"}
 
 
 def test_accounting_loads_no_torch():

@@ -16,23 +16,24 @@ from sim.attacking.shadow import shadow_accuracy
 from sim.auditing import partial, shadow, trainings
 from sim.auditing.trainings import Trained, train, with_mechanism
 from sim.config.flags import parse
-from sim.job import job as jobs
+from sim.job.job import Job
+from sim.phases.build import build
 
 KEY = seed_key(0)
 FLAGS = "--rounds=2 --steps=3 --batch-size=none --sample-rate=0.5 --lr=1 --delta=1e-4"
 
 
-def job(tmp_path, *flags: str, records: int = 240, features: int = 60, noise: bool = False) -> jobs.Job:
+def job(tmp_path, *flags: str, records: int = 240, features: int = 60, noise: bool = False) -> Job:
     """Records of a linear problem, or of labels that nothing but memory can tell."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, records)
     x = rng.normal(size=(records, features)) + (0.0 if noise else 2.0) * y[:, None]
     np.savez(tmp_path / "data.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
     flags = ("--dataset", str(tmp_path / "data.npz"), "--epsilon", "4", *FLAGS.split(), *flags)
-    return jobs.build(parse(flags, "", "", central=True).config)
+    return build(parse(flags, "", "", central=True).config)
 
 
-def remembering(tmp_path, rounds: int = 60) -> jobs.Job:
+def remembering(tmp_path, rounds: int = 60) -> Job:
     """A linear model that learns records of 200 random features by heart."""
     one = job(tmp_path, f"--rounds={rounds}", "--lr=0.2", features=200, noise=True)
     return with_mechanism(one, "none", 4.0)

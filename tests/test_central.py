@@ -23,8 +23,9 @@ from sim.config.fields import SETTINGS
 from sim.config.flags import main_guard, parse
 from sim.config.presets import FIXED
 from sim.data.holdout import hold_out
-from sim.job import job as jobs
-from sim.phases import nodes
+from sim.phases import training
+from sim.phases.build import build
+from sim.phases.training import local_steps
 from sim.report import write_report
 from tests.small import plan_table as table_of
 
@@ -140,7 +141,7 @@ def test_one_client_is_spoken_of_as_one(tmp_path, records, capsys):
 def test_a_batch_size_is_a_rate_and_an_amount_of_work_by_client():
     sizes = np.array([10, 40, 160, 40])
     given = config.load(None, {"batch_size": 20, "epochs": 2.0})
-    steps = [jobs.local_steps(given, int(size)) for size in sizes]
+    steps = [local_steps(given, int(size)) for size in sizes]
     table = plan_table(given.privacy, None, np.array(steps), 5, sizes)
     assert [table.of(k).sample_rate for k in range(4)] == [1.0, 0.5, 0.125, 0.5]
     assert [table.of(k).steps for k in range(4)] == steps == [2, 4, 16, 4]
@@ -151,7 +152,7 @@ def test_a_batch_size_is_a_rate_and_an_amount_of_work_by_client():
 def test_the_learning_rate_follows_each_clients_own_steps(tmp_path):
     """A linear schedule ends at the run's last step for everybody, however many steps a round has."""
     given = config.load(None, {"lr_schedule": "linear", "rounds": 4, "lr": 2.0, "clients": 2, "batch_size": 9})
-    node = nodes.training_node(jobs.build(given), 0, tmp_path)
+    node = training.node(build(given), 0, tmp_path)
     steps = torch.tensor([2.0, 10.0])
     assert node._training.learning_rate(4, steps, steps).tolist() == [0.0, 0.0]
     np.testing.assert_allclose(node._training.learning_rate(3, steps / 2, steps), 2.0 * (1 - 2.5 / 4), rtol=1e-6)
@@ -213,10 +214,8 @@ def test_rate_and_batch_contradict_each_other(tmp_path):
 
 def test_validation_records_are_held_by_nobody_and_stand_in_for_the_test(records):
     given = {"dataset": records, "validation_records": 80, "clients": 4}
-    test, validation = (
-        jobs.build(config.load(None, {**given, "evaluate_on": part})) for part in ("test", "validation")
-    )
-    whole = {row.tobytes() for row in jobs.build(config.load(None, {"dataset": records})).dataset.x}
+    test, validation = (build(config.load(None, {**given, "evaluate_on": part})) for part in ("test", "validation"))
+    whole = {row.tobytes() for row in build(config.load(None, {"dataset": records})).dataset.x}
     kept, held = ({row.tobytes() for row in part} for part in (validation.dataset.x, validation.dataset.x_test))
     assert len(held) == 80 and kept | held == whole and not kept & held
     assert (test.dataset.x == validation.dataset.x).all() and len(test.dataset.y_test) == 60
@@ -248,8 +247,8 @@ def test_the_last_model_is_reported_however_much_better_an_earlier_one_was(tmp_p
 
 def test_there_must_be_records_left(records):
     with pytest.raises(ValueError, match="evaluate_on is validation, but validation_records is 0"):
-        jobs.build(config.load(None, {"dataset": records, "evaluate_on": "validation"}))
-    dataset = jobs.build(config.load(None, {"dataset": records})).dataset
+        build(config.load(None, {"dataset": records, "evaluate_on": "validation"}))
+    dataset = build(config.load(None, {"dataset": records})).dataset
     with pytest.raises(ValueError, match=r"validation_records is 300.*lower --validation-records"):
         hold_out(dataset, 300, True, np.random.default_rng(0))
 
@@ -291,7 +290,7 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
     )
     folder = run(central.command, tmp_path, "a", *flags, "--budget=published")
     charged, done = ledger.read(folder / "ledger")[0], len(rounds(folder))
-    plan = jobs.build(config.load(folder / "config.toml", {})).plans.of(0)
+    plan = build(config.load(folder / "config.toml", {})).plans.of(0)
     after = merge(charged, plan.round_charges(done + 1))
     assert 1 < done < 60 and summary(folder)["retired"] == 1
     claims = [epsilon(charges, 1e-5, "published").epsilon for charges in (charged, after)]

@@ -10,7 +10,9 @@ import pytest
 from torch import nn
 
 from sim.config import configuration as config
-from sim.job import job
+from sim.job.chunks import chunk_width
+from sim.job.job import Job
+from sim.phases.build import build
 
 SETTINGS = {"clients": 40, "partition": "iid", "engine": "inline"}
 
@@ -22,19 +24,19 @@ class Heavy(nn.Sequential):
         super().__init__(nn.Conv2d(1, 128, 1), nn.AvgPool2d(64), nn.Flatten(), nn.Linear(128, 2))
 
 
-def built(folder: Path, side: int = 8, records: int = 400, **given: object) -> job.Job:
+def built(folder: Path, side: int = 8, records: int = 400, **given: object) -> Job:
     x, y = np.random.default_rng(0).normal(size=(records, 1, side, side)), np.arange(records) % 2
     np.savez(folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
-    return job.build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
+    return build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
 
 
 def test_small_clients_are_many_and_large_ones_few():
     """Kills a rule that ignores the work of a client, and one that has no bounds."""
-    assert [job.chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [25, 50, 100, 250]
-    assert [job.chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
-    assert [job.chunk_width(100, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [25, 8, 2, 1, 1]
-    assert [job.chunk_width(100, 2**n, 0) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
-    widths = itertools.pairwise(job.chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5))
+    assert [chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [25, 50, 100, 250]
+    assert [chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
+    assert [chunk_width(100, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [25, 8, 2, 1, 1]
+    assert [chunk_width(100, 2**n, 0) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
+    widths = itertools.pairwise(chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5))
     assert all(wider >= narrower for wider, narrower in widths)
 
 

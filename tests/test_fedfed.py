@@ -78,11 +78,11 @@ def test_every_client_pays_for_sharing_and_training_what_was_planned_and_no_more
     job, before, after = world.job, world.spent(up_to_round=0), world.spent()
     assert len(before) == len(after) == 6
     for client in range(6):
-        assert before[client] == job.sharing.charges
+        assert before[client] == cost_before_training(job)
         share = job.config.fedfed.share_budget * 8.0
         assert 0.98 * share < epsilon(before[client], 1e-5).epsilon <= share
         if mechanism == "dpsgd":
-            assert after[client] == merge(job.sharing.charges, planned(job.plans.of(client), 2))
+            assert after[client] == merge(cost_before_training(job), planned(job.plans.of(client), 2))
         assert 7.9 < epsilon(after[client], 1e-5).epsilon <= 8.0
     summary = json.loads((world.run_dir / "summary.json").read_text())
     assert max(summary["epsilon_certified"]) == max(epsilon(charges, 1e-5).epsilon for charges in after.values())
@@ -115,7 +115,7 @@ def test_a_release_that_was_finished_is_not_made_again(tmp_path, at):
     asked = [(request.round, request.group) for request in world.asked + again.asked if request.round <= 0]
     assert len(asked) == len(set(asked)), "no group was asked twice"
     for client in range(6):
-        assert again.spent(up_to_round=0)[client] == world.job.sharing.charges
+        assert again.spent(up_to_round=0)[client] == cost_before_training(world.job)
     assert held is None or np.array_equal(held["x"], again.shared["x"])
 
 
@@ -153,7 +153,8 @@ def test_a_release_made_twice_is_paid_for_and_a_client_retires_earlier(tmp_path,
     spent = again.spent()
     assert all(epsilon(charges, 1e-5).epsilon <= 8.0 for charges in spent.values())
     assert any(
-        charges != merge(world.job.sharing.charges, planned(world.job.plans.of(0), 2)) for charges in spent.values()
+        charges != merge(cost_before_training(world.job), planned(world.job.plans.of(0), 2))
+        for charges in spent.values()
     )
 
 
@@ -301,4 +302,4 @@ def test_what_cannot_be_shared_is_refused_with_a_remedy(tmp_path, given, words):
 
 def test_nothing_is_prepared_for_other_strategies(tmp_path):
     world = World(tmp_path, {"strategy": "fedavg"})
-    preparation.prepare(world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked"))
+    before_training(world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked"))

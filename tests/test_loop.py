@@ -13,7 +13,7 @@ from server import loop
 from server.loop import Standing
 from server.store import Store
 from sim import session
-from sim.job import job as jobs
+from sim.phases import training
 from tests import worlds
 
 CLIENTS = 10
@@ -32,7 +32,7 @@ class World(worlds.World):
         return Store(self.folder, keep_checkpoints=2)
 
     def run(self, crash: tuple[int, int] | None = None) -> Standing:
-        federation, exchange = jobs.federation(self.job), self.exchange(self.folder, crash)
+        federation, exchange = training.federation(self.job), self.exchange(self.folder, crash)
         return loop.run(federation, exchange, self.store, loop.restore(federation, self.store), [])
 
     def picks(self) -> dict[int, list[int]]:
@@ -110,7 +110,7 @@ def test_figures_of_a_run_that_goes_on_are_at_the_order_that_was_fixed_in_advanc
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
     world = World(tmp_path, {"fraction": 0.5})
     world.run()
-    group_of = jobs.federation(world.job).group_of
+    group_of = training.federation(world.job).group_of
     assert all((group_of[request.clients] == request.group).all() for request in world.asked)
     assert all((np.diff(request.clients) > 0).all() and len(request.clients) for request in world.asked)
 
@@ -159,7 +159,7 @@ def test_after_a_crash_the_round_file_is_cut_back_to_the_checkpoint(tmp_path):
     for left in ('{"round": 3, "accu', world.lines()[1] | {"round": 3}):
         extra = left if isinstance(left, str) else json.dumps(left) + '\n{"rou'
         (tmp_path / "rounds.jsonl").write_text(whole + extra)
-        standing = loop.restore(jobs.federation(world.job), world.store)
+        standing = loop.restore(training.federation(world.job), world.store)
         assert (tmp_path / "rounds.jsonl").read_text() == whole and len(standing.records) == 2
     world.run()
     assert [line["round"] for line in world.lines()] == [1, 2, 3, 4, 5]
@@ -208,7 +208,7 @@ def test_a_release_never_passes_its_target_however_often_it_dies(tmp_path):
 def test_a_record_of_every_round_is_on_disk_and_shown(tmp_path):
     seen = []
     world = World(tmp_path)
-    federation, store = jobs.federation(world.job), world.store
+    federation, store = training.federation(world.job), world.store
     exchange = session.inline_exchange(world.job, tmp_path)
 
     def watch(record):

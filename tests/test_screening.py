@@ -21,7 +21,7 @@ from sim import account
 from sim.config.configuration import load
 from sim.data.dataset import Dataset
 from sim.data.holdout import set_aside
-from sim.job.job import build
+from sim.phases.build import build
 from sim.run import command
 from tests.small import OWNED, X, Y, cohort, model, start
 from tests.trials import accepted, alarms, crowd

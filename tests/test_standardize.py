@@ -1,6 +1,7 @@
 """Channels standardized by statistics that clients release: what is computed, and what it costs."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from mechanisms.accounting.events import Gaussian, Unprotected
 from mechanisms.plan import merge, planned
 from sim import session
 from sim.config import configuration as config
-from sim.job import job as jobs
-from sim.phases.statistics import STATISTICS_FILE, channel_moments, plan_statistics, standardized, statistics
+from sim.job.job import Job
+from sim.phases.build import build
+from sim.phases.course import before_training, cost_before_training
+from sim.phases.phase import Outlook
+from sim.phases.statistics import FILE, channel_moments, plan, standardized, statistics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RNG = np.random.default_rng(2)
@@ -23,17 +27,17 @@ X = (RNG.normal(size=(300, 3, 4, 4)) * [[[[0.5]], [[2.0]], [[1.0]]]] + [[[[1.0]]
 SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "engine": "inline", "quiet": True, "standardize": "private"}
 
 
-def job(folder, **given) -> jobs.Job:
+def job(folder, **given) -> Job:
     folder.mkdir(exist_ok=True)
     np.savez(folder / "records.npz", x=X, y=np.arange(300) % 3, x_test=X[:30], y_test=np.arange(30) % 3)
-    return jobs.build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
+    return build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
 
 
-def run(folder, **given) -> tuple[jobs.Job, dict[str, np.ndarray]]:
+def run(folder, **given) -> tuple[Job, dict[str, np.ndarray]]:
     built = job(folder, **given)
     session.rundir.create(folder / "run", built)
     session.run(built, folder / "run", session.inline_exchange(built, folder / "run"))
-    return built, load((folder / "run" / STATISTICS_FILE).read_bytes())
+    return built, load((folder / "run" / FILE).read_bytes())
 
 
 def test_moments_are_of_each_record_and_channel():
@@ -49,7 +53,8 @@ def test_without_noise_every_channel_ends_at_mean_0_and_variance_1(tmp_path):
     built, found = run(tmp_path, mechanism="none")
     assert np.allclose(found["mean"], X.mean(axis=(0, 2, 3)), atol=1e-4)
     assert np.allclose(found["scale"], X.std(axis=(0, 2, 3)), atol=1e-3)
-    data, public = standardized(built.dataset, (X[:5], np.arange(5)), tmp_path / "run")
+    scaled = standardized(replace(built, public=(X[:5], np.arange(5))), tmp_path / "run")
+    data, public = scaled.dataset, scaled.public
     assert np.allclose(data.x.mean(axis=(0, 2, 3)), 0, atol=1e-3) and np.allclose(
         data.x.std(axis=(0, 2, 3)), 1, atol=1e-3
     )
@@ -81,15 +86,19 @@ def test_statistics_are_one_charged_release_of_each_client_and_training_gets_the
 
 def test_a_finished_release_is_not_made_again(tmp_path):
     built, found = run(tmp_path)
-    again = session.prepare(built, tmp_path / "run", lambda requests: pytest.fail("somebody was asked again"))
-    assert np.array_equal(load((tmp_path / "run" / STATISTICS_FILE).read_bytes())["mean"], found["mean"])
+    again = before_training(built, tmp_path / "run", lambda requests: pytest.fail("somebody was asked again"))
+    assert np.array_equal(load((tmp_path / "run" / FILE).read_bytes())["mean"], found["mean"])
     assert not np.array_equal(again.dataset.x, built.dataset.x)
 
 
+def outlook(given: dict, **more) -> Outlook:
+    return Outlook(config.load(None, given | more), (3, 4, 4), np.array([5, 7]), False)
+
+
 def test_the_plan_follows_the_settings():
-    given = config.load(None, SETTINGS | {"dataset": "x.npz", "standardize_noise": 3.0, "standardize_clip": 0.5})
-    private = plan_statistics(given, private=True)
+    given = SETTINGS | {"dataset": "x.npz", "standardize_noise": 3.0, "standardize_clip": 0.5}
+    private = plan(outlook(given), {}).plans[0]
     assert private.round_charges(1) == {Gaussian(3.0): 1} and private.clip_norm == 0.5
-    open_ = plan_statistics(given, private=False)
-    assert open_.round_charges(1) == {Unprotected(1.0): 1} and math.isinf(open_.clip_norm)
-    assert plan_statistics(config.load(None, {"dataset": "x.npz"}), private=True) is None
+    unprotected = plan(outlook(given, mechanism="none"), {}).plans[0]
+    assert unprotected.round_charges(1) == {Unprotected(1.0): 1} and math.isinf(unprotected.clip_norm)
+    assert plan(outlook({"dataset": "x.npz"}), {}) is None

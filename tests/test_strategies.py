@@ -14,7 +14,7 @@ from mechanisms.optimizers import adam, sgd
 from mechanisms.plain import NonPrivatePlan
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.updates import NORMALISED, UPDATE, pace
-from sim.job import job as jobs
+from sim.phases import training
 from strategies import fedavg
 from strategies.distillation import Distiller, objective
 from strategies.fedfed import union
@@ -235,7 +235,7 @@ def test_the_guide_leads_every_mechanism(tmp_path, monkeypatch, mechanism):
     still = lambda around: lambda params, gradient: torch.zeros_like(gradient)  # noqa: E731
     monkeypatch.setitem(STRATEGIES, "fedavg", lambda settings: replace(fedavg.fedavg(settings), guide=still))
     one = world(tmp_path, mechanism=mechanism, accounting="visible")
-    assert one.run().now.params.tobytes() == jobs.federation(one.job).initial.tobytes()
+    assert one.run().now.params.tobytes() == training.federation(one.job).initial.tobytes()
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fednova"])

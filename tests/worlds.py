@@ -14,7 +14,8 @@ from client.messages import TrainRequest, Upload
 from server.federation import Exchange
 from sim import session
 from sim.config import configuration as config
-from sim.job import job as jobs
+from sim.job.job import Job
+from sim.phases.build import build
 
 RECORDS = 120
 
@@ -34,11 +35,11 @@ class World(ABC):
     asked: list[TrainRequest] = field(default_factory=list)
 
     @functools.cached_property
-    def job(self) -> jobs.Job:
+    def job(self) -> Job:
         x, y = np.random.default_rng(0).normal(size=(RECORDS, 4)), np.arange(RECORDS) % 3
         self.folder.mkdir(parents=True, exist_ok=True)
         np.savez(self.folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
-        return jobs.build(config.load(None, {"dataset": str(self.folder / "records.npz")} | self.settings | self.given))
+        return build(config.load(None, {"dataset": str(self.folder / "records.npz")} | self.settings | self.given))
 
     def exchange(self, folder: Path, crash: tuple[int, int] | None) -> Exchange:
         """With ``crash``, die in that round when that group is asked."""

@@ -19,9 +19,11 @@ from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
 from sim.auditing.result import FILE, Audit
 from sim.config.configuration import Config
-from sim.job import job as jobs
 from sim.job import rundir
-from sim.phases.nodes import Host, present
+from sim.job.device import device_of, single_thread
+from sim.job.job import Job
+from sim.phases.build import build
+from sim.phases.course import Host, present
 from sim.report import write_report
 from sim.showing import wording
 
@@ -41,10 +43,10 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
         ValueError: anything the user can mend.
     """
     check_confidence(confidence)
-    jobs.single_thread()
+    single_thread()
     execution = config.run.model_copy(update={"engine": "inline", "quiet": config.run.quiet or quiet})
     config = config.model_copy(update={"run": execution})
-    folder, job = rundir.choose(config), jobs.build(config)
+    folder, job = rundir.choose(config), build(config)
     canaries = _plant(job, count, black_box)
     watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
     rundir.create(folder, job)
@@ -66,7 +68,7 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
     return result
 
 
-def exchange(job: jobs.Job, folder: Path, watched: Watched) -> Exchange:
+def exchange(job: Job, folder: Path, watched: Watched) -> Exchange:
     """All groups in this process; those that train do so under the watched mechanism."""
     host = Host(job, folder, watched.mechanism)
     return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)
@@ -90,14 +92,14 @@ def show(result: Audit) -> None:
     Console(highlight=False).print(table)
 
 
-def _plant(job: jobs.Job, count: int | None, black_box: bool) -> Canaries:
+def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     config, parameters = job.config, job.gradients.layout.size
     owned = [job.partition.of(client) for client in range(config.data.clients)]
     most = sum(map(len, owned)) // 2
     room = most if black_box else len(owned) * (parameters // 2)
     chosen = min(one_run.MOST, most, room) if count is None else count
     size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
-    key, device = seed_key(config.run.seed), jobs.device_of(config)
+    key, device = seed_key(config.run.seed), device_of(config)
     return one_run.plant(job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, device)
 
 

@@ -17,7 +17,9 @@ from mechanisms.plan import planned
 from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
-from sim.job.job import Job, device_of, local_steps
+from sim.job.device import device_of
+from sim.job.job import Job
+from sim.phases.training import local_steps
 
 TOGETHER = 8
 """Trainings of one cohort."""

@@ -23,20 +23,21 @@ from client.messages import Answering
 from server.app import exchange_over
 from server.federation import Exchange
 from sim.engines.cluster import Cluster, workers_of
-from sim.job import job as jobs
-from sim.phases.nodes import Host
+from sim.job.device import device_of, single_thread
+from sim.job.job import Job
+from sim.phases.course import Host
 
 TRIES = 3
 NODE_FAILED = 1
 
 
-def ray_exchange(job: jobs.Job, run_dir: Path, cluster: Cluster) -> Exchange:
+def ray_exchange(job: Job, run_dir: Path, cluster: Cluster) -> Exchange:
     """The job's groups in workers of the Ray cluster, once that is ready."""
     run = job.config.run
     workers, gpus = workers_of(run), run.gpus_per_worker
     cluster.ready()
     if gpus is None:
-        gpus = ray.cluster_resources().get("GPU", 0) / workers if jobs.device_of(job.config).type == "cuda" else 0
+        gpus = ray.cluster_resources().get("GPU", 0) / workers if device_of(job.config).type == "cuda" else 0
     grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
     return exchange_over(grid, list(grid.get_node_ids()), run={})
 
@@ -45,7 +46,7 @@ class _Worker:
     """The actor: hosts groups behind a Flower ClientApp."""
 
     def __init__(self, shared: list[ray.ObjectRef], run_dir: str):
-        jobs.single_thread()
+        single_thread()
         job = ray.get(shared[0])
         host = Host(job, Path(run_dir))
 
@@ -73,7 +74,7 @@ class _Asked:
 class RayGrid(Grid):
     """A grid of ``len(job.groups)`` nodes, numbered by group, over ``workers`` actors."""
 
-    def __init__(self, job: jobs.Job, run_dir: Path, workers: int, cpus: float, gpus: float):
+    def __init__(self, job: Job, run_dir: Path, workers: int, cpus: float, gpus: float):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         shared = [ray.put(job)]  # one copy on each machine
         actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Worker)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from mechanisms import durable
-from sim.job.job import Job, device_of
+from sim.job.device import device_of
+from sim.job.job import Job
 
 INPUTS, KEY = "inputs.json", "inputs.key"
 KEY_BYTES = 32

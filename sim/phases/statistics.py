@@ -6,29 +6,51 @@ sum over all clients follow one mean and one variance for each channel, by which
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
-from mechanisms.sharing import SharingPlan
-from sim.config.configuration import Config
-from sim.data.dataset import Dataset
-from sim.data.holdout import Public
+from client.messages import Upload
+from client.sharing import SharingNode
+from mechanisms import durable
+from mechanisms.plan import PlanTable
+from mechanisms.sharing import SharingPlan, Sum
+from server.federation import Federation
+from sim.job.job import Job
+from sim.phases.phase import Costs, Outlook, Phase, files, group_data, mean_sums, release
 
-STATISTICS_FILE = "statistics.safetensors"
-LEAST_VARIANCE = 1e-6
-"""Of a channel; noise may leave less than nothing."""
+NAME, FILE = "statistics", "statistics.safetensors"
+MIN_VARIANCE = 1e-6
+"""Floor for a channel's variance; noise can make the estimate negative."""
 
 
-def plan_statistics(config: Config, private: bool) -> SharingPlan | None:
-    """The release of a client; None where channels stay as they are."""
-    data = config.data
+def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
+    """The release of every client; None where channels stay as they are."""
+    data = outlook.config.data
     if data.standardize == "none":
         return None
-    return SharingPlan(data.standardize_noise, data.standardize_clip) if private else SharingPlan(0.0, math.inf)
+    private = SharingPlan(data.standardize_noise, data.standardize_clip)
+    return outlook.same(private if outlook.private else SharingPlan(0.0, math.inf))
+
+
+def federation(job: Job, run_dir: Path) -> Federation:
+    """One round; what it releases becomes a mean and a scale of each channel."""
+
+    def write(uploads: Sequence[Upload]) -> None:
+        durable.write(run_dir / FILE, save(statistics(*mean_sums(job, uploads))))
+
+    return release(job, NAME, np.zeros(0, np.float32), collect=write)
+
+
+def node(job: Job, group: int, run_dir: Path) -> SharingNode:
+    """The clients of a group that release statistics of their channels."""
+    plans = job.plans_of[NAME]
+    moments = Sum(plans.plans[0], channel_moments, 2 * job.dataset.x.shape[1])
+    return SharingNode(lambda params: moments, group_data(job, group), plans, *files(run_dir, group, NAME), job.seed)
 
 
 def channel_moments(x: torch.Tensor) -> torch.Tensor:
@@ -40,20 +62,24 @@ def channel_moments(x: torch.Tensor) -> torch.Tensor:
 def statistics(mean: np.ndarray, records: float) -> dict[str, np.ndarray]:
     """Mean and scale of each channel, from the clients' mean sums ``[2 C]`` and the mean number of their records."""
     first, second = (mean / records).reshape(2, -1)
-    variance = np.maximum(second - first**2, LEAST_VARIANCE)
+    variance = np.maximum(second - first**2, MIN_VARIANCE)
     return {"mean": first.astype(np.float32), "scale": np.sqrt(variance).astype(np.float32)}
 
 
-def standardized(dataset: Dataset, public: Public | None, run_dir: Path) -> tuple[Dataset, Public | None]:
-    """All records scaled by the statistics in the run directory; as they are where there are none (yet)."""
-    path = run_dir / STATISTICS_FILE
+def standardized(job: Job, run_dir: Path) -> Job:
+    """The job with all records scaled by the statistics in the run directory; as it is where there are none (yet)."""
+    path = run_dir / FILE
     if not path.exists():
-        return dataset, public
+        return job
     of_channels = load(path.read_bytes())
 
     def scaled(x: np.ndarray) -> np.ndarray:
         shape = (1, -1, *[1] * (x.ndim - 2))
         return (x - of_channels["mean"].reshape(shape)) / of_channels["scale"].reshape(shape)
 
-    dataset = replace(dataset, x=scaled(dataset.x), x_test=scaled(dataset.x_test))
-    return dataset, public if public is None else (scaled(public[0]), public[1])
+    dataset = replace(job.dataset, x=scaled(job.dataset.x), x_test=scaled(job.dataset.x_test))
+    holdout = None if job.public is None else (scaled(job.public[0]), job.public[1])
+    return replace(job, dataset=dataset, public=holdout)
+
+
+PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=FILE, apply=standardized)

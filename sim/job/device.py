@@ -1,0 +1,28 @@
+"""The computing device, and how it adds up: in one order, so that the same run gives the same bits."""
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from sim.config.configuration import Config
+
+
+def single_thread() -> None:
+    """One thread per process, of torch and of NumPy: sums then have one order, and processes share the cores.
+
+    On a GPU, kernels that add up in a varying order are not taken.
+    """
+    torch.backends.cudnn.deterministic = True
+    torch.set_num_threads(1)
+    threadpool_limits(1)
+
+
+def device_of(config: Config) -> torch.device:
+    """The computing device.
+
+    Raises:
+        ValueError: CUDA was asked for and there is none.
+    """
+    present = torch.cuda.is_available()
+    if config.run.device == "cuda" and not present:
+        raise ValueError("device = cuda, but no CUDA device is present: use --device auto or --device cpu")
+    return torch.device("cuda" if present and config.run.device != "cpu" else "cpu")

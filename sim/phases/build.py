@@ -1,0 +1,98 @@
+"""From a configuration to a run's inputs: data, clients, model, plans of all phases, chunks and groups."""
+
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from mechanisms.randomness import generator, seed_key
+from sim.config.checks import check_delta, check_parts, check_sizes
+from sim.config.configuration import Config
+from sim.data.features import load
+from sim.data.holdout import hold_out, set_aside
+from sim.data.partition import partition
+from sim.data.words import words_of
+from sim.job.chunks import chunk_width, group
+from sim.job.device import device_of
+from sim.job.job import Job
+from sim.models.networks import build as build_model
+from sim.phases import course, sharing
+from sim.phases.phase import Outlook
+
+
+def build(config: Config) -> Job:
+    """Load, partition, calibrate and group.
+
+    Raises:
+        ValueError: anything the user can mend.
+    """
+    device = device_of(config)
+    key, data = seed_key(config.run.seed), config.data
+    check_parts(config)
+    held, evaluate = data.validation_records, data.evaluate_on == "validation"
+    dataset = hold_out(load(data, device), held, evaluate, generator(key, "validation"))
+    dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
+    rng = generator(key, "partition")
+    parts = partition(
+        dataset.y,
+        data.clients,
+        data.partition,
+        rng,
+        alpha=data.dirichlet,
+        shards_per_client=data.shards_per_client,
+        minimum=data.min_records,
+    )
+    shape = dataset.x.shape[1:]
+    words = words_of(data, dataset)
+    seed = int(generator(key, "model").integers(2**63))
+    model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
+    check_delta(config, len(dataset.y))
+    check_sizes(config, parts.sizes)
+    plans = course.plan(Outlook(config, shape, parts.sizes, public is not None))
+    if sharing.NAME in plans and words:
+        raise ValueError(
+            f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words says nothing: use "
+            "--shared-source public or none, or another --strategy"
+        )
+    return in_groups(Job(config, dataset, parts, model, plans, (), public))
+
+
+def in_groups(job: Job) -> Job:
+    """The job with its clients in chunks and groups, which its configuration then names.
+
+    Raises:
+        ValueError: the model mixes records.
+    """
+    config, sizes = job.config, job.partition.sizes
+    job.gradients.refuse_mixing(*_two_records(job))
+    width = config.run.chunk_clients or chunk_width(len(sizes), job.gradients.layout.size, step_entries(job))
+    config = with_groups(config, width, most=math.ceil(len(sizes) / width))
+    return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
+
+
+def with_groups(config: Config, width: int, most: int) -> Config:
+    """The configuration with chunks of ``width`` clients, and the number of groups fixed, for it names ledger files.
+
+    One client alone has no choice of either.
+
+    Where the user has not said there are as many groups as workers, but no more than chunks: so the result is the same
+    on a machine with more cores.
+    """
+    groups = config.run.groups or min(config.run.workers or os.cpu_count() or 1, most)
+    chosen = {"groups": groups} | ({"chunk_clients": width} if config.data.clients > 1 else {})
+    return config.model_copy(update={"run": config.run.model_copy(update=chosen)})
+
+
+def step_entries(job: Job) -> int:
+    """Tensor entries that a step of a client of median size holds on a CPU; 0 on other devices, which are wide."""
+    if device_of(job.config).type != "cpu":
+        return 0
+    size = int(np.median(job.partition.sizes))
+    return math.ceil(job.config.privacy.rate(max(size, 1)) * size * job.gradients.entries(*_two_records(job)))
+
+
+def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two records ``[1, 2, ...]`` and their labels, to try the model on."""
+    return torch.from_numpy(job.dataset.x[None, :2]), torch.from_numpy(job.dataset.y[None, :2])

@@ -1,0 +1,102 @@
+"""The course of a run: its phases in their order, planned, then gone through one after the other."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+from client.messages import Answering
+from mechanisms.accounting.accountant import Charges
+from mechanisms.plan import PlanTable, merge, planned
+from mechanisms.registry import Mechanism
+from server import loop
+from server.federation import Exchange
+from server.store import Store
+from sim.job.job import TRAIN, Job
+from sim.phases import generator, sharing, statistics, training
+from sim.phases.phase import Outlook, Phase
+
+BEFORE = (statistics.PHASE, generator.PHASE, sharing.PHASE)
+PHASES = (*BEFORE, training.PHASE)
+
+
+def plan(outlook: Outlook) -> dict[str, PlanTable]:
+    """The clients' plans in all phases that the run has, each within what those before it leave of the budget.
+
+    Raises:
+        ValueError: the budget does not pay for them.
+    """
+    plans: dict[str, PlanTable] = {}
+    costs: dict[str, Charges] = {}
+    for phase in BEFORE:
+        if (table := phase.plan(outlook, costs)) is not None:
+            plans[phase.name], costs[phase.name] = table, planned(table.plans[0], phase.rounds(outlook.config))
+    return plans | {TRAIN: training.plan(outlook, costs)}
+
+
+def cost_before_training(job: Job) -> Charges:
+    """All that a client can pay before training."""
+    own = [phase for phase in BEFORE if phase.name in job.plans_of]
+    return merge(*(planned(job.plans_of[phase.name].plans[0], phase.rounds(job.config)) for phase in own))
+
+
+def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
+    """Go through the phases before training, as far as that is not done yet; the job as training sees it.
+
+    All of them are rounds of the same loop as training, numbered up to 0, so what a crash leaves of them is taken up
+    alike: no release is made twice that was finished, and none is charged less than once.
+
+    Raises:
+        ValueError: training a generator diverged, or no client's budget pays for a release.
+    """
+    for phase, last in _ahead(job, run_dir):
+        federation = replace(
+            phase.federation(present(job, run_dir), run_dir), before=last - phase.rounds(job.config), rounds=last
+        )
+        store = Store(run_dir / phase.name, keep_checkpoints=2, ledger=run_dir / "ledger")
+        if loop.run(federation, exchange, store, loop.restore(federation, store), []).now.round < last:
+            raise ValueError(f"epsilon = {job.target:g} is spent before training: start a new run, or raise --epsilon")
+    return present(job, run_dir)
+
+
+def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:
+    """The phases before training that are not over, and the numbers of their last rounds.
+
+    A phase is over when its result is there, or that of a later one.
+    """
+    ahead: list[tuple[Phase, int]] = []
+    last = 0
+    for phase in reversed(BEFORE):
+        if phase.result and (run_dir / phase.result).exists():
+            break
+        ahead += [(phase, last)] if phase.name in job.plans_of else []
+        last -= phase.rounds(job.config)
+    return ahead[::-1]
+
+
+def present(job: Job, run_dir: Path) -> Job:
+    """The job as it is with the results that the run directory holds by now."""
+    for phase in PHASES:
+        job = phase.apply(job, run_dir)
+    return job
+
+
+class Host:
+    """The nodes of one process, made when they are first asked; those of a phase go when the next one begins.
+
+    Clients train by the configuration's mechanism, or by another ``mechanism``.
+    """
+
+    def __init__(self, job: Job, run_dir: Path, mechanism: Mechanism | None = None):
+        self._job, self._run_dir, self._phase, self._now = job, run_dir, "", job
+        self._nodes: dict[int, Answering] = {}
+        builders = {phase.name: phase.node for phase in PHASES}
+        self._builders = builders | {TRAIN: functools.partial(training.node, mechanism=mechanism)}
+
+    def node(self, group: int, phase: str) -> Answering:
+        """The node of a group."""
+        if phase != self._phase:
+            self._nodes, self._phase = {}, phase
+            self._now = present(self._job, self._run_dir)
+        if group not in self._nodes:
+            self._nodes[group] = self._builders[phase](self._now, group, self._run_dir)
+        return self._nodes[group]

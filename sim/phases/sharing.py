@@ -1,0 +1,138 @@
+"""What all clients share (FedFed's D^s): released once, in the round before training, and joined by the server."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from safetensors.numpy import load, save
+
+from client.messages import Upload
+from client.sharing import SharingNode
+from mechanisms import durable
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.calibration import smallest
+from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.plan import PlanTable, merge
+from mechanisms.sharing import ClassSums, Features, Release, SharingPlan, SingleRecords
+from server.federation import Federation
+from sim.config.configuration import Config
+from sim.job.device import device_of
+from sim.job.job import Job
+from sim.phases import generator, phase
+from sim.phases.phase import Costs, Outlook, Phase, files, group_data, mean_sums
+from sim.showing.sharing import SHARED_FILE
+from strategies.distillation import sensitive
+from strategies.fedfed import SharedSet, prototypes, union
+from strategies.settings import FedFed
+
+NAME = "share"
+LABEL_SHARE = 0.25
+"""Of the share budget, for labels."""
+
+
+def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
+    """The release of every client, with the least noise that the share of the budget pays for beside the generator.
+
+    Raises:
+        ValueError: public records are to be shared and there are none; the share budget pays for no release.
+    """
+    config, own = outlook.config, outlook.config.fedfed
+    if config.strategy.strategy == "fedfed" and own.shared_source == generator.PUBLIC and not outlook.holdout:
+        raise ValueError("shared_source is public, but public_records is 0: give --public-records")
+    if not generator.shares(config):
+        return None
+    if not outlook.private:
+        return outlook.same(_release(own, math.inf, None, 0.0))
+    if math.isinf(outlook.target) and own.share_noise is None:
+        raise ValueError("share_budget is a share of epsilon, which is none: give --epsilon")
+    bound = 0.5 * math.sqrt(math.prod(outlook.shape)) if own.share_clip is None else own.share_clip
+    labels = own.label_epsilon or LABEL_SHARE * own.share_budget * outlook.target
+    release = functools.partial(_release, own, bound, None if own.public_labels else labels)
+    spent = earlier.get(generator.NAME, {})
+    noise = own.share_noise or _least_noise(lambda noise: merge(spent, release(noise).round_charges(1)), config)
+    return outlook.same(release(noise))
+
+
+def _release(own: FedFed, bound: float, label_epsilon: float | None, noise: float) -> SharingPlan:
+    if own.shared_source == "prototypes":
+        return SharingPlan(noise, bound)
+    return SharingPlan(noise, bound, True, own.share_rate, own.share_views, label_epsilon)
+
+
+def _least_noise(charges_of: Callable[[float], Charges], config: Config) -> float:
+    """The smallest noise multiplier with which all that clients share stays within the share budget."""
+    share = config.fedfed.share_budget
+    epsilon = share * (config.privacy.epsilon or math.inf)
+    try:
+        return smallest(charges_of, epsilon, config.privacy.delta)
+    except ValueError as fault:
+        raise ValueError(
+            f"share_budget = {share:g} of epsilon is {epsilon:.4g}, which pays for no release ({fault}): raise "
+            "--share-budget or --epsilon, or lower --label-epsilon"
+        ) from None
+
+
+def federation(job: Job, run_dir: Path) -> Federation:
+    """One round; what it releases becomes the shared data set."""
+
+    def write(uploads: Sequence[Upload]) -> None:
+        x, y = _join(job, uploads)
+        durable.write(run_dir / SHARED_FILE, save({"x": np.ascontiguousarray(x), "y": np.ascontiguousarray(y)}))
+
+    return phase.release(job, NAME, generator.trained(job, run_dir), collect=write)
+
+
+def _join(job: Job, uploads: Sequence[Upload]) -> SharedSet:
+    """D^s out of what all groups have released."""
+    shape = job.dataset.x.shape[1:]
+    if _plan(job).singly:
+        return union([upload.shared for upload in uploads if upload.shared], shape)
+    return prototypes(*mean_sums(job, uploads), shape)
+
+
+def node(job: Job, group: int, run_dir: Path) -> SharingNode:
+    """The clients of a group that release what is shared."""
+    own = functools.partial(release, job)
+    return SharingNode(own, group_data(job, group), job.plans_of[NAME], *files(run_dir, group, NAME), job.seed)
+
+
+def release(job: Job, params: np.ndarray) -> Release:
+    """What clients release with the generator ``params [P]``; of length 0 where features are fixed."""
+    own, classes = _plan(job), job.dataset.classes
+    features = _distilled(job, params) if len(params) else fixed
+    if own.singly:
+        return SingleRecords(own, features, classes)
+    return ClassSums(own, features, classes, int(np.prod(job.dataset.x.shape[1:])))
+
+
+def _plan(job: Job) -> SharingPlan:
+    return cast(SharingPlan, job.plans_of[NAME].plans[0])
+
+
+def fixed(x: torch.Tensor) -> torch.Tensor:
+    """Records ``[M, ...]`` as they are, ``[M, D]``."""
+    return x.flatten(1)
+
+
+def _distilled(job: Job, params: np.ndarray) -> Features:
+    module = generator.distiller(job)
+    layout = RecordGradients(module).layout
+    module.load_state_dict(layout.unflatten(torch.from_numpy(params)))
+    return sensitive(module.splitter.to(device_of(job.config)))
+
+
+def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
+    """D^s: the public records, or what the run directory holds; None where nothing is shared."""
+    if job.config.strategy.strategy != "fedfed" or job.config.fedfed.shared_source == generator.NONE:
+        return None
+    if job.config.fedfed.shared_source == generator.PUBLIC:
+        return job.public
+    tensors = load((run_dir / SHARED_FILE).read_bytes())
+    return tensors["x"], tensors["y"]
+
+
+PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=SHARED_FILE)

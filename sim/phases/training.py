@@ -1,0 +1,105 @@
+"""The phase that all others prepare: the model is trained, and measured after its rounds."""
+
+import copy
+import functools
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from client.carry import Carry
+from client.node import Node, Training
+from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.plan import PlanTable, merge
+from mechanisms.registry import MECHANISMS, Mechanism, plan_table
+from server.federation import Federation
+from sim.config.configuration import Config
+from sim.job.device import device_of
+from sim.job.job import TRAIN, Job
+from sim.phases import phase
+from sim.phases.phase import Costs, Outlook, Phase, files, group_data
+from sim.phases.sharing import shared_set
+from strategies.registry import strategy_of
+
+EVALUATION_BATCH = 2_000
+
+
+def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
+    """Every client's plan, whose noise meets what earlier phases leave of the budget.
+
+    Raises:
+        ValueError: the budget does not pay for one round, or the run's length would depend on outputs.
+    """
+    config, sizes = outlook.config, outlook.sizes
+    steps = np.array([local_steps(config, int(size)) for size in sizes])
+    own = getattr(config, config.privacy.mechanism, None)
+    return plan_table(config.privacy, own, steps, participations(config), sizes, merge(*earlier.values()))
+
+
+def local_steps(config: Config, size: int) -> int:
+    """Local steps a round of a client of ``size`` records: as given, or enough for the expected number of passes."""
+    if config.local.steps is not None:
+        return config.local.steps
+    return math.ceil(round(config.local.epochs / config.privacy.rate(size), 9))
+
+
+def participations(config: Config) -> int:
+    """Rounds for which a client's budget is planned."""
+    rounds = config.rounds
+    return min(rounds.rounds, rounds.max_participations or math.ceil(round(rounds.fraction * rounds.rounds, 9)))
+
+
+def federation(job: Job, run_dir: Path | None = None) -> Federation:
+    """The rounds that the configuration asks for, from 1."""
+    config, rounds = job.config, job.config.rounds
+    own = {"evaluate": functools.partial(evaluate, job), "fraction": rounds.fraction}
+    initial = job.gradients.layout.initial(job.model).numpy().copy()
+    return phase.federation(job, TRAIN, strategy_of(config.strategy, config.fedfed), initial, **own)
+
+
+def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
+    """(accuracy, mean cross-entropy) of the model ``[P]`` on the test set."""
+    rows = torch.from_numpy(params)[None]
+    right = loss = 0.0
+    for at in range(0, len(job.dataset.y_test), EVALUATION_BATCH):
+        x = torch.from_numpy(job.dataset.x_test[at : at + EVALUATION_BATCH])
+        y = torch.from_numpy(job.dataset.y_test[at : at + EVALUATION_BATCH])
+        logits = job.gradients.logits(rows, x[None])[0]
+        right += float((logits.argmax(dim=1) == y).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
+    return right / len(job.dataset.y_test), loss / len(job.dataset.y_test)
+
+
+def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
+    """The clients of a group that train the model, by the configuration's mechanism or by another one."""
+    config = job.config
+    schedule, strategy = SCHEDULES[config.local.lr_schedule], strategy_of(config.strategy, config.fedfed)
+    training = Training(
+        mechanism=mechanism or MECHANISMS[config.privacy.mechanism],
+        gradients=_gradients(job),
+        optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
+        learning_rate=lambda round_, taken, steps: (
+            config.local.lr * schedule(((round_ - 1) * steps + taken) / (config.rounds.rounds * steps))
+        ),
+        seed=job.seed,
+        sent=strategy.sent,
+        guide=strategy.guide,
+    )
+    carry = None
+    if config.local.keep_state:
+        carry = Carry(run_dir / "clients" / f"group-{group:04d}", training.mechanism.lasting)
+    data = group_data(job, group, shared_set(job, run_dir))
+    return Node(training, data, job.plans, *files(run_dir, group), carry)
+
+
+def _gradients(job: Job) -> RecordGradients:
+    """Per-record gradients of the model, whose constants are on the computing device."""
+    device = device_of(job.config)
+    if device.type == "cpu":
+        return job.gradients
+    return job.gradients_of(copy.deepcopy(job.model).to(device))
+
+
+PHASE = Phase(TRAIN, lambda config: config.rounds.rounds, plan, federation, node)
