@@ -1,22 +1,9 @@
-"""``python -m sim.report RUN_DIR``: one self-contained HTML page about a run, from the files of its directory alone."""
+"""``python -m sim.report RUN_DIR``: draw the report of a run again, from the files of its directory alone."""
 
 import argparse
-import functools
-import json
-import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from mechanisms import durable
-from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
-from sim.auditing import result as audit_result
-from sim.config.caveats import limits
-from sim.config.configuration import Config, load
-from sim.config.fields import SETTINGS, TABLES
 from sim.config.flags import main_guard
 from sim.showing import page, wording
 from sim.showing import sharing as sharing_report
@@ -274,7 +261,7 @@ def _recompute(run: Run) -> str:
 
 
 def command(argv: Sequence[str]) -> None:
-    """Redraw the report of a run directory and print where it is."""
+    """Draw the report of a run directory again and print where it is."""
     parser = argparse.ArgumentParser(prog="python -m sim.report", description="Redraw the report of a run directory.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a run, finished or not")
     print(write_report(parser.parse_args(argv).run_dir))

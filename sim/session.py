@@ -17,8 +17,8 @@ from sim.job.job import Job
 from sim.phases import training
 from sim.phases.build import build
 from sim.phases.course import Host, before_training
-from sim.report import write_report
 from sim.showing.progress import Progress
+from sim.showing.report import write_report
 
 
 def train(request: Request, cluster: Cluster | None = None) -> Path:

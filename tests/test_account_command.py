@@ -18,6 +18,7 @@ from mechanisms.settings import Dpsur, Privacy, Screening
 from server import orders
 from server.store import Store
 from sim.account import main
+from sim.config import caveats
 from sim.config.flags import main_guard
 from sim.run import command as train
 from sim.showing import wording
@@ -137,7 +138,7 @@ def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
     for column in ("certified", "published"):
         expected = accountant.epsilon(charges, 1e-5, column).epsilon
         assert found[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
-    assert found["limits"] == [wording.HIDDEN]
+    assert found["limits"] == [caveats.HIDDEN]
     less = run(capsys, *flags, "--cap-share=0.9")["epsilon_certified"]
     assert less > found["epsilon_certified"]
     for bad in ("0", "1", "nan"):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from mechanisms.accounting.accountant import ORDERS
-from sim.showing import wording
+from sim.config import caveats
 from tests.test_account_command import ROOT, run
 
 ALPHAS = (1.5, 2.0, 8.0)
@@ -55,7 +55,7 @@ def test_labels_are_paid_for_once_whatever_the_views(capsys):
 
 
 def test_labels_that_count_as_public_are_said_to_be_left_out(capsys):
-    assert price(capsys, *ORIGINAL, "--pixels=784")["limits"] == [wording.PUBLIC_LABELS]
+    assert price(capsys, *ORIGINAL, "--pixels=784")["limits"] == [caveats.PUBLIC_LABELS]
     assert price(capsys, "--noise-multiplier=3", "--label-epsilon=0.9")["limits"] == []
 
 

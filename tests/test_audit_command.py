@@ -13,8 +13,8 @@ from sim.audit import command, own_flags
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.one_run import SHARES
 from sim.config.flags import main_guard
-from sim.report import write_report
 from sim.showing import wording
+from sim.showing.report import write_report
 
 SMALL = ["--rounds=5", "--quiet", "--chunk-clients=2"]
 

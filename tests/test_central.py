@@ -26,7 +26,7 @@ from sim.data.holdout import hold_out
 from sim.phases import training
 from sim.phases.build import build
 from sim.phases.training import local_steps
-from sim.report import write_report
+from sim.showing.report import write_report
 from tests.small import plan_table as table_of
 
 pytestmark = pytest.mark.usefixtures("no_report")

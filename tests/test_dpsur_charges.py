@@ -15,8 +15,8 @@ from mechanisms.plan import Terms, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.settings import Dpsur, Privacy
 from sim import account
+from sim.config import caveats
 from sim.run import command
-from sim.showing import wording
 from tests.small import cohort, model, start
 
 DPSUR = MECHANISMS["dpsur"]
@@ -105,4 +105,4 @@ def test_a_run_and_its_ledger_agree(accounting, tmp_path, capsys):
     assert [list(one["figures"]) for one in rounds] == [["acceptance_rate"] if public else []] * 3
     assert (len(set(summary["epsilon_published"])) > 1) == public
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    assert summary["note"] == DPSUR.note and DPSUR.note in page and (wording.HIDDEN in page) == (not public)
+    assert summary["note"] == DPSUR.note and DPSUR.note in page and (caveats.HIDDEN in page) == (not public)

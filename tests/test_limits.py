@@ -13,11 +13,11 @@ from sim import account
 from sim.benching import table
 from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result
+from sim.config import caveats
 from sim.config import configuration as config
 from sim.config.caveats import LIMITS, limits
-from sim.report import read_run
 from sim.run import command
-from sim.showing import wording
+from sim.showing.report import read_run
 
 FEDFED = "--strategy fedfed --shared-source distilled --rounds 2"
 RECIPE = Recipe(title="title", columns=(Column(name="column"),), rows=(Row(name="row"),))
@@ -128,7 +128,7 @@ def guarantee(folder) -> str:
 @pytest.mark.parametrize("public", [True, False])
 def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(tmp_path, capsys, public):
     folder = run(tmp_path, FEDFED + " --public-labels" * public)
-    assert (wording.PUBLIC_LABELS in capsys.readouterr().out) is public
+    assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
     named = json.loads((folder / "summary.json").read_text())["limits"]
     assert (wording.PUBLIC_LABELS in named) is public and "features of records alone" in wording.PUBLIC_LABELS
     assert (wording.PUBLIC_LABELS in guarantee(folder)) is public
@@ -138,10 +138,10 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
         labels = [event for event in charges if isinstance(event, PublicLabels | RandomizedResponse)]
         assert [type(event) for event in labels] == [PublicLabels if public else RandomizedResponse]
     assert account.main(["--ledger", str(folder)]) == 0
-    assert (wording.PUBLIC_LABELS in capsys.readouterr().out) is public
+    assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
     assert account.main(["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["limits"] == [wording.PUBLIC_LABELS] * public
+    assert found["limits"] == [caveats.PUBLIC_LABELS] * public
     assert ("public_labels" in {event["kind"] for event in found["clients"][0]["events"]}) is public
 
 
@@ -149,8 +149,8 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
 def test_labels_are_no_matter_where_they_are_not_shared_one_by_one(tmp_path, capsys):
     for n, flags in enumerate(("--strategy fedfed --public-labels", f"{FEDFED} --public-labels --mechanism none")):
         folder = run(tmp_path / str(n), flags)
-        assert wording.PUBLIC_LABELS not in capsys.readouterr().out
-        assert wording.PUBLIC_LABELS not in json.loads((folder / "summary.json").read_text())["limits"]
+        assert caveats.PUBLIC_LABELS not in capsys.readouterr().out
+        assert caveats.PUBLIC_LABELS not in json.loads((folder / "summary.json").read_text())["limits"]
 
 
 @pytest.mark.parametrize("flags", [f"{DPSUR} --accounting selective", SCREENING], ids=["dpsur", "screening"])
@@ -159,10 +159,10 @@ def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsy
     """The time of a round tells the number of its trials. A simulation is for the one who has the records anyway."""
     folder = run(tmp_path, flags + " --release" * release)
     shown = capsys.readouterr().out
-    assert wording.HIDDEN in shown and wording.HIDDEN in guarantee(folder)
+    assert caveats.HIDDEN in shown and caveats.HIDDEN in guarantee(folder)
     assert (re.search(r"^time  ", shown, re.MULTILINE) is None) is release
     found = read_run(folder)
-    assert wording.HIDDEN in found.summary.limits and (wording.TIMES in found.summary.limits) is not release
+    assert caveats.HIDDEN in found.summary.limits and (caveats.TIMES in found.summary.limits) is not release
     times = [found.summary.seconds, *(r.seconds for r in found.records), *(r.seconds_training for r in found.records)]
     assert len(times) == 5 and all((time is None) is release for time in times)
     page = (folder / "report.html").read_text()

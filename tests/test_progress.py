@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from server.records import RoundRecord, RunInfo, Summary
+from sim.config import caveats
 from sim.showing import wording
 from sim.showing.progress import Progress, closing_table
 from tests import unequal
@@ -27,7 +28,7 @@ def show(quiet=False, terminal=False, epsilon=2.5, width=120, release=False):
             progress.round(RoundRecord(n, 0.2 * n, 0.5, epsilon, epsilon, epsilon, 1, 3, 60.0, 50.0))
         each, noise = (epsilon,) * 3, (1.5, 1.5, 2.0)
         head = (0.8, 0.5, each, each, 2.25, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release)
-        progress.finished(Summary(*head, limits=() if release else (wording.SEEDED, wording.TEST)))
+        progress.finished(Summary(*head, limits=() if release else (caveats.SEEDED, caveats.TEST)))
     return text.getvalue()
 
 
@@ -66,7 +67,7 @@ def test_without_privacy_there_is_no_number(epsilon):
 
 
 def test_limits_are_printed_in_their_order_and_once():
-    assert show().splitlines()[-2:] == [wording.SEEDED, wording.TEST] and show().count("seeded simulation") == 1
+    assert show().splitlines()[-2:] == [caveats.SEEDED, caveats.TEST] and show().count("seeded simulation") == 1
     assert "seeded simulation" not in show(release=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 from server.records import RoundRecord, Summary, largest, middle
 from sim.config.configuration import load, save
 from sim.config.flags import main_guard
-from sim.report import command, write_report
+from sim.report import command
 from sim.showing import plots, wording
 from tests import unequal
 

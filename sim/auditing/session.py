@@ -17,15 +17,15 @@ from sim import session
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
-from sim.auditing.result import FILE, Audit
 from sim.config.configuration import Config
 from sim.job import rundir
 from sim.job.device import device_of, single_thread
 from sim.job.job import Job
 from sim.phases.build import build
 from sim.phases.course import Host, present
-from sim.report import write_report
 from sim.showing import wording
+from sim.showing.audit import FILE, Audit
+from sim.showing.report import write_report
 
 
 def audit(config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False) -> Audit:

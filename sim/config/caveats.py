@@ -3,7 +3,45 @@
 from collections.abc import Callable
 
 from sim.config.configuration import Config
-from sim.showing import wording
+
+PUBLISHED_BUDGET = (
+    "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the certified epsilon, "
+    "whatever it has become."
+)
+PUBLIC_LABELS = (
+    "Labels are shared as they are and count as public: the guarantee covers the features of records alone, not their "
+    "labels."
+)
+HIDDEN = (
+    "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
+    "the time that it computes."
+)
+OWN_MODEL = (
+    "The model's own Python code is trusted: it must not pass anything from one record to another by files, global "
+    "variables or other means outside PyTorch."
+)
+PUBLIC_RECORDS = "The training records that were taken out as public are not protected."
+VALIDATION = "The training records that were held out for validation, and the scores on them, are not protected."
+TEST = "The test part, and the scores on it, are not protected."
+TIMES = "The times that rounds took are written down, and are not protected."
+TRIES = "The choice of settings is not covered: all runs on the same records add up."
+PARTITION = (
+    "The partition is drawn from the seed and taken as given. The number of records of each client and the number of "
+    "classes count as public."
+)
+PARTITION_BY_LABEL = (
+    "The partition is drawn by label from the seed and taken as given. The number of records of each client counts as "
+    "public, and with it the number of records of each class, which follows from it."
+)
+PLACES = (
+    "Sums and noise are exact. It is taken for granted that a kernel gives a record the same bits at every place of a "
+    "pass, as was tried at the start."
+)
+SEEDED = (
+    "This is a seeded simulation: whoever knows the seed can subtract the noise. Noise comes from a statistical "
+    "generator and sums are rounded in float32, so epsilon is that of the mechanism, not of these bits. For a model "
+    "that leaves your hands, use --release."
+)
 
 
 def limits(config: Config) -> tuple[str, ...]:
@@ -38,18 +76,18 @@ def _sizes_tell_classes(config: Config) -> bool:
 
 
 LIMITS: dict[str, Callable[[Config], bool]] = {
-    wording.PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
-    wording.PUBLIC_LABELS: public_labels,
-    wording.HIDDEN: hides_rejections,
-    wording.OWN_MODEL: lambda c: ":" in c.data.model,
-    wording.PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
-    wording.VALIDATION: lambda c: c.data.validation_records > 0,
-    wording.TEST: lambda c: c.data.evaluate_on == "test",
-    wording.TIMES: tells_times,
-    wording.TRIES: lambda c: True,
-    wording.PARTITION: lambda c: c.run.release and not _sizes_tell_classes(c),
-    wording.PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
-    wording.PLACES: lambda c: c.run.release,
-    wording.SEEDED: lambda c: not c.run.release,
+    PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
+    PUBLIC_LABELS: public_labels,
+    HIDDEN: hides_rejections,
+    OWN_MODEL: lambda c: ":" in c.data.model,
+    PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
+    VALIDATION: lambda c: c.data.validation_records > 0,
+    TEST: lambda c: c.data.evaluate_on == "test",
+    TIMES: tells_times,
+    TRIES: lambda c: True,
+    PARTITION: lambda c: c.run.release and not _sizes_tell_classes(c),
+    PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
+    PLACES: lambda c: c.run.release,
+    SEEDED: lambda c: not c.run.release,
 }
 """Line -> whether it holds for a configuration with privacy. Lines stand in the order in which they are shown."""

@@ -13,6 +13,7 @@ from mechanisms.accounting import ledger as ledgers
 from mechanisms.accounting.events import Event, PublicLabels, TrialCap, to_dict
 from mechanisms.accounting.ranges import format_ranges
 from server import orders
+from sim.config import caveats
 from sim.pricing.mechanisms import MECHANISMS, numbers
 from sim.showing import wording
 
@@ -20,7 +21,7 @@ Record = dict[str, Any]
 Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
 """From a client, its charges and a delta to its certified figure."""
 
-LIMITS = {PublicLabels: wording.PUBLIC_LABELS, TrialCap: wording.HIDDEN}
+LIMITS = {PublicLabels: caveats.PUBLIC_LABELS, TrialCap: caveats.HIDDEN}
 
 
 def mechanism(flags: argparse.Namespace) -> Record:

@@ -6,6 +6,7 @@ from safetensors.numpy import load
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
+from sim.config import caveats
 from sim.config.caveats import public_labels
 from sim.config.configuration import Config
 from sim.showing import page, wording
@@ -38,7 +39,7 @@ def section(run_dir: Path, config: Config) -> str | None:
     text = f"Certified epsilon of all that came before training: {wording.epsilon(max(spent, default=None))}, at delta "
     parts.append(page.paragraph(f"{text}{config.privacy.delta:g}; it is part of the run's."))
     if public_labels(config):
-        parts.append(page.paragraph(wording.PUBLIC_LABELS))
+        parts.append(page.paragraph(caveats.PUBLIC_LABELS))
     return page.section("What clients share", *parts)
 
 

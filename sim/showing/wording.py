@@ -5,44 +5,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 from server.records import Epsilon, finite
 
-SEEDED = (
-    "This is a seeded simulation: whoever knows the seed can subtract the noise. Noise comes from a statistical "
-    "generator and sums are rounded in float32, so epsilon is that of the mechanism, not of these bits. For a model "
-    "that leaves your hands, use --release."
-)
-PLACES = (
-    "Sums and noise are exact. It is taken for granted that a kernel gives a record the same bits at every place of a "
-    "pass, as was tried at the start."
-)
-TEST = "The test part, and the scores on it, are not protected."
-VALIDATION = "The training records that were held out for validation, and the scores on them, are not protected."
-PUBLIC_RECORDS = "The training records that were taken out as public are not protected."
-TIMES = "The times that rounds took are written down, and are not protected."
-TRIES = "The choice of settings is not covered: all runs on the same records add up."
-OWN_MODEL = (
-    "The model's own Python code is trusted: it must not pass anything from one record to another by files, global "
-    "variables or other means outside PyTorch."
-)
-PARTITION = (
-    "The partition is drawn from the seed and taken as given. The number of records of each client and the number of "
-    "classes count as public."
-)
-PARTITION_BY_LABEL = (
-    "The partition is drawn by label from the seed and taken as given. The number of records of each client counts as "
-    "public, and with it the number of records of each class, which follows from it."
-)
-HIDDEN = (
-    "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
-    "the time that it computes."
-)
-PUBLIC_LABELS = (
-    "Labels are shared as they are and count as public: the guarantee covers the features of records alone, not their "
-    "labels."
-)
-PUBLISHED_BUDGET = (
-    "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the certified epsilon, "
-    "whatever it has become."
-)
 UNFINISHED = (
     "The run is not finished. Whoever ends it by what it has shown has the budget proved, not what is spent so far: "
     "that holds for an end fixed beforehand."

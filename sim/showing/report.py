@@ -1,0 +1,271 @@
+"""One self-contained HTML page about a run, from the files of its directory alone."""
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mechanisms import durable
+from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
+from sim.config.caveats import limits
+from sim.config.configuration import Config, load
+from sim.config.fields import SETTINGS, TABLES
+from sim.showing import audit as audit_result
+from sim.showing import page, wording
+from sim.showing import sharing as sharing_report
+
+_epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
+
+_THREAT_MODEL = (
+    "What is protected is one training record of one client. Adjacency is zero-out: the record is replaced by a null "
+    "record that adds to no sum and to no count; how many records a client holds is public. The server, like everybody "
+    "else, is taken to see every upload of every client: local steps between uploads are charged too, and picking "
+    "clients at random lowers no epsilon. Clients hold disjoint records, so the guarantee is each client's own, and "
+    "that of the whole system is the largest of them, never their sum. The certified epsilon is proved; the published "
+    "one is what the mechanism's paper claims, for comparison only."
+)
+_ONE_CLIENT = (
+    "What is protected is one training record. Adjacency is zero-out: the record is replaced by a null record that "
+    "adds to no sum and to no count; how many records there are is public. Every model on the way is taken to be seen, "
+    "with what the mechanism says that it releases. The certified epsilon is proved; the published one is what the "
+    "mechanism's paper claims, for comparison only."
+)
+_NOT_PRIVATE = "This run was trained without privacy: no record of any client is protected, and epsilon is infinite."
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory's content, as far as the report shows it.
+
+    Attributes:
+        folder: the directory.
+        config: of the run.
+        records: of its finished rounds.
+        sizes: records of each client, int64 ``[clients]``.
+        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is told.
+        summary: None until the run is finished.
+    """
+
+    folder: Path
+    config: Config
+    records: tuple[RoundRecord, ...]
+    sizes: np.ndarray
+    counts: np.ndarray | None
+    summary: Summary | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one client holds all records."""
+        return len(self.sizes) == 1
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has a guarantee at all."""
+        return self.config.privacy.mechanism != "none"
+
+    @property
+    def target(self) -> Epsilon:
+        """The budget that no client overspends."""
+        return self.config.privacy.epsilon if self.private else None
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` into a run directory, and ``partition.svg`` unless it is a release; the report's path.
+
+    Raises:
+        ValueError: it is no run directory, or a file of it is damaged.
+    """
+    from sim.showing import plots
+
+    run = read_run(run_dir)
+    partition = None if run.counts is None else plots.svg(plots.partition(run.counts))
+    parts = [_headline(run)]
+    if run.records:
+        pictures = plots.svg(plots.accuracy_and_loss(run.records))
+        part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
+        parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
+    parts += [_privacy(run)] if run.private else []
+    if any(record.figures for record in run.records):
+        pictures = plots.svg(plots.mechanism_figures(run.records))
+        caption = "Public figures of the mechanism: means over each round's clients, where there are several."
+        parts.append(page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption)))
+    sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
+    parts += [section for section in sections if section]
+    parts += [_guarantee(run), _partition(run, partition), _configuration(run.config), _recompute(run)]
+    if partition is not None:
+        durable.write(run_dir / "partition.svg", partition)
+    path = run_dir / "report.html"
+    durable.write(path, page.page(_title(run), _subtitle(run), parts).encode())
+    return path
+
+
+def read_run(run_dir: Path) -> Run:
+    """Read a run directory; a last line of ``rounds.jsonl`` that a crash has cut off is passed over.
+
+    Raises:
+        ValueError: it is no run directory, or a file of it is damaged.
+    """
+    if not (run_dir / "config.toml").is_file():
+        raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give the directory of a run")
+    config, rounds, summary = load(run_dir / "config.toml", {}), run_dir / "rounds.jsonl", run_dir / "summary.json"
+    try:
+        lines = rounds.read_text().splitlines() if rounds.exists() else []
+        records = tuple(RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}"))
+        closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
+        with np.load(run_dir / "partition.npz") as arrays:
+            sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise ValueError(f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it") from None
+    return Run(run_dir, config, records, sizes, counts, closing)
+
+
+def _title(run: Run) -> str:
+    return f"{run.folder.resolve().name}: {run.config.data.dataset}, {_clients(run)}"
+
+
+def _clients(run: Run) -> str:
+    return "1 client" if run.alone else f"{len(run.sizes)} clients"
+
+
+def _subtitle(run: Run) -> str:
+    config = run.config
+    parts = [
+        config.privacy.mechanism if run.private else "no privacy",
+        config.strategy.strategy,
+        f"model {config.data.model}",
+        "a release" if config.run.release else f"a simulation with seed {config.run.seed}",
+    ]
+    state = "finished" if run.summary else "not finished"
+    seconds = total_seconds(run.records)
+    time = "" if seconds is None else f" in {wording.duration(seconds)}"
+    return f"{', '.join(parts)}. {len(run.records)} of {config.rounds.rounds} rounds{time}, {state}."
+
+
+def _headline(run: Run) -> str:
+    """The tiles: from the summary, or from the last round of a run that is not finished."""
+    if not run.records:
+        return page.section("No round is finished yet", page.paragraph("Figures appear after the first round."))
+    last, summary, delta = run.records[-1], run.summary, run.config.privacy.delta
+    certified, proviso = (largest(summary.epsilon_certified), "") if summary else _before_the_end(run)
+    published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
+    accuracy = summary.accuracy if summary else last.accuracy
+    budget = run.config.privacy.budget
+    goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
+    several = "" if run.alone else f", largest of {_clients(run)}"
+    note = f"at delta {delta:g}{several}{goal.get('certified', '')}" if run.private else "trained without privacy"
+    note += proviso if run.private else ""
+    shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
+    entries = [
+        (
+            f"{run.config.data.evaluate_on.capitalize()} accuracy",
+            shown,
+            f"after round {last.round} of {run.config.rounds.rounds}; loss {wording.figure(last.loss)}",
+        ),
+        ("Certified epsilon", _epsilon(certified if run.private else None), note),
+    ]
+    if run.private:
+        claim = f"the paper's claim, for comparison; not the guarantee{goal.get('published', '')}"
+        entries.append(("Published epsilon", _epsilon(published), claim))
+    if run.alone:
+        entries.append(("Budget", "used up" if last.retired else "not used up", "whether it pays for a further round"))
+    else:
+        note = f"of {len(run.sizes)}: their budget pays for no further round"
+        entries.append(("Retired clients", str(last.retired), note))
+    return page.tiles(entries)
+
+
+def _before_the_end(run: Run) -> tuple[Epsilon, str]:
+    """What is proved of an unfinished run, and a note: the budget, or else what its finished rounds have spent."""
+    if run.target is not None and run.config.privacy.budget == "certified":
+        return run.target, f". {wording.UNFINISHED}"
+    return run.records[-1].epsilon_certified_max, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
+
+
+def _privacy(run: Run) -> str:
+    """Epsilon by round and by client, and the ledger's summary."""
+    from sim.showing import plots
+
+    parts = []
+    if run.records:
+        picture = plots.svg(plots.epsilon_by_round(run.records, run.target))
+        parts.append(page.picture(picture, "epsilon by round", "Spent so far, after each round, at the run's delta."))
+    if run.summary:
+        summary = run.summary
+        spent = plots.epsilon_per_client(summary.epsilon_certified, summary.epsilon_published, run.target)
+        if not run.alone:
+            parts.append(page.picture(plots.svg(spent), "epsilon per client", "Spent by each client in the whole run."))
+        parts += [page.paragraph(f"Published and certified: {summary.note}")] if summary.note else []
+        parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
+    return page.section("Privacy spent", *parts)
+
+
+def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
+    def row(name: str, values: Sequence[float]) -> tuple[str, ...]:
+        figures = (min(values), statistics.median(values), max(values))
+        return (name, *(f"{figure:.6g}" for figure in figures))
+
+    def guarantees(name: str, values: Sequence[Epsilon]) -> tuple[str, ...]:
+        least = min((math.inf if e is None else e for e in values), default=None)
+        return (name, *(_epsilon(e) for e in (least, middle(values), largest(values))))
+
+    rows = [
+        guarantees("certified epsilon per client", summary.epsilon_certified),
+        guarantees("published epsilon per client", summary.epsilon_published),
+        row("privacy events charged per client", summary.events),
+        row("noise multiplier", summary.noise_multiplier),
+    ]
+    if finite(summary.epsilon_pld) is not None:
+        rows.append(("epsilon by privacy-loss distributions", "", "", _epsilon(summary.epsilon_pld)))
+    if finite(summary.order) is not None:
+        rows.append(("Rényi order of the largest certified epsilon", "", "", f"{summary.order:g}"))
+    return rows
+
+
+def _guarantee(run: Run) -> str:
+    records, delta = int(run.sizes.sum()), run.config.privacy.delta
+    if not run.private:
+        return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
+    parts = [page.paragraph(_ONE_CLIENT if run.alone else _THREAT_MODEL)]
+    if run.config.run.release:
+        parts.append(page.paragraph(wording.RELEASED))
+    if delta * records >= 1:
+        text = f"Delta {delta:g} is not below 1 / {records} records: it allows that some record is given away entirely."
+        parts.append(page.paragraph(text))
+    parts += [page.paragraph("What it does not cover, or takes for granted:"), page.listing(limits(run.config))]
+    return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
+
+
+def _partition(run: Run, svg: bytes | None) -> str:
+    title, sizes = "Who holds which records", run.sizes
+    several = (
+        f"Partition {run.config.data.partition}: {int(sizes.sum())} records, {int(sizes.min())} to {int(sizes.max())} "
+        f"per client (median {np.median(sizes):g})."
+    )
+    held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
+    if svg is None:
+        return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
+    caption = f"{held} {'' if run.alone else 'Above: records of each client. '}Below: of each class."
+    return page.section(title, page.picture(svg, "records by client and class", caption))
+
+
+def _configuration(config: Config) -> str:
+    rows: list[tuple[str, ...]] = []
+    for table, model in TABLES.items():
+        rows.append((f"{model.__doc__} [{table}]",))
+        for name in model.model_fields:
+            value = config.value(name)
+            rows.append((name, "" if value is None else str(value), SETTINGS[name].info.description or ""))
+    return page.section("Configuration", page.table(("Setting", "Value", "Meaning"), rows))
+
+
+def _recompute(run: Run) -> str:
+    text = "Every epsilon follows from the ledger's files alone; this page, from the run directory."
+    lines = [f"python -m sim.account --ledger {run.folder}", f"python -m sim.report {run.folder}"]
+    if run.summary is None:
+        lines.append(f"python -m sim.run --resume {run.folder}")
+    return page.section("Recompute", page.paragraph(text), page.commands(lines))
