@@ -11,12 +11,13 @@ from server.records import RunInfo
 from server.store import Store
 from sim.config.flags import Request
 from sim.engines.cluster import Cluster, starting
+from sim.engines.inline import inline_exchange
 from sim.job import inputs, rundir
 from sim.job.device import single_thread
 from sim.job.job import Job
 from sim.phases import training
 from sim.phases.build import build
-from sim.phases.course import Host, before_training
+from sim.phases.course import before_training
 from sim.showing.progress import Progress
 from sim.showing.report import write_report
 
@@ -78,9 +79,3 @@ def _engine(job: Job, folder: Path, cluster: Cluster) -> Exchange:
     from sim.engines.ray_grid import ray_exchange
 
     return ray_exchange(job, folder, cluster)
-
-
-def inline_exchange(job: Job, folder: Path) -> Exchange:
-    """All groups in this process, one after the other; needs neither Flower nor Ray."""
-    host = Host(job, folder)
-    return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)

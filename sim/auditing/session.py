@@ -11,18 +11,18 @@ from safetensors.torch import load
 from mechanisms import durable
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS
-from server.federation import Exchange
 from server.records import Summary, largest
 from sim import session
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
 from sim.config.configuration import Config
+from sim.engines.inline import inline_exchange
 from sim.job import rundir
 from sim.job.device import device_of, single_thread
 from sim.job.job import Job
 from sim.phases.build import build
-from sim.phases.course import Host, present
+from sim.phases.course import present
 from sim.showing import wording
 from sim.showing.audit import FILE, Audit
 from sim.showing.report import write_report
@@ -51,7 +51,7 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
     watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
     rundir.create(folder, job)
     (folder / rundir.AUDITED).touch()
-    session.run(job, folder, exchange(job, folder, watched))
+    session.run(job, folder, inline_exchange(job, folder, watched.mechanism))
     scores = watched.scores
     if black_box:
         layout = job.gradients.layout
@@ -66,12 +66,6 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
     durable.write(folder / FILE, json.dumps(result.to_json(), indent=1).encode())
     write_report(folder)
     return result
-
-
-def exchange(job: Job, folder: Path, watched: Watched) -> Exchange:
-    """All groups in this process; those that train do so under the watched mechanism."""
-    host = Host(job, folder, watched.mechanism)
-    return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)
 
 
 def show(result: Audit) -> None:

@@ -1,0 +1,14 @@
+"""The engine that needs neither Flower nor Ray: all groups in this process, one after the other."""
+
+from pathlib import Path
+
+from mechanisms.registry import Mechanism
+from server.federation import Exchange
+from sim.job.job import Job
+from sim.phases.course import Host
+
+
+def inline_exchange(job: Job, folder: Path, mechanism: Mechanism | None = None) -> Exchange:
+    """An exchange with nodes of this process, whose clients train by the configuration's mechanism or another one."""
+    host = Host(job, folder, mechanism)
+    return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)
