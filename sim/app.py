@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from client.app import client_app
 from client.messages import Answering
 from server.app import exchange_over, find_groups, server_app
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.config.flags import parse
 from sim.engines import environment
 

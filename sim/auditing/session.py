@@ -16,7 +16,7 @@ from sim import session
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
 from sim.job.device import device_of, single_thread

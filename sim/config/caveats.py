@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sim.config.configuration import Config
+from sim.config.fields import Config
 
 PUBLISHED_BUDGET = (
     "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the certified epsilon, "

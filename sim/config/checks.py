@@ -8,7 +8,7 @@ from mechanisms import grid
 from mechanisms.guide import alone
 from mechanisms.registry import MECHANISMS
 from mechanisms.updates import UPDATE
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from strategies.registry import strategy_of
 
 

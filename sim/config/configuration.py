@@ -8,15 +8,10 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from client.settings import Local
 from mechanisms import durable
-from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
-from server.settings import Rounds
-from sim.config.fields import SETTINGS, TABLES, fault
+from sim.config.fields import SETTINGS, TABLES, Config, fault
 from sim.config.names import did_you_mean
 from sim.config.presets import FIXED, preset
-from sim.config.settings import Data, Execution
-from strategies.settings import Aggregation, FedFed
 
 Values = dict[str, Any]
 """Settings by name."""

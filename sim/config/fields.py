@@ -15,21 +15,29 @@ from sim.config.names import did_you_mean
 from sim.config.settings import Data, Execution
 from strategies.settings import Aggregation, FedFed
 
-TABLES: dict[str, type[Settings]] = {
-    "data": Data,
-    "privacy": Privacy,
-    "dpsur": Dpsur,
-    "dpis": Dpis,
-    "dphero": DpHero,
-    "screening": Screening,
-    "dpagd": Dpagd,
-    "local": Local,
-    "strategy": Aggregation,
-    "fedfed": FedFed,
-    "rounds": Rounds,
-    "run": Execution,
-}
-"""The tables of the configuration file, and the groups of the help."""
+
+class Config(Settings):
+    """A run's whole configuration: a table of the file and a group of the help for each field."""
+
+    data: Data
+    privacy: Privacy
+    dpsur: Dpsur
+    dpis: Dpis
+    dphero: DpHero
+    screening: Screening
+    dpagd: Dpagd
+    local: Local
+    strategy: Aggregation
+    fedfed: FedFed
+    rounds: Rounds
+    run: Execution
+
+    def value(self, name: str) -> Any:
+        """The setting ``name``, whatever its table."""
+        return getattr(getattr(self, SETTINGS[name].table), name)
+
+
+TABLES: dict[str, type[Settings]] = {name: field.annotation for name, field in Config.model_fields.items()}
 
 _NOUNS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.config.settings import Execution
 from sim.data import files
 

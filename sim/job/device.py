@@ -3,7 +3,7 @@
 import torch
 from threadpoolctl import threadpool_limits
 
-from sim.config.configuration import Config
+from sim.config.fields import Config
 
 
 def single_thread() -> None:

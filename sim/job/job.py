@@ -11,7 +11,7 @@ import torch
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.plan import PlanTable
 from mechanisms.registry import MECHANISMS
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.data.dataset import Dataset
 from sim.data.holdout import Public
 from sim.data.partition import Partition

@@ -19,7 +19,7 @@ from server.loop import Standing
 from server.records import Epsilon, Summary, largest, total_seconds
 from sim.config import configuration as configs
 from sim.config.caveats import limits
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.job import inputs
 from sim.job.job import Job
 

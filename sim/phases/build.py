@@ -9,7 +9,7 @@ import torch
 
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.data.features import load
 from sim.data.holdout import hold_out, set_aside
 from sim.data.partition import partition

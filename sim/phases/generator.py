@@ -19,7 +19,7 @@ from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import Privacy
 from server.federation import Federation
 from server.store import Store
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.job.device import device_of
 from sim.job.job import Job
 from sim.models.networks import initialise

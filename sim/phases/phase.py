@@ -19,7 +19,7 @@ from mechanisms.plan import Plan, PlanTable
 from mechanisms.registry import MECHANISMS
 from server.federation import Federation
 from sim.config.caveats import tells_times
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.job.device import device_of
 from sim.job.job import Job
 from strategies.registry import strategy_of

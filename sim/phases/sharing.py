@@ -19,7 +19,7 @@ from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.plan import PlanTable, merge
 from mechanisms.sharing import ClassSums, Features, Release, SharingPlan, SingleRecords
 from server.federation import Federation
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.job.device import device_of
 from sim.job.job import Job
 from sim.phases import generator, phase

@@ -15,7 +15,7 @@ from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
 from mechanisms.plan import PlanTable, merge
 from mechanisms.registry import MECHANISMS, Mechanism, plan_table
 from server.federation import Federation
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.job.device import device_of
 from sim.job.job import TRAIN, Job
 from sim.phases import phase

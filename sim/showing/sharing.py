@@ -8,7 +8,7 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from sim.config import caveats
 from sim.config.caveats import public_labels
-from sim.config.configuration import Config
+from sim.config.fields import Config
 from sim.showing import page, wording
 
 SHARED_FILE = "shared.safetensors"
