@@ -17,8 +17,10 @@ from mechanisms.accounting.events import Gaussian, SampledGaussian, VisibleChoic
 from mechanisms.plan import PlanTable
 from sim.config import configuration as config
 from sim.data.partition import Partition
-from sim.job import job as jobs
-from sim.phases import nodes
+from sim.job.job import Job
+from sim.phases.build import build
+from sim.phases.course import Host
+from sim.phases.generator import distiller
 
 CLIENTS, RECORDS, WIDTH, CLASSES = 3, 24, 400, 3
 SETTINGS = {
@@ -47,7 +49,6 @@ class Phase:
 
     Attributes:
         name: as the nodes know it.
-        plans: of its clients.
         params: how many parameters a request brings.
         noise: from the job and an upload to the noise of its clients together, in units of the sensitivity, ``[m]``.
         multiplier: from the noisy event that a client is charged to the deviation of that noise.
@@ -57,75 +58,75 @@ class Phase:
     """
 
     name: str
-    plans: Callable[[jobs.Job], PlanTable]
-    noise: Callable[[jobs.Job, Upload], np.ndarray]
-    params: Callable[[jobs.Job], int] = lambda job: 0
+    noise: Callable[[Job, Upload], np.ndarray]
+    params: Callable[[Job], int] = lambda job: 0
     multiplier: Callable[[Event], float] = lambda event: event.noise_multiplier
     given: dict = field(default_factory=dict)
     rounds: tuple[int, int] = (1, 2)
     width: int = WIDTH
 
-
-def _sums(plan: Callable[[jobs.Job], PlanTable]) -> Callable[[jobs.Job, Upload], np.ndarray]:
-    return lambda job, upload: upload.total / SCALE / plan(job).plans[0].clip_norm
-
-
-def _singles(job: jobs.Job, upload: Upload) -> np.ndarray:
-    return upload.shared["x"].ravel() / job.sharing.release.clip_norm
+    def plans(self, job: Job) -> PlanTable:
+        """Of its clients."""
+        return job.plans_of[self.name]
 
 
-def _step(plans: Callable[[jobs.Job], PlanTable], rate: Callable[[jobs.Job], float]) -> Callable:
-    def noise(job: jobs.Job, upload: Upload) -> np.ndarray:
+def _sums(name: str) -> Callable[[Job, Upload], np.ndarray]:
+    return lambda job, upload: upload.total / SCALE / job.plans_of[name].plans[0].clip_norm
+
+
+def _singles(job: Job, upload: Upload) -> np.ndarray:
+    return upload.shared["x"].ravel() / job.plans_of["share"].plans[0].clip_norm
+
+
+def _step(plans: Callable[[Job], PlanTable], rate: Callable[[Job], float]) -> Callable:
+    def noise(job: Job, upload: Upload) -> np.ndarray:
         plan, update = plans(job).of(0), upload.total / SCALE / upload.weight * len(upload.clients)
         return -update * plan.sample_rate * job.partition.sizes[0] / rate(job) / plan.clip_norm
 
     return noise
 
 
-_DISTILL = _step(nodes.generator_plans, lambda job: job.config.fedfed.distill_lr)
+_DISTILL = _step(lambda job: job.plans_of["distill"], lambda job: job.config.fedfed.distill_lr)
 _TRAIN = _step(lambda job: job.plans, lambda job: job.config.local.lr)
 
 
-def _distiller(job: jobs.Job) -> int:
-    return sum(parameter.numel() for parameter in nodes.distiller(job).parameters())
+def _distiller(job: Job) -> int:
+    return sum(parameter.numel() for parameter in distiller(job).parameters())
 
 
 PHASES = {
-    "statistics": Phase(nodes.STATISTICS, nodes.statistics_plans, _sums(nodes.statistics_plans)),
-    "generator": Phase(
-        nodes.DISTILL, nodes.generator_plans, _DISTILL, _distiller, given=DISTILLED, rounds=(-2, -1), width=100
-    ),
-    "class sums": Phase(nodes.SHARE, nodes.release_plans, _sums(nodes.release_plans), given=PROTOTYPES),
+    "statistics": Phase("statistics", _sums("statistics")),
+    "generator": Phase("distill", _DISTILL, _distiller, given=DISTILLED, rounds=(-2, -1), width=100),
+    "class sums": Phase("share", _sums("share"), given=PROTOTYPES),
     "single records": Phase(
-        nodes.SHARE,
-        nodes.release_plans,
+        "share",
         _singles,
         multiplier=lambda event: event.noise_multiplier * 2**0.5,  # two views
         given=DISTILLED,
     ),
-    "training": Phase(nodes.TRAIN, lambda job: job.plans, _TRAIN, lambda job: job.gradients.layout.size),
+    "training": Phase("train", _TRAIN, lambda job: job.gradients.layout.size),
 }
 NOISY = (Gaussian, SampledGaussian, VisibleChoice)
 
 
-def job(folder: Path, release: bool = False, width: int = WIDTH, **given: object) -> jobs.Job:
+def job(folder: Path, release: bool = False, width: int = WIDTH, **given: object) -> Job:
     """A job whose records all are null records; every client has as many."""
     folder.mkdir(parents=True, exist_ok=True)
     x = np.random.default_rng(0).normal(size=(RECORDS, width)).astype(np.float32)
     np.savez(folder / "records.npz", x=x, y=np.arange(RECORDS) % CLASSES, x_test=x[:6], y_test=np.arange(6) % CLASSES)
     words = SETTINGS | {"dataset": str(folder / "records.npz"), "release": release} | given
-    built = jobs.build(config.load(None, words))
+    built = build(config.load(None, words))
     return replace(built, dataset=replace(built.dataset, x=np.full_like(x, np.nan)))
 
 
-def node(name: str, folder: Path, release: bool = False) -> tuple[Phase, jobs.Job, Answering]:
+def node(name: str, folder: Path, release: bool = False) -> tuple[Phase, Job, Answering]:
     """A phase, and the node that a run in this folder has in it."""
     phase = PHASES[name]
     built = job(folder, release, phase.width, **phase.given)
-    return phase, built, nodes.Host(built, folder).node(0, phase.name)
+    return phase, built, Host(built, folder).node(0, phase.name)
 
 
-def ask(phase: Phase, job: jobs.Job, round_: int, clients: list[int], nth: int = 1) -> TrainRequest:
+def ask(phase: Phase, job: Job, round_: int, clients: list[int], nth: int = 1) -> TrainRequest:
     """What the server asks of some clients in a phase."""
     params, who = np.zeros(phase.params(job), np.float32), np.array(clients, dtype=np.int64)
     return TrainRequest(round_, 0, f"round-{round_}", who, np.full(len(who), nth), params, phase.name)

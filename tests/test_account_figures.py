@@ -12,6 +12,7 @@ from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.ledger import Ledger
 from server import orders
 from sim.account import main
+from sim.config import caveats
 from sim.pricing.mechanisms import MECHANISMS
 from sim.showing import wording
 
@@ -49,7 +50,7 @@ CASES: dict[str, Row] = {
         SGM | TEST | {"accounting": "selective", "trials": None, "cap_share": 0.2},
         {**bundles.dpsur(events.DpsurStep(*STEP, "selective"), 700, 700), **cap(LOWEST, 700, 0.2)},
         {},
-        [wording.HIDDEN],
+        [caveats.HIDDEN],
     ),
     "dpis": (
         DPIS | {"noise_multiplier": 0.7, "steps": 700},
@@ -73,7 +74,7 @@ CASES: dict[str, Row] = {
         SGM | SCREENED | {"accounting": "clipped", "trials": None, "cap_share": 0.2},
         {**bundles.screening(events.ScreenedStep(0.013, 0.85, 0.3, 0.4, "clipped"), 700, 700), **cap(0.4, 700, 0.2)},
         {},
-        [wording.HIDDEN],
+        [caveats.HIDDEN],
     ),
     "fedfed": (
         {"noise_std": None, "pixels": 784, "pixel_range": 2.0, "noise_draws": "record", "share_rate": 0.3}
@@ -246,7 +247,7 @@ def test_the_figures_of_a_ledger_are_each_clients_own(tmp_path, capsys):
     assert main(["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     clients = [row(client) for client in range(6)]
-    assert found == {"finished": True, "note": "", "clients": clients, "limits": [wording.PUBLIC_LABELS]}
+    assert found == {"finished": True, "note": "", "clients": clients, "limits": [caveats.PUBLIC_LABELS]}
     figures = {(one["epsilon_certified"], one["epsilon_published"], one["order"]) for one in clients}
     assert len(figures) == 4 and clients[1]["epsilon_certified"] > 1.2 * clients[1]["epsilon_published"]
 
@@ -260,7 +261,7 @@ def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys, monkey
     names = {"0,2": 0, "1": 1, "3,5": 3, "4": 4}
     texts = [[wording.epsilon(row(c)[f"epsilon_{k}"], 6) for k in ("certified", "published")] for c in names.values()]
     assert rows == [[name, *text, "2e-06"] for name, text in zip(names, texts, strict=True)]
-    assert below == [wording.PUBLIC_LABELS]
+    assert below == [caveats.PUBLIC_LABELS]
 
 
 def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(tmp_path, capsys, monkeypatch):
@@ -272,10 +273,10 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(t
     found = json.loads(capsys.readouterr().out)
     at = {0: 3.0, 1: 12.0, 2: 12.0, 3: 3.0, 4: 3.0, 5: 3.0}
     assert found["clients"] == [row(client, (at[client],)) for client in range(6)]
-    assert (found["finished"], found["note"], found["limits"]) == (False, wording.AT_ONE_ORDER, [wording.PUBLIC_LABELS])
+    assert (found["finished"], found["note"], found["limits"]) == (False, wording.AT_ONE_ORDER, [caveats.PUBLIC_LABELS])
     (_, *rows), below = table(capsys, "--ledger", str(folder))
     assert [one[0] for one in rows] == ["0", "1", "2", "3,5", "4"]
-    assert below == [wording.PUBLIC_LABELS, wording.AT_ONE_ORDER]
+    assert below == [caveats.PUBLIC_LABELS, wording.AT_ONE_ORDER]
 
 
 def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_path, capsys):

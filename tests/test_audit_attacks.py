@@ -9,11 +9,12 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
+from sim.attacking import partial, shadow
 from sim.attacking.lira import Roc, confidences, halves, likelihood_ratios, roc
 from sim.attacking.membership import balanced, posterior_features, split
 from sim.attacking.partial import partial_accuracy
 from sim.attacking.shadow import shadow_accuracy
-from sim.auditing import partial, shadow, trainings
+from sim.auditing import trainings
 from sim.auditing.trainings import Trained, train, with_mechanism
 from sim.config.flags import parse
 from sim.job.job import Job

@@ -14,10 +14,11 @@ from mechanisms.registry import local_round
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
-from sim.auditing.result import Audit, section
 from sim.auditing.trainings import train, with_mechanism
 from sim.config.flags import parse
-from sim.job import job as jobs
+from sim.job.job import Job
+from sim.phases.build import build
+from sim.showing.audit import Audit, section
 from tests import unequal
 
 DELTA, CONFIDENCE = 1e-5, 0.9
@@ -159,14 +160,14 @@ def test_of_an_audit_a_lower_bound_is_not_rounded_up(capsys):
 
 
 @pytest.fixture
-def job(tmp_path) -> jobs.Job:
+def job(tmp_path) -> Job:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 60)
     x = (rng.normal(size=(60, 5)) + 2.0 * y[:, None]).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
     flags = f"--dataset {tmp_path / 'data.npz'} --epsilon 4 --delta 1e-3 --rounds 3 --batch-size 20 --epochs 1 --lr 1"
     flags += " --clip-norm 0.3"
-    return jobs.build(parse(flags.split(), "", "", central=True).config)
+    return build(parse(flags.split(), "", "", central=True).config)
 
 
 def test_trainings_have_draws_of_their_own_whatever_the_cohorts(job, monkeypatch):

@@ -12,8 +12,8 @@ from mechanisms.randomness import seed_key
 from sim.auditing import session
 from sim.auditing.one_run import LENGTH, MOST, Guesses, guess, plant
 from sim.config import configuration as config
-from sim.job import job as jobs
-from sim.phases.statistics import STATISTICS_FILE
+from sim.phases.build import build
+from sim.phases.statistics import FILE
 from tests.test_job import UNLIKE
 
 COUNT, CONFIDENCE, CPU = 80, 0.8, torch.device("cpu")
@@ -40,10 +40,10 @@ def test_the_black_box_attacker_compares_losses_of_the_records_as_they_were_trai
     """All by hand: coins of the run's seed, wrong labels, standardized records, the first model and the last."""
     session.audit(settings(tmp_path), COUNT, black_box=True, confidence=CONFIDENCE, quiet=True)
     written = json.loads((tmp_path / "a" / "audit.json").read_text())
-    job = jobs.build(settings(tmp_path))
+    job = build(settings(tmp_path))
     owned = [job.partition.of(client) for client in range(3)]
     canaries = plant(job.dataset.y, 3, owned, 123, COUNT, seed_key(11), 0.0, CPU)
-    found = load((tmp_path / "a" / STATISTICS_FILE).read_bytes())
+    found = load((tmp_path / "a" / FILE).read_bytes())
     x = (job.dataset.x[canaries.records] - found["mean"]) / found["scale"]
     layout = job.gradients.layout
     tensors = load((tmp_path / "a" / "model.safetensors").read_bytes())
@@ -67,13 +67,13 @@ def test_the_black_box_attacker_compares_losses_of_the_records_as_they_were_trai
 
 def test_canaries_are_as_many_and_as_long_as_there_is_room_for(tmp_path):
     """Half of the records, or of the parameters for each client; ten clip norms each, but for wrong labels."""
-    job = jobs.build(settings(tmp_path, mechanism="dpsgd", clip_norm=0.5))
+    job = build(settings(tmp_path, mechanism="dpsgd", clip_norm=0.5))
     white, black = (session._plant(job, None, box) for box in (False, True))
     assert len(white.records) == len(black.records) == 80 < MOST
     assert white.planted.size == LENGTH * 0.5 == 5.0 and black.planted.size == 0.0
     expected = plant(job.dataset.y, 3, [job.partition.of(k) for k in range(3)], 123, 80, seed_key(11), 5.0, CPU)
     assert np.array_equal(white.included, expected.included) and np.array_equal(white.records, expected.records)
-    one = jobs.build(settings(tmp_path, clients=1, min_records=7, mechanism="dpsgd"))
+    one = build(settings(tmp_path, clients=1, min_records=7, mechanism="dpsgd"))
     assert len(session._plant(one, None, False).records) == 123 // 2
     assert len(session._plant(one, 7, False).records) == 7
 

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from sim.config import configuration as config
-from sim.job.chunks import chunk_width
+from sim.job.chunks import chunk_width, group
 from sim.job.job import Job
 from sim.phases.build import build
 
@@ -59,10 +59,10 @@ def test_a_given_number_is_taken(tmp_path):
 def test_clients_of_one_size_are_chunked_by_number_and_larger_ones_come_first():
     """On every machine alike, however it sorts. Kills chunks of unlike clients, which are padded to the largest."""
     sizes = np.array([3, 9] * 60)
-    chunks = [chunk.tolist() for chunks in job.group(sizes, 30, 3) for chunk in chunks]
+    chunks = [chunk.tolist() for chunks in group(sizes, 30, 3) for chunk in chunks]
     odd, even = list(range(1, 120, 2)), list(range(0, 120, 2))
     assert sorted(chunks) == sorted([odd[:30], odd[30:], even[:30], even[30:]])
-    loads = [sum(int(sizes[chunk].max()) * len(chunk) for chunk in chunks) for chunks in job.group(sizes, 30, 3)]
+    loads = [sum(int(sizes[chunk].max()) * len(chunk) for chunk in chunks) for chunks in group(sizes, 30, 3)]
     assert sorted(loads) == [180, 270, 270]
 
 

@@ -24,7 +24,8 @@ from server.federation import Exchange
 from sim import session
 from sim.config import configuration as config
 from sim.config.flags import parse
-from sim.job import job as jobs
+from sim.job.job import Job
+from sim.phases import build as jobs
 from tests.crashing import Crash, Disk, Killed, Noting, Operation, Tree, crashes, killed, lay_out, tree_of
 
 COMMON = (
@@ -111,19 +112,18 @@ def worlds(tmp_path_factory):
     found = {kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags) for kind, flags in KINDS.items()}
     built, real = {}, session.inline_exchange
 
-    def build(wanted: config.Config) -> jobs.Job:
+    def cached(wanted: config.Config) -> Job:
         key = wanted.model_dump_json()
         if key not in built:
-            built[key] = real_build(wanted)
+            built[key] = jobs.build(wanted)
         return built[key]
 
-    def exchange(job: jobs.Job, folder: Path) -> Exchange:
+    def exchange(job: Job, folder: Path) -> Exchange:
         world = next(w for w in found.values() if w.folder == folder)
         return functools.partial(world.exchange, real(job, folder))
 
-    real_build = jobs.build
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "build", build)
+        patch.setattr(session, "build", cached)
         patch.setattr(session, "inline_exchange", exchange)
         patch.setattr(session, "write_report", lambda folder: None)
         yield found

@@ -27,7 +27,7 @@ from server.records import RoundRecord
 from server.store import Store
 from sim.config import configuration as config
 from sim.job import inputs, rundir
-from sim.job import job as jobs
+from sim.phases.build import build
 from tests.crashing import Crash, Noting, crashes, lay_out, tree_of
 
 PARAMS = np.arange(5, dtype=np.float32)
@@ -219,7 +219,7 @@ def test_a_run_directory_is_whole_or_not_there(tmp_path):
     root = tmp_path / "disk"
     root.mkdir()
     given = {"out": str(root / "a" / "runs"), "name": "run", "clients": 2, "rounds": 1, "model": "linear"}
-    job = jobs.build(config.load(None, given | {"chunk_clients": 2, "groups": 1}))
+    job = build(config.load(None, given | {"chunk_clients": 2, "groups": 1}))
 
     def make() -> None:
         rundir.create(rundir.choose(job.config), job)

@@ -12,7 +12,7 @@ from server.store import Store
 from sim.data.partition import Partition
 from sim.engines.cluster import starting
 from sim.engines.ray_grid import TRIES, ray_exchange
-from sim.job import job as jobs
+from sim.phases import training
 from tests import phases
 
 
@@ -36,7 +36,7 @@ def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path
             folder = tmp_path / str(release)
             job = phases.job(folder, release, **given)
             fatal = Fatal(job.partition.indices, job.partition.offsets, folder / "trace")
-            job, federation = replace(job, partition=fatal), jobs.federation(job)
+            job, federation = replace(job, partition=fatal), training.federation(job)
             store = Store(folder, keep_checkpoints=2)
             (folder / "ledger").mkdir()
             with pytest.raises(RuntimeError, match="group 0 failed: its worker died"):

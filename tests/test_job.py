@@ -14,22 +14,25 @@ from mechanisms.plan import planned
 from mechanisms.randomness import generator, seed_key
 from sim.config import configuration as config
 from sim.data.partition import partition
-from sim.job import job as jobs
+from sim.job.job import Job
 from sim.models.networks import build as build_model
-from sim.phases import nodes
+from sim.phases import build as building
+from sim.phases import training
+from sim.phases.build import build
+from sim.phases.training import evaluate
 
 RECORDS, TESTS = 120, 9
 UNLIKE = {"clients": 5, "partition": "quantity", "engine": "inline", "min_records": 7, "seed": 11}
 """Clients of unlike sizes."""
 
 
-def built(folder: Path, **given: object) -> jobs.Job:
+def built(folder: Path, **given: object) -> Job:
     """A job on 120 records of 3 classes, none of which is among its 9 test records."""
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(RECORDS + TESTS, 4)).astype(np.float32), rng.permutation(np.arange(RECORDS + TESTS) % 3)
     folder.mkdir(exist_ok=True)
     np.savez(folder / "records.npz", x=x[TESTS:], y=y[TESTS:], x_test=x[:TESTS], y_test=y[:TESTS])
-    return jobs.build(config.load(None, UNLIKE | {"dataset": str(folder / "records.npz")} | given))
+    return build(config.load(None, UNLIKE | {"dataset": str(folder / "records.npz")} | given))
 
 
 def parameters(module: torch.nn.Module) -> torch.Tensor:
@@ -66,7 +69,7 @@ def test_no_two_choices_of_a_job_share_a_stream(tmp_path, monkeypatch):
         names.append((key, purpose))
         return generator(key, purpose, *rest)
 
-    monkeypatch.setattr(jobs, "generator", named)
+    monkeypatch.setattr(building, "generator", named)
     built(tmp_path, validation_records=10, public_records=10)
     assert len(names) == len(set(names)) == 4 and {key for key, _ in names} == {seed_key(11)}
 
@@ -95,7 +98,7 @@ def test_the_first_model_is_that_of_its_name_its_activation_and_the_seed(tmp_pat
     expected = build_model("mlp", (4,), 3, seed, "relu")
     assert [type(layer) for layer in job.model] == [type(layer) for layer in expected]
     assert torch.equal(parameters(job.model), parameters(expected))
-    assert torch.equal(torch.from_numpy(jobs.federation(job).initial), parameters(expected))
+    assert torch.equal(torch.from_numpy(training.federation(job).initial), parameters(expected))
     assert not torch.equal(parameters(built(tmp_path, model="mlp", seed=12).model), parameters(expected))
 
 
@@ -153,10 +156,10 @@ def test_a_mechanism_plans_by_its_own_settings(tmp_path, mechanism, given, found
 
 
 def test_without_privacy_there_is_no_budget_and_no_noise_on_statistics(tmp_path):
-    open_ = built(tmp_path, mechanism="none", standardize="private")
-    assert jobs.target(open_.config) == np.inf and open_.statistics.noise_multiplier == 0.0
+    bare = built(tmp_path, mechanism="none", standardize="private")
+    assert bare.target == np.inf and bare.plans_of["statistics"].of(0).noise_multiplier == 0.0
     bound = built(tmp_path, epsilon=2.5, standardize="private", standardize_noise=6.0)
-    assert jobs.target(bound.config) == 2.5 and bound.statistics.noise_multiplier == 6.0
+    assert bound.target == 2.5 and bound.plans_of["statistics"].of(0).noise_multiplier == 6.0
 
 
 # --- what is refused or said ---------------------------------------------------------------------------------------
@@ -188,19 +191,19 @@ def test_a_release_is_not_begun_with_a_client_whose_sums_may_overflow(tmp_path, 
 def test_the_server_is_given_what_the_configuration_says(tmp_path):
     given = {"rounds": 9, "fraction": 0.4, "epsilon": 2.5, "delta": 3e-5, "evaluate_every": 4, "groups": 3}
     job = built(tmp_path, **given, chunk_clients=1, budget="published", server_momentum=0.25)
-    server = jobs.federation(job)
+    server = training.federation(job)
     assert (server.rounds, server.fraction, server.target, server.delta) == (9, 0.4, 2.5, 3e-5)
     assert (server.column, server.seed, server.evaluate_every, server.clients) == ("published", 11, 4, 5)
     assert server.plans is job.plans and (server.before, server.phase) == (0, "train")
     _, after = server.strategy.aggregate({"velocity": np.ones(1)}, np.zeros(1), np.zeros(1))
     assert after.tolist() == [0.25]
     release = built(tmp_path, release=True)
-    assert jobs.federation(release).seed is None and release.seed is None
+    assert training.federation(release).seed is None and release.seed is None
 
 
 def test_every_client_is_asked_through_the_group_that_computes_it(tmp_path):
     job = built(tmp_path, clients=9, groups=3, chunk_clients=2, min_records=2)
-    found = jobs.federation(job).group_of
+    found = training.federation(job).group_of
     assert len(job.groups) == 3 and sorted(np.concatenate([c for g in job.groups for c in g])) == list(range(9))
     for number, chunks in enumerate(job.groups):
         assert set(np.flatnonzero(found == number)) == set(np.concatenate(chunks))
@@ -208,12 +211,12 @@ def test_every_client_is_asked_through_the_group_that_computes_it(tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 4, 9, 100])
 def test_a_model_is_measured_on_all_test_records_and_no_others(tmp_path, monkeypatch, batch):
-    monkeypatch.setattr(jobs, "EVALUATION_BATCH", batch)
+    monkeypatch.setattr(training, "EVALUATION_BATCH", batch)
     job = built(tmp_path)
     params = np.random.default_rng(5).normal(size=15).astype(np.float32)
     scores = job.dataset.x_test @ params[:12].reshape(3, 4).T + params[12:]
     logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-    accuracy, loss = jobs.evaluate(job, params)
+    accuracy, loss = evaluate(job, params)
     assert accuracy == (scores.argmax(axis=1) == job.dataset.y_test).mean()
     assert loss == pytest.approx(-logs[np.arange(TESTS), job.dataset.y_test].mean(), rel=1e-5)
 
@@ -228,7 +231,7 @@ def test_a_group_computes_its_own_clients_with_everybodys_public_weights(tmp_pat
         own = job.config.strategy.model_copy(update={"weighting": weighting})
         job = replace(job, config=job.config.model_copy(update={"strategy": own}))
         for group in range(2):
-            data = nodes.training_node(job, group, tmp_path)._data
+            data = training.node(job, group, tmp_path)._data
             assert [chunk.tolist() for chunk in data.chunks] == [chunk.tolist() for chunk in job.groups[group]]
             assert data.weights.tolist() == expected
             assert [data.records(client).tolist() for client in range(5)] == [
@@ -246,7 +249,7 @@ def test_a_group_computes_its_own_clients_with_everybodys_public_weights(tmp_pat
 )
 def test_clients_step_by_the_optimizer_that_was_asked_for(tmp_path, given, expected):
     """Along two equal gradients of 3: momentum adds the first one again, Adam's steps have length 1."""
-    optimizer = nodes.training_node(built(tmp_path, **given), 0, tmp_path)._training.optimizer
+    optimizer = training.node(built(tmp_path, **given), 0, tmp_path)._training.optimizer
     gradient, found = torch.full((1, 2), 3.0), []
     state = optimizer.init(gradient)
     for _ in range(2):

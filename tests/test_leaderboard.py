@@ -12,9 +12,10 @@ from sim.benching import kept, lanes, queue
 from sim.benching.recipe import cells, read
 from sim.benching.runs import plan, result
 from sim.config.configuration import load
-from tests.test_bench import no_report, recipe, records, run
+from tests.test_bench import recipe, records, run
 
-__all__ = ["no_report", "records"]
+__all__ = ["records"]
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 @pytest.fixture

@@ -40,49 +40,49 @@ class Net(torch.nn.Sequential):
 
 
 HOLDS = {
-    wording.TEST: [{}, {"release": True}, {"public_records": 5}],
-    wording.TIMES: [{}, {"release": True}, {"mechanism": "dpsur"}, {"mechanism": "dpsgd", "release": True}],
-    wording.TRIES: [{}, {"release": True}],
-    wording.SEEDED: [{}],
-    wording.PLACES: [{"release": True}],
-    wording.PARTITION: [{"release": True, "partition": p} for p in ("iid", "quantity", "shards")],
-    wording.PARTITION_BY_LABEL: [{"release": True}],
-    wording.OWN_MODEL: [{"model": "package.module:Class"}],
-    wording.PUBLIC_RECORDS: [{"public_records": 5}],
-    wording.VALIDATION: [{"validation_records": 5}, {"validation_records": 5, "evaluate_on": "validation"}],
-    wording.HIDDEN: [
+    caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
+    caveats.TIMES: [{}, {"release": True}, {"mechanism": "dpsur"}, {"mechanism": "dpsgd", "release": True}],
+    caveats.TRIES: [{}, {"release": True}],
+    caveats.SEEDED: [{}],
+    caveats.PLACES: [{"release": True}],
+    caveats.PARTITION: [{"release": True, "partition": p} for p in ("iid", "quantity", "shards")],
+    caveats.PARTITION_BY_LABEL: [{"release": True}],
+    caveats.OWN_MODEL: [{"model": "package.module:Class"}],
+    caveats.PUBLIC_RECORDS: [{"public_records": 5}],
+    caveats.VALIDATION: [{"validation_records": 5}, {"validation_records": 5, "evaluate_on": "validation"}],
+    caveats.HIDDEN: [
         {"mechanism": "dpsur", "accounting": "selective"},
         {"mechanism": "screening", "screening_data": "own", "screening_clip": 0.5},
     ],
-    wording.PUBLIC_LABELS: [{"strategy": "fedfed", "shared_source": "distilled", "public_labels": True}],
-    wording.PUBLISHED_BUDGET: [{"budget": "published"}],
+    caveats.PUBLIC_LABELS: [{"strategy": "fedfed", "shared_source": "distilled", "public_labels": True}],
+    caveats.PUBLISHED_BUDGET: [{"budget": "published"}],
 }
 FAILS = {
-    wording.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
-    wording.TIMES: [{"mechanism": "dpsur", "accounting": "selective", "release": True}],
-    wording.TRIES: [],
-    wording.SEEDED: [{"release": True}],
-    wording.PLACES: [{}],
-    wording.PARTITION: [{}, {"release": True}],
-    wording.PARTITION_BY_LABEL: [{}, {"release": True, "partition": "iid"}],
-    wording.OWN_MODEL: [{}, {"model": "mlp"}],
-    wording.PUBLIC_RECORDS: [{}, {"validation_records": 5}],
-    wording.VALIDATION: [{}, {"public_records": 5}],
-    wording.HIDDEN: [
+    caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
+    caveats.TIMES: [{"mechanism": "dpsur", "accounting": "selective", "release": True}],
+    caveats.TRIES: [],
+    caveats.SEEDED: [{"release": True}],
+    caveats.PLACES: [{}],
+    caveats.PARTITION: [{}, {"release": True}],
+    caveats.PARTITION_BY_LABEL: [{}, {"release": True, "partition": "iid"}],
+    caveats.OWN_MODEL: [{}, {"model": "mlp"}],
+    caveats.PUBLIC_RECORDS: [{}, {"validation_records": 5}],
+    caveats.VALIDATION: [{}, {"public_records": 5}],
+    caveats.HIDDEN: [
         {},
         {"accounting": "selective"},
         {"mechanism": "dpsur", "accounting": "visible"},
         {"mechanism": "screening", "screening_data": "own", "screening_clip": None},
         {"mechanism": "screening", "screening_data": "public", "screening_clip": 0.5, "public_records": 9},
     ],
-    wording.PUBLIC_LABELS: [
+    caveats.PUBLIC_LABELS: [
         {},
         {"public_labels": True},
         {"public_labels": True, "strategy": "fedfed"},
         {"public_labels": True, "shared_source": "distilled"},
         {"public_labels": False, "strategy": "fedfed", "shared_source": "distilled"},
     ],
-    wording.PUBLISHED_BUDGET: [{}, {"budget": "published", "epsilon": None, "noise_multiplier": 3.0}],
+    caveats.PUBLISHED_BUDGET: [{}, {"budget": "published", "epsilon": None, "noise_multiplier": 3.0}],
 }
 
 
@@ -130,8 +130,8 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
     folder = run(tmp_path, FEDFED + " --public-labels" * public)
     assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
     named = json.loads((folder / "summary.json").read_text())["limits"]
-    assert (wording.PUBLIC_LABELS in named) is public and "features of records alone" in wording.PUBLIC_LABELS
-    assert (wording.PUBLIC_LABELS in guarantee(folder)) is public
+    assert (caveats.PUBLIC_LABELS in named) is public and "features of records alone" in caveats.PUBLIC_LABELS
+    assert (caveats.PUBLIC_LABELS in guarantee(folder)) is public
     spent = ledger.read(folder / "ledger")
     assert len(spent) == 5
     for charges in spent.values():
@@ -176,7 +176,7 @@ def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsy
 @pytest.mark.parametrize("flags", [DPSUR, f"{DPSUR} --accounting every-trial", "--rounds 2"])
 def test_other_releases_tell_their_times(tmp_path, capsys, flags):
     folder = run(tmp_path, f"{flags} --release")
-    assert wording.HIDDEN not in capsys.readouterr().out and wording.HIDDEN not in guarantee(folder)
+    assert caveats.HIDDEN not in capsys.readouterr().out and caveats.HIDDEN not in guarantee(folder)
     found = read_run(folder)
     assert min(found.summary.seconds, *(record.seconds for record in found.records)) > 0 and len(found.records) == 2
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load
 
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, adam, sgd
 from mechanisms.registry import MECHANISMS
-from sim.phases import nodes
+from sim.phases import training
 from tests import phases
 
 CASES = {
@@ -82,7 +82,7 @@ def test_schedules_half_way():
 def test_the_rate_of_a_run_falls_over_all_its_steps(tmp_path, name):
     """From the first step of the first round to the last of the last. Kills a fraction that is a round ahead."""
     job = phases.job(tmp_path, lr=0.3, lr_schedule=name, rounds=4, steps=5)
-    rate = nodes.training_node(job, 0, tmp_path)._training.learning_rate
+    rate = training.node(job, 0, tmp_path)._training.learning_rate
     taken = torch.arange(5.0)
     for round_ in (1, 2, 4):
         expected = 0.3 * SCHEDULES[name](((round_ - 1) * 5 + taken) / 20)
@@ -93,6 +93,6 @@ def test_what_clients_keep_is_the_optimizers_state_and_the_mechanisms_own(tmp_pa
     """Of a node as a run makes it."""
     given = {"keep_state": True, "momentum": 0.5, "clip_quantile": 0.5, "standardize": "none", "strategy": "fedavg"}
     job = phases.job(tmp_path, **given)
-    nodes.training_node(job, 0, tmp_path).train(phases.ask(phases.PHASES["training"], job, 1, [0, 2]))
+    training.node(job, 0, tmp_path).train(phases.ask(phases.PHASES["training"], job, 1, [0, 2]))
     kept = load((tmp_path / "clients" / "group-0000" / "round-000001.safetensors").read_bytes())
     assert kept.keys() == {"clients", "optimizer.0", *MECHANISMS["dpsgd"].lasting} and kept["clip_norm"].shape == (2,)

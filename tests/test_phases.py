@@ -14,10 +14,9 @@ from mechanisms.accounting.events import Gaussian
 from mechanisms.plan import planned
 from server import loop
 from server.store import Store
-from sim.job import job as jobs
-from sim.phases import nodes
-from sim.phases.nodes import Host
-from sim.phases.preparation import prepare
+from sim.job.job import Job
+from sim.phases import course, training
+from sim.phases.course import Host, before_training
 from tests import phases
 from tests.gaussian import SPOILERS, alarms
 from tests.phases import CLIENTS, PHASES, Broken, ask, charged
@@ -30,7 +29,7 @@ CONTROLS = ("noise x 0.67", "noise x 1.5", "Laplace of the same deviation")
 def test_every_phase_is_in_the_table(tmp_path):
     """A phase that is built, or named, without a row in the table of phases fails."""
     built = set(Host(phases.job(tmp_path), tmp_path)._builders)
-    named = {nodes.STATISTICS, nodes.DISTILL, nodes.SHARE, nodes.TRAIN}
+    named = {phase.name for phase in course.PHASES}
     assert {phase.name for phase in PHASES.values()} == built == named
 
 
@@ -115,11 +114,11 @@ def test_what_is_asked_again_is_the_same_draw_in_a_simulation_and_another_one_in
     assert paid == {event: count * (1 + release) for event, count in once.items()}
 
 
-def prepared(folder: Path, given: dict) -> tuple[World, jobs.Job]:
+def prepared(folder: Path, given: dict) -> tuple[World, Job]:
     """A run of FedFed whose training is yet to come."""
     world = World(folder, given)
     (world.run_dir / "ledger").mkdir(parents=True)
-    return world, prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+    return world, before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
 
 
 @pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
@@ -128,7 +127,7 @@ def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
     given = {"standardize": "private", "shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 2}
     world, job = prepared(tmp_path, given | {"release": release})
     exchange, store = world.exchange(world.run_dir, None), Store(world.run_dir, keep_checkpoints=2)
-    loop.run(jobs.federation(job), exchange, store, loop.restore(jobs.federation(job), store), [])
+    loop.run(training.federation(job), exchange, store, loop.restore(training.federation(job), store), [])
     asked = {(request.phase, request.round, request.release) for request in world.asked}
     assert [len({one[part] for one in asked}) for part in (0, 1, 2)] == [4, len(asked), len(asked)]
     assert {phase for phase, _, _ in asked} == {phase.name for phase in PHASES.values()}
@@ -140,7 +139,7 @@ def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_p
     """Whatever number its first round has."""
     world, _ = prepared(tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3})
     lines = [json.loads(line) for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()]
-    plan = world.job.sharing.generator
+    plan = world.job.plans_of["distill"].plans[0]
     order = epsilon(planned(plan, 3), 1e-5).order
     fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in (1, 2)]
     assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
@@ -163,7 +162,7 @@ def test_a_release_that_nobody_can_pay_is_refused_before_training(tmp_path):
         with ledger.Ledger(world.run_dir / "ledger" / f"group-{group:04d}.jsonl") as file:
             file.charge("lost", -1, range(6), {Gaussian(0.4): 1})
     with pytest.raises(ValueError, match="is spent before training"):
-        prepare(world.job, world.run_dir, world.exchange(world.run_dir, None))
+        before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
     assert not world.asked
 
 

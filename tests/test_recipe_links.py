@@ -13,9 +13,10 @@ from sim.benching.recipe import cells, read
 from sim.benching.runs import plan
 from sim.config import flags as cli
 from sim.config.configuration import differences
-from tests.test_bench import HEAD, no_report, records, run
+from tests.test_bench import HEAD, records, run
 
-__all__ = ["no_report", "records"]
+__all__ = ["records"]
+pytestmark = pytest.mark.usefixtures("no_report")
 
 REACHING = """
 [[columns]]

@@ -16,6 +16,7 @@ from sim.config.configuration import load, save
 from sim.config.flags import main_guard
 from sim.report import command
 from sim.showing import plots, wording
+from sim.showing.report import write_report
 from tests import unequal
 
 ROOT = Path(__file__).parent.parent

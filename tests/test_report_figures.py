@@ -17,9 +17,10 @@ from mechanisms.accounting import accountant
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.accounting.ledger import Ledger
 from server.records import RoundRecord, Summary
+from sim.config import caveats
 from sim.config.fields import SETTINGS, TABLES
-from sim.report import write_report
 from sim.showing import plots, wording
+from sim.showing.report import write_report
 from tests import unequal
 
 
@@ -291,7 +292,7 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
     part = html.unescape(unequal.section((folder / "report.html").read_text(), "What clients share"))
     price = wording.epsilon(accountant.epsilon({SampledGaussian(1.0, 3.0): 2}, 2e-6).epsilon)
     assert f"all that came before training: {price}, at delta 2e-06; it is part of the run's." in part
-    assert "Features of single records" in part and wording.PUBLIC_LABELS not in part
+    assert "Features of single records" in part and caveats.PUBLIC_LABELS not in part
     (folder / "shared.safetensors").write_bytes(save({"x": x[:7], "y": y[:7]}))
     figure, caption = pictures(figures, page_of(folder))["shared records"]
     assert caption.startswith("7 of 7 shared records") and [one.get_title() for one in figure.axes[:8]][7] == ""

@@ -20,7 +20,7 @@ from sim import central, run
 from sim.config import configuration as config
 from sim.config.caveats import limits
 from sim.config.flags import main_guard
-from sim.job import job as jobs
+from sim.phases.build import build
 from sim.showing import wording
 from tests import unequal
 
@@ -52,7 +52,7 @@ class Finished:
 
     def __init__(self, folder: Path, clients: int = 7):
         self.folder = folder
-        self.job = jobs.build(config.load(folder / "config.toml", {}))
+        self.job = build(config.load(folder / "config.toml", {}))
         self.paid = ledger.read(folder / "ledger")
         self.summary = json.loads((folder / "summary.json").read_text())
         self.rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -14,7 +14,7 @@ from server import orders
 from sim.config import configuration as config
 from sim.config.flags import main_guard, parse
 from sim.job import inputs, rundir
-from sim.job import job as jobs
+from sim.phases.build import build
 from sim.run import command
 from sim.session import train
 
@@ -67,7 +67,7 @@ INPUTS = {
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_run_goes_on_with_the_same_inputs_only(tmp_path, name):
     """Of each array of records, and of who holds which, the last entry is another one."""
-    job = jobs.build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), "clients": 4}))
+    job = build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), "clients": 4}))
     inputs.write(tmp_path, job)
     inputs.check(tmp_path, job)
     whole, part = INPUTS[name]
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_the_same_inputs_only(tmp_path, name):
 @pytest.mark.parametrize("model", [buffered, frozen])
 def test_a_run_goes_on_with_the_same_constants_of_the_model_only(tmp_path, model):
     """What is trained is no input: a resumed run has it from its checkpoint."""
-    job = jobs.build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), "clients": 4}))
+    job = build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), "clients": 4}))
     inputs.write(tmp_path, replace(job, model=model(2.0)))
     inputs.check(tmp_path, replace(job, model=model(2.0)))
     with pytest.raises(ValueError, match="records = "):

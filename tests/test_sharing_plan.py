@@ -1,24 +1,45 @@
 """How a budget is split between what clients share and what they train."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from mechanisms.accounting.accountant import ORDERS, epsilon, guarantee
+from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee
 from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
 from mechanisms.dpis_plan import DpisPlan
-from mechanisms.plan import PlanTable, merge, planned
+from mechanisms.plan import Plan, PlanTable, merge, planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Dpis, Privacy
+from mechanisms.sharing import SharingPlan
 from sim.config import configuration as config
-from sim.job.budget import Sharing, plan_sharing
+from sim.phases import course, generator, sharing
+from sim.phases.phase import Outlook
 
 SHAPE, EPSILON = (2, 8), 6.0
 GIVEN = {"dataset": "x.npz", "strategy": "fedfed", "epsilon": EPSILON, "share_budget": 0.5, "distill_rounds": 4}
 DISTILLED = {"shared_source": "distilled", "share_rate": 0.5}
 
 
-def plan(public: bool = False, **given: object) -> Sharing | None:
-    return plan_sharing(config.load(None, GIVEN | given), SHAPE, EPSILON, public)
+@dataclass(frozen=True)
+class Before:
+    """The plans of a client before training, and what they cost together."""
+
+    generator: Plan | None
+    release: SharingPlan
+    charges: Charges
+
+
+def plan(public: bool = False, **given: object) -> Before | None:
+    outlook = Outlook(config.load(None, GIVEN | given), SHAPE, np.array([20, 30]), public)
+    tables, costs = {}, {}
+    for phase in course.BEFORE:
+        if (table := phase.plan(outlook, costs)) is not None:
+            tables[phase.name] = table.plans[0]
+            costs[phase.name] = planned(table.plans[0], phase.rounds(outlook.config))
+    if not tables:
+        return None
+    return Before(tables.get(generator.NAME), tables[sharing.NAME], merge(*costs.values()))
 
 
 def test_labels_get_a_quarter_of_the_share_budget_unless_it_is_said_otherwise():
@@ -32,11 +53,11 @@ def test_labels_get_a_quarter_of_the_share_budget_unless_it_is_said_otherwise():
 @pytest.mark.parametrize("given", [{}, DISTILLED, {"prototype_features": "distilled"}, {"share_budget": 0.2}], ids=str)
 def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
     found, share = plan(**given), given.get("share_budget", 0.5) * EPSILON
-    generator = {} if found.generator is None else planned(found.generator, 4)
-    assert found.charges == merge(generator, found.release.round_charges(1)) and found.rounds == 4
+    trained = {} if found.generator is None else planned(found.generator, 4)
+    assert found.charges == merge(trained, found.release.round_charges(1))
     assert 0.98 * share < epsilon(found.charges, 1e-5).epsilon <= share
     if found.generator:
-        assert 0.98 * 0.5 * share < epsilon(generator, 1e-5).epsilon <= 0.5 * share
+        assert 0.98 * 0.5 * share < epsilon(trained, 1e-5).epsilon <= 0.5 * share
         assert found.generator.clip_norm == 1.0
 
 
@@ -54,7 +75,7 @@ def test_a_given_noise_is_taken():
 def test_without_privacy_nothing_is_clipped_noised_or_hidden():
     found = plan(mechanism="none", **DISTILLED)
     assert found.charges == {Unprotected(0.5): 1, Unprotected(1.0): 4} and found.release.clip_norm == np.inf
-    assert found.mechanism == "none" and found.release.label_epsilon is None
+    assert found.release.label_epsilon is None
 
 
 def test_what_is_public_or_nothing_needs_no_plan():

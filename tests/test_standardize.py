@@ -74,11 +74,12 @@ def test_a_variance_that_noise_has_made_negative_is_kept_above_zero():
 def test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest(tmp_path, given):
     """Kills statistics that nobody charges, and a calibration that does not know of them."""
     built, _ = run(tmp_path, **given)
-    shared = built.sharing.charges if built.sharing else {}
+    before = cost_before_training(built)
+    assert before[Gaussian(8.0)] == 1
     spent = ledger.read(tmp_path / "run" / "ledger")
     assert len(spent) == 6
     for client, charges in spent.items():
-        assert charges == merge({Gaussian(8.0): 1}, shared, planned(built.plans.of(client), 2))
+        assert charges == merge(before, planned(built.plans.of(client), 2))
     noise = built.plans.plans[0].noise_multiplier
     plain = job(tmp_path / "plain", **given, standardize_noise=1e3).plans.plans[0].noise_multiplier
     assert noise > plain

@@ -17,8 +17,8 @@ from sim import session
 from sim.config import configuration as config
 from sim.config.flags import parse
 from sim.engines.cluster import Cluster
-from sim.job import job as jobs
 from sim.job import rundir
+from sim.phases.build import build
 from sim.session import train
 
 FLAGS = (
@@ -69,7 +69,7 @@ def test_the_summary_ends_as_the_rounds_do(finished):
 
 def test_the_model_file_is_the_last_model_and_not_the_first(finished):
     now = Checkpoints(finished / "checkpoints", 2).newest()
-    job = jobs.build(config.load(finished / "config.toml", {}))
+    job = build(config.load(finished / "config.toml", {}))
     tensors = load_file(finished / "model.safetensors")
     layout = job.gradients.layout
     assert np.array_equal(layout.flatten({name: torch.from_numpy(tensors[name]) for name in layout.names}), now.params)
@@ -90,7 +90,7 @@ def test_a_resumed_run_says_where_it_stands_and_when_training_is_over(finished, 
     before = (finished / "summary.json").read_bytes()
     request = parse(["--resume", str(finished), "--quiet"], "run", "")
     train(request, Cluster(lambda: None, lambda: left.append(True)))
-    assert told == [RunInfo(6, 6, 6, str(finished), jobs.build(request.config).config.run.chunk_clients)]
+    assert told == [RunInfo(6, 6, 6, str(finished), build(request.config).config.run.chunk_clients)]
     assert left == [True] and (finished / "report.html").exists()
     assert (finished / "summary.json").read_bytes() == before
 
@@ -117,7 +117,7 @@ def test_a_run_that_ends_early_says_so_and_its_model_file_has_the_constants(tmp_
     )
     folder = train(parse(flags.split(), "run", ""))
     summary = json.loads((folder / "summary.json").read_text())
-    job = jobs.build(config.load(folder / "config.toml", {}))
+    job = build(config.load(folder / "config.toml", {}))
     assert summary["rounds"] == len((folder / "rounds.jsonl").read_text().splitlines()) < 40
     assert summary["noise_multiplier"] == [job.plans.of(client).noise_multiplier for client in range(4)]
     assert len(set(summary["noise_multiplier"])) > 1 and summary["retired"] == 4

@@ -25,27 +25,6 @@ IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_cl
 _HEADER = '# The whole configuration of a run. "none" and "" mean: not set.\n\n'
 
 
-class Config(Settings):
-    """A run's whole configuration, one table per package."""
-
-    data: Data
-    privacy: Privacy
-    dpsur: Dpsur
-    dpis: Dpis
-    dphero: DpHero
-    screening: Screening
-    dpagd: Dpagd
-    local: Local
-    strategy: Aggregation
-    fedfed: FedFed
-    rounds: Rounds
-    run: Execution
-
-    def value(self, name: str) -> Any:
-        """The setting ``name``, whatever its table."""
-        return getattr(getattr(self, SETTINGS[name].table), name)
-
-
 def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False, paper: str | None = None) -> Config:
     """The configuration from a TOML file (or none) and explicitly given settings by name.
 

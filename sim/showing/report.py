@@ -86,7 +86,7 @@ def write_report(run_dir: Path) -> Path:
     partition = None if run.counts is None else plots.svg(plots.partition(run.counts))
     parts = [_headline(run)]
     if run.records:
-        pictures = plots.svg(plots.accuracy_and_loss(run.records))
+        pictures = plots.svg(plots.accuracy_and_loss(run.records, run.config.data.evaluate_on))
         part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
         parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
     parts += [_privacy(run)] if run.private else []
