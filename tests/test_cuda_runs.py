@@ -212,8 +212,8 @@ def test_models_are_scored_by_the_same_records_and_a_run_stays_on_its_kind_of_de
 
 def test_chunks_are_as_wide_as_the_device(device):
     """On a CPU the cache sets the width for a large model; on others only the memory that parameters take."""
-    config, jobs = needed("sim.config.configuration", "sim.job.job")
+    config, jobs, chunks = needed("sim.config.configuration", "sim.phases.build", "sim.job.chunks")
     given = config.load(None, {"clients": 40, "device": device.type, "model": "mlp", "sample_rate": 1.0})
     entries = jobs.step_entries(jobs.build(given))
     assert (entries > 0) is (device.type == "cpu")
-    assert jobs.chunk_width(1_000, 2**20, entries) == (2 if device.type == "cpu" else 16)
+    assert chunks.chunk_width(1_000, 2**20, entries) == (2 if device.type == "cpu" else 16)

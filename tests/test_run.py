@@ -115,7 +115,7 @@ def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
 
 def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
     lines = (
-        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.job import single_thread",
+        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.device import single_thread",
         "assert max(pool['num_threads'] for pool in pools()) == 2",
         "single_thread()",
         "assert {pool['num_threads'] for pool in pools()} == {1}",
