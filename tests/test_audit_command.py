@@ -8,11 +8,16 @@ import pytest
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
+from sim.phases import build as jobs
 from sim import run
 from sim.audit import command, own_flags
+from sim.auditing import one_run
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.one_run import SHARES
 from sim.config.flags import main_guard
+from sim.auditing.session import _plant
+from sim.config.configuration import load
+from sim.phases.course import present
 from sim.showing import wording
 from sim.showing.report import write_report
 
@@ -72,14 +77,21 @@ def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsy
     assert found[0] == found[1] != other
 
 
-def test_what_precedes_training_is_part_of_an_audited_run(tmp_path):
-    """Kills nodes that are made before the shared data set is there, and train without it."""
-    models = []
+def test_what_precedes_training_is_part_of_an_audited_run(tmp_path, monkeypatch):
+    """Kills nodes that are made before the shared data set is there, and train without it; and losses of records that
+    are not standardized as those of the training were."""
+    models, looked_at = [], []
+    real = one_run.losses
+    monkeypatch.setattr(one_run, "losses", lambda *given: looked_at.append(given[2]) or real(*given))
     for weight in ("0", "0.5"):
         flags = ("--strategy=fedfed", "--standardize=private", "--clients=2", "--canaries=20", "--black-box")
         audited(tmp_path / weight, *flags, f"--shared-weight={weight}")
         models.append((tmp_path / weight / "a" / "model.safetensors").read_bytes())
     assert models[0] != models[1]
+    folder = tmp_path / "0" / "a"
+    job = jobs.build(load(folder / "config.toml", {}))
+    standardized = present(job, folder).dataset.x
+    assert np.array_equal(looked_at[0].numpy(), standardized) and not np.array_equal(standardized, job.dataset.x)
 
 
 def test_an_audited_run_is_not_resumed(tmp_path, capsys):
@@ -87,11 +99,14 @@ def test_an_audited_run_is_not_resumed(tmp_path, capsys):
     audited(tmp_path, "--clients", "1", "--canaries", "20")
     assert main_guard(run.command, ["--resume", str(tmp_path / "a")]) == 2
     assert "is an audited run" in capsys.readouterr().err
+    assert main_guard(command, ["--resume", str(tmp_path / "a")]) == 2
+    assert "an audit is one training from its beginning" in capsys.readouterr().err
 
 
 def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
-    found = audited(tmp_path, "--clients=1", "--rounds=1", "--canaries=50", "--json")
-    assert json.loads(capsys.readouterr().out) == found
+    """Also where nobody has said that the run is to be quiet."""
+    command(["--clients=1", "--rounds=1", "--canaries=50", "--json", "--out", str(tmp_path), "--name", "a"])
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a" / "audit.json").read_text())
 
 
 @pytest.mark.parametrize("view", ["white-box", "black-box"])
@@ -110,6 +125,10 @@ def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
             bounds = [one_run_epsilon(*one, coins, 1e-3, 1 - 0.2 / len(SHARES)) for one in tried]
             assert lower in (0.0, *bounds) and certified is None
         assert max(lower for _, _, lower, _ in found["clients"]) > 0
+    job = jobs.build(load(tmp_path / "a" / "config.toml", {}))
+    canaries = _plant(job, 90, view == "black-box")
+    own = [len(canaries.places(job.partition.of(client))) for client in range(3)]
+    assert [coins for _, coins, _, _ in found["clients"]] == own and len(set(own)) > 1
 
 
 def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):

@@ -54,7 +54,7 @@ def finished(folder: Path, name: str = "small", plot: str = "epsilon", budget: s
 def figures(monkeypatch) -> list:
     made = []
     monkeypatch.setattr(plots, "svg", lambda figure: made.append(figure) or b"picture")
-    monkeypatch.setattr("sim.benching.lanes.play", lambda run: "it stood still")
+    monkeypatch.setattr("sim.benching.lanes.play", lambda run: f"no data {run.config.data.data_dir}")
     return made
 
 
@@ -118,8 +118,8 @@ def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
     found = [(one["row"], one["column"], one["seeds"], one["state"], one["mean"]) for one in lines(tmp_path)]
     assert found == [("B", "3", "1", "failed 1 of 2 seeds", "75"), ("B", "1", "1", "failed 1 of 2 seeds", "25")]
     said = capsys.readouterr().out
-    assert said.startswith("1/2 small: B, 3, seed 5: failed: it stood still\n2/2 small: B, 1, seed 5: failed: it")
-    assert "- B, 1, seed 5: it stood still\n" in (tmp_path / "out" / "small-certified.md").read_text()
+    assert said.startswith("1/2 small: B, 3, seed 5: failed: no data there\n2/2 small: B, 1, seed 5: failed: no data")
+    assert "- B, 1, seed 5: no data there\n" in (tmp_path / "out" / "small-certified.md").read_text()
 
 
 def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
@@ -131,5 +131,5 @@ def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
     assert command(tmp_path, str(whole), str(lacking), "--seeds=4,7") == 1
     assert {one["state"] for one in lines(tmp_path)} == {"done"}
     assert [one["state"] for one in lines(tmp_path, "other-certified")] == ["done", "done", "failed", "done"]
-    assert main_guard(bench.command, [str(whole), str(whole)]) == 2
+    assert command(tmp_path, str(whole), str(whole)) == 2
     assert "two recipes have the same file name" in capsys.readouterr().err
