@@ -254,6 +254,8 @@ def test_what_was_noted_lays_out_what_is_there(worlds, kind):
     whole = worlds[kind].go()
     last = killed(whole.start, whole.operations, len(whole.operations))
     assert last.tree == tree_of(worlds[kind].root)
+    kept = [path for path in last.tree if path.startswith("runs/run/clients/group-") and "/round-" in path]
+    assert len(kept) >= 4, "what clients keep is on the disk"
     assert last.disk.tree(False, False).items() >= last.tree.items(), "a finished run does not survive a power loss"
 
 
