@@ -193,6 +193,9 @@ TAPPED = {
     "conv2d, same, dilation": _plane(4, 6, 2, dilation=3, padding="same"),
     "conv2d, groups": _plane(4, 6, 3, groups=2, padding=1),
     "conv2d, depthwise": _plane(4, 8, 3, groups=4),
+    "conv2d, groups at one pixel": Case(
+        lambda: nn.Sequential(nn.Conv2d(4, 6, (3, 4), groups=2), nn.Flatten()), (4, 3, 4)
+    ),
     "conv2d, reflect": _plane(4, 6, 3, padding=(2, 1), padding_mode="reflect"),
     "conv2d, circular, same": _plane(4, 6, 4, padding="same", padding_mode="circular"),
     "conv2d, one pixel": Case(lambda: convolution(nn.Conv2d(4, 6, (3, 2))), (4, 3, 2)),

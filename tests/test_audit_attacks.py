@@ -1,5 +1,7 @@
 """Attacks on membership: right half of the time where there is nothing to find, nearly always where all is told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,19 @@ def test_private_trainings_draw_by_their_number_and_cost_what_their_plans_say(tm
     for row, found in zip(at_once.params, said, strict=True):
         scores = (x @ row[:10].view(2, 5).T + row[10:]).double()
         torch.testing.assert_close(found, scores.exp() / scores.exp().sum(dim=1, keepdim=True), rtol=1e-5, atol=1e-6)
+
+
+def test_every_training_has_the_plan_and_the_learning_rates_of_its_own_size(tmp_path, monkeypatch):
+    """Each alone is what they are together, though steps and rates of sampling differ."""
+    one = with_mechanism(job(tmp_path, "--noise-multiplier=3", features=5), "dpsgd", 50.0)
+    privacy = one.config.privacy.model_copy(update={"batch_size": 20, "sample_rate": 1.0})
+    local = one.config.local.model_copy(update={"steps": None, "epochs": 2.0, "lr_schedule": "linear"})
+    one = replace(one, config=one.config.model_copy(update={"privacy": privacy, "local": local}))
+    owned = [np.arange(40), np.arange(100, 220), np.arange(30, 90)]
+    at_once = train(one, owned, KEY)
+    for together in (1, 2):
+        monkeypatch.setattr(trainings, "TOGETHER", together)
+        torch.testing.assert_close(train(one, owned, KEY).params, at_once.params, rtol=1e-4, atol=1e-5)
 
 
 def test_memory_is_found_by_all_attacks(tmp_path):

@@ -61,6 +61,12 @@ def test_help_has_every_flag_with_its_default():
     assert "(default: 100)" in text and "(default: off)" in text and "[privacy]" in text
 
 
+@pytest.mark.parametrize(("central", "words"), [(True, "default: 256; mnist: 1024"), (False, "default: none)")])
+def test_help_has_the_defaults_of_one_client_or_of_many(central, words):
+    said = " ".join(build_parser("prog", "", central).format_help().split())
+    assert words in said.partition("--batch-size INT ")[2].partition("--clipping")[0]
+
+
 def test_help_loads_nothing_heavy():
     heavy = "('torch', 'numpy', 'scipy', 'flwr', 'ray', 'matplotlib', 'sklearn')"
     code = f"import sys, sim.config.flags, sim.run; print([m for m in {heavy} if m in sys.modules])"

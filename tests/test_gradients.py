@@ -238,6 +238,15 @@ def test_a_metric_maps_the_output_index_of_its_layers(case: Case) -> None:
     torch.testing.assert_close(transform(back, layout, transform(there, layout, total)), total)
 
 
+def test_factors_that_look_at_no_norm_are_applied_under_the_metric_too() -> None:
+    p, weights = problem(CASES["mlp"]), torch.tensor([0.5, 0.0, 2.0])
+    layout, weights = p.gradients.layout, weights.to(p.params).expand(p.y.shape)
+    outputs = layout.shapes[0][0]
+    metric = {layout.names[0].rpartition(".")[0]: 2.0 * torch.eye(outputs).to(p.params).expand(len(p.params), -1, -1)}
+    expected = p.gradients.scaled_sum(p.params, p.x, p.y, lambda norms: weights, metric)[0]
+    torch.testing.assert_close(p.gradients.scaled_sum(p.params, p.x, p.y, Unscaled(weights), metric)[0], expected)
+
+
 def test_wrong_metrics_are_refused() -> None:
     p = problem(CASES["mlp"])
     with pytest.raises(ValueError, match="layer 'fc'"):
