@@ -8,15 +8,15 @@ import pytest
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
-from sim.phases import build as jobs
 from sim import run
 from sim.audit import command, own_flags
 from sim.auditing import one_run
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.one_run import SHARES
-from sim.config.flags import main_guard
 from sim.auditing.session import _plant
 from sim.config.configuration import load
+from sim.config.flags import main_guard
+from sim.phases import build as jobs
 from sim.phases.course import present
 from sim.showing import wording
 from sim.showing.report import write_report
