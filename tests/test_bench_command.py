@@ -25,7 +25,7 @@ name = "3"
 name = "1"
 [[rows]]
 name = "A"
-paper = {{ 3 = 60.5 }}
+paper_cells = {{ 3 = ["screening-2022/table-3/MNIST/DPSGD/94"] }}
 [[rows]]
 name = "B"
 settings = {{ mechanism = "dpsur" }}

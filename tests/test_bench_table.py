@@ -8,9 +8,16 @@ import pytest
 
 from server.records import RoundRecord
 from sim.benching import table
+from sim.benching.papers import Claim
 from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result, Run
 from tests import unequal
+
+
+def says(value: float) -> tuple[Claim, ...]:
+    """What a paper says."""
+    return (Claim("paper", "paper/table-1/A", value),)
+
 
 COLUMNS = (Column(name="3"), Column(name="1"))
 RECIPE = Recipe(title="Title", axis="noise", columns=COLUMNS, rows=(Row(name="A"), Row(name="B|C")))
@@ -46,10 +53,10 @@ FIRST = (
 """Of the means, least and largest no two agree; the largest epsilon is the first run's second client's."""
 SECOND = (result(0.875, (6.5, None), (7.5, 7.0), None, 6, 0.125, 0.875),)
 LINES = [
-    table.Line(Cell("A", "3", {}, 60.5), 3, FIRST, ()),
-    table.Line(Cell("A", "1", {}, None), 3, SECOND, ("A, 1, seed 4: it diverged",)),
-    table.Line(Cell("B|C", "3", {}, 71.25), 2, (), ()),
-    table.Line(Cell("B|C", "1", {}, 70.0), 1, (), ("B|C, 1, seed 0: it died",)),
+    table.Line(Cell("A", "3", {}, says(60.5)), 3, FIRST, ()),
+    table.Line(Cell("A", "1", {}, ()), 3, SECOND, ("A, 1, seed 4: it diverged",)),
+    table.Line(Cell("B|C", "3", {}, says(71.25)), 2, (), ()),
+    table.Line(Cell("B|C", "1", {}, says(70.0)), 1, (), ("B|C, 1, seed 0: it died",)),
 ]
 """Whole, a seed that failed, nothing yet, and failed altogether."""
 
@@ -104,17 +111,17 @@ def test_the_csv_table():
 
 def test_an_epsilon_is_rounded_up_in_both_tables():
     """What is shown is a guarantee too, as everywhere."""
-    line = table.Line(Cell("A", "3", {}, None), 1, (result(0.5, (2.7500004,), (4.7500004,), 1.0, 5),), ())
+    line = table.Line(Cell("A", "3", {}, ()), 1, (result(0.5, (2.7500004,), (4.7500004,), 1.0, 5),), ())
     (found,) = csv.DictReader(io.StringIO(table.as_csv(RECIPE, "certified", [line])))
     assert (found["certified_epsilon"], found["published_epsilon"]) == ("2.75001", "4.75001")
     assert "| 2.751 | 4.751 |" in table.markdown(RECIPE, "certified", [line])
 
 
 def test_a_model_that_was_never_measured_has_no_accuracy_and_hides_no_other():
-    half = table.Line(Cell("A", "3", {}, 60.0), 2, (*FIRST[:1], result(None, (9.0,), (8.0,), 20.0, 5)), ())
-    assert (half.accuracies, half.mean, half.difference) == ([62.5], 62.5, 2.5)
+    half = table.Line(Cell("A", "3", {}, says(60.0)), 2, (*FIRST[:1], result(None, (9.0,), (8.0,), 20.0, 5)), ())
+    assert (half.measured, half.mean, half.difference) == ([62.5], 62.5, 2.5)
     assert half.epsilon("certified") == 9.0 and half.epsilon("published") == 8.0 and half.complete
-    never = table.Line(Cell("A", "3", {}, 60.0), 1, (result(None, (9.0,), (8.0,), 20.0, 5),), ())
+    never = table.Line(Cell("A", "3", {}, says(60.0)), 1, (result(None, (9.0,), (8.0,), 20.0, 5),), ())
     assert never.mean is None and never.difference is None
 
 
@@ -134,10 +141,10 @@ def test_lines_are_the_cells_with_their_runs_and_faults(tmp_path):
 
 
 WHOLE = [
-    table.Line(Cell("A", "3", {}, None), 3, FIRST, ()),
-    table.Line(Cell("A", "1", {}, None), 1, (result(0.375, (1.25,), (9.0,), None, 6, 0.125, 0.375),), ()),
-    table.Line(Cell("B|C", "3", {}, None), 1, SECOND, ()),
-    table.Line(Cell("B|C", "1", {}, None), 1, (), ()),
+    table.Line(Cell("A", "3", {}, ()), 3, FIRST, ()),
+    table.Line(Cell("A", "1", {}, ()), 1, (result(0.375, (1.25,), (9.0,), None, 6, 0.125, 0.375),), ()),
+    table.Line(Cell("B|C", "3", {}, ()), 1, SECOND, ()),
+    table.Line(Cell("B|C", "1", {}, ()), 1, (), ()),
 ]
 BY_ROUND = {
     "A, noise 3": [(2, 0.5), (4, 0.25), (6, 0.5625)],

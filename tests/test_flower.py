@@ -452,7 +452,9 @@ def test_what_clients_really_paid_survives_the_journey():
 
 def test_the_run_configuration_has_the_flags_of_the_command():
     known = {setting.flag[2:] for setting in SETTINGS.values() if setting.name not in DECIDED_BY_FLOWER}
-    assert set(CONFIG) == known | {"config", "resume"}, "bring [tool.flwr.app.config] of pyproject.toml up to date"
+    assert set(CONFIG) == known | {"config", "resume", "preset"}, (
+        "bring [tool.flwr.app.config] of pyproject.toml up to date"
+    )
     assert set(CONFIG.values()) == {""}
     assert parse(app.flags(CONFIG), "", "") == parse([], "", "")
 

@@ -74,6 +74,8 @@ LAYERS = {
     "mlp": "Flatten Linear * Linear",
     "cnn": "Conv2d * MaxPool2d Conv2d * MaxPool2d Flatten Linear * Linear",
     "cnn-cifar": "Conv2d * Conv2d * MaxPool2d " * 3 + "Flatten Linear * Linear",
+    "lenet": "Conv2d * AvgPool2d Conv2d * AvgPool2d Flatten Linear * Linear * Linear",
+    "cnn-5x5": "Conv2d * MaxPool2d Conv2d * MaxPool2d Flatten Linear * Linear * Linear",
     "cnn-scattering": "Conv2d * Conv2d * Flatten Linear * Linear",
     "cnn-scattering-cifar": "Conv2d * MaxPool2d Conv2d * Flatten Linear",
 }

@@ -32,7 +32,7 @@ settings = {{ lr = 3.0, clip_norm = 3.0, rounds = 3, max_records = "none" }}
 certified = {{ lr = 4.0, rounds = 4 }}
 published = {{ lr = 5.0, rounds = 5 }}
 cells = {{ a = {{ lr = 6.0 }} }}
-paper = {{ b = 91.5 }}
+paper_cells = {{ b = ["screening-2022/table-3/MNIST/DPSGD/94"] }}
 [[rows]]
 name = "second"
 [[rows]]
