@@ -67,10 +67,10 @@ def test_the_markdown_table():
     expected = ["", "noise", "validation accuracy, %", "paper", "difference", "certified epsilon"]
     assert head == [*expected, "published epsilon", "rounds", "seconds"]
     assert found == [
-        ["A", "3", "62.50 (50.00 to 75.00)", "60.5", "+2.00", "2.75", "4.75", "9 to 12", "65"],
+        ["A", "3", "62.50 (50.00 to 75.00)", "paper 60.5", "+2.00", "2.75", "4.75", "9 to 12", "65"],
         ["A", "1", "87.50 **failed 2 of 3 seeds**", "", "", "infinite", "7.5", "6", ""],
-        ["B/C", "3", "**missing**", "71.25", "", "", "", "", ""],
-        ["B/C", "1", "**failed**", "70", "", "", "", "", ""],
+        ["B/C", "3", "**missing**", "paper 71.25", "", "", "", "", ""],
+        ["B/C", "1", "**failed**", "paper 70", "", "", "", "", ""],
     ]
     assert text.startswith(f"# Title\n\n{table.NOTES['certified']}\n\n|")
     assert text.endswith("\n\nWhat failed:\n\n- A, 1, seed 4: it diverged\n- B|C, 1, seed 0: it died\n")
@@ -98,6 +98,7 @@ def test_the_csv_table():
         "published_epsilon": "4.75",
         "rounds": "10.3333",
         "seconds": "65",
+        "source": "paper/table-1/A",
     }
     second = {"state": "failed 2 of 3 seeds", "seeds": "1", "mean": "87.5", "least": "87.5", "largest": "87.5"}
     second |= {"deviation": "", "paper": "", "difference": "", "certified_epsilon": "inf", "published_epsilon": "7.5"}
@@ -105,7 +106,7 @@ def test_the_csv_table():
     assert {name: found[1][name] for name in second} == second
     for line, state, paper in ((found[2], "missing", "71.25"), (found[3], "failed", "70")):
         given = {name for name, value in line.items() if value}
-        assert given == {"recipe", "row", "column", "budget", "state", "seeds", "paper"}
+        assert given == {"recipe", "row", "column", "budget", "state", "seeds", "paper", "source"}
         assert (line["row"], line["state"], line["seeds"], line["paper"]) == ("B|C", state, "0", paper)
 
 
