@@ -179,7 +179,7 @@ def test_what_is_shared_leads_the_training(tmp_path):
 def test_the_report_shows_what_is_shared_and_its_price(tmp_path, source):
     world = World(tmp_path, SOURCES[source] | {"quiet": True}).run()
     page = write_report(world.run_dir).read_text()
-    price = epsilon(world.job.sharing.charges, 1e-5).epsilon
+    price = epsilon(cost_before_training(world.job), 1e-5).epsilon
     assert "What clients share" in page and f"came before training: {wording.epsilon(price)}" in page
 
 
@@ -190,7 +190,7 @@ def test_where_nothing_is_shared_the_report_says_nothing_of_it(tmp_path):
 
 def test_public_records_are_shared_at_no_cost(tmp_path):
     world = World(tmp_path, {"shared_source": "public", "public_records": 20, "quiet": True}).run()
-    assert world.job.sharing is None and not (world.run_dir / SHARED_FILE).exists()
+    assert set(world.job.plans_of) == {"train"} and not (world.run_dir / SHARED_FILE).exists()
     spent = world.spent()
     assert len(spent) == 6
     for client, charges in spent.items():

@@ -168,7 +168,7 @@ def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsy
     page = (folder / "report.html").read_text()
     assert (re.search(r"2 of 2 rounds, finished", page) is not None) is release
     if release:
-        line = table.Line(Cell("row", "column", {}, None), 1, (Result(found.summary, found.records),), ())
+        line = table.Line(Cell("row", "column", {}, ()), 1, (Result(found.summary, found.records),), ())
         assert table.markdown(RECIPE, "certified", [line]).endswith("| 2 |  |\n")
         assert table.as_csv(RECIPE, "certified", [line]).endswith(",2,\n")
 

@@ -18,7 +18,7 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from sim.config import configuration as config
 from sim.config.flags import main_guard
-from sim.phases.training import local_steps
+from sim.phases import training
 from sim.run import command
 from tests.processes import NEEDS_PROC, descendants, finish, wait_for
 
@@ -351,4 +351,4 @@ def test_the_process_itself_ends_with_code_2(tmp_path):
 )
 def test_local_steps_and_participations_are_rounded_up_and_no_further(flags, steps, participations):
     given = config.load(None, flags)
-    assert (local_steps(given, 9), participations(given)) == (steps, participations)
+    assert (training.local_steps(given, 9), training.participations(given)) == (steps, participations)

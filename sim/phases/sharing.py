@@ -126,18 +126,14 @@ def _distilled(job: Job, params: np.ndarray) -> Features:
 
 
 def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
-    """D^s: the public records, or what the run directory holds; None where nothing is shared.
-
-    Raises:
-        ValueError: the run directory does not hold it.
-    """
+    """D^s: the public records, or what the run directory holds; None where nothing is shared (yet)."""
     if job.config.strategy.strategy != "fedfed" or job.config.fedfed.shared_source == generator.NONE:
         return None
     if job.config.fedfed.shared_source == generator.PUBLIC:
         return job.public
     path = run_dir / SHARED_FILE
-    if not path.exists():
-        raise ValueError(f"{path} is missing, which training needs: restore it, or start a new run")
+    if not path.exists():  # before the phase is over
+        return None
     tensors = load(path.read_bytes())
     return tensors["x"], tensors["y"]
 
