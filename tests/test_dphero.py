@@ -13,7 +13,9 @@ from mechanisms.dphero import HeroPlan, _look, _maps, guidance
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.metric import transform
 from mechanisms.optimizers import Optimizer
+from mechanisms.plan import Terms
 from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.settings import DpHero, Privacy
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, twins
 
@@ -161,6 +163,34 @@ def test_guidance_is_refreshed_when_due():
     seen = [state.memory["0|v"] for state in states]
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2]) and torch.equal(seen[2], seen[3])
     torch.testing.assert_close(seen[2], _look(world, states[2].params)["0|v"])
+
+
+def test_guidance_is_refreshed_for_those_whose_turn_it_is():
+    """Plans of one cohort may differ: of two clients one looks at its model after each step, the other one never."""
+    plans = [dataclasses.replace(WHITENED, steps=2, refresh=1), dataclasses.replace(WHITENED, steps=2, refresh=3)]
+    world = cohort(plans)
+    first = HERO.start(world, start(model()))
+    after = HERO.step(world, first).memory["0|v"] - first.memory["0|v"]
+    assert after[0].abs().max() > 0 and not after[1].any()
+
+
+def test_a_plan_has_the_settings_of_its_table():
+    own = DpHero(hero_clipping="isotropic", hero_floor=0.3, hero_refresh=4)
+    plan = HeroPlan.of(Terms(Privacy(mechanism="dphero"), own, 2, 3, 10), 1.5)
+    assert (plan.isotropic, plan.floor, plan.refresh) == (True, 0.3, 4)
+    assert not HeroPlan.of(Terms(Privacy(mechanism="dphero"), DpHero(), 2, 3, 10), 1.5).isotropic
+    with pytest.raises(ValueError, match="give its table"):
+        HeroPlan.of(Terms(Privacy(mechanism="dphero"), None, 2, 3, 10), 1.5)
+
+
+def test_the_report_has_the_least_and_the_largest_scale_of_all_layers():
+    world = cohort([WHITENED] * 2)
+    state = HERO.start(world, start(model()))
+    scales = torch.cat([state.memory["0|v"], state.memory["2|v"]], dim=1)
+    found = HERO.report(world, state)
+    assert found["hero_least_scale"].tolist() == scales.amin(dim=1).tolist()
+    assert found["hero_largest_scale"].tolist() == scales.amax(dim=1).tolist()
+    assert (found["hero_least_scale"] < 1).all() and (found["hero_largest_scale"] > 1).all()
 
 
 def test_memory_is_restored_with_the_rest():

@@ -409,6 +409,22 @@ def test_a_node_that_fails_is_named(tmp_path):
         list(exchange([request]))
 
 
+def test_each_group_is_asked_at_its_own_node():
+    asked = {}
+
+    class Watching(LocalGrid):
+        def _push(self, message: Message) -> str:
+            asked[decode_request(message.content).group] = message.metadata.dst_node_id
+            return super()._push(message)
+
+    requests = [
+        TrainRequest(1, n, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32)) for n in (2, 0, 1)
+    ]
+    with pytest.raises(RuntimeError, match="3 of 3 groups"):
+        list(exchange_over(Watching({4: None, 8: None, 6: None}), [8, 4, 6], {"settings": "", "run_dir": ""})(requests))
+    assert asked == {0: 8, 1: 4, 2: 6}
+
+
 def test_a_node_that_is_silent_is_missed():
     request = TrainRequest(1, 0, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
     with pytest.raises(RuntimeError, match="1 of 1 groups sent no reply"):

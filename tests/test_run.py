@@ -118,7 +118,7 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
         "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.device import single_thread",
         "assert max(pool['num_threads'] for pool in pools()) == 2",
         "single_thread()",
-        "assert {pool['num_threads'] for pool in pools()} == {1}",
+        "assert {pool['num_threads'] for pool in pools()} == {1} == {__import__('torch').get_num_threads()}",
     )
     threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, env=os.environ | threads, check=True)
