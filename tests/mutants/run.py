@@ -5,8 +5,8 @@ copy of the tree, and the tests that answer for the line are run: one of them mu
 the tree as it is.
 
 Without options all mutants run and ``results.json`` is written. ``--only TEXT`` takes those whose name or file holds
-the text. ``--minutes M`` takes those that changed since the results were written, then others in an order that
-changes with the code, until the time is over; it takes for granted that the test suite has passed.
+the text. ``--minutes M`` takes those of the results: what changed since, then others in an order that changes
+with the code, until the time is over; it takes for granted that the test suite has passed.
 """
 
 import argparse
@@ -125,16 +125,16 @@ def kills(chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")) -
 
 
 def in_turn(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """Those that changed since the results were written, then the others; the order depends on the whole code."""
+    """Those that the results know: the ones that changed since first; the order of the others depends on all code."""
     known = json.loads(RESULTS.read_text())["mutants"] if RESULTS.is_file() else {}
     turn = hashlib.sha256("".join(mutant.digest() for mutant in mutants).encode())
 
     def place(mutant: Mutant) -> tuple[bool, str]:
         drawn = turn.copy()
         drawn.update(mutant.name.encode())
-        return known.get(mutant.name) == mutant.digest(), drawn.hexdigest()
+        return known[mutant.name] == mutant.digest(), drawn.hexdigest()
 
-    return sorted(mutants, key=place)
+    return sorted((mutant for mutant in mutants if mutant.name in known), key=place)
 
 
 def write_results(killed: Sequence[Mutant], tried: Sequence[Mutant]) -> None:
