@@ -1,7 +1,6 @@
 """``python -m sim.account``: figures, ledgers, and one clear line for everything else."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from mechanisms.registry import plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening
 from server import orders
 from server.store import Store
-from sim.account import main
+from sim.account import command
 from sim.config import caveats
 from sim.config.flags import main_guard
 from sim.run import command as train
@@ -29,7 +28,7 @@ DPSGD = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000"]
 
 
 def run(capsys, *arguments):
-    assert main([*map(str, arguments), "--json"]) == 0
+    assert main_guard(command, [*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -85,15 +84,6 @@ def test_effective_noise_of_dphero(capsys, row):
     assert whitened["rdp_certified"] == isotropic["rdp_published"] == whitened["rdp_published"]
 
 
-def test_screening(capsys):
-    screening = ["screening", "--sample-rate=0.1", "--noise-multiplier=2", "--steps=5", "--trials=9", "--orders=2"]
-    public = run(capsys, *screening, "--accounting=public-test")
-    assert public["rdp_certified"][0] * 5 == pytest.approx(public["rdp_published"][0] * 9, rel=1e-12)
-    clipped = run(capsys, *screening, "--accounting=clipped", "--lowest-acceptance=0.5", "--test-rate=0.1")
-    assert clipped["rdp_certified"][0] > public["rdp_published"][0] == clipped["rdp_published"][0]
-    assert run(capsys, *screening)["epsilon_certified"] is None
-
-
 DPSUR_FLAGS = "dpsur --sample-rate=0.2 --noise-multiplier=4 --validation-rate=0.1 --validation-noise=9 --steps=12"
 
 
@@ -103,21 +93,14 @@ DPSUR_FLAGS = "dpsur --sample-rate=0.2 --noise-multiplier=4 --validation-rate=0.
         DPSUR_FLAGS,
         f"{DPSUR_FLAGS} --accounting=every-trial",
         f"{DPSUR_FLAGS.replace('--noise-multiplier=4', '--epsilon=3')}",
-        "screening --sample-rate=0.1 --noise-multiplier=2 --steps=5 --accounting=public-test",
+        "screening --sample-rate=0.1 --noise-multiplier=2 --steps=5 --screening-data=public --public-records=9",
     ],
 )
 def test_where_every_trial_is_charged_accepted_steps_do_not_say_how_many(capsys, line):
     """At most half of the trials are accepted, so that a figure for as many trials as steps is below a run's."""
-    assert main(line.split()) == 2
+    assert main_guard(command, line.split()) == 2
     error = capsys.readouterr().err
     assert "--trials is missing" in error and "--steps counts accepted ones" in error and error.count("\n") == 1
-
-
-def test_hidden_rejections_need_a_least_acceptance(capsys):
-    flags = ["screening", "--sample-rate=0.1", "--noise-multiplier=2", "--accounting=clipped"]
-    assert main(flags) == 2
-    error = capsys.readouterr().err
-    assert "--lowest-acceptance is 0" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("mechanism", ["dpsur", "screening"])
@@ -128,9 +111,8 @@ def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
         flags.append("--accounting=selective")
     else:
         own = Screening(screening_data="own", screening_clip=0.5, screening_rate=0.1, screening_stages=1)
-        lowest = math.exp(-own.screening_gain * own.screening_clip)
-        flags = ["screening", "--sample-rate=0.2", "--noise-multiplier=4", "--steps=12", "--accounting=clipped"]
-        flags += ["--test-rate=0.1", f"--lowest-acceptance={lowest!r}"]
+        flags = ["screening", "--sample-rate=0.2", "--noise-multiplier=4", "--steps=12", "--screening-clip=0.5"]
+        flags += ["--screening-rate=0.1", "--screening-stages=1"]
     privacy = Privacy(mechanism=mechanism, noise_multiplier=4.0, epsilon=None, sample_rate=0.2, delta=1e-5)
     charges = planned(plan_table(privacy, own, 3, 4, np.array([50])).of(0), 4)
     assert accountant.cap_delta(charges) > 1e-7
@@ -139,11 +121,8 @@ def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
         expected = accountant.epsilon(charges, 1e-5, column).epsilon
         assert found[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
     assert found["limits"] == [caveats.HIDDEN]
-    less = run(capsys, *flags, "--cap-share=0.9")["epsilon_certified"]
-    assert less > found["epsilon_certified"]
-    for bad in ("0", "1", "nan"):
-        assert main([*flags, f"--cap-share={bad}"]) == 2
-        assert "--cap-share" in capsys.readouterr().err
+    share = "--cap-share" if mechanism == "dpsur" else "--screening-cap-share"
+    assert run(capsys, *flags, f"{share}=0.9")["epsilon_certified"] > found["epsilon_certified"]
 
 
 def test_a_budget_for_dpsur_gives_the_noise_of_its_proposals(capsys):
@@ -172,7 +151,7 @@ def test_an_infinite_figure_is_null(capsys):
 
 
 def test_the_table_shows_the_figures(capsys):
-    assert main([*DPSGD, "--noise-multiplier", "1.1"]) == 0
+    assert main_guard(command, [*DPSGD, "--noise-multiplier", "1.1"]) == 0
     out = capsys.readouterr().out
     assert "1.71196" in out
     assert "1.7253" in out
@@ -219,7 +198,7 @@ def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_i
     shown = [row["epsilon_certified"] for row in found["clients"]]
     assert shown[2] == accountant.epsilon(charges, 1e-4, orders=(20.0,)).epsilon > 1.05 * least[2]
     assert [row["order"] for row in found["clients"]] == [3.0, None, 20.0, None]
-    assert main(["--ledger", str(folder)]) == 0
+    assert main_guard(command, ["--ledger", str(folder)]) == 0
     assert wording.AT_ONE_ORDER in capsys.readouterr().out
     (folder / "summary.json").touch()
     done = run(capsys, "--ledger", folder, "--delta", 1e-4)
@@ -282,14 +261,14 @@ def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(cap
 def test_orders_that_cannot_be_used_are_one_clear_line_and_status_2(capsys, tmp_path, text, words):
     folder = make_run(tmp_path, BUDGET)
     (folder / orders.FILE).write_text(text)
-    assert main(["--ledger", str(folder)]) == 2
+    assert main_guard(command, ["--ledger", str(folder)]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1
 
 
 def test_clients_with_equal_figures_share_a_line_of_the_table(capsys, tmp_path):
     make_run(tmp_path, "[privacy]\ndelta = 1e-6\n[data]\nclients = 100\n")
-    assert main(["--ledger", str(tmp_path)]) == 0
+    assert main_guard(command, ["--ledger", str(tmp_path)]) == 0
     assert "1,3-99" in capsys.readouterr().out
 
 
@@ -306,48 +285,47 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("dpsgd --sampl-rate 0.1 --noise-multiplier 1", "--sampl-rate did you mean '--sample-rate'"),
-        ("dpsgd --sample 0.1 --noise-multiplier 1", "--sample unknown"),
-        ("dpsgd --sample-rate=0.1 --noise=1", "--noise --noise-multiplier"),
-        ("--ledgr runs", "--ledgr '--ledger'"),
-        ("dpsdg --sample-rate 0.1", "dpsdg dpsgd"),
+        ("dpsgd --sampl-rate 0.1 --noise-multiplier 1", "--sampl-rate did you mean --sample-rate"),
+        ("--ledgr runs", "--ledgr --ledger"),
+        ("dpsdg --sample-rate 0.1", "dpsdg did you mean dpsgd"),
+        ("none --sample-rate 0.1", "none known: dpsgd"),
         ("dpsgd --noise-multiplier 1", "--sample-rate is missing"),
+        ("dpsgd --batch-size 5 --noise-multiplier 1", "--records is missing"),
+        ("dpis --sample-rate 0.5 --noise-multiplier 1", "--records is missing"),
         ("dpsgd --sample-rate 0.1", "--noise-multiplier --epsilon"),
         ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --epsilon 1", "--noise-multiplier --epsilon not both"),
-        ("dpsgd --sample-rate 1.5 --noise-multiplier 1", "sample_rate = 1.5 (0, 1]"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 0", "noise_multiplier = 0.0 above 0"),
-        ("dpsgd --sample-rate many --noise-multiplier 1", "--sample-rate 'many'"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --steps 0", "--steps = 0 at least 1"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --delta 2", "delta = 2.0 (0, 1)"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 1,2", "--orders = '1,2' above 1"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 2;3", "--orders = '2;3' commas"),
+        ("dpsgd --sample-rate 1.5 --noise-multiplier 1", "sample_rate 1.5 (0, 1]"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 0", "noise_multiplier is 0 above 0"),
+        ("dpsgd --sample-rate many --noise-multiplier 1", "sample_rate 'many'"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --steps 0", "steps 0 at least 1"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --delta 2", "delta 2.0 (0, 1)"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 1,2", "--orders 1,2 above 1"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 2;3", "--orders 2;3 commas"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders inf", "--orders inf finite"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --trials 3", "--trials leave it out"),
+        ("dpsur --sample-rate 0.1 --epsilon 1 --steps 4 --trials 3", "--trials = 3 --steps = 4"),
+        ("dpsur --sample-rate 0.1 --epsilon 1 --rounds 2 --trials 3", "rounds is 2 --steps"),
+        ("dpsur --sample-rate 0.1 --epsilon 1 --trials few", "--trials few an integer"),
         ("dpsgd --sample-rate 0.1 --epsilon 1e-4", "budget too small raise epsilon"),
-        ("--delta 0.1 dpsgd --sample-rate 0.1 --noise-multiplier 1", "--delta = 0.1 after dpsgd"),
+        ("--delta 0.1 dpsgd --sample-rate 0.1 --noise-multiplier 1", "'dpsgd'"),
         ("--ledger no/such/run", "no/such/run existing run directory"),
+        ("--ledger runs --steps 3", "--ledger drop steps"),
+        ("dpsgd --ledger runs --sample-rate 0.1 --epsilon 1", "--ledger dpsgd drop one"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 3,x", "--eigenvalues 3,x"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 0", "eigenvalues = [0.0]"),
-        ("dpsur --sample-rate .1 --noise-multiplier 1 --accounting all", "--accounting all visible"),
-        ("fedfed --public-labels", "--noise-std --noise-multiplier --epsilon"),
-        ("fedfed --public-labels --noise-std 1 --noise-multiplier 1", "--noise-std --noise-multiplier not both"),
-        ("fedfed --public-labels --noise-std 1", "--pixels is missing"),
-        ("fedfed --public-labels --noise-std 1 --pixels 0", "--pixels = 0 at least 1"),
-        ("fedfed --public-labels --noise-std 1 --pixels 9 --pixel-range 0", "--pixel-range = 0.0 above 0"),
-        ("fedfed --public-labels --noise-std -1 --pixels 9", "noise_multiplier = -0.3333 above 0"),
-        ("fedfed --noise-multiplier 1", "--label-epsilon --public-labels"),
-        ("fedfed --noise-multiplier 1 --label-epsilon 1 --public-labels", "--label-epsilon --public-labels"),
-        ("fedfed --noise-multiplier 1 --label-epsilon 1 --classes 1", "--classes = 1 at least 2"),
-        ("fedfed --noise-multiplier 1 --label-epsilon 0", "randomized_response: epsilon = 0.0 above 0"),
-        ("fedfed --noise-multiplier 1 --public-labels --views 0", "--views = 0 at least 1"),
-        ("fedfed --noise-multiplier 1 --public-labels --steps 2", "--steps unknown"),
-        ("fedfed --epsilon 1 --label-epsilon 2", "budget too small raise epsilon"),
-        ("", "--ledger dpsgd"),
+        ("dpsur --sample-rate .1 --noise-multiplier 1 --accounting all", "accounting all visible"),
+        ("fedfed --public-labels", "--share-noise --epsilon"),
+        ("fedfed --public-labels --share-noise 1 --epsilon 1", "--share-noise --epsilon not both"),
+        ("fedfed --share-noise 1 --share-views 0", "share_views 0 at least 1"),
+        ("fedfed --epsilon 1 --label-epsilon 2", "share_budget 0.3 pays for no release"),
+        ("--trials 3", "--trials name a mechanism"),
+        ("--clients 3 --records 4,5", "--records 2 numbers 3 clients"),
+        ("--clients 2 --records 4,0", "--records 4,0 positive"),
+        ("--records 50 --epsilon 1e-3 --noise-multiplier 1", "epsilon too small"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):
-    try:
-        status = main(arguments.split())
-    except SystemExit as stop:
-        status = stop.code
+    status = main_guard(command, arguments.split())
     out, err = capsys.readouterr()
     assert (status, out, err.count("\n")) == (2, "", 1)
     for word in words.split():
@@ -366,7 +344,7 @@ def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):
     ],
 )
 def test_a_run_that_cannot_be_used_is_one_clear_line_and_status_2(capsys, tmp_path, config, words):
-    assert main(["--ledger", str(make_run(tmp_path, config))]) == 2
+    assert main_guard(command, ["--ledger", str(make_run(tmp_path, config))]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     for word in words.split():
@@ -385,5 +363,5 @@ def test_help_loads_nothing_heavy():
     command = [sys.executable, "-X", "importtime", "-m", "sim.account", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "dpsgd" in done.stdout and "sim.pricing.row" in loaded
-    assert not loaded & {"numpy", "scipy", "torch", "ray", "flwr", "rich"}
+    assert "dpsgd" in done.stdout and "sim.config.questions" in loaded
+    assert not loaded & {"scipy", "torch", "ray", "flwr", "rich"}

@@ -7,84 +7,104 @@ from typing import Any
 import pytest
 
 from mechanisms import trials
-from mechanisms.accounting import accountant, bundles, events
+from mechanisms.accounting import accountant, events
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.ledger import Ledger
 from server import orders
-from sim.account import main
+from sim.account import command
 from sim.config import caveats
-from sim.pricing.mechanisms import MECHANISMS
+from sim.config.flags import main_guard
+from sim.config.questions import FIRST_WORDS
 from sim.showing import wording
 
 DELTA, ORDERS = 2e-6, [3.0, 5.0, 12.5]
 SGM = {"sample_rate": 0.013, "noise_multiplier": 0.85, "steps": 700}
-TEST = {"validation_rate": 0.007, "validation_noise": 2.1, "beta": -0.9}
-SCREENED = {"test_rate": 0.3, "lowest_acceptance": 0.4}
-DPIS = {"batch_size": 50.0, "clip_norm": 0.7, "norm_sum": 1400.0, "records": 4000.0}
 STEP = (0.013, 0.85, 0.007, 2.1, -0.9)
+DPSUR = {"accounting": "visible", "validation_rate": 0.007, "validation_noise": 2.1, "loss_clip": 0.004, "beta": -0.9}
+DPSUR |= {"cap_share": 0.2}
+DPIS = {"dpis_sampling": "importance", "dpis_slack": 3.0, "dpis_floor": 0.04, "dpis_norm_rate": 0.6}
+DPIS |= {"dpis_norm_share": 0.03, "dpis_clip": None, "dpis_first_phase": 0.3}
+SCREENING = {"screening_data": "own", "screening_gain": 2.0, "screening_q0": None, "screening_stages": 1}
+SCREENING |= {"screening_rate": 0.3, "screening_clip": 0.2, "screening_cap_share": 0.2, "forced_after": 4}
+SCREENING |= {"allow_unproved": False}
+SHARED = {"share_budget": 0.4, "share_rate": 0.3, "share_views": 3, "label_epsilon": 0.9, "public_labels": False}
 SCALE = math.sqrt(3 / 14)
 """The smallest of DP-Hero's scales for eigenvalues 3, 2 and 1."""
 LOWEST = Acceptance.of_noisy_loss(0.007, 2.1, -0.9).lowest
+ACCEPTED = math.exp(-2.0 * 0.2)
 
 
 def cap(lowest: float, steps: int, part: float) -> dict:
     return {events.TrialCap(lowest, trials.most_rejections(lowest, steps, part * DELTA)): steps}
 
 
+def claims(accepted: int) -> dict:
+    """What DPSUR's paper charges."""
+    return {events.PaperClaim(0.013, 0.85): accepted, events.PaperClaim(0.007, 2.1): accepted}
+
+
 Row = tuple[dict[str, Any], dict, dict[str, Any], list[str]]
 CASES: dict[str, Row] = {
     "dpsgd": (SGM, {events.SampledGaussian(0.013, 0.85): 700}, {}, []),
     "dpsur": (
-        SGM | TEST | {"accounting": "visible", "trials": 900, "cap_share": 0.2},
-        bundles.dpsur(events.DpsurStep(*STEP, "visible"), 700, 900),
+        SGM | DPSUR | {"trials": 900},
+        {events.DpsurStep(*STEP, "visible"): 900, **claims(700)},
         {},
         [],
     ),
     "dpsur every-trial": (
-        SGM | TEST | {"accounting": "every-trial", "trials": 900, "cap_share": 0.2},
-        bundles.dpsur(events.DpsurStep(*STEP, "every-trial"), 700, 900),
+        SGM | DPSUR | {"accounting": "every-trial", "trials": 900},
+        {events.DpsurStep(*STEP, "every-trial"): 900, **claims(700)},
         {},
         [],
     ),
     "dpsur selective": (
-        SGM | TEST | {"accounting": "selective", "trials": None, "cap_share": 0.2},
-        {**bundles.dpsur(events.DpsurStep(*STEP, "selective"), 700, 700), **cap(LOWEST, 700, 0.2)},
+        SGM | DPSUR | {"accounting": "selective"},
+        {events.DpsurStep(*STEP, "selective"): 700, **cap(LOWEST, 700, 0.2), **claims(700)},
         {},
         [caveats.HIDDEN],
     ),
-    "dpis": (
-        DPIS | {"noise_multiplier": 0.7, "steps": 700},
-        {events.ImportanceSampledGaussian(50.0, 0.7, 1400.0, 4000.0, 0.7): 700},
+    "dpis norm sum": (
+        SGM | DPIS | {"sample_rate": 0.0125, "records": 4000, "clip_norm": 0.7, "norm_sum": 1400.0},
+        {events.ImportanceSampledGaussian(50.0, 0.7, 1400.0, 4000.0, 0.85): 700},
         {},
         [],
     ),
     "dphero": (
-        {"eigenvalues": [3.0, 2.0, 1.0], "hero_clipping": "isotropic"} | SGM | {"noise_multiplier": 2.0},
-        {events.HeterogeneousGaussian(0.013, 2.0, SCALE): 700},
-        {"effective_noise_multiplier": 2.0 * SCALE},
+        {"hero_floor": 0.2, "hero_refresh": 3, "hero_clipping": "isotropic"} | SGM,
+        {events.HeterogeneousGaussian(0.013, 0.85, 0.2): 700},
+        {},
+        [],
+    ),
+    "dphero eigenvalues": (
+        {"hero_floor": 0.2, "hero_refresh": 3, "hero_clipping": "isotropic", "eigenvalues": [3.0, 2.0, 1.0]} | SGM,
+        {events.HeterogeneousGaussian(0.013, 0.85, SCALE): 700},
+        {"effective_noise_multiplier": 0.85 * SCALE},
         [],
     ),
     "screening public-test": (
-        SGM | SCREENED | {"accounting": "public-test", "trials": 900, "cap_share": 0.2},
-        bundles.screening(events.ScreenedStep(0.013, 0.85, 0.3, 0.4, "public-test"), 700, 900),
+        SGM | SCREENING | {"screening_data": "public", "trials": 900},
+        {events.ScreenedStep(0.013, 0.85, 0.3, 0.0, "public-test"): 900, events.ClassicClaim(0.013, 0.85): 700},
         {},
         [],
     ),
     "screening clipped": (
-        SGM | SCREENED | {"accounting": "clipped", "trials": None, "cap_share": 0.2},
-        {**bundles.screening(events.ScreenedStep(0.013, 0.85, 0.3, 0.4, "clipped"), 700, 700), **cap(0.4, 700, 0.2)},
+        SGM | SCREENING,
+        {events.ScreenedStep(0.013, 0.85, 0.3, ACCEPTED, "clipped"): 700, **cap(ACCEPTED, 700, 0.2)}
+        | {events.ClassicClaim(0.013, 0.85): 700},
         {},
         [caveats.HIDDEN],
     ),
     "fedfed": (
-        {"noise_std": None, "pixels": 784, "pixel_range": 2.0, "noise_draws": "record", "share_rate": 0.3}
-        | {"classes": 7, "label_epsilon": 0.9, "public_labels": False, "noise_multiplier": 4.0, "views": 3},
+        SHARED | {"noise_multiplier": 4.0, "steps": 1},
         {events.VisibleChoice(0.3, 4.0 / math.sqrt(3)): 1, events.RandomizedResponse(0.9): 1},
-        {"norm_bound": 56.0, "noise_std": 224.0, "labels_kept": math.exp(0.9) / (math.exp(0.9) + 6)},
+        {},
         [],
     ),
 }
 """Flags with their values, charges, further figures, and limits."""
+NOT_SHOWN = {"records", "clip_norm"}
+EXTRA = {"screening public-test": ["--public-records=9"]}
 
 
 def flags_of(given: dict[str, Any]) -> list[str]:
@@ -92,7 +112,7 @@ def flags_of(given: dict[str, Any]) -> list[str]:
     typed = []
     for name, value in given.items():
         option, text = "--" + name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else value
-        typed += [] if value is None or value is False else [option] if value is True else [f"{option}={text}"]
+        typed += [] if value is None or value is False else [f"{option}={text}"]
     return typed
 
 
@@ -100,59 +120,86 @@ def expected(case: str) -> dict[str, Any]:
     """All that is to be printed, from the charges."""
     given, charges, extra, limits = CASES[case]
     certified, published = (accountant.epsilon(charges, DELTA, column) for column in ("certified", "published"))
-    claim = case != "fedfed"
+    shared = case == "fedfed"
     return {
         "mechanism": case.split()[0],
-        **given,
+        **{name: value for name, value in given.items() if name not in NOT_SHOWN},
         "delta": DELTA,
+        "phase": "share" if shared else "train",
+        "clients": "0",
+        "rounds": 1,
+        "events": priced(charges),
         **extra,
         "epsilon_certified": certified.epsilon,
         "order": certified.order,
-        "epsilon_published": published.epsilon if claim else None,
-        "order_published": published.order if claim else None,
+        "epsilon_published": published.epsilon,
+        "order_published": published.order,
         "epsilon_pld": accountant.pld_epsilon(charges, DELTA),
         "limits": limits,
         "orders": ORDERS,
         "rdp_certified": accountant.rdp(charges, ORDERS, "certified").tolist(),
-        "rdp_published": accountant.rdp(charges, ORDERS, "published").tolist() if claim else None,
+        "rdp_published": accountant.rdp(charges, ORDERS, "published").tolist(),
     }
 
 
-def command(case: str) -> list[str]:
-    return [case.split()[0], *flags_of(CASES[case][0]), f"--delta={DELTA}", "--orders=3,5,12.5"]
+def priced(charges: dict) -> list[dict]:
+    return [{**events.to_dict(event), "count": count} for event, count in sorted(charges.items(), key=repr)]
+
+
+def words(case: str) -> list[str]:
+    given = dict(CASES[case][0])
+    if case == "fedfed":
+        given["share_noise"] = given.pop("noise_multiplier")
+        del given["steps"]
+    flags = [*flags_of(given), *EXTRA.get(case, ())]
+    return [case.split()[0], *flags, f"--delta={DELTA}", "--orders=3,5,12.5"]
 
 
 def table(capsys, *arguments: str) -> tuple[list[list[str]], list[str]]:
     """The rows of the printed table, its head first, and the lines below it."""
-    assert main([*arguments]) == 0
+    assert main_guard(command, arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     drawn = [line for line in lines if line[:1] in "┏┃┡│└├"]
     rows = [[cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in drawn]
     return [row for row in rows if len(row) > 1], lines[len(drawn) :]
 
 
-def test_each_row_of_the_command_is_priced_here():
-    assert {case.split()[0] for case in CASES} == MECHANISMS.keys()
+def test_each_first_word_is_priced_here_or_by_what_a_run_pays():
+    """DPAGD's plan has a price of its own alone: its allotment (tests/test_prices.py)."""
+    assert {case.split()[0] for case in CASES} | {"dpagd"} == FIRST_WORDS.keys()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_figures_of_a_mechanism_are_those_of_its_charges(case, capsys):
     """All of them: a figure that is new, or missing, fails too."""
-    assert main([*command(case), "--json"]) == 0
+    assert main_guard(command, [*words(case), "--json"]) == 0
     found, right = json.loads(capsys.readouterr().out), expected(case)
-    assert list(found) and found.keys() == right.keys()
+    (phase,) = found.pop("phases")
+    assert phase == {name: found[name] for name in phase} | {"steps": phase["steps"]}
+    assert found.keys() == right.keys()
+    assert same(found.pop("events"), right.pop("events"))
     for name, value in right.items():
         measured = isinstance(value, float) or (name.startswith("rdp") and value)
         assert found[name] == (pytest.approx(value, rel=1e-9) if measured else value), name
     figures = [found[name] for name in ("epsilon_certified", "epsilon_published", "epsilon_pld") if found[name]]
-    assert len(set(figures)) == len(figures) == {"dpsgd": 3, "fedfed": 1}.get(case, 2)
+    assert len(set(figures)) == {"dpsgd": 3, "fedfed": 1}.get(case, 2)
+
+
+def same(found: list[dict], right: list[dict]) -> bool:
+    """Whether events and counts agree, to the rounding of a rate times a size."""
+    return len(found) == len(right) and all(
+        a.keys() == b.keys()
+        and all(a[k] == (pytest.approx(b[k], rel=1e-12) if isinstance(b[k], float) else b[k]) for k in b)
+        for a, b in zip(found, right, strict=True)
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_table_of_a_mechanism_has_each_figure_under_its_name(case, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    (head, *rows), below = table(capsys, *command(case))
+    (head, *rows), below = table(capsys, *words(case))
     right = expected(case)
+    del right["events"]
     assert head == ["quantity", "value"] and below == right.pop("limits")
 
     def shown(name: str, value: Any) -> str:
@@ -167,49 +214,21 @@ def test_the_table_of_a_mechanism_has_each_figure_under_its_name(case, capsys, m
 
 def test_a_calibrated_figure_names_its_target(capsys):
     arguments = ["dpsgd", "--sample-rate=0.013", "--steps=700", "--epsilon=2", f"--delta={DELTA}", "--json"]
-    assert main(arguments) == 0
+    assert main_guard(command, arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["epsilon_target"] == 2.0 and 1.99 < found["epsilon_certified"] <= 2.0
     charges = {events.SampledGaussian(0.013, found["noise_multiplier"]): 700}
     assert found["epsilon_certified"] == accountant.epsilon(charges, DELTA).epsilon
-    assert not found.keys() & {"orders", "rdp_certified", "rdp_published", "epsilon"}
-
-
-DEFAULTS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "dpsgd": (["--sample-rate=0.1"], {}),
-    "dpsur": (
-        ["--sample-rate=0.1", "--validation-rate=0.1", "--validation-noise=2", "--trials=3"],
-        {"beta": -1.0, "accounting": "visible", "cap_share": 0.1},
-    ),
-    "dpis": (["--batch-size=5", "--clip-norm=1", "--norm-sum=50", "--records=100"], {}),
-    "dphero": (["--sample-rate=0.1", "--eigenvalues=2,1"], {"hero_clipping": "whitened"}),
-    "screening": (
-        ["--sample-rate=0.1"],
-        {"accounting": "unproved", "test_rate": 1.0, "lowest_acceptance": 0.0, "trials": None, "cap_share": 0.1},
-    ),
-    "fedfed": (
-        ["--public-labels"],
-        {"noise_std": None, "pixels": None, "pixel_range": 1.0, "noise_draws": "record", "share_rate": 1.0}
-        | {"classes": 10, "label_epsilon": None, "views": 1},
-    ),
-}
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_what_is_not_given_is_said_too(mechanism, capsys):
-    """Every figure is that of the flags beside it, the ones that nobody gave among them."""
-    given, others = DEFAULTS[mechanism]
-    assert main([mechanism, *given, "--noise-multiplier=2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    expected = others | {"delta": 1e-5} | ({} if mechanism == "fedfed" else {"steps": 1})
-    assert {name: found[name] for name in expected} == expected
-    typed = {word.partition("=")[0].strip("-").replace("-", "_") for word in given}
-    assert typed | others.keys() == {flag.name for flag in MECHANISMS[mechanism].flags} | (others.keys() & {"views"})
+    assert not found.keys() & {"orders", "rdp_certified", "rdp_published"}
 
 
 PAID: dict[int, dict] = {
     0: {events.SampledGaussian(0.1, 2.0): 40},
-    1: {**bundles.dpsur(events.DpsurStep(0.1, 2.0, 0.05, 3.0, -1.0, "every-trial"), 20, 90)},
+    1: {
+        events.DpsurStep(0.1, 2.0, 0.05, 3.0, -1.0, "every-trial"): 90,
+        events.PaperClaim(0.1, 2.0): 20,
+        events.PaperClaim(0.05, 3.0): 20,
+    },
     2: {events.SampledGaussian(0.1, 2.0): 40},
     4: {events.SampledGaussian(0.2, 1.5): 30, events.PublicLabels(): 1},
 }
@@ -244,7 +263,7 @@ def row(client: int, at: tuple[float, ...] | None = None) -> dict[str, Any]:
 def test_the_figures_of_a_ledger_are_each_clients_own(tmp_path, capsys):
     folder = run_directory(tmp_path)
     (folder / "summary.json").touch()
-    assert main(["--ledger", str(folder), "--json"]) == 0
+    assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     clients = [row(client) for client in range(6)]
     assert found == {"finished": True, "note": "", "clients": clients, "limits": [caveats.PUBLIC_LABELS]}
@@ -269,7 +288,7 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(t
     folder = run_directory(tmp_path)
     lines = [{"order": 3.0, "clients": "0,3-5"}, {"order": 12.0, "clients": "1-2"}]
     (folder / orders.FILE).write_text(json.dumps(lines))
-    assert main(["--ledger", str(folder), "--json"]) == 0
+    assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     at = {0: 3.0, 1: 12.0, 2: 12.0, 3: 3.0, 4: 3.0, 5: 3.0}
     assert found["clients"] == [row(client, (at[client],)) for client in range(6)]
@@ -283,7 +302,7 @@ def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_pat
     """Client 1's certified figure is above its published one: the budget is compared with what is proved."""
     folder = run_directory(tmp_path)
     largest = max(row(client)["epsilon_certified"] for client in PAID)
-    assert main(["--ledger", str(folder), "--json"]) == 0
+    assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert largest <= 9.0 and found["note"] == wording.AT_THE_BUDGET
     assert [one["epsilon_certified"] for one in found["clients"]] == [9.0, 9.0, 9.0, 0.0, 9.0, 0.0]
@@ -291,6 +310,6 @@ def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_pat
     config = folder / "config.toml"
     for target, note in ((largest, wording.AT_THE_BUDGET), (math.nextafter(largest, 0), wording.AT_THE_BEST_ORDER)):
         config.write_text(config.read_text().replace("epsilon = 9.0", f"epsilon = {target!r}"))
-        assert main(["--ledger", str(folder), "--json"]) == 0
+        assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["note"] == note
         config.write_text(config.read_text().replace(f"epsilon = {target!r}", "epsilon = 9.0"))

@@ -34,8 +34,8 @@ from mechanisms.plan import Terms, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpis, Privacy
-from sim.account import main as account
-from sim.config.flags import parse
+from sim.account import command as account
+from sim.config.flags import main_guard, parse
 from sim.session import train
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, streams
@@ -435,7 +435,7 @@ def test_the_printed_epsilon_is_the_target_and_the_ledger_confirms_it(tmp_path, 
     folder = train(parse([*flags.split(), "--out", str(tmp_path), "--name", "a"], "run", ""))
     summary = json.loads((folder / "summary.json").read_text())
     last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
-    assert account(["--ledger", str(folder), "--json"]) == 0
+    assert main_guard(account, ["--ledger", str(folder), "--json"]) == 0
     clients = json.loads(capsys.readouterr().out)["clients"]
     assert [c["epsilon_certified"] for c in clients] == pytest.approx(summary["epsilon_certified"], rel=1e-12)
     assert [c["epsilon_published"] for c in clients] == pytest.approx(summary["epsilon_published"], rel=1e-12)

@@ -16,6 +16,7 @@ from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.settings import Dpsur, Privacy
 from sim import account
 from sim.config import caveats
+from sim.config.flags import main_guard
 from sim.run import command
 from tests.small import cohort, model, start
 
@@ -25,6 +26,10 @@ DPSUR = MECHANISMS["dpsur"]
 def own_plan(steps: int = 2, rounds: int = 30, **own) -> DpsurPlan:
     terms = Terms(Privacy(sample_rate=0.1, clip_norm=2.0), Dpsur(**own), steps, rounds, 9)
     return DpsurPlan.of(terms, 3.0)
+
+
+def test_claims_with_equal_parameters_are_both_counted():
+    assert own_plan(validation_rate=0.1, validation_noise=3.0).claims(10, 1) == {PaperClaim(0.1, 3.0): 20}
 
 
 def test_the_cap_is_the_smallest_that_its_share_of_delta_allows():
@@ -94,7 +99,7 @@ def test_a_run_and_its_ledger_agree(accounting, tmp_path, capsys):
     rates = "--sample-rate 0.2 --validation-rate 0.2"
     command([*words.split(), *rates.split(), "--accounting", accounting, "--out", str(tmp_path)])
     capsys.readouterr()
-    assert account.main(["--ledger", str(tmp_path / "run"), "--json"]) == 0
+    assert main_guard(account.command, ["--ledger", str(tmp_path / "run"), "--json"]) == 0
     clients = json.loads(capsys.readouterr().out)["clients"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]

@@ -33,7 +33,7 @@ from mechanisms.accounting.events import Gaussian
 from server.app import exchange_over, find_groups
 from sim import account, app, session
 from sim.config.fields import SETTINGS
-from sim.config.flags import parse
+from sim.config.flags import main_guard, parse
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -171,7 +171,7 @@ def reference(tmp_path_factory, settings) -> Path:
 def epsilons(folder: Path, capsys) -> dict:
     """What ``python -m sim.account --ledger`` recomputes."""
     capsys.readouterr()
-    assert account.main(["--ledger", str(folder), "--json"]) == 0
+    assert main_guard(account.command, ["--ledger", str(folder), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     return {name: value for name, value in figures.items() if value != str(folder)}
 

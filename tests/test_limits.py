@@ -16,6 +16,7 @@ from sim.benching.runs import Result
 from sim.config import caveats
 from sim.config import configuration as config
 from sim.config.caveats import LIMITS, limits
+from sim.config.flags import main_guard
 from sim.run import command
 from sim.showing.report import read_run
 
@@ -137,9 +138,9 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
     for charges in spent.values():
         labels = [event for event in charges if isinstance(event, PublicLabels | RandomizedResponse)]
         assert [type(event) for event in labels] == [PublicLabels if public else RandomizedResponse]
-    assert account.main(["--ledger", str(folder)]) == 0
+    assert main_guard(account.command, ["--ledger", str(folder)]) == 0
     assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
-    assert account.main(["--ledger", str(folder), "--json"]) == 0
+    assert main_guard(account.command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["limits"] == [caveats.PUBLIC_LABELS] * public
     assert ("public_labels" in {event["kind"] for event in found["clients"][0]["events"]}) is public

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mechanisms import noise_shape
-from mechanisms.accounting import accountant, bundles, curves, events, trial_cap
+from mechanisms.accounting import accountant, curves, events, trial_cap
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.selective import selective
 from mechanisms.accounting.visible import every_trial, visible
@@ -157,7 +157,7 @@ def test_screening_claims_what_its_theorem_1_claims_and_proves_what_it_did():
     orders = np.arange(2.0, 65.0)
     claimed = (steps * sgm(rate, noise, tuple(orders)) - math.log(delta) / (orders - 1)).min()
     step = dataclasses.replace(SCREENED, sample_rate=rate, noise_multiplier=noise, accounting="public-test")
-    charges = bundles.screening(step, steps, steps)
+    charges = {step: steps, events.ClassicClaim(rate, noise): steps}
     assert accountant.epsilon(charges, delta, "published").epsilon == pytest.approx(claimed, rel=1e-12)
     more = {event: count + 1 for event, count in charges.items()}
     assert 2.999 < claimed <= 3.0 < accountant.epsilon(more, delta, "published").epsilon
@@ -187,16 +187,6 @@ def test_dpsur_is_priced_by_its_accounting(mode, price):
     test = Acceptance.of_noisy_loss(0.01, 1.0, -1.0)
     assert np.array_equal(rdp(event), price(0.05, 2.0, test, ORDERS))
     assert not rdp(event, "published").any()
-    charges = bundles.dpsur(event, accepted=10, trials=30)
-    counted = 10 if mode == "selective" else 30
-    assert accountant.rdp(charges, ORDERS, "certified") == pytest.approx(counted * rdp(event), rel=1e-12)
-    claim = 10 * (sgm(0.05, 2.0) + sgm(0.01, 1.0))
-    assert accountant.rdp(charges, ORDERS, "published") == pytest.approx(claim, rel=1e-12)
-
-
-def test_dpsur_claims_with_equal_parameters_are_both_counted():
-    charges = bundles.dpsur(events.DpsurStep(0.05, 2.0, 0.05, 2.0, -1.0, "visible"), accepted=10, trials=10)
-    assert accountant.rdp(charges, ORDERS, "published") == pytest.approx(20 * sgm(0.05, 2.0), rel=1e-12)
 
 
 def test_screening_is_priced_by_where_its_test_runs():
@@ -205,18 +195,7 @@ def test_screening_is_priced_by_where_its_test_runs():
     assert np.isinf(rdp(unproved)).all()
     assert np.array_equal(rdp(SCREENED), selective(0.05, 2.0, Acceptance(0.2, 1.0, 0.1), ORDERS))
     assert np.isinf(rdp(dataclasses.replace(SCREENED, lowest_acceptance=0.0))).all()
-    for event, counted in ((public, 30), (SCREENED, 10), (unproved, 10)):
-        charges = bundles.screening(event, accepted=10, trials=30)
-        assert accountant.rdp(charges, ORDERS, "certified") == pytest.approx(counted * rdp(event), rel=1e-12)
-        assert accountant.rdp(charges, ORDERS, "published") == pytest.approx(10 * sgm(0.05, 2.0), rel=1e-12)
-
-
-@pytest.mark.parametrize(("accepted", "trials"), [(0, 5), (6, 5), (-1, 5)])
-def test_more_accepted_steps_than_trials_are_refused(accepted, trials):
-    with pytest.raises(ValueError, match=f"accepted = {accepted} .*trials = {trials}"):
-        bundles.dpsur(DPSUR, accepted, trials)
-    with pytest.raises(ValueError, match=f"accepted = {accepted} .*trials = {trials}"):
-        bundles.screening(SCREENED, accepted, trials)
+    assert not any(rdp(event, "published").any() for event in (public, unproved, SCREENED))
 
 
 @pytest.mark.parametrize("lowest", [1e-3, 0.16, 0.9])

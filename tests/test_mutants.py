@@ -69,3 +69,18 @@ def test_changed_mutants_come_first_and_the_order_of_the_others_follows_the_code
     order = run.in_turn(ALL)
     assert order[0].name == changed and sorted(m.name for m in order) == sorted(known)
     assert run.in_turn(ALL[1:])[1:] != [m for m in order if m in ALL[1:]][1:]
+
+
+def test_of_a_mutant_that_was_not_tried_the_last_result_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed before and now, killed now only, killed before only and not tried, survived now, never tried."""
+    both, now, before, survivor, never = some = ALL[:5]
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    old = {both.name: "old", before.name: "old", survivor.name: "old", "gone": "old"}
+    run.RESULTS.write_text(json.dumps({"mutants": old}))
+    run.write_results(some, [both, now], [both, now, survivor])
+    results = json.loads(run.RESULTS.read_text())
+    expected = {both.name: both.digest(), now.name: now.digest(), before.name: "old"}
+    assert results["mutants"] == expected and results["killed"] == 3
+    assert results["mutants in all"] == 5 and results["not killed"] == sorted([survivor.name, never.name])
+    counted = [text.split(" of ") for text in results["files"].values()]
+    assert [sum(int(pair[k]) for pair in counted) for k in (0, 1)] == [3, 5]

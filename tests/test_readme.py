@@ -70,7 +70,7 @@ def tabulate(arguments: list[str]) -> None:
 
 
 def price(arguments: list[str]) -> None:
-    assert account.main(arguments) == 0, f"python -m sim.account {shlex.join(arguments)}"
+    assert cli.main_guard(account.command, arguments) == 0, f"python -m sim.account {shlex.join(arguments)}"
 
 
 def audit_run(arguments: list[str]) -> None:

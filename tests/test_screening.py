@@ -19,6 +19,7 @@ from mechanisms.screening import ScreeningPlan
 from mechanisms.settings import Privacy, Screening
 from sim import account
 from sim.config.configuration import load
+from sim.config.flags import main_guard
 from sim.data.dataset import Dataset
 from sim.data.holdout import set_aside
 from sim.phases.build import build
@@ -254,7 +255,7 @@ def test_a_run_and_its_ledger_agree(words, tmp_path, capsys):
     common = "--mechanism screening --engine inline --rounds 3 --clients 8 --steps 2 --noise-multiplier 5 --quiet"
     command([*common.split(), *words.split(), "--name", "run", "--out", str(tmp_path)])
     capsys.readouterr()
-    assert account.main(["--ledger", str(tmp_path / "run"), "--json"]) == 0
+    assert main_guard(account.command, ["--ledger", str(tmp_path / "run"), "--json"]) == 0
     clients = json.loads(capsys.readouterr().out)["clients"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     for column in ("certified", "published"):

@@ -50,14 +50,19 @@ def test_labels_get_a_quarter_of_the_share_budget_unless_it_is_said_otherwise():
     assert charges["public"][PublicLabels()] == 1 and len(charges["public"]) == 2
 
 
-@pytest.mark.parametrize("given", [{}, DISTILLED, {"prototype_features": "distilled"}, {"share_budget": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{}, DISTILLED, {"prototype_features": "distilled"}, {"share_budget": 0.2}, DISTILLED | {"delta": 1e-3}],
+    ids=str,
+)
 def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
     found, share = plan(**given), given.get("share_budget", 0.5) * EPSILON
+    delta = given.get("delta", 1e-5)
     trained = {} if found.generator is None else planned(found.generator, 4)
     assert found.charges == merge(trained, found.release.round_charges(1))
-    assert 0.98 * share < epsilon(found.charges, 1e-5).epsilon <= share
+    assert 0.98 * share < epsilon(found.charges, delta).epsilon <= share
     if found.generator:
-        assert 0.98 * 0.5 * share < epsilon(trained, 1e-5).epsilon <= 0.5 * share
+        assert 0.98 * 0.5 * share < epsilon(trained, delta).epsilon <= 0.5 * share
         assert found.generator.clip_norm == 1.0
 
 

@@ -6,7 +6,7 @@ of `accounting.curves`; a new kind of event is one frozen class, listed in `KIND
 
 Each event has a certified and a published cost. Where a paper counts other things than the proof does (accepted steps
 instead of trials), two events stand side by side: one that costs nothing in the published column, and a `PaperClaim`
-that costs nothing in the certified one. `accounting.bundles` puts them together.
+that costs nothing in the certified one. A mechanism's plan puts them together.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Gaussian(Event):
 class PaperClaim(Event):
     """What a paper charges where the proof charges other events: certified 0, published SGM(q, s).
 
-    It is a claim, not a release: never charge it without the events that the proof needs (`accounting.bundles`).
+    It is a claim, not a release: never charge it without the events that the proof needs.
 
     Attributes:
         sample_rate: q, in (0, 1].

@@ -1,7 +1,8 @@
 """What a run's guarantee does not cover, or takes for granted, as its configuration says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from mechanisms.accounting.events import Event, PublicLabels, TrialCap
 from sim.config.fields import Config
 
 PUBLISHED_BUDGET = (
@@ -48,6 +49,12 @@ def limits(config: Config) -> tuple[str, ...]:
     """A line each, for the terminal, the summary and the report; none without privacy, for there is no guarantee."""
     private = config.privacy.mechanism != "none"
     return tuple(text for text, holds in LIMITS.items() if private and holds(config))
+
+
+def caveats_of(charged: Iterable[Event]) -> tuple[str, ...]:
+    """A line each, where charges alone are known."""
+    kinds = {type(event) for event in charged}
+    return tuple(text for kind, text in {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN}.items() if kind in kinds)
 
 
 def public_labels(config: Config) -> bool:

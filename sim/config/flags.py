@@ -3,8 +3,8 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,11 @@ _FILES = {
 }
 
 
+OwnFlags = Mapping[str, tuple[str | None, str]]
+"""Flags of one command alone: to each the word for its value, or None for a switch, and its help."""
+NO_FLAGS: OwnFlags = {}
+
+
 @dataclass(frozen=True)
 class Request:
     """What the command line asks for.
@@ -33,11 +38,13 @@ class Request:
         config: the resolved configuration.
         resume: the run directory to go on with, or None for a new run.
         given: names of the settings that were given as flags.
+        own: the command's own flags that were given, by name: their texts, or True.
     """
 
     config: Config
     resume: Path | None
     given: frozenset[str]
+    own: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
 
-def parse(argv: Sequence[str], prog: str, description: str, central: bool = False) -> Request:
+def parse(argv: Sequence[str], prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS) -> Request:
     """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
 
     Args:
@@ -53,27 +60,31 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
         prog: the program's name.
         description: what it does, for its help.
         central: one client holds all records; settings that this decides have no flag.
+        own: flags that the command has beside the settings.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
-    parser = build_parser(prog, description, central)
-    known, unknown = parser.parse_known_args(_joined(argv))
+    parser = build_parser(prog, description, central, own)
+    known, unknown = parser.parse_known_args(_joined(argv, own))
     if unknown:
-        raise ValueError(_describe_unknown(unknown))
+        raise ValueError(_describe_unknown(unknown, own))
     texts = vars(known)
+    asked = {name: texts.pop(name) for name in list(texts) if f"--{name.replace('_', '-')}" in own}
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
     if run_dir is None:
         config = load(Path(config_file) if config_file else None, given, central, paper)
-        return Request(config, None, frozenset(given))
+        return Request(config, None, frozenset(given), asked)
     for flag, value in (("--config", config_file), ("--preset", paper)):
         if value is not None:
             raise ValueError(f"{flag} {value} and --resume {run_dir}: a resumed run keeps its configuration; drop one")
-    return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given))
+    return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given), asked)
 
 
-def build_parser(prog: str, description: str, central: bool = False) -> argparse.ArgumentParser:
+def build_parser(
+    prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS
+) -> argparse.ArgumentParser:
     """The parser: a group of flags per table; only flags that are given appear in the result."""
     parser = _Parser(
         prog=prog,
@@ -85,6 +96,10 @@ def build_parser(prog: str, description: str, central: bool = False) -> argparse
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
         usage="%(prog)s [--flag value | --flag=value ...]",
     )
+    group = parser.add_argument_group("This command's own") if own else parser
+    for flag, (metavar, text) in own.items():
+        form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        group.add_argument(flag, help=text, **form)
     files = parser.add_argument_group("Files")
     for flag, (metavar, text) in _FILES.items():
         files.add_argument(flag, metavar=metavar, help=text)
@@ -146,9 +161,10 @@ def _shown(setting: Setting, value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
+def _joined(argv: Sequence[str], own: OwnFlags) -> list[str]:
     """``--flag value`` as ``--flag=value``, so that a value may begin with a minus sign."""
     takes_value = {*_FILES, *(s.flag for s in SETTINGS.values() if s.kind is not bool)}
+    takes_value |= {flag for flag, (metavar, _) in own.items() if metavar}
     joined: list[str] = []
     for word in argv:
         if joined and joined[-1] in takes_value and not word.startswith("--"):
@@ -158,14 +174,14 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return joined
 
 
-def _describe_unknown(unknown: Sequence[str]) -> str:
+def _describe_unknown(unknown: Sequence[str], own: OwnFlags) -> str:
     first = unknown[0]
     if not first.startswith("-"):
         return f"unexpected argument {first!r}: every value follows its flag"
     name = first.partition("=")[0]
     if name.removeprefix("--").replace("-", "_") in SETTINGS:
         return f"{name} is of no use with one client that holds all records: drop it, or take python -m sim.run"
-    return f"unknown flag {name}{did_you_mean(name, [*_FILES, *(s.flag for s in SETTINGS.values())])}"
+    return f"unknown flag {name}{did_you_mean(name, [*own, *_FILES, *(s.flag for s in SETTINGS.values())])}"
 
 
 def _resumed(run_dir: Path, given: dict[str, Any], central: bool) -> Config:

@@ -10,9 +10,10 @@ import torch
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.fields import Config
+from sim.data.dataset import Dataset
 from sim.data.features import load
-from sim.data.holdout import hold_out, set_aside
-from sim.data.partition import partition
+from sim.data.holdout import Public, hold_out, set_aside
+from sim.data.partition import Partition, partition
 from sim.data.words import words_of
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of
@@ -28,22 +29,9 @@ def build(config: Config) -> Job:
     Raises:
         ValueError: anything the user can mend.
     """
-    device = device_of(config)
-    key, data = seed_key(config.run.seed), config.data
     check_parts(config)
-    held, evaluate = data.validation_records, data.evaluate_on == "validation"
-    dataset = hold_out(load(data, device), held, evaluate, generator(key, "validation"))
-    dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
-    rng = generator(key, "partition")
-    parts = partition(
-        dataset.y,
-        data.clients,
-        data.partition,
-        rng,
-        alpha=data.dirichlet,
-        shards_per_client=data.shards_per_client,
-        minimum=data.min_records,
-    )
+    key, data = seed_key(config.run.seed), config.data
+    dataset, parts, public = split(config)
     shape = dataset.x.shape[1:]
     words = words_of(data, dataset)
     seed = int(generator(key, "model").integers(2**63))
@@ -57,6 +45,30 @@ def build(config: Config) -> Job:
             "--shared-source public or none, or another --strategy"
         )
     return in_groups(Job(config, dataset, parts, model, plans, (), public))
+
+
+def split(config: Config) -> tuple[Dataset, Partition, Public | None]:
+    """The clients' records with the test part, who holds which, and what is public.
+
+    Raises:
+        ValueError: the data set is not there, or too small.
+    """
+    key, data = seed_key(config.run.seed), config.data
+    held, evaluate = data.validation_records, data.evaluate_on == "validation"
+    loaded = load(data, device_of(config))
+    dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
+    dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
+    rng = generator(key, "partition")
+    parts = partition(
+        dataset.y,
+        data.clients,
+        data.partition,
+        rng,
+        alpha=data.dirichlet,
+        shards_per_client=data.shards_per_client,
+        minimum=data.min_records,
+    )
+    return dataset, parts, public
 
 
 def in_groups(job: Job) -> Job:

@@ -4,9 +4,10 @@ Each mutant is one edit that would void the guarantee, lose a result or print a 
 copy of the tree, and the tests that answer for the line are run: one of them must fail. The same tests must pass on
 the tree as it is.
 
-Without options all mutants run and ``results.json`` is written. ``--only TEXT`` takes those whose name or file holds
-the text. ``--minutes M`` takes those of the results: what changed since, then others in an order that changes
-with the code, until the time is over; it takes for granted that the test suite has passed.
+Without options all mutants run. ``--changed`` takes those that changed, in their file or their tests, since they were
+last killed; ``--only TEXT`` those whose name or file holds the text. What was found is kept in ``results.json``.
+``--minutes M`` writes nothing and takes for granted that the test suite has passed: it tries mutants of the results,
+what changed since first, then others in an order that changes with the code, until the time is over.
 """
 
 import argparse
@@ -124,29 +125,41 @@ def kills(chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")) -
         yield done.mutant, killed
 
 
+def known() -> dict[str, str]:
+    """The digest of every mutant as it was when it was last killed, by name."""
+    return json.loads(RESULTS.read_text())["mutants"] if RESULTS.is_file() else {}
+
+
 def in_turn(mutants: Sequence[Mutant]) -> list[Mutant]:
     """Those that the results know: the ones that changed since first; the order of the others depends on all code."""
-    known = json.loads(RESULTS.read_text())["mutants"] if RESULTS.is_file() else {}
+    last = known()
     turn = hashlib.sha256("".join(mutant.digest() for mutant in mutants).encode())
 
     def place(mutant: Mutant) -> tuple[bool, str]:
         drawn = turn.copy()
         drawn.update(mutant.name.encode())
-        return known[mutant.name] == mutant.digest(), drawn.hexdigest()
+        return last[mutant.name] == mutant.digest(), drawn.hexdigest()
 
-    return sorted((mutant for mutant in mutants if mutant.name in known), key=place)
+    return sorted((mutant for mutant in mutants if mutant.name in last), key=place)
 
 
-def write_results(killed: Sequence[Mutant], tried: Sequence[Mutant]) -> None:
-    """The rate, by file and in all, the survivors, and the digest of every mutant that was killed."""
-    files = sorted({mutant.file for mutant in tried})
-    by_file = {f: f"{sum(m.file == f for m in killed)} of {sum(m.file == f for m in tried)}" for f in files}
+def write_results(mutants: Sequence[Mutant], killed: Sequence[Mutant], tried: Sequence[Mutant]) -> None:
+    """The rate, by file and in all, who survived or was never killed, and the digest of each that was killed.
+
+    Of those that were not tried now the last result stands.
+    """
+    last = known()
+    digests = {m.name: last[m.name] for m in mutants if m not in tried and m.name in last}
+    digests |= {m.name: m.digest() for m in killed}
+    of_file: dict[str, list[bool]] = {}
+    for m in mutants:
+        of_file.setdefault(m.file, []).append(m.name in digests)
     results = {
-        "killed": len(killed),
-        "tried": len(tried),
-        "survived": sorted(m.name for m in tried if m not in killed),
-        "files": by_file,
-        "mutants": {m.name: m.digest() for m in sorted(killed, key=lambda m: m.name)},
+        "killed": len(digests),
+        "mutants in all": len(mutants),
+        "not killed": sorted(m.name for m in mutants if m.name not in digests),
+        "files": {file: f"{sum(of_file[file])} of {len(of_file[file])}" for file in sorted(of_file)},
+        "mutants": dict(sorted(digests.items())),
     }
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
@@ -156,12 +169,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--only", metavar="TEXT", default="", help="the mutants whose name or file holds this text")
+    chosen.add_argument("--changed", action="store_true", help="the mutants that changed since they were last killed")
     chosen.add_argument("--minutes", type=float, metavar="M", help="changed ones first, then others, for so long")
     flags = parser.parse_args()
-    mutants = [mutant for mutant in load() if flags.only in mutant.name or flags.only in mutant.file]
+    every, last = load(), known()
+    mutants = [mutant for mutant in every if flags.only in mutant.name or flags.only in mutant.file]
+    if flags.changed:
+        mutants = [mutant for mutant in mutants if last.get(mutant.name) != mutant.digest()]
+    if not mutants:
+        print("no mutant is like that" if flags.only else "no mutant has changed")
+        return 1 if flags.only else 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(shutil.copytree(ROOT, Path(folder) / "tree", ignore=IGNORED))
-        if wrong := faults(mutants) or ([] if mutants else [f"no mutant's name or file holds {flags.only!r}"]):
+        if wrong := faults(every):
             print(*wrong, sep="\n")
             return 1
         if flags.minutes is None:
@@ -173,8 +193,8 @@ def main() -> int:
         else:
             tried = list(kills(in_turn(mutants), tree, 60 * flags.minutes))
     killed = [mutant for mutant, was_killed in tried if was_killed]
-    if not flags.only and flags.minutes is None:
-        write_results(killed, [mutant for mutant, _ in tried])
+    if flags.minutes is None:
+        write_results(every, killed, [mutant for mutant, _ in tried])
     print(f"{len(killed)} killed, {len(tried) - len(killed)} survived, {len(mutants) - len(tried)} not tried")
     return 0 if len(killed) == len(tried) else 1
 

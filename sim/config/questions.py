@@ -1,0 +1,178 @@
+"""The command line of ``python -m sim.account``: a run's settings, and what prices need beside them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mechanisms.settings import MECHANISMS
+from sim.config import flags
+from sim.config.fields import Config
+from sim.config.flags import OwnFlags, Request
+from sim.config.names import did_you_mean
+
+PROGRAM = "python -m sim.account"
+DESCRIPTION = (
+    "What the plans of a run can cost, phase by phase, or what a run has cost. A first word asks for one client's "
+    "single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, dpagd), or fedfed for its shared records."
+)
+OWN: OwnFlags = {
+    "--ledger": ("RUN_DIR", "recompute every client's epsilon from a run's files; --delta may differ from the run's"),
+    "--records": ("N[,N...]", "records of every client, or of each; without it the data set is loaded and split"),
+    "--orders": ("A[,A...]", "also print the Renyi curve at these orders, such as 2,4,8.5"),
+    "--trials": ("INT", "one client, every trial charged: its trials; --steps counts accepted ones"),
+    "--norm-sum": ("NUMBER", "one client, dpis: the price at this sum K of clipped gradient norms"),
+    "--eigenvalues": ("E[,E...]", "one client, dphero: the price at these eigenvalues of W W^T of a layer"),
+    "--json": (None, "print one JSON object"),
+}
+ALONE = ("--clients=1", "--rounds=1")
+SHARED = "fedfed"
+FIRST_WORDS = {
+    **{name: (*ALONE, f"--mechanism={name}") for name in MECHANISMS if name != "none"},
+    SHARED: (*ALONE, "--strategy=fedfed", "--shared-source=distilled"),
+}
+"""First word -> the flags that it implies; others go over them."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for.
+
+    Attributes:
+        config: of the run.
+        delta: where it was given.
+        ledger: the directory of a run that has taken place, or None.
+        word: the first word, or None.
+        records: of every client, or of each; None: those of the data set.
+        orders: of Renyi curves.
+        trials: planned trials of one client.
+        norm_sum: DPIS's K.
+        eigenvalues: of a layer, for DP-Hero.
+        json: whether to print JSON.
+    """
+
+    config: Config
+    delta: float | None
+    ledger: Path | None
+    word: str | None
+    records: tuple[int, ...] | None
+    orders: tuple[float, ...] | None
+    trials: int | None
+    norm_sum: float | None
+    eigenvalues: tuple[float, ...] | None
+    json: bool
+
+    @property
+    def found(self) -> tuple[int | None, float | None, tuple[float, ...] | None]:
+        """Trials, norm sum and eigenvalues: figures that a run only finds out on its way."""
+        return self.trials, self.norm_sum, self.eigenvalues
+
+
+def parse(argv: Sequence[str]) -> Question:
+    """The question of a command line.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    word = argv[0] if argv and not argv[0].startswith("-") else None
+    if word is not None and word not in FIRST_WORDS:
+        raise ValueError(
+            f"unknown first word {word!r}{did_you_mean(word, FIRST_WORDS)} (known: {', '.join(FIRST_WORDS)})"
+        )
+    words = [*FIRST_WORDS[word], *argv[1:]] if word else argv
+    request = flags.parse(words, PROGRAM, DESCRIPTION, own=OWN)
+    own, config = request.own, request.config
+    if word and "epsilon" not in request.given:
+        config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": None})})
+    question = Question(
+        config=config,
+        delta=config.privacy.delta if "delta" in request.given else None,
+        ledger=Path(own["ledger"]) if "ledger" in own else None,
+        word=word,
+        records=_read(own, "records", _integers),
+        orders=_read(own, "orders", _orders),
+        trials=_read(own, "trials", int),
+        norm_sum=_read(own, "norm_sum", float),
+        eigenvalues=_read(own, "eigenvalues", _numbers),
+        json="json" in own,
+    )
+    if word:
+        _check_one_client(question, request)
+    else:
+        _check_run(question, request)
+    return question
+
+
+def _read(own: Any, name: str, convert: Callable[[str], Any]) -> Any:
+    try:
+        return convert(own[name]) if name in own else None
+    except ValueError:
+        flag = f"--{name.replace('_', '-')}"
+        raise ValueError(f"{flag} {own[name]} must be {_FORMS[name]}") from None
+
+
+_FORMS = {
+    "records": "positive integers with commas between, such as 600 or 600,300",
+    "orders": "finite numbers above 1 with commas between, such as 2,4,8.5",
+    "trials": "an integer",
+    "norm_sum": "a number",
+    "eigenvalues": "numbers with commas between, such as 3,2,1",
+}
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    found = _numbers(text)
+    if not all(1.0 <= number < math.inf and number.is_integer() for number in found):
+        raise ValueError
+    return tuple(map(int, found))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+def _orders(text: str) -> tuple[float, ...]:
+    found = _numbers(text)
+    if not all(1.0 < order < math.inf for order in found):
+        raise ValueError
+    return found
+
+
+def _check_run(question: Question, request: Request) -> None:
+    """Refuse what asks for nothing, or what belongs to one client."""
+    if any(question.found):
+        raise ValueError("--trials, --norm-sum and --eigenvalues ask for one client: name a mechanism first")
+    others = request.given - {"delta"}
+    if question.ledger is not None and others:
+        raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
+
+
+def _check_one_client(question: Question, request: Request) -> None:
+    """Ask for what one client's round has no default for."""
+    given, privacy = request.given, request.config.privacy
+    if question.ledger is not None:
+        raise ValueError(f"--ledger and {question.word} are two questions: drop one")
+    ways = ("share_noise", "epsilon") if question.word == SHARED else ("noise_multiplier", "epsilon")
+    if len(given & set(ways)) != 1:
+        first, second = (f"--{way.replace('_', '-')}" for way in ways)
+        raise ValueError(f"give one of {first} (to price it) and {second} (to calibrate it), and not both")
+    if question.word == SHARED:
+        return
+    if not given & {"sample_rate", "batch_size"}:
+        raise ValueError("--sample-rate is missing: give it, or --batch-size and --records")
+    if question.records is None and (privacy.batch_size is not None or question.word == "dpis"):
+        raise ValueError("--records is missing: give the client's number of records")
+    if question.trials is None and _charges_trials(request.config):
+        raise ValueError(
+            "--trials is missing: each trial is charged here and --steps counts accepted ones; give the trials that "
+            "one client plans in the whole run"
+        )
+
+
+def _charges_trials(config: Config) -> bool:
+    tests = {
+        "dpsur": config.dpsur.accounting != "selective",
+        "screening": config.screening.screening_data == "public",
+    }
+    return tests.get(config.privacy.mechanism, False)

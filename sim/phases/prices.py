@@ -1,0 +1,142 @@
+"""What a run can cost before it begins: the plans that it would use, phase by phase, priced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mechanisms.accounting import accountant
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.curves import COLUMNS
+from mechanisms.accounting.events import to_dict
+from mechanisms.accounting.ranges import format_ranges
+from mechanisms.plan import Plan, Terms, affordable_rounds, merge, planned
+from mechanisms.registry import NOTHING
+from sim.config.caveats import caveats_of
+from sim.config.checks import check_parts
+from sim.config.fields import Config
+from sim.job.job import TRAIN
+from sim.phases import course
+from sim.phases.build import split
+from sim.phases.phase import Outlook
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Price:
+    """The most that clients with equal plans pay in a phase.
+
+    Attributes:
+        phase: its name.
+        clients: their numbers.
+        rounds: how many of its rounds their budget pays for.
+        plan: theirs.
+        charges: for these rounds: event -> count.
+        before: what they pay in earlier phases.
+    """
+
+    phase: str
+    clients: Sequence[int]
+    rounds: int
+    plan: Plan
+    charges: Charges
+    before: Charges
+
+    @property
+    def whole(self) -> Charges:
+        """All that they pay from the first phase to this one."""
+        return merge(self.before, self.charges)
+
+
+def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
+    """What plans are made from: by the data set and its partition, or by the clients' ``records`` alone.
+
+    Raises:
+        ValueError: the data cannot be used, or there is not a number of records for each client.
+    """
+    check_parts(config)
+    if records is None:
+        dataset, parts, holdout = split(config)
+        return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
+    clients = config.data.clients
+    if len(records) not in (1, clients) or min(records) < 1:
+        raise ValueError(
+            f"--records names {len(records)} numbers from {min(records)} on for {clients} clients: give one of at "
+            "least 1 for all of them, or one for each"
+        )
+    sizes = np.broadcast_to(np.array(records, dtype=np.int64), clients)
+    return Outlook(config, (1,), sizes, config.data.public_records > 0)
+
+
+def prices(outlook: Outlook) -> list[Price]:
+    """Every phase that the run has, and training last, once for all clients with equal plans.
+
+    Raises:
+        ValueError: the budget does not pay for one round.
+    """
+    config, found, before = outlook.config, list[Price](), NOTHING
+    everybody, plans = range(len(outlook.sizes)), course.plan(outlook)
+    for phase in course.BEFORE:
+        if phase.name in plans:
+            plan, rounds = plans[phase.name].plans[0], phase.rounds(config)
+            found.append(Price(phase.name, everybody, rounds, plan, planned(plan, rounds), before))
+            before = found[-1].whole
+    most, own = config.rounds.rounds, getattr(config, config.privacy.mechanism, None)
+    table = plans[TRAIN]
+    for number, plan in enumerate(table.plans):
+        clients = np.flatnonzero(table.which == number)
+        size = int(outlook.sizes[clients[0]])
+        terms = Terms(config.privacy.of_size(size), own, plan.steps, most, size, tuple(before.items()))
+        rounds = affordable_rounds(plan, terms, most) if outlook.private else most
+        found.append(Price(TRAIN, clients.tolist(), rounds, plan, planned(plan, rounds), before))
+    return found
+
+
+def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Record:
+    """The figures of the client that pays most, with what it pays for, and a row for each price."""
+    delta = config.privacy.delta
+    last = [price for price in found if price.phase == found[-1].phase]
+    largest = max(last, key=lambda price: accountant.epsilon(price.whole, delta).epsilon)
+    rows = [row(price) | figures(price.charges, delta) for price in found]
+    result = settings(config) | row(largest) | figures(largest.whole, delta)
+    result |= {"epsilon_pld": accountant.pld_epsilon(largest.whole, delta)}
+    result |= {"limits": list(caveats_of(largest.whole)), "phases": rows}
+    for column in COLUMNS if orders is not None else ():
+        result |= {
+            "orders": list(orders or ()),
+            f"rdp_{column}": accountant.rdp(largest.whole, orders, column).tolist(),
+        }
+    return result
+
+
+def settings(config: Config) -> Record:
+    """The mechanism with its own settings, and the guarantee's delta."""
+    privacy = config.privacy
+    own = getattr(config, privacy.mechanism, None)
+    result = {"mechanism": privacy.mechanism} | (own.model_dump() if own else {}) | {"delta": privacy.delta}
+    return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
+
+
+def row(price: Price) -> Record:
+    """Who pays in which phase, and for what."""
+    parameters = ("sample_rate", "noise_multiplier", "steps")
+    named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
+    ordered = sorted(price.charges.items(), key=repr)
+    events = [{**to_dict(event), "count": int(count)} for event, count in ordered]
+    return {
+        "phase": price.phase,
+        "clients": format_ranges(price.clients),
+        **named,
+        "rounds": price.rounds,
+        "events": events,
+    }
+
+
+def figures(charges: Charges, delta: float) -> Record:
+    """Epsilon by the proof, and by the paper."""
+    certified = accountant.epsilon(charges, delta)
+    published = accountant.epsilon(charges, delta, "published")
+    result: Record = {"epsilon_certified": certified.epsilon, "order": certified.order}
+    return result | {"epsilon_published": published.epsilon, "order_published": published.order}

@@ -1,0 +1,77 @@
+"""Figures of ``python -m sim.account`` as tables, or as one JSON object."""
+
+import json
+import math
+from typing import Any
+
+from mechanisms.accounting.ranges import format_ranges
+from sim.showing import wording
+
+Record = dict[str, Any]
+ROW = ("phase", "clients", "rounds", "steps", "sample_rate", "noise_multiplier")
+EPSILONS = ("epsilon_certified", "epsilon_published")
+
+
+def show_json(result: Record) -> None:
+    """Print one JSON object; what is infinite is null."""
+    print(json.dumps(_finite(result), allow_nan=False))
+
+
+def show_price(result: Record) -> None:
+    """Print what was asked and its figures, and a line for each phase."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("quantity", "value")
+    for name, value in result.items():
+        if name not in ("limits", "phases", "events"):
+            table.add_row(name.replace("_", " "), _text(name, value))
+    Console().print(table)
+    if len(result["phases"]) > 1:
+        names = (*ROW, *EPSILONS)
+        phases = Table(*(name.replace("_", " ") for name in names))
+        for row in result["phases"]:
+            phases.add_row(*(_text(name, row.get(name)) for name in names))
+        Console().print(phases)
+    _show_notes(result["limits"])
+
+
+def show_ledger(result: Record) -> None:
+    """Print every client's figures; clients with equal figures share a line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("clients", "epsilon (certified)", "epsilon (published)", "delta")
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row in result["clients"]:
+        texts = tuple(_text(name, row[name]) for name in (*EPSILONS, "delta"))
+        groups.setdefault(texts, []).append(row["client"])
+    for texts, clients in groups.items():
+        table.add_row(format_ranges(clients), *texts)
+    Console().print(table)
+    _show_notes([*result["limits"], *([result["note"]] if result["note"] else [])])
+
+
+def _show_notes(texts: list[str]) -> None:
+    from rich.console import Console
+
+    for text in texts:
+        Console().print(text, style="yellow", soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    """The same structure with infinite and undefined numbers as None."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(name: str, value: Any) -> str:
+    """A figure in six digits; an epsilon is rounded up, so that what is shown is a guarantee too."""
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(name, one) for one in value)
+    if isinstance(value, float):
+        return wording.epsilon(value, digits=6) if name.startswith("epsilon") else f"{value:.6g}"
+    return "-" if value is None else str(value)

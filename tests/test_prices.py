@@ -1,0 +1,101 @@
+"""What ``python -m sim.account`` prices are the plans that a run with the same flags uses: its ledger says the same."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, to_dict
+from mechanisms.accounting.ranges import parse_ranges
+from mechanisms.settings import MECHANISMS
+from sim.account import command
+from sim.config.flags import main_guard
+from sim.phases.course import BEFORE
+from sim.run import command as run
+
+COMMON = "--clients 5 --partition quantity --batch-size 40 --steps 2 --rounds 3 --epsilon 6 --delta 1e-4"
+RUNS = {
+    "dpsgd": "--noise-decay 0.2",
+    "dpsgd noise": "--noise-multiplier 3 --epsilon 3",
+    "dpsgd share": "--strategy fedfed --shared-source prototypes",
+    "dpsgd statistics": "--standardize private --standardize-noise 30",
+    "dpsgd distill": "--strategy fedfed --shared-source distilled --distill-rounds 2",
+    "dpsgd fraction": "--max-participations 2 --noise-multiplier 9",
+    "dpsur": "--mechanism dpsur",
+    "dpsur selective": "--mechanism dpsur --accounting selective --validation-noise 2",
+    "dpis": "--mechanism dpis",
+    "dphero": "--mechanism dphero --hero-clipping isotropic --hero-floor 0.4",
+    "screening": "--mechanism screening",
+    "dpagd": "--mechanism dpagd",
+}
+CLAIMS = (PaperClaim.kind, ClassicClaim.kind)
+"""What papers charge for accepted steps is known only when they are taken."""
+
+
+def price(capsys, flags: str) -> dict:
+    capsys.readouterr()
+    assert main_guard(command, [*flags.split(), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def counted(events: list[dict]) -> Counter:
+    return Counter({json.dumps({k: v for k, v in e.items() if k != "count"}): e["count"] for e in events})
+
+
+def kind(event: str) -> str:
+    return json.loads(event)["kind"]
+
+
+def test_every_mechanism_and_every_phase_is_priced():
+    private = set(MECHANISMS) - {"none"}
+    assert {name.split()[0] for name in RUNS} == private
+    assert {phase.name for phase in BEFORE} <= {word for name in RUNS for word in name.split()}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_is_priced_is_what_a_run_pays(name, capsys, tmp_path):
+    """Event by event and client by client; clients differ in size, so in rate and noise. What an allotment covers is
+    paid with it."""
+    flags = f"{COMMON} {RUNS[name]}"
+    run([*flags.split(), "--engine=inline", "--quiet", "--name=run", f"--out={tmp_path}"])
+    answered, paid = price(capsys, flags), ledger.read(tmp_path / "run" / "ledger")
+    assert sorted(paid) == list(range(5)) and len({tuple(sorted(map(repr, c))) for c in paid.values()}) > 1
+    for client, charges in paid.items():
+        planned, known = Counter(), Counter()
+        for row in answered["phases"]:
+            planned += counted(row["events"]) if client in parse_ranges(row["clients"]) else Counter()
+        for event, count in charges.items():
+            known[json.dumps(to_dict(event))] += count if not isinstance(event, Covered) else 0
+        late = () if "selective" in name or name != "dpsur" else CLAIMS
+        planned, known = (Counter({e: c for e, c in some.items() if kind(e) not in late}) for some in (planned, known))
+        assert planned == known
+    spent = [epsilon(charges, 1e-4).epsilon for charges in paid.values()]
+    assert answered["epsilon_certified"] == pytest.approx(max(spent), rel=1e-12)
+    assert min(spent) < max(spent) or "noise" not in name
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpis", "dpsgd statistics"])
+def test_sizes_of_clients_are_as_good_as_their_records(name, capsys, tmp_path):
+    flags = f"{COMMON} {RUNS[name]}"
+    run([*flags.split(), "--engine=inline", "--quiet", "--name=run", f"--out={tmp_path}"])
+    with np.load(tmp_path / "run" / "partition.npz") as held:
+        sizes = held["sizes"].tolist() if "sizes" in held else np.diff(held["offsets"]).tolist()
+    known = price(capsys, f"{flags} --records {','.join(map(str, sizes))}")
+    assert known == price(capsys, flags)
+
+
+def test_one_number_of_records_is_that_of_every_client(capsys):
+    flags = "--clients 3 --batch-size 10 --rounds 2 --epsilon 2 --delta 1e-3 --records"
+    assert price(capsys, f"{flags} 40") == price(capsys, f"{flags} 40,40,40")
+    assert [row["clients"] for row in price(capsys, f"{flags} 40,50,40")["phases"]] == ["0,2", "1"]
+
+
+def test_a_run_stops_paying_where_the_next_round_would_pass_the_budget(capsys):
+    flags = "--clients 2 --records 50 --batch-size 10 --rounds 9 --delta 1e-3 --noise-multiplier 1 --epsilon"
+    whole = price(capsys, f"{flags} none")
+    some = price(capsys, f"{flags} {whole['epsilon_certified'] / 1.5}")
+    assert whole["rounds"] == 9 > some["rounds"] and some["epsilon_certified"] < whole["epsilon_certified"] / 1.5
+    assert [event["count"] for event in some["events"]] == [some["rounds"]]
