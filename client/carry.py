@@ -4,7 +4,9 @@ It never leaves the node. It is on disk, one file per group and round, before th
 that is resumed goes on from the very state it had.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,21 @@ from mechanisms import durable
 from mechanisms.cohort import LocalState
 
 KEPT_ROUNDS = 3
+Resume = Callable[[LocalState], LocalState]
+"""From the fresh state at the start of a local round to one with what clients kept."""
+
+
+class Forgetful:
+    """Clients that keep nothing."""
+
+    @contextmanager
+    def round(self, round_: int) -> Iterator[None]:
+        """There is nothing to read or to write."""
+        yield
+
+    def keep(self, clients: np.ndarray, trained: Callable[[Resume], LocalState]) -> LocalState:
+        """Train clients from fresh states."""
+        return trained(lambda fresh: fresh)
 
 
 class Carry:
@@ -31,8 +48,24 @@ class Carry:
         self._round, self._begun = 0, False
         self._rows: dict[int, dict[str, np.ndarray]] = {}
 
-    def open(self, round_: int) -> None:
-        """Be at the state after the newest round before ``round_``; a later one, left by a crash, does not count."""
+    @contextmanager
+    def round(self, round_: int) -> Iterator[None]:
+        """Be at the state after the newest round before ``round_``; at the end, write the state after it to disk."""
+        self._open(round_)
+        yield
+        self._write(round_)
+
+    def keep(self, clients: np.ndarray, trained: Callable[[Resume], LocalState]) -> LocalState:
+        """Train clients from what they kept, and note the state at the end of their round."""
+        state = trained(functools.partial(self._resume, clients))
+        self._begun = True
+        named = {name: tensor.cpu().numpy() for name, tensor in self._named(state).items()}
+        for k, client in enumerate(clients.tolist()):
+            self._rows[client] = {name: np.array(rows[k]) for name, rows in named.items()}
+        return state
+
+    def _open(self, round_: int) -> None:
+        """A later round's state, left by a crash, does not count."""
         before = [n for n in self._saved() if n < round_]
         newest = before[-1] if before else 0
         if newest == self._round and not self._begun:
@@ -42,7 +75,7 @@ class Carry:
         clients = tensors.pop("clients").tolist()
         self._rows = {client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)}
 
-    def resume(self, clients: np.ndarray, fresh: LocalState) -> LocalState:
+    def _resume(self, clients: np.ndarray, fresh: LocalState) -> LocalState:
         """The state of these clients at the start of a round: what they kept, or ``fresh`` for those without."""
         known = [int(c) in self._rows for c in clients]
         if not any(known):
@@ -60,14 +93,7 @@ class Carry:
         optimizer = tuple(kept[f"optimizer.{n}"] for n in range(len(fresh.optimizer)))
         return replace(fresh, optimizer=optimizer).remember(**{name: kept[name] for name in self._lasting})
 
-    def keep(self, clients: np.ndarray, state: LocalState) -> None:
-        """Note the state of these clients at the end of their round."""
-        self._begun = True
-        named = {name: tensor.cpu().numpy() for name, tensor in self._named(state).items()}
-        for k, client in enumerate(clients):
-            self._rows[int(client)] = {name: np.array(rows[k]) for name, rows in named.items()}
-
-    def close(self, round_: int) -> None:
+    def _write(self, round_: int) -> None:
         """Write the state after ``round_`` to disk and forget that of rounds long past."""
         durable.make_folder(self._folder)
         clients = sorted(self._rows)

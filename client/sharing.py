@@ -5,19 +5,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from client.charging import charge_round, draws, name_draw
 from client.messages import TrainRequest, Upload
 from client.node import GroupData
+from client.purse import Purse
 from client.sums import WeightedSum
 from client.uploads import Uploads
 from mechanisms.accounting.ledger import Ledger
-from mechanisms.arithmetic import of_seed
 from mechanisms.plan import PlanTable
 from mechanisms.sharing import Release
 
 
 class SharingNode:
-    """One group of clients with its ledger.
+    """One group of clients with its purse.
 
     Args:
         release_of: what is released, from the model ``[P]`` that a request brings.
@@ -33,30 +32,29 @@ class SharingNode:
         uploads: Uploads,
         seed: int | None,
     ):
-        self._release_of, self._data, self._plans = release_of, data, plans
-        self._ledger, self._uploads, self._seed = ledger, uploads, seed
+        self._release_of, self._data, self._uploads = release_of, data, uploads
+        self._purse = Purse(ledger, plans, seed)
 
     def train(self, request: TrainRequest) -> Upload:
-        """Charge the release to every asked client, on disk, then draw it; what is drawn twice is charged twice.
+        """Draw the release of every asked client; what is drawn twice is charged twice.
 
         Records that leave one by one carry their client's number; sums are added up over the group.
         """
-        name = name_draw(request, self._seed)
-        charge_round(self._ledger, self._plans, request, name)
+        data, device = self._data, self._data.x.device
         release = self._release_of(request.params)
         total, records = WeightedSum(release.size), []
-        for part in self._data.parts(request.clients):
-            clients = request.clients[part]
-            own = [torch.from_numpy(self._data.records(int(c))).to(self._data.x.device) for c in clients]
-            streams = draws(self._seed, request.round, clients, self._data.x.device)
-            mine = [self._data.x[i] for i in own], [self._data.y[i] for i in own]
-            released = release(*mine, streams, of_seed(self._seed))
-            total.add(released.sums, np.ones(len(clients), dtype=np.int64))
-            if released.records:
-                records.append(released.records | {"client": clients[released.records["client"]]})
+        with self._purse.open(request, device) as opened:
+            for part in data.parts(request.clients):
+                allowed = opened.allow(part)
+                own = [torch.from_numpy(data.records(c)).to(device) for c in allowed.clients.tolist()]
+                mine = [data.x[i] for i in own], [data.y[i] for i in own]
+                released = release(*mine, allowed.draws, allowed.arithmetic)
+                total.add(released.sums, np.ones(len(own), dtype=np.int64))
+                if released.records:
+                    records.append(released.records | {"client": allowed.clients[released.records["client"]]})
         shared = {name: np.concatenate([part[name] for part in records]) for name in records[0]} if records else {}
         head = (request.round, request.group, request.clients, total.total, total.weight)
         upload = Upload(*head, shared=shared)
-        if self._seed is None:
+        if self._purse.seed is None:
             self._uploads.keep(upload, request.params)
         return upload

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from client.carry import KEPT_ROUNDS, Carry
@@ -20,17 +21,34 @@ def played(folder, rounds: int) -> Carry:
     """Clients 4 and 7 took part in every round, client 9 in the first only."""
     carry = Carry(folder, NAMES)
     for n in range(1, rounds + 1):
-        carry.open(n)
-        if n == 1:
-            carry.keep(np.array([9]), state(100.0, 1))
-        carry.keep(np.array([4, 7]), state(float(n), 2))
-        carry.close(n)
+        with carry.round(n):
+            if n == 1:
+                keep(carry, [9], state(100.0, 1))
+            keep(carry, [4, 7], state(float(n), 2))
     return carry
 
 
-def check(carry: Carry, after: int) -> None:
+def keep(carry: Carry, clients: list[int], end: LocalState) -> None:
+    """A local round that ends so, whatever it began with."""
+    assert carry.keep(np.array(clients), lambda resume: end) is end
+
+
+def begun(carry: Carry, clients: list[int], round_: int, fresh: LocalState) -> LocalState:
+    """What clients begin a round with; the round breaks off then."""
+    found = []
+
+    def trained(resume) -> LocalState:
+        found.append(resume(fresh))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), carry.round(round_):
+        carry.keep(np.array(clients), trained)
+    return found[0]
+
+
+def check(carry: Carry, after: int, round_: int) -> None:
     fresh = replace(state(-1.0, 4), optimizer=(torch.zeros(4, 3), torch.ones(4, 3)))
-    got = carry.resume(np.array([9, 4, 5, 7]), fresh)
+    got = begun(carry, [9, 4, 5, 7], round_, fresh)
     kept = state(float(after), 2)
     assert torch.equal(got.optimizer[0][1], kept.optimizer[0][0]) and torch.equal(
         got.optimizer[0][3], kept.optimizer[0][1]
@@ -44,44 +62,40 @@ def check(carry: Carry, after: int) -> None:
 
 def test_rounds_go_on_from_what_was_kept(tmp_path):
     carry = played(tmp_path, 5)
-    carry.open(6)
-    check(carry, after=5)
+    check(carry, after=5, round_=6)
 
 
 def test_a_new_process_goes_on_where_the_old_one_was(tmp_path):
     played(tmp_path, 5)
     carry = Carry(tmp_path, NAMES)
-    carry.open(6)
-    check(carry, after=5)
+    check(carry, after=5, round_=6)
 
 
 def test_a_replayed_round_starts_from_the_round_before_it(tmp_path):
     """Kills a resume that reads the newest file: the crash came after the file and before the checkpoint."""
     carry = played(tmp_path, 5)
     for fresh in (carry, Carry(tmp_path, NAMES)):
-        fresh.open(5)
-        check(fresh, after=4)
+        check(fresh, after=4, round_=5)
 
 
 def test_a_round_that_broke_off_leaves_nothing(tmp_path):
     """Kills a replay in the same process that starts from the rows of its first attempt."""
     carry = played(tmp_path, 5)
-    carry.open(6)
-    carry.keep(np.array([4, 7]), state(77.0, 2))
-    carry.open(6)
-    check(carry, after=5)
+    with pytest.raises(KeyboardInterrupt), carry.round(6):
+        keep(carry, [4, 7], state(77.0, 2))
+        raise KeyboardInterrupt
+    assert not (tmp_path / "round-000006.safetensors").exists()
+    check(carry, after=5, round_=6)
 
 
 def test_what_is_kept_does_not_change_with_the_memory_of_the_round(tmp_path):
     """The next chunk of clients may be computed where the one before it was."""
     carry, end = Carry(tmp_path, NAMES), state(5.0, 2)
-    carry.open(1)
-    carry.keep(np.array([4, 7]), end)
-    for tensor in (*end.optimizer, end.memory["clip_norm"]):
-        tensor.fill_(-77.0)
-    carry.close(1)
-    carry.open(2)
-    got, kept = carry.resume(np.array([4, 7]), state(0.0, 2)), state(5.0, 2)
+    with carry.round(1):
+        keep(carry, [4, 7], end)
+        for tensor in (*end.optimizer, end.memory["clip_norm"]):
+            tensor.fill_(-77.0)
+    got, kept = begun(carry, [4, 7], 2, state(0.0, 2)), state(5.0, 2)
     assert torch.equal(got.optimizer[0], kept.optimizer[0])
     assert torch.equal(got.memory["clip_norm"], kept.memory["clip_norm"])
 
@@ -93,5 +107,4 @@ def test_old_files_are_removed(tmp_path):
 
 def test_the_first_round_is_fresh(tmp_path):
     carry, fresh = Carry(tmp_path, NAMES), state(1.0, 2)
-    carry.open(1)
-    assert carry.resume(np.array([0, 1]), fresh) is fresh
+    assert begun(carry, [0, 1], 1, fresh) is fresh

@@ -96,9 +96,9 @@ def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_
             node = host.node(group, phase)
             assert node is host.node(group, phase)
             assert node._data.chunks == job.groups[group]
-            assert getattr(node, "_seed", None) == (None if release or hasattr(node, "_training") else 11)
+            assert node._purse.seed == (None if release else 11)
             assert not hasattr(node, "_training") or node._training.seed == (None if release else 11)
-            assert node._ledger.path == tmp_path / "ledger" / f"group-{group:04d}.jsonl"
+            assert node._purse.ledger.path == tmp_path / "ledger" / f"group-{group:04d}.jsonl"
             seen.add(node._uploads._folder)
     assert len(seen) == 4
 

@@ -1,0 +1,140 @@
+"""A group's purse: opened around a round, and the only source of draws, so that nothing is released unpaid.
+
+What the round can cost is on disk before anything is drawn. What was really released is on disk
+before the round's upload leaves.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from client.messages import Payments, TrainRequest
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.allotment import Account, AdaptivePlan, check_settlement, payable
+from mechanisms.accounting.events import Event
+from mechanisms.accounting.ledger import Ledger
+from mechanisms.arithmetic import Arithmetic, of_seed
+from mechanisms.plan import Plan, PlanTable
+from mechanisms.randomness import Draws, Streams, SystemStreams, seed_key
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What some clients of a round may draw and spend.
+
+    Attributes:
+        round: its number.
+        clients: their numbers, int64 ``[K]``.
+        nth: each client's count of rounds.
+        plans: of the clients.
+        accounts: what each client of adaptive plans may spend in this round; a replayed round of a simulation sees
+            them as they were the first time.
+        draws: the clients' draws: named by the seed, or of the system's entropy in a release.
+        arithmetic: of sums and noise.
+    """
+
+    round: int
+    clients: np.ndarray
+    nth: list[int]
+    plans: list[Plan]
+    accounts: list[Account]
+    draws: Draws
+    arithmetic: Arithmetic
+
+
+class Opened:
+    """A round that is paid for."""
+
+    def __init__(self, purse: "Purse", request: TrainRequest, device: torch.device):
+        self._purse, self._request, self._device = purse, request, device
+        self._realized: list[tuple[int, Charges]] = []
+        self.unpaid: Payments = []
+        """After the round: what no allotment has paid for, to be charged by the server."""
+
+    def allow(self, part: np.ndarray) -> Allowance:
+        """The allowance of the request's clients at the places ``part``."""
+        ledger, seed, round_ = self._purse.ledger, self._purse.seed, self._request.round
+        clients = self._request.clients[part]
+        plans = [self._purse.plans.of(client) for client in clients.tolist()]
+        adaptive = [
+            (c, plan) for c, plan in zip(clients.tolist(), plans, strict=True) if isinstance(plan, AdaptivePlan)
+        ]
+        return Allowance(
+            round=round_,
+            clients=clients,
+            nth=self._request.nth[part].tolist(),
+            plans=plans,
+            accounts=[
+                ledger.account(client, plan.allotment.order, None if seed is None else round_)
+                for client, plan in adaptive
+            ],
+            draws=(
+                SystemStreams(len(clients), self._device)
+                if seed is None
+                else Streams(seed_key(seed), round_, clients.tolist(), self._device)
+            ),
+            arithmetic=of_seed(seed),
+        )
+
+    def note(self, clients: np.ndarray, realized: Sequence[Charges]) -> None:
+        """Take down what clients released beside their planned charges; it is written when the round is over."""
+        self._realized += zip(clients.tolist(), realized, strict=True)
+
+    def settlement(self) -> Payments:
+        """What was noted, clients with equal charges together.
+
+        Raises:
+            ValueError: a release that nothing has paid for.
+        """
+        sharing: dict[frozenset[tuple[Event, int]], list[int]] = {}
+        for client, charges in self._realized:
+            check_settlement(charges)
+            if charges:
+                sharing.setdefault(frozenset(charges.items()), []).append(client)
+        return [(np.array(ids, dtype=np.int64), dict(items)) for items, ids in sharing.items()]
+
+
+@dataclass(frozen=True)
+class Purse:
+    """A group's ledger with its clients' plans.
+
+    Attributes:
+        ledger: of the group.
+        plans: of all clients, in the phase.
+        seed: of a simulation, or None for a release, whose draws come from the system's entropy.
+    """
+
+    ledger: Ledger
+    plans: PlanTable
+    seed: int | None
+
+    @contextmanager
+    def open(self, request: TrainRequest, device: torch.device) -> Iterator[Opened]:
+        """Charge a round to every asked client, and settle it at the end; where it breaks off, the charge stands.
+
+        A seeded round that is asked again is the same release (same draws, same sums) and is charged once. A release
+        draws anew each time that it is asked, under a name of its own, so it is charged each time.
+
+        Raises:
+            ValueError: clients released what nothing has paid for.
+        """
+        name = request.release if self.seed is not None else f"{request.release}-{secrets.token_hex(8)}"
+        opened, planned = Opened(self, request, device), self._planned(request)
+        self.ledger.charge_all(name, request.round, planned)
+        yield opened
+        settlement = opened.settlement()
+        self.ledger.charge_all(name, request.round, settlement)
+        opened.unpaid = [(ids, unpaid) for ids, charges in settlement if (unpaid := payable(charges))]
+
+    def _planned(self, request: TrainRequest) -> Payments:
+        """The most that the round can cost, for every asked client."""
+        kinds = np.stack([self.plans.which[request.clients], request.nth])
+        distinct, place = np.unique(kinds, axis=1, return_inverse=True)
+        return [
+            (request.clients[place.reshape(-1) == n], self.plans.plans[plan].round_charges(int(nth)))
+            for n, (plan, nth) in enumerate(distinct.T)
+        ]
