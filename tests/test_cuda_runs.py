@@ -95,15 +95,14 @@ def test_clients_keep_their_state_from_round_to_round(device, tmp_path):
     rows = torch.arange(6.0, device=device).view(2, 3)
     state = cohort.LocalState(rows, (10 * rows,), rows[:, 0], {"clip_norm": rows[:, 0] / 2})
     kept = carry.Carry(tmp_path, ("clip_norm",))
-    kept.open(1)
-    kept.keep(np.array([4, 7]), state)
-    kept.close(1)
+    with kept.round(1):
+        kept.keep(np.array([4, 7]), lambda resume: state)
     again = carry.Carry(tmp_path, ("clip_norm",))
-    again.open(2)
     fresh = dataclasses.replace(state, optimizer=(torch.zeros_like(rows),)).remember(
         clip_norm=-torch.ones_like(rows[:, 0])
     )
-    found = again.resume(np.array([9, 7]), fresh)
+    with again.round(2):
+        found = again.keep(np.array([9, 7]), lambda resume: resume(fresh))
     assert {found.optimizer[0].device.type, found.memory["clip_norm"].device.type} == {device.type}
     assert found.optimizer[0].tolist() == [[0.0] * 3, [30.0, 40.0, 50.0]]
     assert found.memory["clip_norm"].tolist() == [-1.0, 1.5]

@@ -148,11 +148,11 @@ def test_a_client_keeps_its_budget_and_its_step_sizes_and_no_measurement(tmp_pat
     fresh, clients = DPAGD.start(here, start(model())), np.array([0, 1])
     moved = {name: tensor + 1 for name, tensor in fresh.memory.items()}
     carry = Carry(tmp_path, DPAGD.lasting)
-    carry.keep(clients, fresh.remember(**moved))
-    carry.close(1)
+    with carry.round(1):
+        carry.keep(clients, lambda resume: fresh.remember(**moved))
     again = Carry(tmp_path, DPAGD.lasting)
-    again.open(2)
-    resumed = again.resume(clients, fresh).memory
+    with again.round(2):
+        resumed = again.keep(clients, lambda resume: resume(fresh)).memory
     kept = {name for name in resumed if torch.equal(resumed[name], moved[name])}
     assert kept == {"level", "alpha_max", "peak", "moves"}
     assert all(torch.equal(resumed[name], fresh.memory[name]) for name in resumed.keys() - kept)

@@ -45,16 +45,17 @@ def state(round_: int) -> LocalState:
 
 def carry(root: Path, round_: int) -> None:
     kept = Carry(root / "clients" / "group-0000", ())
-    kept.open(round_)
-    kept.keep(np.array([3]), state(round_))
-    kept.close(round_)
+    with kept.round(round_):
+        kept.keep(np.array([3]), lambda resume: state(round_))
 
 
 def carried(root: Path) -> int:
     """The round whose state a next one would go on from."""
     kept = Carry(root / "clients" / "group-0000", ())
-    kept.open(99)
-    return int(kept.resume(np.array([3]), state(0)).optimizer[0][0, 0])
+    with kept.round(99):
+        found = kept.keep(np.array([3]), lambda resume: resume(state(0)))
+    kept._path(99).unlink()
+    return int(found.optimizer[0][0, 0])
 
 
 def charge(root: Path, round_: int) -> None:
