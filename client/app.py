@@ -1,54 +1,62 @@
 """The Flower ClientApp: a message in, a message out; the work is client/node.py's."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.messages import Answering, TrainRequest, Upload
+from client.messages import Answering, Payments, TrainRequest, Upload
 from mechanisms.accounting.events import from_dict, to_dict
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
-NodeOf = Callable[[ConfigRecord, Context], Answering]
+NodeOf = Callable[[Mapping[str, Any], Context], Answering]
 """Finds or builds the node that a message is for: from the message's configuration and the Flower context."""
 
 
 def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
     """A request as Flower content; ``run`` is what a node needs to build itself."""
-    ask = {"round": request.round, "group": request.group, "release": request.release, "phase": request.phase}
+    ask: dict[str, Any] = {"round": request.round, "group": request.group}
+    ask |= {"release": request.release, "phase": request.phase}
     arrays = {"params": request.params, "clients": request.clients, "nth": request.nth}
     return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(ask | run)})
 
 
 def decode_request(content: RecordDict) -> TrainRequest:
     """The inverse of ``encode_request``."""
-    arrays, ask = content["arrays"], content["config"]
+    arrays, ask = content.array_records["arrays"], settings_of(content)
     clients, nth, params = (arrays[name].numpy() for name in ("clients", "nth", "params"))
     return TrainRequest(ask["round"], ask["group"], ask["release"], clients, nth, params, ask["phase"])
 
 
 def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
-    answer = {"round": upload.round, "group": upload.group, "weight": upload.weight}
+    answer: dict[str, Any] = {"round": upload.round, "group": upload.group, "weight": upload.weight}
     answer["figures"] = json.dumps(upload.figures)
     lines = [(format_ranges(ids), to_dict(e), n) for ids, charges in upload.realized for e, n in charges.items()]
     answer["realized"] = json.dumps(lines)
     arrays = {"total": upload.total, "clients": upload.clients}
-    content = {"arrays": _arrays(arrays), "shared": _arrays(upload.shared), "config": ConfigRecord(answer)}
-    return RecordDict(content)
+    return RecordDict({"arrays": _arrays(arrays), "shared": _arrays(upload.shared), "config": ConfigRecord(answer)})
 
 
 def decode_upload(content: RecordDict) -> Upload:
     """The inverse of ``encode_upload``."""
-    arrays, answer = content["arrays"], content["config"]
+    arrays, answer = content.array_records["arrays"], settings_of(content)
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
     figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
-    realized = [(parse_ranges(ids), {from_dict(event): n}) for ids, event, n in json.loads(answer["realized"])]
+    realized: Payments = [
+        (parse_ranges(ids), {from_dict(event): n}) for ids, event, n in json.loads(answer["realized"])
+    ]
     head = (answer["round"], answer["group"], clients, total, answer["weight"])
-    shared = {name: array.numpy() for name, array in content["shared"].items()}
+    shared = {name: array.numpy() for name, array in content.array_records["shared"].items()}
     return Upload(*head, figures, realized, shared)
+
+
+def settings_of(content: RecordDict) -> dict[str, Any]:
+    """What a message says beside its arrays."""
+    return dict(content.config_records["config"])
 
 
 def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:
@@ -67,7 +75,7 @@ def client_app(node_of: NodeOf) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        node = node_of(message.content["config"], context)
+        node = node_of(settings_of(message.content), context)
         return Message(encode_upload(node.train(decode_request(message.content))), reply_to=message)
 
     @app.query()
@@ -77,7 +85,7 @@ def client_app(node_of: NodeOf) -> ClientApp:
     return app
 
 
-def _place(context: Context) -> dict[str, int]:
+def _place(context: Context) -> dict[str, Any]:
     place = {name: context.node_config.get(name) for name in ("partition-id", "num-partitions")}
     for name, value in place.items():
         if not isinstance(value, int):

@@ -55,4 +55,4 @@ def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:
     """
     if not np.abs(totals, dtype=np.float64).sum(axis=0).max(initial=0.0) < SCALE * LIMIT:
         raise ValueError(f"training diverged (the groups' sums together exceed {LIMIT:g}); lower --lr")
-    return np.sum(totals, axis=0, dtype=np.int64) / (SCALE * weight)
+    return np.asarray(np.sum(totals, axis=0, dtype=np.int64) / (SCALE * weight))

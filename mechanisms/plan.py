@@ -26,6 +26,9 @@ class Plan(Protocol):
     def steps(self) -> int:
         """Local steps of one round (accepted ones, where a mechanism rejects)."""
 
+    def __hash__(self) -> int:
+        """Plans compare by value."""
+
     def round_charges(self, nth: int) -> Charges:
         """The most that the client's ``nth`` round (from 1) can cost: event -> count. It is paid when it starts."""
 

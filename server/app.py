@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from client.app import decode_upload, encode_request
+from client.app import decode_upload, encode_request, settings_of
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
 
@@ -44,8 +44,9 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
     hosts: list[int | None] = []
     for places in _answers(grid, patience):
         hosts = _hosts(places)
-        if hosts and None not in hosts:
-            return hosts
+        found = [node for node in hosts if node is not None]
+        if hosts and len(found) == len(hosts):
+            return found
     missing = [str(group) for group, node in enumerate(hosts) if node is None]
     of = f"group {', '.join(missing)} of {len(hosts)}" if hosts else "any group"
     raise RuntimeError(
@@ -68,7 +69,7 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
             waiting.discard(reply.metadata.reply_to_message_id)
             node = reply.metadata.src_node_id
             if node in asked:  # otherwise it is the SuperLink's own word that a node is gone
-                place = _content(reply, f"Flower node {node}")["config"]
+                place = settings_of(_content(reply, f"Flower node {node}"))
                 places[node] = place["partition-id"], place["num-partitions"]
         yield places
         if time.monotonic() >= deadline:

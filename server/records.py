@@ -23,7 +23,8 @@ def finite(value: Any) -> Any:
 
 def largest(epsilons: Sequence[Epsilon]) -> Epsilon:
     """The largest epsilon; None if one of them is no guarantee, or there are none."""
-    return None if None in finite(epsilons) else max(epsilons, default=None)
+    known = [value for value in epsilons if value is not None and math.isfinite(value)]
+    return max(known, default=None) if len(known) == len(epsilons) else None
 
 
 def middle(epsilons: Sequence[Epsilon]) -> Epsilon:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid
 
 from client.app import client_app
@@ -81,7 +81,7 @@ def _job(settings: str) -> Job:
     return build(Config.model_validate_json(settings))
 
 
-def _node_of(config: ConfigRecord, context: Context) -> Answering:
+def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     """A node made for this message alone: another process may have charged its ledger since the message before.
 
     Raises:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
+from typing import cast
 
 from sim.benching.runs import Run, play
 
@@ -32,7 +33,7 @@ def played(runs: Sequence[Run], processes: int, until: float | None = None) -> I
             busy[lane.pipe] = lane, waiting.pop()
             lane.give(busy[lane.pipe][1])
         while busy:
-            ready = wait(list(busy), left(until))
+            ready = cast("list[Connection]", wait(list(busy), left(until)))
             if not ready:
                 return
             for pipe in ready:

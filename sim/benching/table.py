@@ -110,7 +110,14 @@ def lines(runs: Sequence[Run], faults: Mapping[Run, str]) -> list[Line]:
 def markdown(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
     """The table in Markdown, with what is lacking below it."""
     on = {r.summary.evaluated_on for line in table for r in line.results} or {"test"}
-    head = ("", recipe.axis, f"{' / '.join(sorted(on))} accuracy, %", "paper", "difference", "certified epsilon")
+    head: tuple[str, ...] = (
+        "",
+        recipe.axis,
+        f"{' / '.join(sorted(on))} accuracy, %",
+        "paper",
+        "difference",
+        "certified epsilon",
+    )
     head += ("published epsilon", "rounds", "seconds")
     rows = [head, ("---",) * len(head), *(_row(line) for line in table)]
     text = [f"# {recipe.title}", "", NOTES[budget], ""]
@@ -147,7 +154,19 @@ def _row(line: Line) -> tuple[str, ...]:
 
 def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
     """The table as CSV, one line a cell; what there is not is empty, an infinite epsilon is ``inf``."""
-    head = ("recipe", "row", "column", "budget", "state", "seeds", "mean", "least", "largest", "deviation", "paper")
+    head: tuple[str, ...] = (
+        "recipe",
+        "row",
+        "column",
+        "budget",
+        "state",
+        "seeds",
+        "mean",
+        "least",
+        "largest",
+        "deviation",
+        "paper",
+    )
     head += ("difference", "certified_epsilon", "published_epsilon", "rounds", "seconds", "source")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")

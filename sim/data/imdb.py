@@ -118,7 +118,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if by_columns else "C")
 
 
-def _sequences(reviews: Sequence[Sequence[int]]) -> np.ndarray:
+def _sequences(reviews: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
     """Reviews of ranks as int64 [N, LENGTH]."""
     x = np.full((len(reviews), LENGTH), FILLING, dtype=np.int64)
     for row, ranks in zip(x, reviews, strict=True):

@@ -89,7 +89,7 @@ class Phase:
 def federation(job: Job, name: str, strategy: Strategy, initial: np.ndarray, **own: Any) -> Federation:
     """The server's inputs in a phase: all clients in each of its rounds, unless its ``own`` say otherwise."""
     config = job.config
-    common = {
+    common: dict[str, Any] = {
         "group_of": job.group_of,
         "plans": job.plans_of[name],
         "rounds": config.rounds.rounds,

@@ -103,9 +103,11 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
     result = settings(config) | row(largest) | figures(largest.whole, delta)
     result |= {"epsilon_pld": accountant.pld_epsilon(largest.whole, delta)}
     result |= {"limits": list(caveats_of(largest.whole)), "phases": rows}
-    for column in COLUMNS if orders is not None else ():
+    if orders is None:
+        return result
+    for column in COLUMNS:
         result |= {
-            "orders": list(orders or ()),
+            "orders": list(orders),
             f"rdp_{column}": accountant.rdp(largest.whole, orders, column).tolist(),
         }
     return result

@@ -40,7 +40,7 @@ def answer(question: Question) -> Record:
     result |= {"steps": training.local_steps(config, int(outlook.sizes[0]))}
     if question.eigenvalues is not None:
         scales = [e.smallest_scale for e in price.charges if isinstance(e, HeterogeneousGaussian)]
-        result |= {"effective_noise_multiplier": price.plan.noise_multiplier * min([1.0, *scales])}
+        result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *scales])}
     named = {"trials": question.trials, "norm_sum": question.norm_sum, "eigenvalues": question.eigenvalues}
     return result | {name: value for name, value in named.items() if value is not None}
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
 def node(job: Job, group: int, run_dir: Path) -> SharingNode:
     """The clients of a group that release statistics of their channels."""
     plans = job.plans_of[NAME]
-    moments = Sum(plans.plans[0], channel_moments, 2 * job.dataset.x.shape[1])
+    moments = Sum(cast(SharingPlan, plans.plans[0]), channel_moments, 2 * job.dataset.x.shape[1])
     return SharingNode(lambda params: moments, group_data(job, group), plans, *files(run_dir, group, NAME), job.seed)
 
 

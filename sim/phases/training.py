@@ -42,7 +42,7 @@ def local_steps(config: Config, size: int) -> int:
     """Local steps a round of a client of ``size`` records: as given, or enough for the expected number of passes."""
     if config.local.steps is not None:
         return config.local.steps
-    return math.ceil(round(config.local.epochs / config.privacy.rate(size), 9))
+    return math.ceil(round((config.local.epochs or 1.0) / config.privacy.rate(size), 9))
 
 
 def participations(config: Config) -> int:

@@ -37,7 +37,8 @@ def spent(folder: Path, delta: float | None) -> Record:
     finished = (folder / "summary.json").is_file()
     paid = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
-    price, note = _least, ""
+    price: Price = _least
+    note = ""
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]

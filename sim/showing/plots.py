@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -24,7 +25,7 @@ MAX_STEPS = 1_000
 SHEET = 10
 """Pictures in a row of a sheet."""
 
-_STYLE = {
+_STYLE: Any = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "text.color": INK,

@@ -30,7 +30,7 @@ def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not priv
 
     The default text is plain ASCII: not every terminal has more.
     """
-    if finite(value) is None:
+    if value is None or finite(value) is None:
         return infinite
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)):.{digits}g}"
 
