@@ -3,15 +3,17 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS, TABLES, Setting
 from sim.config.names import did_you_mean
-from sim.config.presets import FIXED, PRESETS, preset
+from sim.config.presets import FIXED, PRESETS
+from sim.config.presets import preset as preset_of
 from sim.config.settings import EXECUTION_ONLY
 
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
@@ -64,13 +66,37 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
     texts = vars(known)
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
-    if run_dir is None:
-        config = load(Path(config_file) if config_file else None, given, central, paper)
-        return Request(config, None, frozenset(given))
-    for flag, value in (("--config", config_file), ("--preset", paper)):
+    return request(given, config_file, paper, run_dir, central)
+
+
+def request(
+    given: Mapping[str, Any],
+    config: str | None = None,
+    preset: str | None = None,
+    resume: str | None = None,
+    central: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Request:
+    """The request of settings by name; ``config``, ``preset`` and ``resume`` are as the flags of these names.
+
+    Args:
+        given: settings, which go before everything else.
+        config: path of a file of settings.
+        preset: name of a paper's settings.
+        resume: the run directory to go on with.
+        central: one client holds all records.
+        defaults: settings that stand in for the project's own defaults, below file and preset.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    if resume is None:
+        loaded = load(Path(config) if config else None, given, central, preset, defaults)
+        return Request(loaded, None, frozenset(given))
+    for flag, value in (("--config", config), ("--preset", preset)):
         if value is not None:
-            raise ValueError(f"{flag} {value} and --resume {run_dir}: a resumed run keeps its configuration; drop one")
-    return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given))
+            raise ValueError(f"{flag} {value} and --resume {resume}: a resumed run keeps its configuration; drop one")
+    return Request(_resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given))
 
 
 def build_parser(prog: str, description: str, central: bool = False) -> argparse.ArgumentParser:
@@ -131,8 +157,8 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -
 
 def _defaults(setting: Setting, central: bool) -> str:
     """The default, and what some data sets have instead."""
-    default = preset("", central).get(setting.name, setting.info.default)
-    own = {dataset: preset(dataset, central).get(setting.name, default) for dataset in PRESETS}
+    default = preset_of("", central).get(setting.name, setting.info.default)
+    own = {dataset: preset_of(dataset, central).get(setting.name, default) for dataset in PRESETS}
     values = [_shown(setting, default)]
     values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != default]
     return "; ".join(values)
@@ -168,7 +194,7 @@ def _describe_unknown(unknown: Sequence[str]) -> str:
     return f"unknown flag {name}{did_you_mean(name, [*_FILES, *(s.flag for s in SETTINGS.values())])}"
 
 
-def _resumed(run_dir: Path, given: dict[str, Any], central: bool) -> Config:
+def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
     """The saved configuration, with the given settings that change no number of the result."""
     path = run_dir / "config.toml"
     if not path.is_file():

@@ -35,13 +35,7 @@ def choose(config: Config) -> Path:
     Raises:
         ValueError: the folder exists, or its parent cannot be written.
     """
-    parent = Path(config.run.out)
-    try:
-        durable.make_folder(parent)
-    except OSError as fault:
-        raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
+    parent = make_parent(config)
     name = config.run.name or time.strftime("%Y%m%d-%H%M%S")
     folder, copy = parent / name, 2
     while folder.exists():
@@ -49,6 +43,22 @@ def choose(config: Config) -> Path:
             raise ValueError(f"name = {name}: {folder} exists; give another --name, or go on with --resume {folder}")
         folder, copy = parent / f"{name}-{copy}", copy + 1
     return folder
+
+
+def make_parent(config: Config) -> Path:
+    """The parent folder of run directories, made where it is missing.
+
+    Raises:
+        ValueError: it cannot be made or written.
+    """
+    parent = Path(config.run.out)
+    try:
+        durable.make_folder(parent)
+    except OSError as fault:
+        raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
+    return parent
 
 
 def create(folder: Path, job: Job) -> None:

@@ -10,10 +10,11 @@ import torch
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.fields import Config
+from sim.data.dataset import Dataset
 from sim.data.features import load
 from sim.data.holdout import hold_out, set_aside
 from sim.data.partition import partition
-from sim.data.words import words_of
+from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of
 from sim.job.job import Job
@@ -46,8 +47,7 @@ def build(config: Config) -> Job:
     )
     shape = dataset.x.shape[1:]
     words = words_of(data, dataset)
-    seed = int(generator(key, "model").integers(2**63))
-    model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
+    model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
     check_sizes(config, parts.sizes)
     plans = course.plan(Outlook(config, shape, parts.sizes, public is not None))
@@ -57,6 +57,17 @@ def build(config: Config) -> Job:
             "--shared-source public or none, or another --strategy"
         )
     return in_groups(Job(config, dataset, parts, model, plans, (), public))
+
+
+def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.Module:
+    """The configuration's model with its initial weights, for the records of a data set.
+
+    Raises:
+        ValueError: as `sim.models.networks.build`.
+    """
+    data = config.data
+    seed = int(generator(seed_key(config.run.seed), "model").integers(2**63))
+    return build_model(data.model, dataset.x.shape[1:], dataset.classes, seed, data.activation, words)
 
 
 def in_groups(job: Job) -> Job:
