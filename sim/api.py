@@ -111,8 +111,9 @@ def _request(
 
     arrays = given.get("dataset")
     if isinstance(arrays, tuple | list):
-        others = {name: value for name, value in given.items() if name != "dataset"}
-        given["dataset"] = str(keep(arrays, rundir.make_parent(ask(others).config)))
+        others = ask({name: value for name, value in given.items() if name != "dataset"})
+        parent = rundir.make_parent(others.config) if others.resume is None else others.resume.absolute().parent
+        given["dataset"] = str(keep(arrays, parent))
     asked = ask(given)
     model, engine = asked.config.data.model, asked.config.run.engine
     if model.startswith(f"{OWN}:") and engine != "inline":
