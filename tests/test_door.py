@@ -188,7 +188,8 @@ def test_an_installed_wheel_works_in_an_empty_folder(tmp_path):
     assert (folder / "runs" / "one" / "summary.json").is_file()
     crowded(folder)
     installed(script, "run", *RUN[:-2], "--engine=ray", "--workers=1", "--name=two", "--quiet")
-    found = installed(sys.executable, "-P", "-c", "import sim, sim.benching.papers as p; print(sim.__file__, p.RECIPES)")
+    code = "import sim, sim.benching.papers as papers; print(sim.__file__, papers.RECIPES)"
+    found = installed(sys.executable, "-P", "-c", code)
     assert found.split() == [str(target / "sim" / name) for name in ("__init__.py", "recipes")]
     kept = {path.name for path in (target / "sim" / "recipes").rglob("*.toml")}
     assert kept == {path.name for path in RECIPES.rglob("*.toml")} and re.search(r"mnist", " ".join(kept))
