@@ -1,10 +1,10 @@
-"""Federated learning with local differential privacy: what Python programs and notebooks use (`docs/python.md`).
+"""Federated learning with local differential privacy, for programs and notebooks.
 
     import sim
 
     result = sim.train(dataset=(x, y, x_test, y_test), model=Net, clients=20, epsilon=8)
 
-Nothing heavy is loaded until one of these names is used.
+`docs/python.md` says more. Nothing heavy is loaded until one of these names is used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """``dpfed COMMAND``, or ``python -m sim COMMAND``: all commands behind one name.
 
-``dpfed`` looks for modules in the current folder last, so that a ``client.py`` there hides nothing, and a model of the
-user's own is found all the same.
+``dpfed`` looks for modules in the current folder last, so that a ``client.py`` there hides nothing,
+and a model of the user's own is found all the same.
 """
 
 import importlib
@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "dpfed") -> int:
-    """Run a command by its name, with ``arguments`` (default: the process's own); the exit status."""
+    """Run a command by its name with its arguments (default: the process's); the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage(program))
@@ -55,12 +55,16 @@ def start(name: str, words: Sequence[str], program: str) -> int:
 def usage(program: str) -> str:
     """The text of ``--help``."""
     lines = [f"  {name:<9}{text}" for name, text in COMMANDS.items()]
-    head = [f"usage: {program} COMMAND [--flag value ...]", "", "Federated learning with local differential privacy."]
+    head = [
+        f"usage: {program} COMMAND [--flag value ...]",
+        "",
+        "Federated learning with local differential privacy.",
+    ]
     return "\n".join([*head, "", *lines, "", f"{program} COMMAND --help lists a command's flags."])
 
 
 def script() -> int:
-    """The entry point of ``dpfed``: modules are looked for in the current folder last, here and in child processes."""
+    """The entry point of ``dpfed``: the current folder goes last, in child processes, too."""
     folder = os.environ[hidden.LAST] = os.getcwd()
     hidden.put_last(folder)
     return main()

@@ -8,7 +8,6 @@ engine is ``inline`` and nothing is printed, unless something else is asked for.
 import inspect
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,15 +34,21 @@ OWN = "__main__"
 Source = str | os.PathLike[str] | None
 
 
-def train(*, config: Source = None, preset: str | None = None, resume: Source = None, **settings: Any) -> Result:
-    """Train many clients, as ``python -m sim.run`` does: the same settings give the same model bit for bit.
+def train(
+    *,
+    config: Source = None,
+    preset: str | None = None,
+    resume: Source = None,
+    **settings: Any,
+) -> Result:
+    """Train many clients, as ``python -m sim.run`` does, with the same model bit for bit.
 
     Args:
         config: path of a TOML file of settings; keyword arguments go before it.
         preset: name of a paper's settings, which file and keyword arguments go before.
         resume: directory of a run to go on with.
-        settings: by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test), of NumPy or PyTorch, which
-            are kept in ``<out>/datasets``. ``model`` may also be a class.
+        settings: by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test), of NumPy
+            or PyTorch, which are kept in ``<out>/datasets``. ``model`` may also be a class.
 
     Raises:
         ValueError: anything the user can mend, in the words of the command.
@@ -71,12 +76,15 @@ def audit_run(
     preset: str | None = None,
     **settings: Any,
 ) -> Result:
-    """Train once with canaries, as ``python -m sim.audit`` does; ``result.audit`` says which epsilon that refutes.
+    """Train once with canaries, as ``python -m sim.audit`` does.
+
+    ``result.audit`` says which epsilon that refutes.
 
     Args:
         canaries: how many, each in or out by a coin; None: at most 1000.
         confidence: of the lower bound, in (0, 1).
-        black_box: wrong labels and only the final model seen, instead of crafted gradients and every upload.
+        black_box: wrong labels and only the final model seen, instead of crafted gradients and
+            every upload.
         config: as for `train`.
         preset: as for `train`.
         settings: as for `train`.
@@ -86,7 +94,8 @@ def audit_run(
     """
     asked = _request(settings, config, preset, None)
     with lent():
-        return Result(audit(asked.config, canaries, black_box, confidence, quiet=asked.config.run.quiet).run_dir)
+        found = audit(asked.config, canaries, black_box, confidence, asked.config.run.quiet)
+        return Result(found.run_dir)
 
 
 def _trained(asked: Request) -> Result:
@@ -95,7 +104,11 @@ def _trained(asked: Request) -> Result:
 
 
 def _request(
-    settings: Mapping[str, Any], config: Source, preset: str | None, resume: Source, central: bool = False
+    settings: Mapping[str, Any],
+    config: Source,
+    preset: str | None,
+    resume: Source,
+    central: bool = False,
 ) -> Request:
     """What is asked for, once arrays have become a file and a class its name.
 
@@ -112,14 +125,17 @@ def _request(
     arrays = given.get("dataset")
     if isinstance(arrays, tuple | list):
         others = ask({name: value for name, value in given.items() if name != "dataset"})
-        parent = rundir.make_parent(others.config) if others.resume is None else others.resume.absolute().parent
+        if others.resume is None:
+            parent = rundir.make_parent(others.config)
+        else:
+            parent = others.resume.absolute().parent
         given["dataset"] = str(keep(arrays, parent))
     asked = ask(given)
     model, engine = asked.config.data.model, asked.config.run.engine
     if model.startswith(f"{OWN}:") and engine != "inline":
         raise ValueError(
-            f"model = {model} was defined in a notebook or a script, which the workers of engine = {engine} cannot "
-            "import: leave engine out, or keep the class in a module of its own"
+            f"model = {model} was defined in a notebook or a script, which the workers of engine = "
+            f"{engine} cannot import: leave engine out, or keep the class in a module of its own"
         )
     return asked
 
@@ -131,13 +147,17 @@ def _value(name: str, value: Any) -> Any:
         ValueError: there is no such setting, or a class is none that can be named.
     """
     if name not in SETTINGS:
-        raise ValueError(f"unknown setting {name}{did_you_mean(name, [*SETTINGS, 'config', 'preset', 'resume'])}")
+        hint = did_you_mean(name, [*SETTINGS, "config", "preset", "resume"])
+        raise ValueError(f"unknown setting {name}{hint}")
     if name == "model" and inspect.isclass(value):
         return _named(value)
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if name == "dataset" and not isinstance(value, str | tuple | list):
+        kind = type(value).__name__
+        raise ValueError(f"dataset is a {kind}: give a name, a path, or arrays (x, y, x_test, y_test)")
     setting = SETTINGS[name]
     return None if setting.optional and isinstance(value, str) and value == setting.unset else value
 
@@ -149,7 +169,7 @@ def _named(kind: type) -> str:
         ValueError: it is no model, or that name does not lead to it.
     """
     if not issubclass(kind, nn.Module):
-        raise ValueError(f"model = {kind.__qualname__} is no subclass of torch.nn.Module: derive it from that")
+        raise ValueError(f"model = {kind.__qualname__} is no torch.nn.Module: derive it from that")
     module, name = kind.__module__, kind.__qualname__
     try:
         found = find(module, name)
@@ -157,7 +177,8 @@ def _named(kind: type) -> str:
         found = None
     if found is not kind:
         raise ValueError(
-            f"model = {name} cannot be found again as {module}:{name}, so that a run of it could not be resumed: "
-            "define the class at the top level of a module, or of a notebook's cell, and give the newest definition"
+            f"model = {name} cannot be found again as {module}:{name}, so that a run of it could "
+            "not be resumed: define the class at the top level of a module, or of a notebook's "
+            "cell, and give the newest definition"
         )
     return f"{module}:{name}"

@@ -1,7 +1,7 @@
-"""Modules of the user's that hide packages of this project: said at once, in one line, before anything is imported.
+"""Modules of the user's that hide packages of this project: said before anything is imported.
 
-``python -m sim.run`` looks for ``client`` in the current folder first, and a script in its own. The command ``dpfed``
-looks there last, and has its child processes do so.
+``python -m sim.run`` looks for ``client`` in the current folder first, and a script in its own. The
+command ``dpfed`` looks there last, and has its child processes do so.
 """
 
 import importlib.util
@@ -12,9 +12,9 @@ from pathlib import Path
 PACKAGES = ("mechanisms", "client", "strategies", "server")
 """What `sim` imports from beside itself."""
 LAST = "DPFED_FOLDER"
-"""Environment variable: a folder that is looked in last. Ray puts the current one first in its workers."""
+"""Environment variable: a folder to look in last. Ray's workers look in the current one first."""
 COMMANDS = ("-m", "dpfed")
-"""What ``sys.argv[0]`` is, or ends in, while a command is being found: no program of the user's goes on then."""
+"""What ``sys.argv[0]`` is, or ends in, while a command of the project is being found."""
 
 
 def put_last(folder: str) -> None:
@@ -23,7 +23,7 @@ def put_last(folder: str) -> None:
 
 
 def hiding(package: str, root: Path) -> Path | None:
-    """What is imported as ``package`` in place of the folder of that name in ``root``; None where nothing hides it."""
+    """What is imported in place of the folder ``package`` of ``root``; None where nothing is."""
     found = importlib.util.find_spec(package)
     if found is None:
         return None
@@ -37,7 +37,8 @@ def check() -> None:
 
     Raises:
         ImportError: what hides what.
-        SystemExit: the same, as one line on stderr and status 2, where a command of the project is being started.
+        SystemExit: the same, as one line on stderr and status 2, where a command of the project is
+            being started.
     """
     if folder := os.environ.get(LAST):
         put_last(folder)
@@ -45,8 +46,8 @@ def check() -> None:
     for package in PACKAGES:
         if (place := hiding(package, root)) is not None:
             said = (
-                f"{place} hides the package {package} of {root}: rename it, or use the command dpfed, which looks in "
-                "the current folder last"
+                f"{place} hides the package {package} of {root}: rename it, or use the command "
+                "dpfed, which looks in the current folder last"
             )
             if sys.argv and Path(sys.argv[0]).name in COMMANDS:
                 print(f"error: {said}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run has come to, read from its directory: `Result(folder)` opens any run, finished or interrupted."""
+"""What a run has come to, read from its directory, whether it is finished or was interrupted."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from server.records import RoundRecord, Summary, finite, largest
 from sim.config.fields import Config
 from sim.data import features
 from sim.data.words import words_of
+from sim.job.caller import lent
 from sim.job.device import device_of
 from sim.phases.build import model_of
 from sim.showing.audit import FILE as AUDIT
@@ -26,7 +27,10 @@ MODEL = "model.safetensors"
 
 
 class Result:
-    """A run, as its directory says. Nothing is kept: while a run goes on, each look shows how far it has come."""
+    """A run, as its directory says.
+
+    Nothing is kept: while a run goes on, each look shows how far it has come.
+    """
 
     def __init__(self, folder: str | Path):
         """Open a run directory.
@@ -41,7 +45,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end; ``sim.train(resume=result.folder)`` goes on with one that has not."""
+        """Whether the run has come to its end; ``sim.train(resume=...)`` goes on with others."""
         return self.summary is not None
 
     @property
@@ -65,10 +69,11 @@ class Result:
 
     @property
     def epsilon(self) -> float:
-        """The certified epsilon of the client who has spent most, at ``privacy.delta``; infinite without privacy.
+        """The certified epsilon of the client who has spent most; infinite without privacy.
 
-        Of a run that is not finished, it is what the ledger says, at the order that was fixed before the run began: it
-        counts a round that was begun, and holds whatever made the run stop.
+        Of a run that is not finished, it is what the ledger says, at the order that was fixed
+        before the run began: it counts a round that was begun, and holds whatever made the run
+        stop.
 
         Raises:
             ValueError: a file of the ledger, or the file of orders, is damaged or missing.
@@ -81,7 +86,8 @@ class Result:
             return math.inf if found is None else found
         order_of, spent = orders.read(self.folder), ledgers.read(self.folder / "ledger")
         if unknown := sorted(set(spent) - set(order_of)):
-            raise ValueError(f"client {unknown[0]} has no Renyi order in {self.folder / orders.FILE}: restore the file")
+            file = self.folder / orders.FILE
+            raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")
         figures = (
             accountant.epsilon(charges, privacy.delta, orders=(order_of[client],)).epsilon
             for client, charges in spent.items()
@@ -103,15 +109,16 @@ class Result:
     def model(self) -> torch.nn.Module:
         """The model with the weights of the last finished round, on the CPU, in evaluation mode.
 
-        It takes records as the run's models saw them: the pixels of a data set by name are normalised, arrays of your
-        own are as you gave them (``uint8`` divided by 255).
+        It takes records as the run's models saw them: the pixels of a data set by name are
+        normalised, arrays of your own are as you gave them (``uint8`` divided by 255).
 
         Raises:
             ValueError: no round is finished, or data set or class cannot be found again.
         """
-        tensors = self._tensors()
-        dataset = features.load(self.config.data, device_of(self.config))
-        module = model_of(self.config, dataset, words_of(self.config.data, dataset))
+        tensors, data = self._tensors(), self.config.data
+        with lent():
+            dataset = features.load(data, device_of(self.config))
+            module = model_of(self.config, dataset, words_of(data, dataset))
         if isinstance(tensors, torch.Tensor):
             tensors = Layout.of(module).unflatten(tensors)
         own = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -127,7 +134,7 @@ class Result:
             return load_tensors(path.read_bytes())
         newest = Checkpoints(self.folder / "checkpoints", keep=1).newest()
         if newest is None:
-            raise ValueError(f"{self.folder} has no finished round: go on with sim.train(resume=...)")
+            raise ValueError(f"{self.folder} has no finished round: sim.train(resume=...) goes on")
         return torch.from_numpy(newest.params)
 
     def __repr__(self) -> str:

@@ -8,9 +8,10 @@ DISTRIBUTION = "dp-federated-simulator"
 
 
 def version() -> str:
-    """Such as ``0.1.0``. A checkout's own file goes first: another version may be installed beside it."""
+    """Such as ``0.1.0``. A checkout's file goes first, for another version may be installed."""
     path = Path(__file__).parent.parent / "pyproject.toml"
-    project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}) if path.is_file() else {}
-    if project.get("name") == DISTRIBUTION:
-        return str(project["version"])
+    if path.is_file():
+        project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
+        if project.get("name") == DISTRIBUTION:
+            return str(project["version"])
     return metadata.version(DISTRIBUTION)

@@ -36,7 +36,8 @@ def start(folder: Path, *words: str, **variables: str) -> subprocess.CompletedPr
 
 
 def dpfed(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    """The installed script; its own folder, not the current one, goes before the installed packages."""
+    """The installed script; its own folder, not the current one, goes before the installed
+    packages."""
     return start(folder, "-P", "-c", DPFED, *words)
 
 
@@ -51,7 +52,9 @@ def test_a_command_has_the_name_by_which_it_was_called(name, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["--clinets", "5"], 2), (["--clients", "0"], 2), (["--name", "a/b"], 2)], ids=str
+    ("words", "code"),
+    [(["--clinets", "5"], 2), (["--clients", "0"], 2), (["--name", "a/b"], 2)],
+    ids=str,
 )
 def test_a_fault_is_one_line_and_code_2(words, code, capsys):
     assert main(["run", *words]) == code
@@ -138,7 +141,14 @@ def crowded(folder: Path) -> None:
     exec(RECORDS.replace("mine.npz", str(folder / "mine.npz")), {})
 
 
-RUN = ("--dataset=mine.npz", "--clients=2", "--rounds=1", "--model=my_model:Net", "--name=one", "--quiet")
+RUN = (
+    "--dataset=mine.npz",
+    "--clients=2",
+    "--rounds=1",
+    "--model=my_model:Net",
+    "--name=one",
+    "--quiet",
+)
 
 
 @pytest.mark.parametrize("engine", [("--engine=inline",), ("--engine=ray", "--workers=2", "--groups=2")], ids=str)
@@ -168,9 +178,21 @@ def test_the_command_is_installed():
 def test_an_installed_wheel_works_in_an_empty_folder(tmp_path):
     source, wheels, target, folder = (tmp_path / name for name in ("source", "wheels", "target", "empty"))
     folder.mkdir()
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "benchmarks"))
+    shutil.copytree(
+        ROOT,
+        source,
+        ignore=shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "benchmarks"),
+    )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    build = [*pip, "wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
+    build = [
+        *pip,
+        "wheel",
+        str(source),
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(wheels),
+    ]
     subprocess.run(build, check=True)
     (wheel,) = wheels.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
@@ -183,7 +205,13 @@ def test_an_installed_wheel_works_in_an_empty_folder(tmp_path):
 
     script = str(target / "bin" / "dpfed")
     assert installed(script, "--version") == f"dpfed {sim.__version__}\n"
-    preset = ("--preset=dphero-fedfed-mnist", "--dataset=digits", "--model=linear", "--clients=5", "--rounds=1")
+    preset = (
+        "--preset=dphero-fedfed-mnist",
+        "--dataset=digits",
+        "--model=linear",
+        "--clients=5",
+        "--rounds=1",
+    )
     installed(script, "run", *preset, "--engine=inline", "--quiet", "--name=one")
     assert (folder / "runs" / "one" / "summary.json").is_file()
     crowded(folder)

@@ -1,4 +1,5 @@
-"""The notebook of the documentation runs from top to bottom, and is committed as nobody has run it."""
+"""The notebook of the documentation runs from top to bottom, and is committed as nobody has run
+it."""
 
 import json
 import os

@@ -30,11 +30,13 @@ def keep(arrays: Sequence[Any], parent: Path) -> Path:
     """The absolute path of a file with these arrays, in ``datasets/`` of a folder that exists.
 
     Args:
-        arrays: x and y, or x, y, x_test and y_test, as `sim.data.arrays` has them: of NumPy, PyTorch, or lists.
+        arrays: x and y, or x, y, x_test and y_test, as `sim.data.arrays` has them: of NumPy,
+            PyTorch, or lists.
         parent: of the folder; the parent of run directories.
 
     Raises:
-        ValueError: neither two arrays nor four, or such as no `.npz` may hold; a key of another length.
+        ValueError: neither two arrays nor four, or such as no `.npz` may hold; a key of another
+            length.
     """
     if len(arrays) not in (2, 4):
         raise ValueError(f"dataset has {len(arrays)} arrays: give (x, y) or (x, y, x_test, y_test)")
@@ -53,10 +55,11 @@ def keep(arrays: Sequence[Any], parent: Path) -> Path:
 def _array(name: str, given: Any) -> np.ndarray:
     """The array as it is, or a tensor's numbers."""
     try:
-        return given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+        return np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as fault:
         reason = " ".join(str(fault).split())
-        raise ValueError(f"dataset: {name} is no array of numbers ({reason}): give one of NumPy or PyTorch") from None
+        remedy = "give one of NumPy or PyTorch"
+        raise ValueError(f"dataset: {name} is no array of numbers ({reason}): {remedy}") from None
 
 
 def _digest(named: dict[str, np.ndarray], key: bytes) -> str:
@@ -81,5 +84,6 @@ def _key(path: Path) -> bytes:
         durable.sync_folder(path.parent)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path} has {len(key)} bytes, it must have {KEY_BYTES}: restore or remove it")
+        must = f"it must have {KEY_BYTES}: restore or remove it"
+        raise ValueError(f"{path} has {len(key)} bytes, {must}")
     return key

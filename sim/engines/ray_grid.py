@@ -39,6 +39,7 @@ def ray_exchange(job: Job, run_dir: Path, cluster: Cluster) -> Exchange:
     if gpus is None:
         gpus = ray.cluster_resources().get("GPU", 0) / workers if device_of(job.config).type == "cuda" else 0
     grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
+    cluster.hold(grid)
     return exchange_over(grid, list(grid.get_node_ids()), run={})
 
 

@@ -1,10 +1,12 @@
-"""A run inside a program of the user's: what it changes in the process, and gives back when it ends.
+"""A run inside a user's program: what it changes in the process, and gives back when it ends.
 
-A command owns its process. A program that calls `sim.train` has threads, variables and flags of its own, which must be
-the same afterwards, whatever happens; and a run must give the same bits whatever they are.
+A command owns its process. A program that calls `sim.train` has threads, variables and flags of its
+own, which must be the same afterwards, whatever happens; and a run must give the same bits whatever
+they are.
 
-What cannot be given back is left alone: the thresholds of the allocator (`sim.engines.environment.prepare`), which cost
-speed only. Libraries are imported before anything is set, so that none reads a variable of the run as it is loaded.
+What cannot be given back is left alone: the thresholds of the allocator
+(`sim.engines.environment.prepare`), which cost speed only. Libraries are imported before anything
+is set, so that none reads a variable of the run as it is loaded.
 """
 
 import os
@@ -24,7 +26,7 @@ from sim import session  # noqa: F401  # loads what a run needs, under the calle
 from sim.engines.environment import set_variables
 
 CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}
-"""Flags of convolutions on GPUs, as a run takes them: PyTorch's own, but for the first (`sim.job.device`)."""
+"""Flags of convolutions on GPUs as a run takes them: PyTorch's own, but for the first."""
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """NumPy's own answers to floating-point errors."""
 
@@ -35,11 +37,12 @@ _ONE_RUN = threading.RLock()
 def lent() -> Iterator[None]:
     """A process as a run needs it; on leaving, also by an exception, it is as the caller had it.
 
-    One run at a time: another thread waits here. Python sets signal handlers in the main thread only.
+    One run at a time: another thread waits here. Python sets signal handlers in the main thread
+    only.
     """
     with _ONE_RUN, ExitStack() as stack:
         stack.callback(_restore_variables, dict(os.environ))
-        stack.callback(_restore_signals, {number: signal.getsignal(number) for number in _signals()})
+        stack.callback(_restore_signals, {n: signal.getsignal(n) for n in _signals()})
         stack.callback(setattr, sys, "excepthook", sys.excepthook)
         stack.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
         _lend_threads(stack)
@@ -55,7 +58,7 @@ def _lend_threads(stack: ExitStack) -> None:
 
 
 def _lend_arithmetic(stack: ExitStack) -> None:
-    """Types, devices, precision and gradients as PyTorch and NumPy have them where nobody has said otherwise."""
+    """Types, devices, precision and gradients: the defaults of PyTorch and NumPy."""
     for name, value in CUDNN.items():
         stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
         setattr(torch.backends.cudnn, name, value)
