@@ -117,7 +117,7 @@ def _request(
     """
     given = {name: _value(name, value) for name, value in settings.items()}
     files = [None if path is None else os.fspath(path) for path in (config, resume)]
-    places: dict[str, Any] = {"config": files[0], "preset": preset, "resume": files[1]}
+    places: dict[str, Any] = {"config": files[0], "paper": preset, "resume": files[1]}
 
     def ask(values: Mapping[str, Any]) -> Request:
         return request(values, **places, central=central, defaults=DEFAULTS)

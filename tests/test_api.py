@@ -168,6 +168,13 @@ def test_the_call_goes_over_the_file_and_texts_are_as_in_a_file(tmp_path, record
     assert (config.run.engine, config.run.quiet) == ("inline", True)
 
 
+def test_a_papers_settings_lie_below_the_calls(tmp_path):
+    given = {"dataset": "digits", "model": "linear", "clients": 5, "rounds": 1}
+    config = sim.train(preset="dphero-fedfed-mnist", **given, out=tmp_path).config
+    assert (config.privacy.mechanism, config.strategy.strategy) == ("dphero", "fedfed")
+    assert [config.value(name) for name in given] == list(given.values())
+
+
 def test_a_file_says_which_engine_and_a_loud_run_prints(tmp_path, records, capsys):
     path = tmp_path / "given.toml"
     path.write_text('[run]\nquiet = false\nengine = "inline"\n')

@@ -51,8 +51,8 @@ def load(
     dataset, features = (
         (named | file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features")
     )
-    values: Values = {}
-    for layer in (defaults, preset(dataset, central, features), named, file, flags):
+    values: Values = dict(defaults)
+    for layer in (preset(dataset, central, features), named, file, flags):
         _put(values, layer)
     if central:
         _refuse_other_than(FIXED, file | flags)

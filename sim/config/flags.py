@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS, TABLES, Setting
 from sim.config.names import did_you_mean
-from sim.config.presets import FIXED, PRESETS
-from sim.config.presets import preset as preset_of
+from sim.config.presets import FIXED, PRESETS, preset
 from sim.config.settings import EXECUTION_ONLY
 
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
@@ -72,17 +71,17 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
 def request(
     given: Mapping[str, Any],
     config: str | None = None,
-    preset: str | None = None,
+    paper: str | None = None,
     resume: str | None = None,
     central: bool = False,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Request:
-    """The request of settings by name; ``config``, ``preset`` and ``resume`` are as the flags of these names.
+    """The request of settings by name.
 
     Args:
         given: settings, which go before everything else.
         config: path of a file of settings.
-        preset: name of a paper's settings.
+        paper: a preset of a paper.
         resume: the run directory to go on with.
         central: one client holds all records.
         defaults: settings that stand in for the project's own defaults, below file and preset.
@@ -91,9 +90,9 @@ def request(
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     if resume is None:
-        loaded = load(Path(config) if config else None, given, central, preset, defaults)
+        loaded = load(Path(config) if config else None, given, central, paper, defaults)
         return Request(loaded, None, frozenset(given))
-    for flag, value in (("--config", config), ("--preset", preset)):
+    for flag, value in (("--config", config), ("--preset", paper)):
         if value is not None:
             raise ValueError(f"{flag} {value} and --resume {resume}: a resumed run keeps its configuration; drop one")
     return Request(_resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given))
@@ -157,8 +156,8 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -
 
 def _defaults(setting: Setting, central: bool) -> str:
     """The default, and what some data sets have instead."""
-    default = preset_of("", central).get(setting.name, setting.info.default)
-    own = {dataset: preset_of(dataset, central).get(setting.name, default) for dataset in PRESETS}
+    default = preset("", central).get(setting.name, setting.info.default)
+    own = {dataset: preset(dataset, central).get(setting.name, default) for dataset in PRESETS}
     values = [_shown(setting, default)]
     values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != default]
     return "; ".join(values)

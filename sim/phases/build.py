@@ -65,8 +65,8 @@ def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.
     Raises:
         ValueError: as `sim.models.networks.build`.
     """
-    data = config.data
-    seed = int(generator(seed_key(config.run.seed), "model").integers(2**63))
+    key, data = seed_key(config.run.seed), config.data
+    seed = int(generator(key, "model").integers(2**63))
     return build_model(data.model, dataset.x.shape[1:], dataset.classes, seed, data.activation, words)
 
 
