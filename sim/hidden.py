@@ -4,6 +4,7 @@
 command ``dpfed`` looks there last, and has its child processes do so.
 """
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -17,9 +18,20 @@ COMMANDS = ("-m", "dpfed")
 """What ``sys.argv[0]`` is, or ends in, while a command of the project is being found."""
 
 
+def leave_out(folder: str) -> None:
+    """Look for modules in ``folder`` no more."""
+    sys.path[:] = [place for place in sys.path if place not in ("", folder)]
+
+
 def put_last(folder: str) -> None:
-    """Look for modules in ``folder`` after all other places."""
-    sys.path[:] = [*(place for place in sys.path if place not in ("", folder)), folder]
+    """Look for modules in ``folder`` after all other places.
+
+    The project's packages are loaded before: Python asks an editable install after all folders.
+    """
+    leave_out(folder)
+    for package in PACKAGES:
+        importlib.import_module(package)
+    sys.path.append(folder)
 
 
 def hiding(package: str, root: Path) -> Path | None:
@@ -40,8 +52,9 @@ def check() -> None:
         SystemExit: the same, as one line on stderr and status 2, where a command of the project is
             being started.
     """
-    if folder := os.environ.get(LAST):
-        put_last(folder)
+    folder = os.environ.get(LAST, "")
+    if folder:
+        leave_out(folder)
     root = Path(__file__).parent.parent
     for package in PACKAGES:
         if (place := hiding(package, root)) is not None:
@@ -53,3 +66,5 @@ def check() -> None:
                 print(f"error: {said}", file=sys.stderr)
                 raise SystemExit(2)
             raise ImportError(said)
+    if folder:
+        put_last(folder)

@@ -160,6 +160,29 @@ def test_dpfed_finds_the_users_model_and_nothing_hides_a_package(tmp_path, engin
     assert (tmp_path / "runs" / "one" / "summary.json").is_file()
 
 
+EDITABLE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec(name, [{root!r}]) if path is None and name in {names} else None
+
+sys.meta_path.insert(sys.meta_path.index(PathFinder) + 1, Finder)
+"""
+"""As setuptools installs a project that is being worked on."""
+
+
+def test_the_current_folder_goes_after_an_editable_install(tmp_path):
+    crowded(tmp_path)
+    install = EDITABLE.format(root=str(ROOT), names=(*PACKAGES, "sim"))
+    words = ("run", *RUN, "--engine=inline")
+    done = start(tmp_path, "-P", "-c", install + DPFED, *words, PYTHONPATH="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    hidden = start(tmp_path, "-c", f"{install}import sim", PYTHONPATH="")
+    assert f"hides the package mechanisms of {ROOT}" in hidden.stderr
+
+
 # --- the wheel -----------------------------------------------------------------------------------
 
 
