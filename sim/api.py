@@ -157,7 +157,8 @@ def _value(name: str, value: Any) -> Any:
         return os.fspath(value)
     if name == "dataset" and not isinstance(value, str | tuple | list):
         kind = type(value).__name__
-        raise ValueError(f"dataset is a {kind}: give a name, a path, or arrays (x, y, x_test, y_test)")
+        wanted = "give a name, a path, or arrays (x, y, x_test, y_test)"
+        raise ValueError(f"dataset is a {kind}: {wanted}")
     setting = SETTINGS[name]
     return None if setting.optional and isinstance(value, str) and value == setting.unset else value
 
