@@ -1,6 +1,7 @@
 """The Flower ServerApp and the exchange of requests over a Flower Grid; the work is server/loop.py's."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -40,7 +41,8 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
         RuntimeError: no node answered for some groups, or a node answered with an error.
         ValueError: the nodes' configurations contradict each other.
     """
-    log.info("Waiting up to %g s for the Flower nodes", patience)
+    if math.isfinite(patience):
+        log.info("Waiting up to %g s for the Flower nodes", patience)
     hosts: list[int | None] = []
     for places in _answers(grid, patience):
         hosts = _hosts(places)

@@ -1,0 +1,36 @@
+"""Federated learning with local differential privacy, for programs and notebooks.
+
+    import sim
+
+    result = sim.train(dataset=(x, y, x_test, y_test), model=Net, clients=20, epsilon=8)
+
+`docs/python.md` says more. Nothing heavy is loaded until one of these names is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sim import hidden
+
+hidden.check()
+
+if TYPE_CHECKING:
+    from sim.api import audit_run, train, train_central
+    from sim.result import Result
+
+__all__ = ["Result", "audit_run", "train", "train_central"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from sim.version import version
+
+        return version()
+    if name not in __all__:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}")
+    from sim import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -16,13 +16,13 @@ from sim.config.flags import main_guard
 from sim.config.questions import parse
 
 
-def command(argv: Sequence[str]) -> None:
-    """Print the figures that the arguments ask for.
+def command(argv: Sequence[str], program: str = "python -m sim.account") -> None:
+    """Print the figures that the arguments ask for; ``program`` is what the command is called.
 
     Raises:
         ValueError: a user error.
     """
-    question = parse(argv)
+    question = parse(argv, program)
     from sim.showing import account as shown
 
     if question.ledger is not None:

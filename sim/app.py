@@ -9,7 +9,6 @@ A deployed SuperNode starts a process for each message, so torch is imported whe
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from flwr.serverapp import Grid
 
 from client.app import client_app
 from client.messages import Answering
-from server.app import exchange_over, find_groups, server_app
+from server.app import PATIENCE, exchange_over, find_groups, server_app
 from sim.config.fields import Config
 from sim.config.flags import parse
 from sim.engines import environment
@@ -50,14 +49,11 @@ def _serve(context: Context, grid: Grid) -> None:
     request = parse(flags(context.run_config), "flwr run", "")
     from sim import session
     from sim.job import rundir
-    from sim.job.device import single_thread
-    from sim.phases.build import build
 
-    single_thread()
     folder = (request.resume or rundir.choose(request.config)).resolve()
-    nodes = find_groups(grid)
+    nodes = find_groups(grid, getattr(grid, "patience", PATIENCE))
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
-    job = build(config)
+    job = _job(config.model_dump_json())
     if len(job.groups) > len(nodes):
         raise ValueError(f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered")
     if request.resume:
@@ -65,20 +61,33 @@ def _serve(context: Context, grid: Grid) -> None:
     else:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
-    session.run(job, folder, exchange_over(grid, nodes, settings))
+    session.run(job, folder, exchange_over(grid, nodes, settings), getattr(grid, "leave", lambda: None))
 
 
 def _with_groups(config: Config, groups: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"groups": groups})})
 
 
-@functools.lru_cache(maxsize=1)
-def _job(settings: str) -> Job:
-    from sim.job.device import single_thread
-    from sim.phases.build import build
+_known: dict[str, Job] = {}
+"""The newest job of this process, by its settings."""
 
-    single_thread()
-    return build(Config.model_validate_json(settings))
+
+def know(job: Job) -> None:
+    """Take a job that this process has built already."""
+    _known.clear()
+    _known[job.config.model_dump_json()] = job
+
+
+def _job(settings: str) -> Job:
+    if settings not in _known:
+        from sim.job.device import single_thread
+        from sim.phases.build import build
+
+        single_thread()
+        job = build(Config.model_validate_json(settings))
+        _known.clear()
+        _known[settings] = job
+    return _known[settings]
 
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:

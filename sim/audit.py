@@ -28,10 +28,10 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
 
-def own_flags() -> Parser:
+def own_flags(program: str = "python -m sim.audit") -> Parser:
     """The parser of the flags that this command has beside those of a run."""
     parser = Parser(
-        prog="python -m sim.audit",
+        prog=program,
         description=DESCRIPTION,
         epilog="All other flags: python -m sim.run --help.",
         allow_abbrev=False,
@@ -48,14 +48,14 @@ def own_flags() -> Parser:
     return parser
 
 
-def command(argv: Sequence[str]) -> None:
-    """Audit one training as the arguments say.
+def command(argv: Sequence[str], program: str = "python -m sim.audit") -> None:
+    """Audit one training as the arguments say; ``program`` is what the command is called.
 
     Raises:
         ValueError: anything the user can mend.
     """
-    own, rest = own_flags().parse_known_args(argv)
-    request = parse(rest, "python -m sim.audit", DESCRIPTION)
+    own, rest = own_flags(program).parse_known_args(argv)
+    request = parse(rest, program, DESCRIPTION)
     if request.resume is not None:
         raise ValueError(f"--resume {request.resume}: an audit is one training from its beginning; start a new one")
     count = None if own.canaries is None else number("--canaries", own.canaries, int, "an integer")

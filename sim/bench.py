@@ -25,17 +25,17 @@ from typing import Any
 
 from mechanisms import durable
 from sim.benching import lanes, leaderboard, queue, table
-from sim.benching.papers import RECIPES
+from sim.benching.papers import INSTALLED, PACKAGES, RECIPES
 from sim.benching.recipe import Recipe, read
 from sim.benching.runs import Run, plan
 from sim.config.flags import main_guard
 from sim.config.names import suggest
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(program: str = "python -m sim.bench") -> argparse.ArgumentParser:
     """The command's arguments."""
     new = argparse.ArgumentParser(
-        prog="python -m sim.bench", description="Run the cells of recipes and write their tables.", allow_abbrev=False
+        prog=program, description="Run the cells of recipes and write their tables.", allow_abbrev=False
     )
     new.add_argument("recipes", metavar="RECIPE", type=Path, nargs="+", help="TOML files, such as recipes/mnist.toml")
     new.add_argument("--seeds", type=_seeds, help="seeds of each cell, such as 0,1,2 (default: 0; with an end 0 to 4)")
@@ -58,14 +58,14 @@ def parser() -> argparse.ArgumentParser:
     return new
 
 
-def command(argv: Sequence[str]) -> None:
-    """Run what is not finished, and write the tables.
+def command(argv: Sequence[str], program: str = "python -m sim.bench") -> None:
+    """Run what is not finished, and write the tables; ``program`` is what the command is called.
 
     Raises:
         ValueError: anything the user can mend.
         SystemExit: with status 1, when a cell is missing or has failed.
     """
-    given = parser().parse_args(argv)
+    given = parser(program).parse_args(argv)
     if given.processes < 1:
         raise ValueError(f"processes = {given.processes} must be at least 1: give --processes")
     until = _completed(given)
@@ -107,8 +107,10 @@ def _completed(given: argparse.Namespace) -> float | None:
         given.seeds = [0] if wait is None else list(range(5))
     if wait is None:
         return None
-    given.page = given.page or (RECIPES.parent / "docs" / "leaderboard.md" if given.cells is None else None)
-    given.cells = given.cells or RECIPES.parent / "benchmarks" / "results" / "cells"
+    checkout = RECIPES != INSTALLED
+    page = PACKAGES / "docs" / "leaderboard.md" if checkout else given.out / "leaderboard.md"
+    given.page = given.page or (page if given.cells is None else None)
+    given.cells = given.cells or (PACKAGES / "benchmarks" / "results" if checkout else given.out) / "cells"
     return time.monotonic() + wait
 
 

@@ -9,20 +9,19 @@ from collections.abc import Sequence
 
 from sim.config.flags import main_guard, parse
 
-PROGRAM = "python -m sim.central"
 DESCRIPTION = (
     "Training with differential privacy where one client holds all training records. A round is the interval between "
     "two evaluations; --epochs or --steps is its length, --rounds how many there are."
 )
 
 
-def command(argv: Sequence[str]) -> None:
-    """Run, or go on with a run, as the arguments say.
+def command(argv: Sequence[str], program: str = "python -m sim.central") -> None:
+    """Run, or go on with a run, as the arguments say; ``program`` is what the command is called.
 
     Raises:
         ValueError: anything the user can mend.
     """
-    request = parse(argv, PROGRAM, DESCRIPTION, central=True)
+    request = parse(argv, program, DESCRIPTION, central=True)
     from sim.engines.environment import prepare
 
     prepare()

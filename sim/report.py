@@ -8,9 +8,9 @@ from sim.config.flags import main_guard
 from sim.showing.report import write_report
 
 
-def command(argv: Sequence[str]) -> None:
-    """Draw the report of a run directory again and print where it is."""
-    parser = argparse.ArgumentParser(prog="python -m sim.report", description="Redraw the report of a run directory.")
+def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
+    """Draw the report of a run directory again and print where it is; ``program`` is what the command is called."""
+    parser = argparse.ArgumentParser(prog=program, description="Redraw the report of a run directory.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of a run, finished or not")
     print(write_report(parser.parse_args(argv).run_dir))
 

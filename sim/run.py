@@ -7,13 +7,13 @@ from sim.config.flags import main_guard, parse
 DESCRIPTION = "Federated learning with local differential privacy. Every client keeps its own ledger of what it spent."
 
 
-def command(argv: Sequence[str]) -> None:
-    """Run, or go on with a run, as the arguments say.
+def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
+    """Run, or go on with a run, as the arguments say; ``program`` is what the command is called.
 
     Raises:
         ValueError: anything the user can mend.
     """
-    request = parse(argv, "python -m sim.run", DESCRIPTION)
+    request = parse(argv, program, DESCRIPTION)
     from sim.engines.environment import prepare
 
     prepare()

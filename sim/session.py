@@ -39,7 +39,12 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     else:
         rundir.check_resumable(request.resume)
         folder, job = request.resume, build(request.config)
-    run(job, folder, _engine(job, folder, cluster), cluster.leave)
+    if job.config.run.engine == "inline":
+        run(job, folder, inline_exchange(job, folder))
+    else:
+        from sim.engines.ray_grid import serve
+
+        serve(job, folder, cluster)
     return folder
 
 
@@ -71,11 +76,3 @@ def _run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], objec
         rundir.finish(folder, job, standing.now.params, summary)
         write_report(folder)
         progress.finished(summary)
-
-
-def _engine(job: Job, folder: Path, cluster: Cluster) -> Exchange:
-    if job.config.run.engine == "inline":
-        return inline_exchange(job, folder)
-    from sim.engines.ray_grid import ray_exchange
-
-    return ray_exchange(job, folder, cluster)

@@ -1,6 +1,8 @@
 """Who sends a request again when a Ray worker has died: the engine, in a simulation alone."""
 
+import gc
 import os
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,10 +10,13 @@ import pytest
 
 from mechanisms.accounting import ledger
 from server import loop
+from server.app import exchange_over
 from server.store import Store
+from sim.config.configuration import load
 from sim.data.partition import Partition
+from sim.engines import cluster as clusters
 from sim.engines.cluster import starting
-from sim.engines.ray_grid import TRIES, ray_exchange
+from sim.engines.ray_grid import TRIES, grid_of
 from sim.phases import training
 from tests import phases
 
@@ -39,8 +44,31 @@ def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path
             job, federation = replace(job, partition=fatal), training.federation(job)
             store = Store(folder, keep_checkpoints=2)
             (folder / "ledger").mkdir()
+            grid = grid_of(job, folder, cluster)
+            exchange = exchange_over(grid, list(grid.get_node_ids()), run={})
             with pytest.raises(RuntimeError, match="group 0 failed: its worker died"):
-                loop.run(federation, ray_exchange(job, folder, cluster), store, loop.restore(federation, store), [])
+                loop.run(federation, exchange, store, loop.restore(federation, store), [])
             assert (folder / "trace").read_text() == "died\n" * tries
             once = job.plans.of(0).round_charges(1)
             assert ledger.read(folder / "ledger") == dict.fromkeys(range(phases.CLIENTS), once)
+
+
+class Reference:
+    """What ends the process if it goes while Ray shuts down."""
+
+
+def test_no_reference_to_ray_goes_while_it_ends(monkeypatch):
+    """Neither one that the run lets go of, nor one of a cycle, which would go at any moment."""
+    there = []
+    held, in_cycle = Reference(), Reference()
+    in_cycle.itself = in_cycle
+    of_run, of_cycle = weakref.ref(held), weakref.ref(in_cycle)
+    monkeypatch.setattr(clusters, "_start", lambda run: None)
+    monkeypatch.setattr(clusters, "_stop", lambda started: there.append((of_run() is None, of_cycle() is None)))
+    gc.disable()
+    with starting(load(None, {"engine": "ray"})) as cluster:
+        cluster.hold(held)
+        del held, in_cycle
+        cluster.leave()
+    gc.enable()
+    assert there == [(False, True)] * 2

@@ -209,7 +209,7 @@ def bundled(home: Path) -> set[str]:
 
 def modules() -> set[str]:
     """The modules of the project's packages."""
-    packages = [name.rstrip("*") for name in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
+    packages = {name.partition(".")[0] for name in PROJECT["tool"]["setuptools"]["packages"]}
     return {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
 
 

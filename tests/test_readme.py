@@ -91,7 +91,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "sim.audit": audit_run,
     "cmp": compare,
 }
-UNTRIED = {"pip", "pytest", "ruff", "mypy", ".", "flwr", "ray"}
+UNTRIED = {"dpfed", "pip", "pytest", "ruff", "mypy", ".", "flwr", "ray"}
 """What installs, checks or belongs to others."""
 
 
@@ -99,6 +99,8 @@ def perform(words: list[str]) -> None:
     program, arguments = words[0], words[1:]
     if program in ("python", "python3.11") and arguments[:1] == ["-m"]:
         program, arguments = arguments[1], arguments[2:]
+    if program == "dpfed" and f"sim.{arguments[0]}" in PROGRAMS:
+        program, arguments = f"sim.{arguments[0]}", arguments[1:]
     if program in PROGRAMS:
         try:
             PROGRAMS[program](arguments)

@@ -15,7 +15,7 @@ from typing import Any
 
 from mechanisms import durable
 from server.records import RoundRecord, Summary, largest
-from sim.benching.papers import RECIPES
+from sim.benching.papers import PACKAGES
 from sim.benching.recipe import Cell
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS
@@ -84,10 +84,11 @@ def _read(path: Path, changed: int) -> tuple[str, Result]:
 @functools.cache
 def code() -> str:
     """The commit of the project, with ``+`` where files differ from it; without git a digest of its sources."""
-    root = RECIPES.parent
+    root = PACKAGES
     try:
         words = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        ours = (root / "pyproject.toml").is_file()  # packages may be installed below another project's checkout
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() if ours else ""
     except (OSError, subprocess.CalledProcessError):
         found = ""
     if found:

@@ -24,7 +24,10 @@ from typing import Any
 
 from sim.config.names import suggest
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder of the project's packages: a checkout, or where they are installed."""
+INSTALLED = PACKAGES / "sim" / "recipes"
+RECIPES = INSTALLED if INSTALLED.is_dir() else PACKAGES / "recipes"
 """The folder of the project's recipes; ``papers`` in it holds the transcriptions."""
 
 

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomli_w
@@ -25,7 +26,13 @@ IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_cl
 _HEADER = '# The whole configuration of a run. "none" and "" mean: not set.\n\n'
 
 
-def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False, paper: str | None = None) -> Config:
+def load(
+    path: Path | None,
+    overrides: Mapping[str, Any],
+    central: bool = False,
+    paper: str | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
     """The configuration from a TOML file (or none) and explicitly given settings by name.
 
     Args:
@@ -33,6 +40,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False,
         overrides: the given settings, which go before the file's.
         central: one client holds all records, with defaults of its own.
         paper: a preset of a paper, which goes before the data set's.
+        defaults: settings that stand in for the defaults of the packages.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -43,7 +51,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], central: bool = False,
     dataset, features = (
         (named | file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features")
     )
-    values: Values = {}
+    values: Values = dict(defaults)
     for layer in (preset(dataset, central, features), named, file, flags):
         _put(values, layer)
     if central:
@@ -78,7 +86,7 @@ def _preset_of_paper(name: str, given: Values, central: bool) -> Values:
     return papers.settings(name, given, central)
 
 
-def _put(values: Values, layer: Values) -> None:
+def _put(values: Values, layer: Mapping[str, Any]) -> None:
     """Lay ``layer`` over ``values``, with what its settings imply and unset."""
     for name, (other, wanted) in IMPLIED.items():
         below = values.get(other, SETTINGS[other].info.default)

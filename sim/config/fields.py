@@ -3,7 +3,7 @@
 import types
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -37,7 +37,9 @@ class Config(Settings):
         return getattr(getattr(self, SETTINGS[name].table), name)
 
 
-TABLES: dict[str, type[Settings]] = {name: field.annotation for name, field in Config.model_fields.items()}
+TABLES: dict[str, type[Settings]] = {
+    name: cast(type[Settings], field.annotation) for name, field in Config.model_fields.items()
+}
 
 _NOUNS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 

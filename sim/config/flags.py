@@ -4,8 +4,9 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from sim.config.configuration import Config, differences, load
@@ -73,13 +74,37 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
     asked = {name: texts.pop(name) for name in list(texts) if f"--{name.replace('_', '-')}" in own}
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
-    if run_dir is None:
-        config = load(Path(config_file) if config_file else None, given, central, paper)
-        return Request(config, None, frozenset(given), asked)
-    for flag, value in (("--config", config_file), ("--preset", paper)):
+    return replace(request(given, config_file, paper, run_dir, central), own=asked)
+
+
+def request(
+    given: Mapping[str, Any],
+    config: str | None = None,
+    paper: str | None = None,
+    resume: str | None = None,
+    central: bool = False,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Request:
+    """The request of settings by name.
+
+    Args:
+        given: settings, which go before everything else.
+        config: path of a file of settings.
+        paper: a preset of a paper.
+        resume: the run directory to go on with.
+        central: one client holds all records.
+        defaults: settings that stand in for the project's own defaults, below file and preset.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    if resume is None:
+        loaded = load(Path(config) if config else None, given, central, paper, defaults)
+        return Request(loaded, None, frozenset(given))
+    for flag, value in (("--config", config), ("--preset", paper)):
         if value is not None:
-            raise ValueError(f"{flag} {value} and --resume {run_dir}: a resumed run keeps its configuration; drop one")
-    return Request(_resumed(Path(run_dir), given, central), Path(run_dir), frozenset(given), asked)
+            raise ValueError(f"{flag} {value} and --resume {resume}: a resumed run keeps its configuration; drop one")
+    return Request(_resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given))
 
 
 def build_parser(
@@ -116,7 +141,7 @@ def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | N
 
     A ValueError is the user's fault: one line ``error: ...`` on stderr and code 2. ``python -X dev`` shows a traceback.
     """
-    warnings.formatwarning = _one_line_warning
+    warnings.formatwarning = _one_line_warning  # type: ignore[assignment]
     try:
         command(sys.argv[1:] if argv is None else argv)
     except ValueError as error:
@@ -184,7 +209,7 @@ def _describe_unknown(unknown: Sequence[str], own: OwnFlags) -> str:
     return f"unknown flag {name}{did_you_mean(name, [*own, *_FILES, *(s.flag for s in SETTINGS.values())])}"
 
 
-def _resumed(run_dir: Path, given: dict[str, Any], central: bool) -> Config:
+def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
     """The saved configuration, with the given settings that change no number of the result."""
     path = run_dir / "config.toml"
     if not path.is_file():

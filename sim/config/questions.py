@@ -12,7 +12,6 @@ from sim.config.fields import Config
 from sim.config.flags import OwnFlags, Request
 from sim.config.names import did_you_mean
 
-PROGRAM = "python -m sim.account"
 DESCRIPTION = (
     "What the plans of a run can cost, phase by phase, or what a run has cost. A first word asks for one client's "
     "single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, dpagd), or fedfed for its shared records."
@@ -69,7 +68,7 @@ class Question:
         return self.trials, self.norm_sum, self.eigenvalues
 
 
-def parse(argv: Sequence[str]) -> Question:
+def parse(argv: Sequence[str], program: str) -> Question:
     """The question of a command line.
 
     Raises:
@@ -81,7 +80,7 @@ def parse(argv: Sequence[str]) -> Question:
             f"unknown first word {word!r}{did_you_mean(word, FIRST_WORDS)} (known: {', '.join(FIRST_WORDS)})"
         )
     words = [*FIRST_WORDS[word], *argv[1:]] if word else argv
-    request = flags.parse(words, PROGRAM, DESCRIPTION, own=OWN)
+    request = flags.parse(words, program, DESCRIPTION, own=OWN)
     own, config = request.own, request.config
     if word and "epsilon" not in request.given:
         config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": None})})

@@ -8,6 +8,7 @@ Without a test part, one record in five is held out by `fixed_split`. Pickled ob
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,15 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
         ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numbers, not finite, empty, of
             unlike lengths or shapes; labels that are not integers in 0 .. C-1.
     """
-    raw = _read(own_file(path))
+    return parts(_read(own_file(path)), path)
+
+
+def parts(raw: Mapping[str, np.ndarray], path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """The same of arrays by name, `x` and `y` at least, which errors say are of `path`.
+
+    Raises:
+        ValueError: as `read_npz`, but for the file itself.
+    """
     x, y = _part(raw, "x", "y", path)
     classes = int(y.max()) + 1
     if classes < 2:
@@ -78,7 +87,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     return raw
 
 
-def _part(raw: dict[str, np.ndarray], x_name: str, y_name: str, path: str) -> tuple[np.ndarray, np.ndarray]:
+def _part(raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str) -> tuple[np.ndarray, np.ndarray]:
     """The records and labels of the training or the test part, as many of one as of the other, and not none."""
     x, y = _records(raw[x_name], x_name, path), _labels(raw[y_name], y_name, path)
     if len(x) != len(y):

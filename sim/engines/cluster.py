@@ -1,10 +1,13 @@
 """Ray's start and end: seconds of waiting, beside imports and the reading of records, and beside the report."""
 
+import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from sim.config.fields import Config
 from sim.config.settings import Execution
@@ -18,10 +21,12 @@ class Cluster:
     Attributes:
         ready: returns when Ray is there, or raises what has kept it from starting.
         leave: Ray is needed no more: it ends while the caller goes on.
+        hold: keeps what refers to Ray until that has ended: it ends the process where a reference goes meanwhile.
     """
 
     ready: Callable[[], object]
     leave: Callable[[], object]
+    hold: Callable[[object], object]
 
 
 @contextmanager
@@ -34,17 +39,19 @@ def starting(config: Config) -> Iterator[Cluster]:
         ValueError: the run's data are not there; a start that has begun could not be broken off.
     """
     if config.run.engine != "ray":
-        yield Cluster(ready=lambda: None, leave=lambda: None)
+        yield Cluster(ready=lambda: None, leave=lambda: None, hold=lambda held: None)
         return
     files.check(config.data.dataset, config.data.data_dir)
     with ThreadPoolExecutor(max_workers=1) as thread:
         started = thread.submit(_start, config.run)
+        held: list[object] = []
 
         def leave() -> Future[None]:
+            gc.collect()  # references in cycles would go at any moment
             return thread.submit(_stop, started)
 
         try:
-            yield Cluster(started.result, leave)
+            yield Cluster(started.result, leave, held.append)
         finally:
             leave().result()
 
@@ -57,12 +64,16 @@ def workers_of(run: Execution) -> int:
 def _start(run: Execution) -> None:
     import ray
 
-    own = {} if run.ray_address else {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
-    ray.init(address=run.ray_address or "local", logging_level="ERROR", log_to_driver=False, **own)
+    if ray.is_initialized():
+        raise ValueError("Ray is running in this process already: end it by ray.shutdown(), or take --engine inline")
+    own: dict[str, Any] = (
+        {} if run.ray_address else {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
+    )
+    ray.init(address=run.ray_address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
 
 
 def _stop(started: Future[None]) -> None:
-    """A second time it does nothing."""
+    """Idempotent."""
     import ray
 
     if started.exception() is None:

@@ -24,10 +24,16 @@ _INT_MAX = 2**31 - 1
 
 
 def prepare() -> None:
-    """Set what the user has not set; Ray's workers inherit it."""
+    """Set what the user has not set, for this process and for those that inherit it."""
+    for name, parameter in _ALLOCATOR.items():
+        if name not in os.environ:
+            _keep_buffers(parameter)
+    set_variables()
+
+
+def set_variables() -> None:
+    """Set the variables that the user has not set; Ray's workers inherit them."""
     for name, value in SETTINGS.items():
-        if name in _ALLOCATOR and name not in os.environ:
-            _keep_buffers(_ALLOCATOR[name])
         os.environ.setdefault(name, value)
 
 

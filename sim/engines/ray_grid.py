@@ -1,27 +1,28 @@
 """The Ray engine: a Flower Grid whose nodes live in Ray actors.
 
-The ServerApp's exchange, the messages and the ClientApp are Flower's; only the carrying is ours. An actor hosts one or
-more groups and keeps them for the whole run. If it dies a new one takes its place and its unfinished request is sent
-again; but not in a release, where a second draw would be a second charge that nobody had planned.
+The ServerApp is that of ``flwr run``, messages and ClientApp are Flower's; only the carrying is ours. An actor hosts
+one or more groups and keeps them for the whole run. If it dies a new one takes its place and its unfinished request is
+sent again; but not in a release, where a second draw would be a second charge that nobody had planned.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import client_app
 from client.messages import Answering
-from server.app import exchange_over
-from server.federation import Exchange
+from sim import app
+from sim.config.settings import EXECUTION_ONLY
 from sim.engines.cluster import Cluster, workers_of
 from sim.job.device import device_of, single_thread
 from sim.job.job import Job
@@ -29,9 +30,24 @@ from sim.phases.course import Host
 
 TRIES = 3
 NODE_FAILED = 1
+SERVER = 0
+"""The number of the server's own node."""
 
 
-def ray_exchange(job: Job, run_dir: Path, cluster: Cluster) -> Exchange:
+def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
+    """Go through a run as a Flower server: the ServerApp of ``flwr run``, over a grid of Ray's workers.
+
+    Raises:
+        ValueError: a user error.
+    """
+    app.know(job)
+    given = {name: job.config.value(name) for name in EXECUTION_ONLY}
+    settings = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+    context = Context(1, SERVER, {}, RecordDict(), {"resume": str(run_dir), **settings})
+    app.server(grid_of(job, run_dir, cluster), context)
+
+
+def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     """The job's groups in workers of the Ray cluster, once that is ready."""
     run = job.config.run
     workers, gpus = workers_of(run), run.gpus_per_worker
@@ -39,7 +55,9 @@ def ray_exchange(job: Job, run_dir: Path, cluster: Cluster) -> Exchange:
     if gpus is None:
         gpus = ray.cluster_resources().get("GPU", 0) / workers if device_of(job.config).type == "cuda" else 0
     grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
-    return exchange_over(grid, list(grid.get_node_ids()), run={})
+    grid.leave = cluster.leave
+    cluster.hold(grid)
+    return grid
 
 
 class _Worker:
@@ -50,7 +68,7 @@ class _Worker:
         job = ray.get(shared[0])
         host = Host(job, Path(run_dir))
 
-        def node_of(config: ConfigRecord, context: Context) -> Answering:
+        def node_of(config: Mapping[str, Any], context: Context) -> Answering:
             return host.node(config["group"], config["phase"])
 
         self._app, self._groups = client_app(node_of), len(job.groups)
@@ -58,7 +76,7 @@ class _Worker:
     def handle(self, message: Message) -> Message:
         """Answer one Flower message."""
         group = message.metadata.dst_node_id
-        place = {"partition-id": group, "num-partitions": self._groups}
+        place: dict[str, bool | float | int | str] = {"partition-id": group, "num-partitions": self._groups}
         return self._app(message, Context(1, group, place, RecordDict(), {}))
 
 
@@ -67,7 +85,7 @@ class _Asked:
     """A message on its way: whom it was handed to, and how often."""
 
     message: Message
-    worker: ray.actor.ActorHandle
+    worker: Any
     tries: int
 
 
@@ -77,7 +95,7 @@ class RayGrid(Grid):
     def __init__(self, job: Job, run_dir: Path, workers: int, cpus: float, gpus: float):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         shared = [ray.put(job)]  # one copy on each machine
-        actor = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Worker)
+        actor: Any = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Worker)
         self._new_worker = lambda: actor.remote(shared, str(run_dir))
         self._workers = [self._new_worker() for _ in range(min(workers, len(job.groups)))]
         self._tries = 1 if job.seed is None else TRIES
@@ -85,6 +103,10 @@ class RayGrid(Grid):
         self._asked: dict[str, tuple[ray.ObjectRef, _Asked]] = {}
         self._names = itertools.count()
         self._run = Run.create_empty(1)
+        self.patience = math.inf
+        """Seconds to wait for the first answers: a worker that does not come is an error of Ray's."""
+        self.leave: Callable[[], object] = lambda: None
+        """Told when no more is asked of the grid."""
 
     def set_run(self, run: Run) -> None:
         """Set the run that messages belong to."""

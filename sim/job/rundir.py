@@ -35,13 +35,7 @@ def choose(config: Config) -> Path:
     Raises:
         ValueError: the folder exists, or its parent cannot be written.
     """
-    parent = Path(config.run.out)
-    try:
-        durable.make_folder(parent)
-    except OSError as fault:
-        raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
+    parent = make_parent(config)
     name = config.run.name or time.strftime("%Y%m%d-%H%M%S")
     folder, copy = parent / name, 2
     while folder.exists():
@@ -51,6 +45,22 @@ def choose(config: Config) -> Path:
     return folder
 
 
+def make_parent(config: Config) -> Path:
+    """The parent folder of run directories, made where it is missing.
+
+    Raises:
+        ValueError: it cannot be made or written.
+    """
+    parent = Path(config.run.out)
+    try:
+        durable.make_folder(parent)
+    except OSError as fault:
+        raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
+    return parent
+
+
 def create(folder: Path, job: Job) -> None:
     """Make the run directory with its configuration and partition, under a temporary name first."""
     part = folder.with_name(f".{folder.name}.part")
@@ -58,7 +68,7 @@ def create(folder: Path, job: Job) -> None:
         (part / name).mkdir(parents=True, exist_ok=True)
     configs.save(job.config, part / "config.toml")
     with durable.writing(part / "partition.npz") as file:
-        np.savez_compressed(file, **_partition(job))
+        np.savez_compressed(file, allow_pickle=False, **_partition(job))
     inputs.write(part, job)
     part.rename(folder)
     durable.sync_folder(folder.parent)

@@ -20,6 +20,11 @@ from sim.models.sequences import SEQUENCE_MODELS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
+OWN_PROGRAM = (
+    "it was defined in a notebook or a script, and is known there alone: define the class again and go on from Python, "
+    "by sim.train(resume=...), or keep it in a module of its own"
+)
+
 Shape = tuple[int, ...]
 """Of one record: (F,) features or (C, H, W) image."""
 
@@ -250,7 +255,7 @@ def _import_class(name: str) -> type[nn.Module]:
     """The class of `package.module:Class`."""
     path, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(path), attribute, None)
+        found = find(path, attribute)
     except Exception as error:  # the user's module can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
@@ -258,5 +263,14 @@ def _import_class(name: str) -> type[nn.Module]:
         ) from error
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         what = "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
-        raise ValueError(f"model = {name!r}: module {path!r} {what}: name a subclass of torch.nn.Module")
+        remedy = OWN_PROGRAM if path == "__main__" else "name a subclass of torch.nn.Module"
+        raise ValueError(f"model = {name!r}: module {path!r} {what}: {remedy}")
+    return found
+
+
+def find(module: str, qualname: str) -> object:
+    """What a module holds under a name, or under names joined by dots; None where there is none."""
+    found: object = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
     return found

@@ -14,7 +14,7 @@ from sim.data.dataset import Dataset
 from sim.data.features import load
 from sim.data.holdout import Public, hold_out, set_aside
 from sim.data.partition import Partition, partition
-from sim.data.words import words_of
+from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of
 from sim.job.job import Job
@@ -30,15 +30,12 @@ def build(config: Config) -> Job:
         ValueError: anything the user can mend.
     """
     check_parts(config)
-    key, data = seed_key(config.run.seed), config.data
     dataset, parts, public = split(config)
-    shape = dataset.x.shape[1:]
-    words = words_of(data, dataset)
-    seed = int(generator(key, "model").integers(2**63))
-    model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
+    words = words_of(config.data, dataset)
+    model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
     check_sizes(config, parts.sizes)
-    plans = course.plan(Outlook(config, shape, parts.sizes, public is not None))
+    plans = course.plan(Outlook(config, dataset.x.shape[1:], parts.sizes, public is not None))
     if sharing.NAME in plans and words:
         raise ValueError(
             f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words says nothing: use "
@@ -69,6 +66,17 @@ def split(config: Config) -> tuple[Dataset, Partition, Public | None]:
         minimum=data.min_records,
     )
     return dataset, parts, public
+
+
+def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.Module:
+    """The configuration's model with its initial weights, for the records of a data set.
+
+    Raises:
+        ValueError: as `sim.models.networks.build`.
+    """
+    key, data = seed_key(config.run.seed), config.data
+    seed = int(generator(key, "model").integers(2**63))
+    return build_model(data.model, dataset.x.shape[1:], dataset.classes, seed, data.activation, words)
 
 
 def in_groups(job: Job) -> Job:

@@ -1,0 +1,185 @@
+"""Training from Python: `train`, `train_central` and `audit_run` do what the commands do.
+
+They leave the caller's process as it was. Keyword arguments are the settings by name, as ``--help``
+and a run directory's ``config.toml`` list them, with the same validation and defaults, but that the
+engine is ``inline`` and nothing is printed, unless something else is asked for. None is "not set".
+"""
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from sim import session
+from sim.auditing.session import audit
+from sim.config.fields import SETTINGS
+from sim.config.flags import Request, request
+from sim.config.names import did_you_mean
+from sim.data.given import keep
+from sim.job import rundir
+from sim.job.caller import lent
+from sim.models.networks import find
+from sim.result import Result
+
+__all__ = ["Result", "audit_run", "train", "train_central"]
+
+DEFAULTS: Mapping[str, Any] = {"engine": "inline", "quiet": True}
+"""What a program wants otherwise than a terminal does."""
+OWN = "__main__"
+"""The module of a notebook's cells, and of a script that is being run."""
+
+Source = str | os.PathLike[str] | None
+
+
+def train(
+    *,
+    config: Source = None,
+    preset: str | None = None,
+    resume: Source = None,
+    **settings: Any,
+) -> Result:
+    """Train many clients, as ``python -m sim.run`` does, with the same model bit for bit.
+
+    Args:
+        config: path of a TOML file of settings; keyword arguments go before it.
+        preset: name of a paper's settings, which file and keyword arguments go before.
+        resume: directory of a run to go on with.
+        settings: by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test), of NumPy
+            or PyTorch, which are kept in ``<out>/datasets``. ``model`` may also be a class.
+
+    Raises:
+        ValueError: anything the user can mend, in the words of the command.
+    """
+    return _trained(_request(settings, config, preset, resume))
+
+
+def train_central(
+    *, config: Source = None, preset: str | None = None, resume: Source = None, **settings: Any
+) -> Result:
+    """Train one client that holds all records, as ``python -m sim.central`` does; else as `train`.
+
+    Raises:
+        ValueError: anything the user can mend, in the words of the command.
+    """
+    return _trained(_request(settings, config, preset, resume, central=True))
+
+
+def audit_run(
+    *,
+    canaries: int | None = None,
+    confidence: float = 0.95,
+    black_box: bool = False,
+    config: Source = None,
+    preset: str | None = None,
+    **settings: Any,
+) -> Result:
+    """Train once with canaries, as ``python -m sim.audit`` does.
+
+    ``result.audit`` says which epsilon that refutes.
+
+    Args:
+        canaries: how many, each in or out by a coin; None: at most 1000.
+        confidence: of the lower bound, in (0, 1).
+        black_box: wrong labels and only the final model seen, instead of crafted gradients and
+            every upload.
+        config: as for `train`.
+        preset: as for `train`.
+        settings: as for `train`.
+
+    Raises:
+        ValueError: anything the user can mend, in the words of the command.
+    """
+    asked = _request(settings, config, preset, None)
+    with lent():
+        found = audit(asked.config, canaries, black_box, confidence, asked.config.run.quiet)
+        return Result(found.run_dir)
+
+
+def _trained(asked: Request) -> Result:
+    with lent():
+        return Result(session.train(asked))
+
+
+def _request(
+    settings: Mapping[str, Any],
+    config: Source,
+    preset: str | None,
+    resume: Source,
+    central: bool = False,
+) -> Request:
+    """What is asked for, once arrays have become a file and a class its name.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    given = {name: _value(name, value) for name, value in settings.items()}
+    files = [None if path is None else os.fspath(path) for path in (config, resume)]
+    places: dict[str, Any] = {"config": files[0], "paper": preset, "resume": files[1]}
+
+    def ask(values: Mapping[str, Any]) -> Request:
+        return request(values, **places, central=central, defaults=DEFAULTS)
+
+    arrays = given.get("dataset")
+    if isinstance(arrays, tuple | list):
+        others = ask({name: value for name, value in given.items() if name != "dataset"})
+        if others.resume is None:
+            parent = rundir.make_parent(others.config)
+        else:
+            parent = others.resume.absolute().parent
+        given["dataset"] = str(keep(arrays, parent))
+    asked = ask(given)
+    model, engine = asked.config.data.model, asked.config.run.engine
+    if model.startswith(f"{OWN}:") and engine != "inline":
+        raise ValueError(
+            f"model = {model} was defined in a notebook or a script, which the workers of engine = "
+            f"{engine} cannot import: leave engine out, or keep the class in a module of its own"
+        )
+    return asked
+
+
+def _value(name: str, value: Any) -> Any:
+    """A setting's value as a file would have it.
+
+    Raises:
+        ValueError: there is no such setting, or a class is none that can be named.
+    """
+    if name not in SETTINGS:
+        hint = did_you_mean(name, [*SETTINGS, "config", "preset", "resume"])
+        raise ValueError(f"unknown setting {name}{hint}")
+    if name == "model" and inspect.isclass(value):
+        return _named(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if name == "dataset" and not isinstance(value, str | tuple | list):
+        kind = type(value).__name__
+        wanted = "give a name, a path, or arrays (x, y, x_test, y_test)"
+        raise ValueError(f"dataset is a {kind}: {wanted}")
+    setting = SETTINGS[name]
+    return None if setting.optional and isinstance(value, str) and value == setting.unset else value
+
+
+def _named(kind: type) -> str:
+    """``module:Class`` of a model's class, by which it is found again when the run is resumed.
+
+    Raises:
+        ValueError: it is no model, or that name does not lead to it.
+    """
+    if not issubclass(kind, nn.Module):
+        raise ValueError(f"model = {kind.__qualname__} is no torch.nn.Module: derive it from that")
+    module, name = kind.__module__, kind.__qualname__
+    try:
+        found = find(module, name)
+    except ImportError:
+        found = None
+    if found is not kind:
+        raise ValueError(
+            f"model = {name} cannot be found again as {module}:{name}, so that a run of it could "
+            "not be resumed: define the class at the top level of a module, or of a notebook's "
+            "cell, and give the newest definition"
+        )
+    return f"{module}:{name}"

@@ -1,0 +1,98 @@
+"""A run inside a user's program: what it changes in the process, and gives back when it ends.
+
+A command owns its process. A program that calls `sim.train` has threads, variables and flags of its
+own, which must be the same afterwards, whatever happens; and a run must give the same bits whatever
+they are.
+
+What cannot be given back is left alone: the thresholds of the allocator
+(`sim.engines.environment.prepare`), which cost speed only. Libraries are imported before anything
+is set, so that none reads a variable of the run as it is loaded.
+"""
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from sim import session  # noqa: F401  # loads what a run needs, under the caller's own variables
+from sim.engines.environment import set_variables
+
+CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}
+"""Flags of convolutions on GPUs as a run takes them: PyTorch's own, but for the first."""
+ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's own answers to floating-point errors."""
+
+_ONE_RUN = threading.RLock()
+
+
+@contextmanager
+def lent() -> Iterator[None]:
+    """A process as a run needs it; on leaving, also by an exception, it is as the caller had it.
+
+    One run at a time: another thread waits here. Python sets signal handlers in the main thread
+    only.
+    """
+    with _ONE_RUN, ExitStack() as stack:
+        stack.callback(_restore_variables, dict(os.environ))
+        stack.callback(_restore_signals, {n: signal.getsignal(n) for n in _signals()})
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)
+        stack.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
+        _lend_threads(stack)
+        _lend_arithmetic(stack)
+        set_variables()
+        yield
+
+
+def _lend_threads(stack: ExitStack) -> None:
+    threads = torch.get_num_threads()  # asked first: a limit on all pools is one on PyTorch's, too
+    stack.enter_context(threadpool_limits(1))
+    stack.callback(torch.set_num_threads, threads)
+
+
+def _lend_arithmetic(stack: ExitStack) -> None:
+    """Types, devices, precision and gradients: the defaults of PyTorch and NumPy."""
+    for name, value in CUDNN.items():
+        stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+        setattr(torch.backends.cudnn, name, value)
+    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    torch.set_float32_matmul_precision("highest")
+    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
+    if (device := torch.get_default_device()).type != "cpu":
+        stack.callback(torch.set_default_device, device)
+        torch.set_default_device(None)
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
+    stack.enter_context(np.errstate(**ERRORS))
+
+
+def _signals() -> list[signal.Signals]:
+    """Signals whose handlers can be put back from here; none outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)]
+
+
+def _restore_signals(before: dict[signal.Signals, Any]) -> None:
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def _restore_variables(before: dict[str, str]) -> None:
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
