@@ -53,6 +53,14 @@ def test_the_split_is_two_to_one_to_two_to_one():
         split(5, generator(KEY, "split"))
 
 
+def test_of_unequal_sides_as_many_are_taken_and_drawn_from_the_larger_one():
+    few, many = np.arange(5), np.arange(5, 205)
+    for place, sides in ((1, (few, many)), (0, (many, few))):
+        one, other = (balanced(*sides, np.random.default_rng(seed)) for seed in (0, 1))
+        assert [len(set(part)) for part in (*one, *other)] == [5] * 4
+        assert set(one[place]) < set(many) and set(one[place]) != set(other[place])
+
+
 def test_features_are_sorted_probabilities_and_whether_the_answer_is_right():
     found = posterior_features(torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([1, 2]))
     np.testing.assert_allclose(found, [[0.7, 0.2, 0.1, 1.0], [0.5, 0.3, 0.2, 0.0]], rtol=1e-6)

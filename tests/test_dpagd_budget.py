@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.carry import Carry
+from mechanisms import shares
 from mechanisms.accounting.accountant import PUBLISHED_ORDERS, epsilon, rdp
 from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
@@ -104,6 +105,16 @@ def test_the_plan_is_calibrated_to_its_allotments():
         SampledGaussian(1.0, found.gradient_multiplier(0)): 2,
         SampledGaussian(1.0, found.search_multiplier): 2,
     }
+
+
+def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeypatch):
+    """A target that the planned rounds meet to the last bit. Kills allotments that add up to more."""
+    plain = DpagdPlan.of(Terms(Privacy(mechanism="dpagd"), Dpagd(), 2, 3, 9), 2.0)
+    target = epsilon({event: 3 * count for event, count in plain.worst_round().items()}, 1e-5).epsilon
+    monkeypatch.setattr(shares, "least_noises", lambda run_of, terms: [2.0])
+    terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
+    (found,) = shares.calibrate(DpagdPlan.of, [terms])
+    assert epsilon(terms.run(found), 1e-5).epsilon <= target and 2.0 < found.noise_multiplier < 2.001
 
 
 @pytest.mark.parametrize(

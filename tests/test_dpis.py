@@ -275,9 +275,14 @@ def mixed() -> list[DpisPlan]:
 
 
 def test_a_cohort_is_its_clients_one_by_one():
-    together = local_round(DPIS, funded(cohort(mixed()), 2), start(model()))
+    world = funded(cohort(mixed()), 2)
+    together = local_round(DPIS, world, start(model()))
+    figures = DPIS.report(world, together)
     for client, own in enumerate(mixed()):
-        alone = local_round(DPIS, funded(cohort([own], [client]), 2), start(model()))
+        here = funded(cohort([own], [client]), 2)
+        alone = local_round(DPIS, here, start(model()))
+        for name, figure in DPIS.report(here, alone).items():
+            torch.testing.assert_close(figures[name][client], figure[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(together.params[client], alone.params[0], rtol=1e-4, atol=1e-4)
         for name in ("share", "clip_norm", "multiplier", "ghat"):
             kept = alone.memory[name][0]
