@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sim import session
+from sim import start
 from sim.auditing.session import audit
 from sim.config.fields import SETTINGS
 from sim.config.flags import Request, request
@@ -100,7 +100,7 @@ def audit_run(
 
 def _trained(asked: Request) -> Result:
     with lent():
-        return Result(session.train(asked))
+        return Result(start.train(asked))
 
 
 def _request(

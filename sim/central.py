@@ -25,7 +25,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.central") -> None
     from sim.engines.environment import prepare
 
     prepare()
-    from sim.session import train
+    from sim.start import train
 
     train(request)
 

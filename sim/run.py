@@ -20,7 +20,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
     from sim.engines.cluster import starting
 
     with starting(request.config) as cluster:
-        from sim.session import train
+        from sim.start import train
 
         train(request, cluster)
 

@@ -162,7 +162,7 @@ def test_runs_that_were_finished_before_are_kept_in_small_files(tmp_path):
 def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere(tmp_path, monkeypatch):
     page = tmp_path / "project" / "docs" / "leaderboard.md"
     page.parent.mkdir(parents=True)
-    monkeypatch.setattr(bench, "RECIPES", tmp_path / "project" / "recipes")
+    monkeypatch.setattr(bench, "PACKAGES", tmp_path / "project")
     flags = (str(finished(tmp_path)), "--seeds=4,7", "--hours=0")
     assert command(tmp_path, *flags, f"--cells={tmp_path / 'cells'}") == 0 and not page.exists()
     assert command(tmp_path, *flags) == 0 and page.is_file()
@@ -185,7 +185,7 @@ def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):
     def train(request: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("sim.session.train", train)
+    monkeypatch.setattr("sim.start.train", train)
     path = finished(tmp_path)
     run = plan(read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"})[0]
     assert play(run) == "MemoryError"

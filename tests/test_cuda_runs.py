@@ -137,7 +137,7 @@ def test_a_group_charges_the_same_and_its_upload_is_whole_numbers(device, tmp_pa
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function from a device and flags to the directory of a whole run in this process, without a report."""
-    cli, session = needed("sim.config.flags", "sim.session")
+    cli, start = needed("sim.config.flags", "sim.start")
     monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 2, 8, 8)).astype(np.float32), np.arange(120) % 3
@@ -148,7 +148,7 @@ def run(tmp_path, monkeypatch):
 
     def one(device: torch.device, flags: str, name: str) -> Path:
         words = f"{common} --device {device.type} --groups 2 --sample-rate 0.5 --out {tmp_path} --name {name} {flags}"
-        return session.train(cli.parse(words.split(), "run", ""))
+        return start.train(cli.parse(words.split(), "run", ""))
 
     return one
 

@@ -36,7 +36,7 @@ from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpis, Privacy
 from sim.account import command as account
 from sim.config.flags import main_guard, parse
-from sim.session import train
+from sim.start import train
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, streams
 from tests.test_loop import World, outcome

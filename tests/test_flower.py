@@ -32,7 +32,7 @@ from client.messages import TrainRequest, Upload
 from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge
 from server.app import exchange_over, find_groups
-from sim import account, app, session
+from sim import account, app, start
 from sim.config.fields import SETTINGS
 from sim.config.flags import main_guard, parse
 from tests.processes import wait_for
@@ -166,7 +166,7 @@ def reference(tmp_path_factory, settings) -> Path:
     """The same run by ``python -m sim.run --engine inline``."""
     out = tmp_path_factory.mktemp("reference")
     line = app.flags(settings | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
-    return session.train(parse(line, "", ""))
+    return start.train(parse(line, "", ""))
 
 
 def epsilons(folder: Path, capsys) -> dict:
@@ -365,7 +365,7 @@ def test_a_group_may_wander_between_processes(tmp_path, settings, given):
     lasting = settings | {"rounds": 4, "clients": 4} | given
     lasting |= {"out": str(tmp_path), "quiet": True}
     inline = {"engine": "inline", "groups": 2, "name": "inline"}
-    session.train(parse(app.flags(lasting | inline), "", ""))
+    start.train(parse(app.flags(lasting | inline), "", ""))
     there = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("there", app.__file__))
     spec.loader.exec_module(there)
     serve(LocalGrid({4: place(0), 8: place(1)}, app.client, app.client, there.client), **lasting, name="local")

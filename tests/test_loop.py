@@ -12,7 +12,7 @@ from mechanisms.plan import planned
 from server import loop
 from server.loop import Standing
 from server.store import Store
-from sim import session
+from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
 
@@ -221,7 +221,7 @@ def test_a_record_of_every_round_is_on_disk_and_shown(tmp_path):
     seen = []
     world = World(tmp_path)
     federation, store = training.federation(world.job), world.store
-    exchange = session.inline_exchange(world.job, tmp_path)
+    exchange = inline_exchange(world.job, tmp_path)
 
     def watch(record):
         assert world.lines()[-1] == json.loads(json.dumps(record.to_json()))

@@ -16,7 +16,7 @@ from sim.config.flags import main_guard, parse
 from sim.job import inputs, rundir
 from sim.phases.build import build
 from sim.run import command
-from sim.session import train
+from sim.start import train
 
 pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["--clients=4", "--rounds=2", "--engine=inline", "--quiet"]
