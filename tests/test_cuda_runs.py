@@ -91,13 +91,13 @@ def leaves(released: object) -> list[np.ndarray]:
 
 
 def test_clients_keep_their_state_from_round_to_round(device, tmp_path):
-    (carry, cohort) = needed("client.carry", "mechanisms.cohort")
+    (carry, cohort) = needed("client.client_state", "mechanisms.cohort")
     rows = torch.arange(6.0, device=device).view(2, 3)
     state = cohort.LocalState(rows, (10 * rows,), rows[:, 0], {"clip_norm": rows[:, 0] / 2})
-    kept = carry.Carry(tmp_path, ("clip_norm",))
+    kept = carry.ClientState(tmp_path, ("clip_norm",))
     with kept.round(1):
         kept.keep(np.array([4, 7]), lambda resume: state)
-    again = carry.Carry(tmp_path, ("clip_norm",))
+    again = carry.ClientState(tmp_path, ("clip_norm",))
     fresh = dataclasses.replace(state, optimizer=(torch.zeros_like(rows),)).remember(
         clip_norm=-torch.ones_like(rows[:, 0])
     )

@@ -242,7 +242,7 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
     """
     own = plan(rate=rate, clip=clip, records=max(1, len(norms)), dpis_clip=1.0)
     bound = dpis._clip_norm(own, np.array(norms), np.random.default_rng(seed))
-    assert dpis.LEAST_CLIP * clip <= bound <= clip
+    assert dpis.MIN_CLIP * clip <= bound <= clip
     share = dpis._share(own, np.array(norms), bound, np.random.default_rng(seed + 1))
     assert own.sample_rate <= share <= 1.0
     event = own.step_event(share, bound, 1.0)

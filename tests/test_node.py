@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from client.carry import Carry
+from client.client_state import ClientState
 from client.figures import means
 from client.messages import Upload
 from client.node import GroupData
@@ -216,7 +216,7 @@ def test_a_strategy_is_told_of_the_model_the_shared_records_and_the_draws_of_its
 
 def test_a_replayed_round_starts_from_what_clients_kept_before_it(tmp_path):
     """Momentum that is kept: round 2 asked again, by another process, is round 2. Kills the state after it."""
-    kept = lambda: node(tmp_path, carry=Carry(tmp_path / "kept", ("clip_norm",)), optimizer=sgd(0.9))  # noqa: E731
+    kept = lambda: node(tmp_path, client_state=ClientState(tmp_path / "kept", ("clip_norm",)), optimizer=sgd(0.9))  # noqa: E731
     first, second, third = (kept().train(request(n, [0, 1])).total for n in (1, 2, 3))
     for n, total in ((3, third), (2, second), (1, first)):
         assert (kept().train(request(n, [0, 1])).total == total).all()
@@ -229,8 +229,8 @@ def test_clients_whose_rounds_have_unlike_numbers_of_epochs_meet_though_they_kee
     dpis = MECHANISMS["dpis"]
     rates = (0.25, 0.5, 0.25, 0.5)
     plans = [DpisPlan(q, 2.0, 1.0, 4, len(own), 2, 1e-5, Dpis()) for q, own in zip(rates, OWNED, strict=True)]
-    carry = Carry(tmp_path / "kept", dpis.lasting)
-    here = node(tmp_path, mechanism=dpis, plans=plan_table(*plans), chunks=[[0, 1]], carry=carry)
+    client_state = ClientState(tmp_path / "kept", dpis.lasting)
+    here = node(tmp_path, mechanism=dpis, plans=plan_table(*plans), chunks=[[0, 1]], client_state=client_state)
     here.train(request(1, [0]))
     both = here.train(dataclasses.replace(request(2, [0, 1]), nth=np.array([2, 1])))
     assert both.clients.tolist() == [0, 1] and both.weight == len(OWNED[0]) + len(OWNED[1])

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 COLUMNS = ("certified", "published")
 
 MANY = 100  # curves from which on it pays to compute them together
-MOST_KEPT = 100_000  # curves; some 100 MB
+MAX_KEPT = 100_000  # curves; some 100 MB
 _KEPT: dict[tuple[events.Event, tuple[float, ...], str], Floats] = {}
 _POINTS: dict[tuple[events.Event, str], dict[float, float]] = {}
 SLOW = ("visible", "selective", "clipped")
@@ -89,7 +89,7 @@ def _keep(key: tuple[events.Event, tuple[float, ...], str], values: Floats) -> N
 
 
 def _make_room(kept: dict[Any, Any]) -> None:
-    if len(kept) >= MOST_KEPT:
+    if len(kept) >= MAX_KEPT:
         kept.clear()
 
 
