@@ -26,7 +26,7 @@ from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.sampling import Batch
 
 MAX_REJECTIONS = 100_000
-"""A cap above this is of no use: a client could be busy with one step for as many trials."""
+"""A cap above this is useless: a client could be busy with one step for as many trials."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def train(
             or PyTorch, which are kept in ``<out>/datasets``. ``model`` may also be a class.
 
     Raises:
-        ValueError: anything the user can mend, in the words of the command.
+        ValueError: a user error, in the words of the command.
     """
     return _trained(_request(settings, config, preset, resume))
 
@@ -62,7 +62,7 @@ def train_central(
     """Train one client that holds all records, as ``python -m sim.central`` does; else as `train`.
 
     Raises:
-        ValueError: anything the user can mend, in the words of the command.
+        ValueError: a user error, in the words of the command.
     """
     return _trained(_request(settings, config, preset, resume, central=True))
 
@@ -90,7 +90,7 @@ def audit_run(
         settings: as for `train`.
 
     Raises:
-        ValueError: anything the user can mend, in the words of the command.
+        ValueError: a user error, in the words of the command.
     """
     asked = _request(settings, config, preset, None)
     with lent():

@@ -15,7 +15,7 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     """Train as a parsed command line asks, on a cluster that is starting or is started now; returns the run directory.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     if cluster is None:
         with starting(request.config) as cluster:

@@ -49,7 +49,7 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
 
 
 def slow(event: events.Event, column: str) -> bool:
-    """Whether the curve takes milliseconds at each order: :func:`at` then spares the orders that are of no use."""
+    """Whether the curve takes milliseconds at each order: :func:`at` then skips useless orders."""
     tested = isinstance(event, events.DpsurStep | events.ScreenedStep) and event.accounting in SLOW
     return tested and column == "certified"
 

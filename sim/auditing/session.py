@@ -33,14 +33,14 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
 
     Args:
         config: of the run; it trains in this process.
-        count: of canaries; None: `one_run.MAX_CANARIES`, or half of the records, or half of the parameters for each client,
-            where that is less.
+        count: of canaries; None: `one_run.MAX_CANARIES`, or half of the records, or half of the
+            parameters for each client, where that is less.
         black_box: wrong labels and the final model, instead of crafted gradients and every upload.
         confidence: of the bound.
         quiet: print nothing.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     check_confidence(confidence)
     single_thread()
