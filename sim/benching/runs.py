@@ -95,7 +95,7 @@ def play(run: Run) -> str:
 
     prepare()
     from sim.config.flags import Request
-    from sim.session import train
+    from sim.start import train
 
     begun = run.folder.exists()
     config = load(run.folder / "config.toml", {}) if begun else run.config
