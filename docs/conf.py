@@ -16,6 +16,7 @@ html_theme = "furo"
 html_title = project
 html_show_sphinx = False
 myst_heading_anchors = 3
+smartquotes = False  # it would turn the dashes of flags into one
 
 OUTSIDE = {
     "benchmarks/README.md": "explanation/benchmarks.md",
