@@ -19,10 +19,10 @@ settings.load_profile("tests")
 
 
 LONG = """
-    account_command architecture audit_attacks audit_bounds audit_command audit_dpsur audit_many_run bench bits
-    calibration_many central cuda_runs dpagd_budget dpis dpsur dpsur_charges fast_gradients fedfed flower gradients grid
-    ledger limits lstm mechanisms mutants readme record_trial release_files report rounded_gaussian run rundir screening
-    selective strategies
+    account_command architecture attack_command audit_attacks audit_bounds audit_command audit_dpsur audit_many_run
+    bench bits calibration_many central cuda_runs dpagd_budget dpis dpsur dpsur_charges fast_gradients fedfed flower
+    gradients grid ledger limits lstm mechanisms mutants readme record_trial release_files report rounded_gaussian
+    run rundir screening selective strategies
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load these."""
 

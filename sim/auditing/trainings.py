@@ -11,10 +11,10 @@ from torch import Tensor
 
 from client.settings import Local
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.allotment import Account, AdaptivePlan
+from mechanisms.accounting.allotment import Account, AdaptivePlan, payable
 from mechanisms.cohort import Cohort
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
-from mechanisms.plan import Terms, affordable_rounds, planned
+from mechanisms.plan import Terms, affordable_rounds, merge, planned
 from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
@@ -35,7 +35,7 @@ class Trained:
         job: the configuration, its data and its model.
         params: ``[K, P]``, on the CPU.
         epsilon: the largest certified epsilon of the K trainings, at the configuration's delta.
-        epsilon_published: the largest that their paper would claim.
+        epsilon_published: the largest that their paper claims for what they released.
     """
 
     job: Job
@@ -68,7 +68,7 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     device = device_of(config)
     start = job.gradients.layout.initial(job.model).to(device)
     x, y = (torch.from_numpy(array).to(device) for array in (job.dataset.x, job.dataset.y))
-    models = []
+    models, settled = [], []
     for at in range(0, len(owned), TOGETHER):
         numbers = range(at, min(at + TOGETHER, len(owned)))
         plans = [table.of(k) for k in numbers]
@@ -82,9 +82,12 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
             nth=[1] * len(plans),
             accounts=[Account(p.allotment.order, p.allotment.rdp) for p in plans if isinstance(p, AdaptivePlan)],
         )
-        models.append(local_round(row, cohort, start).params.cpu())
+        end = local_round(row, cohort, start)
+        models.append(end.params.cpu())
+        released = zip(plans, row.realized(cohort, end), strict=True)
+        settled += [payable(merge(plan.round_charges(1), found)) for plan, found in released]
     spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
-    claimed = max(epsilon(planned(plan, 1), config.privacy.delta, "published").epsilon for plan in table.plans)
+    claimed = max(epsilon(charges, config.privacy.delta, "published").epsilon for charges in settled)
     return Trained(job, torch.cat(models), spent, claimed)
 
 

@@ -85,7 +85,7 @@ def _configs(argv: Sequence[str], given: Config, epsilons: str | None) -> tuple[
         words = (*argv, f"--mechanism={mechanism}", *words)
         return flags.parse(words, PROGRAM, DESCRIPTION, central=True, own=OWN).config
 
-    budgets = [(f"--epsilon={text}",) for text in _epsilons(epsilons)] if epsilons else [()]
+    budgets = [()] if epsilons is None else [(f"--epsilon={text}",) for text in _epsilons(epsilons)]
     private = dict.fromkeys(name for name in (given.privacy.mechanism, "dpsgd") if name != "none")
     trained = [of(mechanism, *budget) for mechanism in private for budget in budgets]
     return (*trained, _whole_gradients(of("none")))
