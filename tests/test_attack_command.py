@@ -193,6 +193,12 @@ def test_some_records_are_records_with_their_labels(data):
     assert repetition.some_records(job, None) is job
 
 
+@pytest.mark.parametrize("flag", ["--release", "--noise-decay=0.1", "--standardize=private"])
+def test_what_the_attacked_trainings_would_pass_over_is_refused(flag):
+    with pytest.raises(ValueError, match=f"^{flag.split('=')[0]}.* is of no use here"):
+        parse([flag])
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -209,9 +215,6 @@ def test_some_records_are_records_with_their_labels(data):
         (["--records=99999"], "--records 99999 must be at most the 1437 training records"),
         (["--confidence=1"], "--confidence 1 must be in (0, 1)"),
         (["--confidence=sure"], "--confidence sure must be a number"),
-        (["--release"], "--release is of no use here"),
-        (["--noise-decay=0.1"], "--noise-decay is of no use here"),
-        (["--standardize=private"], "--standardize private is of no use here"),
         (["--resume=absent"], "absent is no run directory"),
         (["--clients=3"], "--clients is of no use"),
         (["--epsilom=3"], "did you mean --epsilon"),
