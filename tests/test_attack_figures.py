@@ -12,7 +12,7 @@ from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS, plan_table
 from sim.attacking import papers, session, success
-from sim.attacking.lira import Roc
+from sim.attacking.lira import Roc, halves, likelihood_ratios
 from sim.attacking.membership import Tally, judge
 from sim.attacking.repetition import Ratios, Repetition
 from sim.auditing import trainings
@@ -311,6 +311,24 @@ def test_an_interval_of_records_does_not_shrink_with_models_that_repeat_each_oth
     low, high = success.of_records(shares, 0.9)
     assert (low, high) == pytest.approx(tuple(stats.ttest_1samp(shares, 0.0).confidence_interval(0.9)))
     assert success.of_records(np.array([0.0, 1.0]), 0.99) == (0.0, 1.0)
+
+
+def test_intervals_of_likelihood_ratios_hold_where_there_is_nothing_to_find():
+    """400 times: models of two kinds, so that guesses about a record hang together, and coins that no confidence knows.
+
+    Intervals of confidence 0.9 miss one half too often with probability 0.001; those that take every guess for
+    independent, the negative control, miss it every third time.
+    """
+    rng, of_records, of_guesses = np.random.default_rng(0), 0, 0
+    for seed in range(400):
+        inside = halves(60, 16, seed_key(seed))
+        kind = (np.arange(16) % 2)[:, None] * rng.normal(size=60)
+        right = (likelihood_ratios(6.0 * kind + rng.normal(size=(16, 60)), inside) > 0) == inside
+        low, high = success.of_records(right.mean(axis=0), 0.9)
+        of_records += low <= 0.5 <= high
+        low, high = success.of_counts(Tally(int(right.sum()), right.size), 0.9)
+        of_guesses += low <= 0.5 <= high
+    assert of_records / 400 > 0.85 > 0.8 > of_guesses / 400
 
 
 def test_the_papers_figures_are_those_of_its_tables():

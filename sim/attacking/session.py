@@ -15,7 +15,7 @@ from sim.config.fields import Config
 from sim.job import rundir
 from sim.job.device import single_thread
 from sim.phases.build import build
-from sim.showing.attack import FILE, RATES, Attacked, Report, Success
+from sim.showing.attack import FILE, RATES, Attacked, Report, Success, one_by_one
 
 
 def attack(question: Question) -> Report:
@@ -36,7 +36,7 @@ def attack(question: Question) -> Report:
         delta=first.privacy.delta,
         bounded=first.privacy.budget,
         seed=first.run.seed,
-        trainings=tuple(_attacked(question, config) for config in question.configs),
+        trainings=tuple(_attacked(question, config) for config in one_by_one(question.configs)),
         run_dir=str(folder),
     )
     durable.make_folder(folder)

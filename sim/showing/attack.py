@@ -1,5 +1,6 @@
 """What attacks on membership found, as records and as tables at the terminal."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from server.records import Epsilon, Record
+from sim.config.fields import Config
 from sim.showing import wording
 
 FILE = "attack.json"
@@ -120,6 +122,16 @@ def notes(report: Report) -> tuple[str, ...]:
         "A success near 0.5 proves nothing: another attack, or another record, can do better. Only "
         "the certified epsilon bounds all attacks, and python -m sim.audit tries to refute it.",
     )
+
+
+def one_by_one(configs: Sequence[Config]) -> Iterator[Config]:
+    """The same configurations, with a line at a terminal that says which one is under way."""
+    with Console(stderr=True, quiet=configs[0].run.quiet).status("") as line:
+        for number, config in enumerate(configs, 1):
+            privacy = config.privacy
+            epsilon = "" if privacy.mechanism == "none" else f" at epsilon {privacy.epsilon}"
+            line.update(f"{number} of {len(configs)}: {privacy.mechanism}{epsilon}")
+            yield config
 
 
 def show(report: Report) -> None:
