@@ -200,6 +200,8 @@ def test_each_field_of_the_report_shows_or_is_in_the_file_alone(capsys):
     shown = {"dataset": "mnist", "model": "cnn", "targets": 5, "confidence": 0.5, "run_dir": "b"}
     shown |= {"bounded": "published"}
     alone = {"models": 20, "delta": 1e-3, "seed": 1}
+    without = notes(dataclasses.replace(REPORT, models=None))
+    assert any("TPR" in one for one in notes(REPORT)) and not any("TPR" in one for one in without)
     assert shown.keys() | alone.keys() | {"trainings"} == unequal.names(Report)
     for name, value in (shown | alone).items():
         after = printed(capsys, dataclasses.replace(REPORT, **{name: value}))

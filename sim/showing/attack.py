@@ -111,14 +111,17 @@ class Report(Record):
 def notes(report: Report) -> tuple[str, ...]:
     """What the figures are and what they do not prove, a sentence or two each."""
     interval = f"interval of confidence {report.confidence:g} given the trained models"
+    lira = (
+        "LiRA's area is that under its curve of true against false positives, 0.5 for blind "
+        "guessing; TPR at 1 %: the share of members found where 1 % of the others are accused."
+    )
     return (
         "Accuracy: share of right guesses, where half of the records are members; 0.5 is blind "
         f"guessing. Below it an {interval}; other models may differ by more.",
         "Target and shadow models are trained on a third of the records each, LiRA's on a half. "
         "Epsilon is that of one training. The one without privacy clips nothing; its learning rate "
         "is multiplied by the clip norm.",
-        "LiRA's area is that under its curve of true against false positives, 0.5 for blind "
-        "guessing; TPR at 1 %: the share of members found where 1 % of the others are accused.",
+        *([] if report.models is None else [lira]),
         "A success near 0.5 proves nothing: another attack, or another record, can do better. Only "
         "the certified epsilon bounds all attacks, and python -m sim.audit tries to refute it.",
     )
