@@ -83,7 +83,7 @@ def _configs(argv: Sequence[str], given: Config, epsilons: str | None) -> tuple[
 
     def of(mechanism: str, *words: str) -> Config:
         words = (*argv, f"--mechanism={mechanism}", *words)
-        return flags.parse(words, program, DESCRIPTION, central=True, own=OWN).config
+        return flags.parse(words, PROGRAM, DESCRIPTION, central=True, own=OWN).config
 
     budgets = [()] if epsilons is None else [(f"--epsilon={text}",) for text in _epsilons(epsilons)]
     private = dict.fromkeys(name for name in (given.privacy.mechanism, "dpsgd") if name != "none")
