@@ -26,7 +26,7 @@ from sim.engines import environment
 if TYPE_CHECKING:
     from sim.job.job import Job
 
-environment.prepare()  # before torch is imported, and before Flower starts Ray's workers, which inherit it
+environment.prepare()  # before torch is imported, and before Ray's workers start, which inherit it
 
 
 def flags(run_config: Mapping[str, bool | int | float | str]) -> list[str]:

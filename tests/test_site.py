@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim import audit, bench
-from sim.config import questions
+from sim.config import attacks, questions
 from sim.config.fields import SETTINGS
 from sim.config.flags import build_parser
 from tests.test_readme import FENCE, PAGES, ROOT
@@ -106,7 +106,8 @@ def test_named_modules_exist(page: Path) -> None:
 
 def known_flags() -> set[str]:
     run = build_parser("", "", own=questions.OWN)
-    parsers = (run, bench.parser(), audit.own_flags())
+    attack = build_parser("", "", own=attacks.OWN)
+    parsers = (run, attack, bench.parser(), audit.own_flags())
     return OTHERS | {word for parser in parsers for word in parser._option_string_actions}
 
 

@@ -16,7 +16,8 @@ from mechanisms.accounting.acceptance import Acceptance
 
 Floats = NDArray[np.float64]
 
-POINTS = 8_000  # at least; the error of the trapezoidal rule at the kinks of a maximum is below 1e-6 of the divergence
+POINTS = 8_000
+"""At least: the trapezoidal rule's error at the kinks of a maximum is below 1e-6 of the divergence."""
 MAX_POINTS = 40_000
 FINE, COARSE = 100.0, 32.0  # points per standard deviation wished for, and needed
 NEGLIGIBLE = 42.0  # in nats below the maximum

@@ -73,7 +73,8 @@ def show(result: Audit) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(overflow="fold")
-    guesses = f"{result.right} of {result.guesses} guesses right, {result.canaries} canaries, {result.view}"
+    guesses = f"{result.right} of {result.guesses} guesses right"
+    guesses += f", {result.canaries} canaries, {result.view}"
     rows = (
         ("lower bound", f"{wording.lower_bound(result.epsilon_lower)} with confidence {result.confidence:g}"),
         ("certified epsilon", wording.epsilon(result.epsilon_certified)),
