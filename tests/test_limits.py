@@ -22,7 +22,7 @@ from sim.showing.report import read_run
 
 FEDFED = "--strategy fedfed --shared-source distilled --rounds 2"
 RECIPE = Recipe(title="title", columns=(Column(name="column"),), rows=(Row(name="row"),))
-DPSUR = "--mechanism dpsur --noise-multiplier 5 --validation-noise 8 --steps 2 --rounds 2"
+DPSUR = "--mechanism dpsur --noise-multiplier 5 --dpsur-validation-noise 8 --steps 2 --rounds 2"
 SCREENING = "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 --steps 2 --rounds 2"
 
 
@@ -100,7 +100,7 @@ WHOLE = [
     ("", 4),
     ("--release", 5),
     ("--model tests.test_limits:Net --public-records 20 --validation-records 20 --budget published", 8),
-    (f"--release {DPSUR} --accounting selective", 5),
+    (f"--release {DPSUR} --dpsur-accounting selective", 5),
     ("--mechanism none", 0),
 ]
 
@@ -154,7 +154,7 @@ def test_labels_are_no_matter_where_they_are_not_shared_one_by_one(tmp_path, cap
         assert caveats.PUBLIC_LABELS not in json.loads((folder / "summary.json").read_text())["limits"]
 
 
-@pytest.mark.parametrize("flags", [f"{DPSUR} --accounting selective", SCREENING], ids=["dpsur", "screening"])
+@pytest.mark.parametrize("flags", [f"{DPSUR} --dpsur-accounting selective", SCREENING], ids=["dpsur", "screening"])
 @pytest.mark.parametrize("release", [True, False])
 def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsys, flags, release):
     """The time of a round tells the number of its trials. A simulation is for the one who has the records anyway."""
@@ -174,7 +174,7 @@ def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsy
         assert table.as_csv(RECIPE, "certified", [line]).endswith(",2,,\n")
 
 
-@pytest.mark.parametrize("flags", [DPSUR, f"{DPSUR} --accounting every-trial", "--rounds 2"])
+@pytest.mark.parametrize("flags", [DPSUR, f"{DPSUR} --dpsur-accounting every-trial", "--rounds 2"])
 def test_other_releases_tell_their_times(tmp_path, capsys, flags):
     folder = run(tmp_path, f"{flags} --release")
     assert caveats.HIDDEN not in capsys.readouterr().out and caveats.HIDDEN not in guarantee(folder)

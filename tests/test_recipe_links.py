@@ -64,16 +64,26 @@ def test_a_path_is_the_epsilon_and_the_accuracy_of_each_round(tmp_path, records)
 
 
 def test_a_row_that_is_like_a_cell_has_its_settings_below_its_own(tmp_path, records):
-    like = '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR/3"\nsettings = { beta = 0.5 }\n'
+    like = '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR/3"\nsettings = { dpsur_beta = 0.5 }\n'
     by_column = '\n[[rows]]\nname = "B"\nlike = "mnist-scattering/DPSUR"\n'
     theirs = {(c.row, c.column): c.settings for c in cells(read_project("mnist-scattering"), "published")}
     ours = {(c.row, c.column): c.settings for c in cells(read(written(tmp_path, records, like)), "published")}
-    taken = theirs["DPSUR", "3"] | {"dataset": records, "rounds": 3, "batch_size": 60, "epsilon": 8.0, "beta": 0.5}
-    assert ours["A", "8"] == taken and ours["A", "8"]["accounting"] == "selective"
+    taken = theirs["DPSUR", "3"] | {
+        "dataset": records,
+        "rounds": 3,
+        "batch_size": 60,
+        "epsilon": 8.0,
+        "dpsur_beta": 0.5,
+    }
+    assert ours["A", "8"] == taken and ours["A", "8"]["dpsur_accounting"] == "selective"
     small = read(written(tmp_path, records, by_column.replace('"B"', '"B"\ncolumns = ["2"]')))
     (other,) = (c.settings for c in cells(small, "certified") if c.row == "B")
-    assert other["validation_noise"] == theirs["DPSUR", "2"]["validation_noise"] != taken["validation_noise"]
-    assert other["accounting"] == "visible"
+    assert (
+        other["dpsur_validation_noise"]
+        == theirs["DPSUR", "2"]["dpsur_validation_noise"]
+        != taken["dpsur_validation_noise"]
+    )
+    assert other["dpsur_accounting"] == "visible"
 
 
 def test_what_a_row_follows_lies_above_its_column_and_below_its_own_settings(tmp_path, records):
