@@ -372,3 +372,14 @@ def test_help_loads_nothing_heavy():
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "dpsgd" in done.stdout and "sim.config.questions" in loaded
     assert not loaded & {"scipy", "torch", "ray", "flwr", "rich"}
+
+
+FORMER = "--validation-rate=0.1 --validation-noise 9 --beta -1.5 --accounting selective --cap-share=0.2"
+
+
+def test_former_names_of_dpsur_are_taken_after_its_name_alone(capsys):
+    flags, now = ["--sample-rate=0.2", "--noise-multiplier=4", "--steps=12"], FORMER.replace("--", "--dpsur-")
+    assert run(capsys, "dpsur", *flags, *FORMER.split()) == run(capsys, "dpsur", *flags, *now.split())
+    for words in (["dpsgd", *flags, "--beta=-1.5"], ["--mechanism=dpsur", "--beta=-1.5"]):
+        with pytest.raises(ValueError, match="--beta is called --dpsur-beta now"):
+            command(words)

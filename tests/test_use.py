@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim import api
+from sim.benching.kept import digest
 from sim.benching.recipe import Cell
 from sim.config.configuration import IMPLIED, load, save
 from sim.config.fields import SETTINGS, TABLES
@@ -126,6 +127,49 @@ def _implies(one: Need, other: Need) -> bool:
     return one.setting == other.setting and all(other.holds(value) for value in one.values)
 
 
+SHARING = {"strategy": "fedfed"}
+NOT_IN_USE = {
+    "dpsur_cap_share": {"mechanism": "dpsur", "dpsur_accounting": "visible"},
+    "epsilon": {"mechanism": "none"},
+    "clip_norm": {"mechanism": "none"},
+    "clipping": {"mechanism": "dpis"},
+    "noise_decay": {"mechanism": "dpagd"},
+    "clip_quantile": {"mechanism": "dpis"},
+    "standardize_noise": {"standardize": "private", "mechanism": "none"},
+    "dpis_norm_rate": {"mechanism": "dpis", "dpis_sampling": "uniform"},
+    "dpis_floor": {"mechanism": "dpis", "dpis_sampling": "uniform", "dpis_clip": 1.0},
+    "screening_gain": {"mechanism": "screening", "screening_q0": 0.1},
+    "screening_clip": {"mechanism": "screening", "screening_data": "public"},
+    "screening_cap_share": {"mechanism": "screening", "screening_clip": None},
+    "forced_after": {"mechanism": "screening"},
+    "server_beta2": {"strategy": "fedadagrad"},
+    "server_tau": {"strategy": "fedprox"},
+    "proximal_mu": {"strategy": "fednova"},
+    "share_budget": SHARING | {"share_noise": 2.0},
+    "share_noise": SHARING | {"mechanism": "none"},
+    "share_clip": SHARING | {"shared_source": "public"},
+    "share_views": SHARING,
+    "label_epsilon": SHARING | {"shared_source": "distilled", "public_labels": True},
+    "public_labels": SHARING | {"shared_source": "distilled", "mechanism": "none"},
+    "shared_weight": SHARING | {"shared_source": "none"},
+    "prototype_features": SHARING | {"shared_source": "distilled"},
+    "distill_lr": SHARING | {"prototype_features": "fixed"},
+    "distill_clip": SHARING | {"shared_source": "distilled", "mechanism": "none"},
+    "distill_rounds": SHARING | {"shared_source": "public"},
+    "activation": {"model": "my_model:Net"},
+    "feature_groups": {"features": "pixels"},
+    "gpus_per_worker": {"engine": "inline"},
+}
+
+
+@pytest.mark.parametrize(("name", "chosen"), NOT_IN_USE.items(), ids=NOT_IN_USE)
+def test_a_setting_s_own_condition_counts(name, chosen):
+    """What would use it is chosen in part only."""
+    with pytest.raises(ValueError, match=f"^{name} is .* does not use, but "):
+        load(None, chosen | given(name))
+    load(None, chosen)
+
+
 CHOICES = list(itertools.product(SETTINGS["mechanism"].choices, SETTINGS["strategy"].choices))
 
 
@@ -216,3 +260,8 @@ def test_a_refusal_names_every_way():
     assert "--dpis-sampling importance, or --dpis-clip does" in said
     said = refusal("public_labels", DEFAULT)
     assert said.startswith("public_labels is off, which strategy = fedavg does not use, but --strategy fedfed with --")
+
+
+def test_results_of_earlier_versions_count():
+    """Their digests are over the settings' names of that time, here those of the default configuration."""
+    assert digest(DEFAULT) == "d967f8ed1d66abd2"
