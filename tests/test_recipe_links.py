@@ -135,7 +135,7 @@ def test_a_preset_is_the_cell_of_its_recipe(name):
 def test_file_and_flags_go_over_a_preset_and_it_over_the_data_set(tmp_path):
     (tmp_path / "own.toml").write_text("[local]\nlr = 0.7\nmomentum = 0.5\n")
     plain = config("--preset=dpsur-pvldb-mnist", "--epsilon=2.5")
-    assert (plain.local.lr, plain.privacy.epsilon, plain.dpsur.validation_noise) == (2.0, 2.5, 0.9)
+    assert (plain.local.lr, plain.privacy.epsilon, plain.dpsur.dpsur_validation_noise) == (2.0, 2.5, 0.9)
     over = config("--preset=dpsur-pvldb-mnist", "--config", str(tmp_path / "own.toml"), "--momentum=0.1", "--epochs=1")
     assert (over.local.lr, over.local.momentum, over.local.epochs, over.local.steps) == (0.7, 0.1, 1.0, None)
     assert over.data.features == "scattering" and over.data.model == "cnn-scattering"

@@ -100,6 +100,13 @@ def test_every_setting_is_in_use_in_each_of_its_ways(name):
         assert load(None, values | {name: config.value(name)}) == config
 
 
+def test_a_mechanism_s_own_table_is_used_by_it_alone():
+    for mechanism in SETTINGS["mechanism"].choices:
+        for name in TABLES[mechanism].model_fields if mechanism in TABLES else ():
+            needs = [need for way in USES[name] for need in way if need.setting == "mechanism"]
+            assert len(needs) == len(USES[name]) and {need.values for need in needs} == {(mechanism,)}
+
+
 @pytest.mark.parametrize("name", USES)
 def test_no_need_of_a_way_can_be_left_out(name):
     """Each condition stands in the table because the others do not imply it."""

@@ -178,7 +178,8 @@ def used_by_table(config: Config) -> dict[str, list[str]]:
 
 def refusal(name: str, config: Config) -> str:
     """Why a setting is refused that has no effect: name, value, what uses it, remedy."""
-    ways = missing(name, config.value)
+    lacks = missing(name, config.value)
+    ways = [way for way in dict.fromkeys(lacks) if not any(set(other) < set(way) for other in lacks)]
     uses = ", or ".join(" with ".join(need.words for need in way) for way in ways)
     need = ways[0][0]
     return (

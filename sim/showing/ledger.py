@@ -10,6 +10,7 @@ from typing import Any
 from mechanisms.accounting import accountant
 from mechanisms.accounting import ledger as ledgers
 from mechanisms.accounting.events import Event, to_dict
+from mechanisms.settings import Privacy
 from server import orders
 from sim.config.caveats import caveats_of
 from sim.showing import wording
@@ -29,11 +30,13 @@ def spent(folder: Path, delta: float | None) -> Record:
         raise ValueError(f"--ledger = {folder} must be an existing run directory; give the folder a run printed")
     path = folder / "config.toml"
     config = read_config(path)
+    private = setting(config, "privacy", "mechanism", str) != "none"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta
+    if delta is None and not private:
+        delta = Privacy.model_fields["delta"].default  # any will do: epsilon is infinite
     if delta is None:
         raise ValueError(f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta")
     accountant.check_delta(delta)
-    private = setting(config, "privacy", "mechanism", str) != "none"
     finished = (folder / "summary.json").is_file()
     paid = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
