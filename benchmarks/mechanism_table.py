@@ -55,7 +55,7 @@ def play(case: Case, arguments: argparse.Namespace, held_out: int = 0) -> dict:
 
     prepare()
     from sim.config.flags import parse
-    from sim.session import train
+    from sim.start import train
 
     name, _ = OWN[case.mechanism]
     settings = {"mechanism": case.mechanism, "epsilon": case.epsilon, "lr": case.lr, name: case.own, "seed": case.seed}

@@ -32,9 +32,9 @@ from torch.nn import functional as F  # noqa: E402
 from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
 from sim.config.flags import parse  # noqa: E402
+from sim.engines.inline import inline_exchange  # noqa: E402
 from sim.job.job import Job  # noqa: E402
 from sim.phases.build import build  # noqa: E402
-from sim.session import inline_exchange  # noqa: E402
 
 BATCHES = (128, 256, 512, 1024)
 

@@ -32,7 +32,7 @@ from sim.config import configuration as config
 from sim.config.flags import parse
 from sim.job.job import Job
 from sim.phases.build import build
-from sim.session import train
+from sim.start import train
 from tests import releases
 from tests.test_grid import ADVERSE, CASES, worst_part
 

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from client.carry import Carry, Forgetful
+from client.client_state import ClientState, NoState
 from client.figures import Figures
 from client.messages import TrainRequest, Upload
 from client.purse import Allowance, Purse
@@ -105,7 +105,7 @@ class GroupData:
 
 
 class Node:
-    """One group of clients with its purse; with a ``carry``, clients keep state from round to round."""
+    """One group of clients with its purse; with a ``client_state``, clients keep state from round to round."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class Node:
         plans: PlanTable,
         ledger: Ledger,
         uploads: Uploads,
-        carry: Carry | None = None,
+        client_state: ClientState | None = None,
     ):
-        self._training, self._data, self._uploads, self._carry = training, data, uploads, carry
+        self._training, self._data, self._uploads, self._client_state = training, data, uploads, client_state
         self._purse = Purse(ledger, plans, training.seed)
 
     def train(self, request: TrainRequest) -> Upload:
@@ -127,7 +127,7 @@ class Node:
         Raises:
             ValueError: training diverged.
         """
-        training, data, kept = self._training, self._data, self._carry or Forgetful()
+        training, data, kept = self._training, self._data, self._client_state or NoState()
         start = torch.tensor(request.params, device=data.x.device)
         total, figures = WeightedSum(training.gradients.layout.size + training.sent.extra), Figures()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):

@@ -14,7 +14,7 @@ from mechanisms.accounting.events import Allotment, Event, PaperClaim, SampledGa
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpagd
 
-MOST_RAISES = 100
+MAX_RAISES = 100
 """Levels of the gradient's budget that are kept count of."""
 FRESH, FURTHER = 0, 1
 """A step's first measurement of its gradient, and one that is averaged with those before it."""
@@ -56,8 +56,8 @@ class DpagdPlan(AdaptivePlan):
         own, p = terms.own, terms.privacy
         if not isinstance(own, Dpagd):
             raise ValueError(f"own = {own!r} must be the settings of DPAGD; give its table")
-        if own.agd_raises > MOST_RAISES:
-            raise ValueError(f"agd_raises = {own.agd_raises} must be at most {MOST_RAISES}: lower --agd-raises")
+        if own.agd_raises > MAX_RAISES:
+            raise ValueError(f"agd_raises = {own.agd_raises} must be at most {MAX_RAISES}: lower --agd-raises")
         shares.refuse_options(p, ("noise_decay", "clip_quantile"), "whose noise follows its searches")
         return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, terms.rounds, p.delta, own, terms.prior)
 

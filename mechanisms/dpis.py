@@ -33,7 +33,7 @@ Deviations, and why:
   does, breaks the sensitivity. The maximum with b C is taken last: Eq. (12) can undo it.
 - Algorithm 1, line 26 divides by b twice; Eq. (7) is right.
 - K* comes from a uniform batch of its own at the present model. C is a multiple of the mean norm, at most the
-  configured clip norm and at least ``LEAST_CLIP`` of it, and made anew in each epoch: clients keep nothing of it.
+  configured clip norm and at least ``MIN_CLIP`` of it, and made anew in each epoch: clients keep nothing of it.
 - s_K = 0.02 N as in the paper, but more where the norm sums would cost more than a given share of the steps: with few
   records 0.02 N is no noise at all. K then says little, which costs no privacy: any K in [b C, N C] is right.
 - With q = 1 there is no choice, b C = N C, so no K is released. Nothing is gained over DPSGD there.
@@ -64,7 +64,7 @@ from mechanisms.plan import merge
 from mechanisms.randomness import Source
 from mechanisms.sampling import threshold
 
-LEAST_CLIP = 0.1
+MIN_CLIP = 0.1
 """Floor of an adaptive clip bound, in units of the configured one."""
 EPOCHAL = ("clip_norm", "share", "multiplier")
 """Memory with a column for each epoch: C, K / (N C) and s."""
@@ -169,7 +169,7 @@ def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Ar
     if plan.own.dpis_clip is None:
         return plan.clip_norm
     mean = noisy_norm_sum(plan, norms, plan.clip_norm, source, arithmetic) / plan.records
-    return min(plan.clip_norm, max(LEAST_CLIP * plan.clip_norm, plan.own.dpis_clip * mean))
+    return min(plan.clip_norm, max(MIN_CLIP * plan.clip_norm, plan.own.dpis_clip * mean))
 
 
 def _share(

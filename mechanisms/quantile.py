@@ -21,7 +21,7 @@ SHARE = 0.01
 """Share of the step's privacy (of 1/s^2) that the count gets."""
 RATE = 0.2
 """eta, the bound's learning rate."""
-LEAST = 1e-3
+MIN_BOUND = 1e-3
 """Floor of the bound, in units of the configured one."""
 
 
@@ -47,4 +47,4 @@ def adapt(bound: torch.Tensor, configured: torch.Tensor, quantile: torch.Tensor,
         quantile: gamma ``[K]``, in (0, 1).
         within: b ``[K]``, the noisy share of records within the bound.
     """
-    return torch.maximum(bound * torch.exp(-RATE * (within - quantile)), LEAST * configured)
+    return torch.maximum(bound * torch.exp(-RATE * (within - quantile)), MIN_BOUND * configured)

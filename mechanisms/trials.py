@@ -25,8 +25,8 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.sampling import Batch
 
-MOST_REJECTIONS = 100_000
-"""A cap above this is of no use: a client could be busy with one step for as many trials."""
+MAX_REJECTIONS = 100_000
+"""A cap above this is useless: a client could be busy with one step for as many trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ class TrialPlan(DpsgdPlan, ABC):
 
 
 def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> int | None:
-    """M for ``steps`` accepted steps in the whole run; None where it would be above `MOST_REJECTIONS`."""
+    """M for ``steps`` accepted steps in the whole run; None where it would be above `MAX_REJECTIONS`."""
     cap = smallest_cap(lowest_acceptance, steps, delta_cap) if lowest_acceptance > 0 else math.inf
-    return int(cap) if cap <= MOST_REJECTIONS else None
+    return int(cap) if cap <= MAX_REJECTIONS else None
 
 
 def refuse(lowest_acceptance: float) -> NoReturn:
     """Refuse a test for which there is no cap that is of use."""
     raise ValueError(
         f"a step may be accepted with a probability of {lowest_acceptance:.2g} only, so that more than "
-        f"{MOST_REJECTIONS} rejections in a row would have to be allowed: test more gently (more noise, a higher "
+        f"{MAX_REJECTIONS} rejections in a row would have to be allowed: test more gently (more noise, a higher "
         "threshold, a lower temperature)"
     )
 

@@ -14,10 +14,10 @@ from sim import hidden
 hidden.check()
 
 if TYPE_CHECKING:
-    from sim.api import audit_run, train, train_central
+    from sim.api import audit_run, price, train, train_central
     from sim.result import Result
 
-__all__ = ["Result", "audit_run", "train", "train_central"]
+__all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
 
 def __getattr__(name: str) -> Any:

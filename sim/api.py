@@ -1,4 +1,4 @@
-"""Training from Python: `train`, `train_central` and `audit_run` do what the commands do.
+"""From Python: `train`, `train_central`, `audit_run` and `price` do what the commands do.
 
 They leave the caller's process as it was. Keyword arguments are the settings by name, as ``--help``
 and a run directory's ``config.toml`` list them, with the same validation and defaults, but that the
@@ -7,13 +7,13 @@ engine is ``inline`` and nothing is printed, unless something else is asked for.
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from sim import session
+from sim import start
 from sim.auditing.session import audit
 from sim.config.fields import SETTINGS
 from sim.config.flags import Request, request
@@ -22,9 +22,10 @@ from sim.data.given import keep
 from sim.job import rundir
 from sim.job.caller import lent
 from sim.models.networks import find
+from sim.phases.prices import figures_of, outlook_of, prices
 from sim.result import Result
 
-__all__ = ["Result", "audit_run", "train", "train_central"]
+__all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
 DEFAULTS: Mapping[str, Any] = {"engine": "inline", "quiet": True}
 """What a program wants otherwise than a terminal does."""
@@ -51,7 +52,7 @@ def train(
             or PyTorch, which are kept in ``<out>/datasets``. ``model`` may also be a class.
 
     Raises:
-        ValueError: anything the user can mend, in the words of the command.
+        ValueError: a user error, in the words of the command.
     """
     return _trained(_request(settings, config, preset, resume))
 
@@ -62,7 +63,7 @@ def train_central(
     """Train one client that holds all records, as ``python -m sim.central`` does; else as `train`.
 
     Raises:
-        ValueError: anything the user can mend, in the words of the command.
+        ValueError: a user error, in the words of the command.
     """
     return _trained(_request(settings, config, preset, resume, central=True))
 
@@ -90,7 +91,7 @@ def audit_run(
         settings: as for `train`.
 
     Raises:
-        ValueError: anything the user can mend, in the words of the command.
+        ValueError: a user error, in the words of the command.
     """
     asked = _request(settings, config, preset, None)
     with lent():
@@ -98,9 +99,37 @@ def audit_run(
         return Result(found.run_dir)
 
 
+def price(
+    *,
+    records: int | Sequence[int] | None = None,
+    orders: Sequence[float] | None = None,
+    config: Source = None,
+    preset: str | None = None,
+    central: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """What a run can cost before it begins, as ``python -m sim.account`` says it.
+
+    Args:
+        records: of every client, or of each; None: the data set is loaded and split.
+        orders: of Renyi curves that are to be in the answer, each above 1.
+        config: as for `train`.
+        preset: as for `train`.
+        central: one client holds all records.
+        settings: as for `train`.
+
+    Raises:
+        ValueError: a user error, in the words of the command.
+    """
+    asked = _request(settings, config, preset, None, central).config
+    sizes = [records] if isinstance(records, int) else records
+    with lent():
+        return figures_of(asked, prices(outlook_of(asked, sizes)), orders)
+
+
 def _trained(asked: Request) -> Result:
     with lent():
-        return Result(session.train(asked))
+        return Result(start.train(asked))
 
 
 def _request(

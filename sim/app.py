@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FLAGS = "flags"
 """The key of the run configuration."""
 
-environment.prepare()  # before torch is imported, and before Flower starts Ray's workers, which inherit it
+environment.prepare()  # before torch is imported, and before Ray's workers start, which inherit it
 
 
 DECIDED_BY_FLOWER = ("engine", "workers", "groups", "ray_address", "cpus_per_worker", "gpus_per_worker")

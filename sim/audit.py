@@ -21,7 +21,7 @@ DESCRIPTION = (
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are the user's faults."""
+    """A parser whose errors are user errors."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the message as a ValueError."""
@@ -52,7 +52,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.audit") -> None:
     """Audit one training as the arguments say; ``program`` is what the command is called.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     own, rest = own_flags(program).parse_known_args(argv)
     request = parse(rest, program, DESCRIPTION)

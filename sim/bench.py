@@ -62,7 +62,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.bench") -> None:
     """Run what is not finished, and write the tables; ``program`` is what the command is called.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
         SystemExit: with status 1, when a cell is missing or has failed.
     """
     given = parser(program).parse_args(argv)

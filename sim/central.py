@@ -19,13 +19,13 @@ def command(argv: Sequence[str], program: str = "python -m sim.central") -> None
     """Run, or go on with a run, as the arguments say; ``program`` is what the command is called.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     request = parse(argv, program, DESCRIPTION, central=True)
     from sim.engines.environment import prepare
 
     prepare()
-    from sim.session import train
+    from sim.start import train
 
     train(request)
 

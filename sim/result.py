@@ -100,7 +100,6 @@ class Result:
         path = self.folder / AUDIT
         return Audit.from_json(json.loads(path.read_text())) if path.exists() else None
 
-    @property
     def report(self) -> Path:
         """The path of the report, one HTML page, which is drawn if it is not there yet."""
         path = self.folder / "report.html"

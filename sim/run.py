@@ -11,7 +11,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
     """Run, or go on with a run, as the arguments say; ``program`` is what the command is called.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     request = parse(argv, program, DESCRIPTION)
     from sim.engines.environment import prepare
@@ -20,7 +20,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
     from sim.engines.cluster import starting
 
     with starting(request.config) as cluster:
-        from sim.session import train
+        from sim.start import train
 
         train(request, cluster)
 

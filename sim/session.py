@@ -1,4 +1,4 @@
-"""One run from beginning to end: job, run directory, engine, rounds, report."""
+"""One run from beginning to end: phases, rounds, closing files, report."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,43 +9,12 @@ from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
-from sim.config.flags import Request
-from sim.engines.cluster import Cluster, starting
-from sim.engines.inline import inline_exchange
 from sim.job import inputs, rundir
-from sim.job.device import single_thread
 from sim.job.job import Job
 from sim.phases import training
-from sim.phases.build import build
 from sim.phases.course import before_training
 from sim.showing.progress import Progress
 from sim.showing.report import write_report
-
-
-def train(request: Request, cluster: Cluster | None = None) -> Path:
-    """Train as a parsed command line asks, on a cluster that is starting or is started now; returns the run directory.
-
-    Raises:
-        ValueError: anything the user can mend.
-    """
-    if cluster is None:
-        with starting(request.config) as cluster:
-            return train(request, cluster)
-    single_thread()
-    if request.resume is None:
-        folder = rundir.choose(request.config)
-        job = build(request.config)
-        rundir.create(folder, job)
-    else:
-        rundir.check_resumable(request.resume)
-        folder, job = request.resume, build(request.config)
-    if job.config.run.engine == "inline":
-        run(job, folder, inline_exchange(job, folder))
-    else:
-        from sim.engines.ray_grid import serve
-
-        serve(job, folder, cluster)
-    return folder
 
 
 def run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None) -> None:

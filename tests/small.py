@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from client.carry import Carry
+from client.client_state import ClientState
 from client.messages import TrainRequest
 from client.node import GroupData, Node, Training
 from client.uploads import Uploads
@@ -96,7 +96,7 @@ def node(
     optimizer: Optimizer | None = None,
     guide: GuideOf = alone,
     shared: tuple[torch.Tensor, torch.Tensor] | None = None,
-    carry: Carry | None = None,
+    client_state: ClientState | None = None,
 ) -> Node:
     """A node, of DPSGD unless it is said otherwise, whose files are in ``folder``."""
     sizes = np.array([len(own) for own in OWNED])
@@ -104,7 +104,9 @@ def node(
     training = Training(mechanism, gradients, optimizer or sgd(), rate or _rate, seed, guide=guide)
     data = GroupData(X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes, shared=shared)
     plans = plans or plan_table(*[DpsgdPlan(0.5, 1.0, 1.0, 3)] * 4)
-    return Node(training, data, plans, Ledger(folder / "ledger" / f"{group}.jsonl"), Uploads(folder / "uploads"), carry)
+    return Node(
+        training, data, plans, Ledger(folder / "ledger" / f"{group}.jsonl"), Uploads(folder / "uploads"), client_state
+    )
 
 
 def request(round_: int, clients: Sequence[int], params: torch.Tensor | None = None, group: int = 0) -> TrainRequest:

@@ -261,6 +261,7 @@ def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(cap
         ("[", "orders.json is damaged"),
         ('[{"order": "x", "clients": "0-3"}]', "orders.json is damaged"),
         ('[{"order": 3.0, "clients": "3-0"}]', "orders.json is damaged"),
+        ('[{"clients": "0-3"}]', "orders.json is damaged"),
         ('[{"order": 1.0, "clients": "0-3"}]', "order"),
         ('[{"order": 3.0, "clients": "0"}]', "client 1 has no Renyi order"),
     ],

@@ -120,6 +120,13 @@ def test_the_noise_that_is_solved_for_meets_its_limit_and_hardly_more(rows, orde
     assert (less | (found <= start / 16 * (1 + 1e-9))).all()
 
 
+def test_the_noise_that_is_solved_for_leaves_room_for_a_sum_that_is_rounded():
+    """What is left is all but five parts in 10^10 of what the start costs. Kills room on the other side of a limit."""
+    rates, start = np.array([0.1, 0.5]), np.array([2.0, 1.0])
+    limits = sampled_gaussian.rdp(rates, start, 4.0) * (1 - 5e-10)
+    assert (sampled_gaussian.rdp(rates, least_multipliers(rates, limits, 4.0, start), 4.0) < limits).all()
+
+
 def test_nothing_left_is_an_error():
     with pytest.raises(ValueError, match="nothing is left"):
         least_multipliers(np.array([0.1]), np.array([0.0]), 4.0, np.array([1.0]))

@@ -341,7 +341,7 @@ def test_a_ray_of_the_callers_is_left_alone(tmp_path, records, monkeypatch):
 
 def test_nothing_is_printed(tmp_path, arrays, capfd):
     result = sim.train(dataset=arrays, model=Net, **SMALL, out=tmp_path)
-    assert repr(result) and result.model() and result.report.is_file()
+    assert repr(result) and result.model() and result.report().is_file()
     assert capfd.readouterr() == ("", "")
 
 
@@ -576,3 +576,19 @@ def test_a_resumed_run_takes_the_engine_of_the_call(tmp_path, records):
     path.write_text(path.read_text().replace('engine = "inline"', 'engine = "ray"'))
     assert load(path, {}).run.engine == "ray"
     assert sim.train(resume=folder).finished
+
+
+@pytest.mark.parametrize("given", [{"records": [40, 50]}, {"records": 60, "orders": [2.0, 3.5]}, {}])
+def test_a_price_is_that_of_the_command(given, capsys):
+    common = {"clients": 2, "batch_size": 20, "rounds": 3, "epsilon": 2.0, "delta": 1e-4}
+    found = sim.price(**given, **common)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
+    for name, value in given.items():
+        words.append(f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}")
+    assert main_guard(account.command, [*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
+
+
+def test_a_price_of_wrong_sizes_is_refused_in_the_words_of_the_command():
+    with pytest.raises(ValueError, match="--records names 2 numbers from 4 on for 3 clients"):
+        sim.price(clients=3, records=[4, 5])

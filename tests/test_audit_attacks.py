@@ -53,6 +53,14 @@ def test_the_split_is_two_to_one_to_two_to_one():
         split(5, generator(KEY, "split"))
 
 
+def test_of_unequal_sides_as_many_are_taken_and_drawn_from_the_larger_one():
+    few, many = np.arange(5), np.arange(5, 205)
+    for place, sides in ((1, (few, many)), (0, (many, few))):
+        one, other = (balanced(*sides, np.random.default_rng(seed)) for seed in (0, 1))
+        assert [len(set(part)) for part in (*one, *other)] == [5] * 4
+        assert set(one[place]) < set(many) and set(one[place]) != set(other[place])
+
+
 def test_features_are_sorted_probabilities_and_whether_the_answer_is_right():
     found = posterior_features(torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([1, 2]))
     np.testing.assert_allclose(found, [[0.7, 0.2, 0.1, 1.0], [0.5, 0.3, 0.2, 0.0]], rtol=1e-6)
@@ -73,7 +81,7 @@ def test_trainings_are_those_of_each_alone_and_meet_the_budget(tmp_path, mechani
 @pytest.mark.parametrize("together", [1, 2, 8])
 def test_every_training_is_gradient_descent_on_its_own_records(tmp_path, monkeypatch, together):
     """Without privacy, on batches that are everything a client has: as plain autograd, chunk by chunk or at once."""
-    monkeypatch.setattr(trainings, "TOGETHER", together)
+    monkeypatch.setattr(trainings, "AT_A_TIME", together)
     flags = ("--sample-rate=1", "--lr-schedule=linear", "--momentum=0.5", "--rounds=2", "--steps=3", "--lr=0.2")
     one = with_mechanism(job(tmp_path, *flags, features=5), "none", 4.0)
     owned = [np.arange(40), np.arange(40, 120), np.arange(100, 130)]
@@ -95,7 +103,7 @@ def test_private_trainings_draw_by_their_number_and_cost_what_their_plans_say(tm
     assert (one.config.privacy.mechanism, one.config.privacy.epsilon) == ("dpsgd", 50.0)
     owned = [np.arange(40)] * 4
     at_once = train(one, owned, KEY)
-    monkeypatch.setattr(trainings, "TOGETHER", 2)
+    monkeypatch.setattr(trainings, "AT_A_TIME", 2)
     torch.testing.assert_close(train(one, owned, KEY).params, at_once.params)
     assert len(torch.unique(at_once.params, dim=0)) == 4
     assert at_once.epsilon == epsilon({SampledGaussian(0.5, 3.0): 6}, 1e-4).epsilon
@@ -114,7 +122,7 @@ def test_every_training_has_the_plan_and_the_learning_rates_of_its_own_size(tmp_
     owned = [np.arange(40), np.arange(100, 220), np.arange(30, 90)]
     at_once = train(one, owned, KEY)
     for together in (1, 2):
-        monkeypatch.setattr(trainings, "TOGETHER", together)
+        monkeypatch.setattr(trainings, "AT_A_TIME", together)
         torch.testing.assert_close(train(one, owned, KEY).params, at_once.params, rtol=1e-4, atol=1e-5)
 
 

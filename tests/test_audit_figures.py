@@ -175,7 +175,7 @@ def test_trainings_have_draws_of_their_own_whatever_the_cohorts(job, monkeypatch
     owned = [np.arange(40)] * 4
     together = train(job, owned, seed_key(3)).params.double()
     assert torch.pdist(together).min() > 1e-2
-    monkeypatch.setattr("sim.auditing.trainings.TOGETHER", 1)
+    monkeypatch.setattr("sim.auditing.trainings.AT_A_TIME", 1)
     torch.testing.assert_close(train(job, owned, seed_key(3)).params.double(), together, atol=1e-4, rtol=1e-4)
 
 
@@ -210,7 +210,7 @@ def test_the_epsilon_of_trainings_is_the_largest_and_each_has_its_own_plan(job, 
         return local_round(mechanism, cohort, params)
 
     monkeypatch.setattr("sim.auditing.trainings.local_round", watched)
-    monkeypatch.setattr("sim.auditing.trainings.TOGETHER", 1)
+    monkeypatch.setattr("sim.auditing.trainings.AT_A_TIME", 1)
     privacy = job.config.privacy.model_copy(update={"noise_multiplier": 3.0, "epsilon": None})
     given = dataclasses.replace(job, config=job.config.model_copy(update={"privacy": privacy}))
     trained = train(given, [np.arange(size) for size in (60, 20, 40)], seed_key(3))
@@ -231,8 +231,8 @@ def test_another_mechanism_has_its_own_budget_and_the_rest_as_before(job):
     [(1_000, None, False, 6), (1_000, None, True, 30), (4, None, True, 4), (4, 7, False, 7), (4, 60, True, 60)],
 )
 def test_how_many_canaries_there_are_where_nobody_says(job, monkeypatch, most, count, black_box, planted):
-    """Half of the 60 records, or of the 12 parameters for gradient canaries; at most `MOST`."""
-    monkeypatch.setattr("sim.auditing.one_run.MOST", most)
+    """Half of the 60 records, or of the 12 parameters for gradient canaries; at most `MAX_CANARIES`."""
+    monkeypatch.setattr("sim.auditing.one_run.MAX_CANARIES", most)
     found = session._plant(job, count, black_box)
     assert len(found.records) == planted and found.planted.size == (0.0 if black_box else 3.0)
     assert bool(len(found.coordinates)) is not black_box

@@ -55,7 +55,7 @@ def test_the_audit_has_teeth():
 def test_it_is_reproducible_and_chunks_change_nothing(monkeypatch):
     one = world("dpsgd", plan("dpsgd", 8.0, sample_rate=0.5))
     first = bound(one)
-    monkeypatch.setattr("sim.auditing.many_run.TOGETHER", 400)
+    monkeypatch.setattr("sim.auditing.many_run.AT_A_TIME", 400)
     assert bound(one) == first > 0
     assert many_run_epsilon(one, moved, RUNS, DELTA, CONFIDENCE, b"another key") != first
 
@@ -82,7 +82,7 @@ def test_no_two_runs_of_an_audit_share_a_draw(monkeypatch):
 
     The canary is as good as absent, and there is nothing else: each round's move is its noise.
     """
-    monkeypatch.setattr("sim.auditing.many_run.TOGETHER", 3)
+    monkeypatch.setattr("sim.auditing.many_run.AT_A_TIME", 3)
     one = dataclasses.replace(alone(world("dpsgd", plan("dpsgd", 4.0), size=1e-9)), rounds=2)
     models = models_of(one, 5)
     assert models.shape == (3, 10, 6)

@@ -10,7 +10,7 @@ from safetensors.numpy import load
 
 from mechanisms.randomness import seed_key
 from sim.auditing import session
-from sim.auditing.one_run import LENGTH, MOST, Guesses, guess, plant
+from sim.auditing.one_run import LENGTH, MAX_CANARIES, Guesses, guess, plant
 from sim.config import configuration as config
 from sim.phases.build import build
 from sim.phases.statistics import FILE
@@ -69,7 +69,7 @@ def test_canaries_are_as_many_and_as_long_as_there_is_room_for(tmp_path):
     """Half of the records, or of the parameters for each client; ten clip norms each, but for wrong labels."""
     job = build(settings(tmp_path, mechanism="dpsgd", clip_norm=0.5))
     white, black = (session._plant(job, None, box) for box in (False, True))
-    assert len(white.records) == len(black.records) == 80 < MOST
+    assert len(white.records) == len(black.records) == 80 < MAX_CANARIES
     assert white.planted.size == LENGTH * 0.5 == 5.0 and black.planted.size == 0.0
     expected = plant(job.dataset.y, 3, [job.partition.of(k) for k in range(3)], 123, 80, seed_key(11), 5.0, CPU)
     assert np.array_equal(white.included, expected.included) and np.array_equal(white.records, expected.records)

@@ -3,13 +3,15 @@
 import csv
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from sim import bench
+from sim.benching import kept
 from sim.benching.recipe import read
-from sim.benching.runs import plan
+from sim.benching.runs import plan, play
 from sim.config.configuration import save
 from sim.config.flags import main_guard
 from sim.showing import plots
@@ -133,3 +135,57 @@ def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
     assert [one["state"] for one in lines(tmp_path, "other-certified")] == ["done", "done", "failed", "done"]
     assert command(tmp_path, str(whole), str(whole)) == 2
     assert "two recipes have the same file name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("fault", "status"), [("", 0), ("no data", 1)])
+def test_with_an_end_what_there_was_no_time_for_is_no_fault_and_a_fault_is_one(tmp_path, monkeypatch, fault, status):
+    """One of four runs was tried."""
+    monkeypatch.setattr(bench.lanes, "played", lambda runs, *_: ((run, fault) for run in runs[:1]))
+    flags = ("--hours=1", "--seeds=4,5", f"--cells={tmp_path / 'cells'}", f"--page={tmp_path / 'page.md'}")
+    assert command(tmp_path, str(finished(tmp_path)), *flags) == status
+
+
+@pytest.mark.parametrize("budget", ["certified", "published"])
+def test_a_path_is_drawn_against_the_epsilon_that_the_budget_bounds(tmp_path, figures, budget):
+    path = finished(tmp_path, plot="path", budget=budget)
+    assert command(tmp_path, str(path), "--seeds=4,7", f"--budget={budget}") == 0
+    assert figures[-1].axes[0].get_xlabel() == f"{budget} epsilon"
+
+
+def test_runs_that_were_finished_before_are_kept_in_small_files(tmp_path):
+    """Nothing is left to be trained. Kills files of what is trained at the moment alone."""
+    path, cells = finished(tmp_path), tmp_path / "cells"
+    assert command(tmp_path, str(path), "--seeds=4,7", f"--cells={cells}") == 0
+    assert len(list(cells.glob("small-certified/*.json"))) == 2 * len(ACCURACY)
+
+
+def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere(tmp_path, monkeypatch):
+    page = tmp_path / "project" / "docs" / "leaderboard.md"
+    page.parent.mkdir(parents=True)
+    monkeypatch.setattr(bench, "PACKAGES", tmp_path / "project")
+    flags = (str(finished(tmp_path)), "--seeds=4,7", "--hours=0")
+    assert command(tmp_path, *flags, f"--cells={tmp_path / 'cells'}") == 0 and not page.exists()
+    assert command(tmp_path, *flags) == 0 and page.is_file()
+
+
+def test_a_result_file_that_has_changed_is_read_again(tmp_path):
+    path, file, found = finished(tmp_path), tmp_path / "kept.json", []
+    run = plan(read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"})[0]
+    for moment, accuracy in enumerate((0.5, 0.75)):
+        (run.folder / "summary.json").write_text(json.dumps(unequal.summary(accuracy=accuracy).to_json()))
+        kept.save(file, run.cell, run.config, run.folder)
+        os.utime(file, ns=(moment, moment))
+        found.append(kept.load(file, run.digest).summary.accuracy)
+    assert found == [0.5, 0.75]
+
+
+def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):
+    """As when the memory is full. Kills a run that counts as done."""
+
+    def train(request: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("sim.start.train", train)
+    path = finished(tmp_path)
+    run = plan(read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"})[0]
+    assert play(run) == "MemoryError"

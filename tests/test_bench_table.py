@@ -110,6 +110,11 @@ def test_the_csv_table():
         assert (line["row"], line["state"], line["seeds"], line["paper"]) == ("B|C", state, "0", paper)
 
 
+def test_a_cell_is_compared_with_the_first_of_several_claims():
+    both = (*says(60.5), Claim("other", "other/table-2/A", 80.0))
+    assert table.Line(Cell("A", "3", {}, both), 3, FIRST, ()).difference == 62.5 - 60.5
+
+
 def test_an_epsilon_is_rounded_up_in_both_tables():
     """What is shown is a guarantee too, as everywhere."""
     line = table.Line(Cell("A", "3", {}, ()), 1, (result(0.5, (2.7500004,), (4.7500004,), 1.0, 5),), ())

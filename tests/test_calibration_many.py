@@ -76,6 +76,7 @@ def test_what_lies_between_searches_is_never_taken_unchecked(jump):
     ("privacy", "own", "count"),
     [
         (Privacy(mechanism="dpsgd", epsilon=4.0, batch_size=16, noise_decay=0.05), None, 9),
+        (Privacy(mechanism="dpsgd", epsilon=4.0, batch_size=16, budget="published"), None, 9),
         (
             Privacy(mechanism="dpsur", epsilon=4.0, batch_size=16, budget="published"),
             Dpsur(dpsur_accounting="selective"),

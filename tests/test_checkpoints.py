@@ -10,6 +10,7 @@ import pytest
 
 from mechanisms import durable
 from server.checkpoints import Checkpoint, Checkpoints
+from server.settings import Rounds
 
 
 def checkpoint(round_: int) -> Checkpoint:
@@ -54,6 +55,13 @@ def test_the_newest_few_are_kept_and_nothing_else(tmp_path):
     assert files(tmp_path) == [f"round-00000{n}.{kind}" for n in (4, 5) for kind in ("json", "safetensors")]
 
 
+def test_a_run_keeps_two_of_them_at_least():
+    """Of one alone a damage would be the end of the run."""
+    with pytest.raises(ValueError, match="keep_checkpoints"):
+        Rounds(keep_checkpoints=1)
+    assert Rounds(keep_checkpoints=2).keep_checkpoints == 2
+
+
 DAMAGES = {
     "empty": lambda content: b"",
     "cut": lambda content: content[: len(content) // 2],
@@ -61,6 +69,7 @@ DAMAGES = {
     "zeros": lambda content: bytes(len(content)),
     "one bit": lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
     "no object": lambda content: b"[]",
+    "an object without fields": lambda content: b"{}",
 }
 
 

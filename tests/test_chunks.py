@@ -12,7 +12,7 @@ from torch import nn
 from sim.config import configuration as config
 from sim.job.chunks import chunk_width, group
 from sim.job.job import Job
-from sim.phases.build import build
+from sim.phases.build import build, with_groups
 
 SETTINGS = {"clients": 40, "partition": "iid", "engine": "inline"}
 
@@ -50,6 +50,12 @@ def test_the_choice_is_that_of_model_and_sizes_and_is_written_down(tmp_path):
 @pytest.mark.parametrize("given", [{"workers": 1}, {"workers": 7}, {"groups": 2}, {"seed": 3}])
 def test_the_choice_does_not_depend_on_who_computes(tmp_path, given):
     assert built(tmp_path, **given).config.run.chunk_clients == built(tmp_path).config.run.chunk_clients
+
+
+@pytest.mark.parametrize(("given", "groups"), [({"workers": 7}, 3), ({"workers": 2}, 2), ({"groups": 5}, 5)])
+def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, groups):
+    """Unless it is said otherwise: more groups would make chunks smaller on a machine with more cores."""
+    assert with_groups(config.load(None, given), 25, most=3).run.groups == groups
 
 
 def test_a_given_number_is_taken(tmp_path):

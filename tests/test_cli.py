@@ -276,6 +276,7 @@ def test_a_resumed_run_may_have_other_workers(run_dir):
         ("--epsilon=none --noise-multiplier=1", ["epsilon is 8.0", "not set was given"]),
         ("--epochs=2", ["epochs is not set", "2.0 was given"]),
         ("--groups=3", ["groups is 2", "3 was given"]),
+        ("--chunk-clients=7", ["chunk_clients is", "7 was given"]),
         ("--seed=1 --workers=9", ["seed is 0", "1 was given"]),
     ],
 )

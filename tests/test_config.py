@@ -169,6 +169,19 @@ def test_a_missing_file_is_named(tmp_path):
         load(tmp_path / "nowhere.toml", {})
 
 
+def test_some_amount_of_work_is_asked_for():
+    with pytest.raises(ValueError, match="steps and epochs are both none: give --steps or --epochs"):
+        load(None, {"steps": None})
+
+
+@pytest.mark.parametrize(
+    "name", ["share_budget", "distill_budget", "shared_weight", "agd_search_share", "cap_share", "screening_cap_share"]
+)
+def test_a_share_leaves_something_for_the_rest(name):
+    with pytest.raises(ValueError, match=rf"^{name} is 1\.0; it must be a number in"):
+        load(None, {name: 1.0})
+
+
 def test_differences_are_names():
     a: Config = load(None, {})
     assert differences(a, a) == []

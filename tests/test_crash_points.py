@@ -21,7 +21,7 @@ from client.messages import TrainRequest, Upload
 from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
 from server.federation import Exchange
-from sim import session
+from sim import session, start
 from sim.config import configuration as config
 from sim.config.flags import parse
 from sim.job.job import Job
@@ -64,13 +64,13 @@ class World:
 
     def go(self, crash: Crash | None = None, **options: float) -> Noting:
         """Begin, or go on after a crash; what is noted."""
-        start = crash.disk if crash else Disk()
-        lay_out(self.root, start.tree())
+        disk = crash.disk if crash else Disk()
+        lay_out(self.root, disk.tree())
         begin = f"{COMMON} {self.flags} --dataset={self.data} --out={self.root / 'runs'}".split()
         asked = ["--resume", str(self.folder)] if self.folder.exists() else begin
         request = parse(asked, "run", "")
-        with Noting(self.root, start, **options) as self.noting:
-            session.train(request)
+        with Noting(self.root, disk, **options) as self.noting:
+            start.train(request)
         return self.noting
 
     def exchange(self, real: Exchange, requests: list[TrainRequest]) -> Iterator[Upload]:
@@ -110,7 +110,7 @@ def worlds(tmp_path_factory):
     x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
     np.savez(base / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
     found = {kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags) for kind, flags in KINDS.items()}
-    built, real = {}, session.inline_exchange
+    built, real = {}, start.inline_exchange
 
     def cached(wanted: config.Config) -> Job:
         key = wanted.model_dump_json()
@@ -123,8 +123,8 @@ def worlds(tmp_path_factory):
         return functools.partial(world.exchange, real(job, folder))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "build", cached)
-        patch.setattr(session, "inline_exchange", exchange)
+        patch.setattr(start, "build", cached)
+        patch.setattr(start, "inline_exchange", exchange)
         patch.setattr(session, "write_report", lambda folder: None)
         yield found
 

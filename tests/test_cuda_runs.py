@@ -91,13 +91,13 @@ def leaves(released: object) -> list[np.ndarray]:
 
 
 def test_clients_keep_their_state_from_round_to_round(device, tmp_path):
-    (carry, cohort) = needed("client.carry", "mechanisms.cohort")
+    (carry, cohort) = needed("client.client_state", "mechanisms.cohort")
     rows = torch.arange(6.0, device=device).view(2, 3)
     state = cohort.LocalState(rows, (10 * rows,), rows[:, 0], {"clip_norm": rows[:, 0] / 2})
-    kept = carry.Carry(tmp_path, ("clip_norm",))
+    kept = carry.ClientState(tmp_path, ("clip_norm",))
     with kept.round(1):
         kept.keep(np.array([4, 7]), lambda resume: state)
-    again = carry.Carry(tmp_path, ("clip_norm",))
+    again = carry.ClientState(tmp_path, ("clip_norm",))
     fresh = dataclasses.replace(state, optimizer=(torch.zeros_like(rows),)).remember(
         clip_norm=-torch.ones_like(rows[:, 0])
     )
@@ -137,7 +137,7 @@ def test_a_group_charges_the_same_and_its_upload_is_whole_numbers(device, tmp_pa
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function from a device and flags to the directory of a whole run in this process, without a report."""
-    cli, session = needed("sim.config.flags", "sim.session")
+    cli, start = needed("sim.config.flags", "sim.start")
     monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 2, 8, 8)).astype(np.float32), np.arange(120) % 3
@@ -148,7 +148,7 @@ def run(tmp_path, monkeypatch):
 
     def one(device: torch.device, flags: str, name: str) -> Path:
         words = f"{common} --device {device.type} --groups 2 --sample-rate 0.5 --out {tmp_path} --name {name} {flags}"
-        return session.train(cli.parse(words.split(), "run", ""))
+        return start.train(cli.parse(words.split(), "run", ""))
 
     return one
 

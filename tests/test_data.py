@@ -170,6 +170,8 @@ def test_npz_features_images_and_test_parts(tmp_path: Path) -> None:
     own = load(saved(tmp_path, x=pixels, y=np.array([0, 2], np.uint8), x_test=pixels[:1], y_test=[1]))
     assert own.x.shape == (2, 1, 4, 4) and own.classes == 3 and own.y_test.tolist() == [1]
     np.testing.assert_allclose(own.x[:, 0], pixels / 255, rtol=1e-6)
+    deep = 1_000 * pixels.astype(np.uint16)  # no bytes: taken as they are
+    np.testing.assert_allclose(load(saved(tmp_path, x=deep, y=[0, 2], x_test=deep[:1], y_test=[1])).x[:, 0], deep)
     assert load(saved(tmp_path, x=np.zeros((5, 3, 4, 4)), y=y[:5])).x.shape == (4, 3, 4, 4)
     both = load(saved(tmp_path, x=x[:9], y=y[:9], x_test=x[9:], y_test=y[9:]))
     for found, expected in ((both.x, x[:9]), (both.x_test, x[9:]), (both.y, y[:9]), (both.y_test, y[9:])):

@@ -197,12 +197,12 @@ def test_zero_raises_the_budget_and_another_choice_moves():
 
 
 def test_the_largest_step_size_follows_the_chosen_ones():
-    """tau = 2, eta = 0.1: (1 + eta) times the larger of two; zeros do not count."""
+    """tau = 2, eta = 0.1: (1 + eta) times the larger of the last two; zeros do not count."""
     (here, state), limits = valley(plan(agd_largest=3.0, **WIDE)), []
-    for chosen in (1, 0, 2, 3, 1):
+    for chosen in (1, 0, 2, 3, 1, 1, 1):
         state = step(here, state, [chosen])
         limits.append(state.memory["alpha_max"].item())
-    assert limits == pytest.approx([3.0, 3.0, 2.2, 2.2, 1.1 * 2.2])
+    assert limits == pytest.approx([3.0, 3.0, 2.2, 2.2, 2.42, 2.42, 1.1 * 2.42 / 3])
 
 
 def test_at_its_bound_a_zero_ends_the_step():

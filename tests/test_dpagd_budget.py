@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.carry import Carry
+from client.client_state import ClientState
+from mechanisms import shares
 from mechanisms.accounting.accountant import PUBLISHED_ORDERS, epsilon, rdp
 from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
 from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
 from mechanisms.dpagd import change_clip
-from mechanisms.dpagd_plan import MOST_RAISES, DpagdPlan
+from mechanisms.dpagd_plan import MAX_RAISES, DpagdPlan
 from mechanisms.plan import Terms, merge, planned
 from mechanisms.registry import MECHANISMS, local_round
 from mechanisms.settings import Dpagd, Privacy
@@ -106,12 +107,22 @@ def test_the_plan_is_calibrated_to_its_allotments():
     }
 
 
+def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeypatch):
+    """A target that the planned rounds meet to the last bit. Kills allotments that add up to more."""
+    plain = DpagdPlan.of(Terms(Privacy(mechanism="dpagd"), Dpagd(), 2, 3, 9), 2.0)
+    target = epsilon({event: 3 * count for event, count in plain.worst_round().items()}, 1e-5).epsilon
+    monkeypatch.setattr(shares, "least_noises", lambda run_of, terms: [2.0])
+    terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
+    (found,) = shares.calibrate(DpagdPlan.of, [terms])
+    assert epsilon(terms.run(found), 1e-5).epsilon <= target and 2.0 < found.noise_multiplier < 2.001
+
+
 @pytest.mark.parametrize(
     ("privacy", "own", "message"),
     [
         ({"noise_decay": 0.1}, Dpagd(), "drop --noise-decay"),
         ({"clip_quantile": 0.5}, Dpagd(), "drop --clip-quantile"),
-        ({}, Dpagd(agd_raises=MOST_RAISES + 1), "lower --agd-raises"),
+        ({}, Dpagd(agd_raises=MAX_RAISES + 1), "lower --agd-raises"),
         ({}, None, "must be the settings of DPAGD"),
     ],
 )
@@ -147,10 +158,10 @@ def test_a_client_keeps_its_budget_and_its_step_sizes_and_no_measurement(tmp_pat
     here = dataclasses.replace(world([plan()] * 2), accounts=[Account(4.0, 1.0)] * 2)
     fresh, clients = DPAGD.start(here, start(model())), np.array([0, 1])
     moved = {name: tensor + 1 for name, tensor in fresh.memory.items()}
-    carry = Carry(tmp_path, DPAGD.lasting)
-    with carry.round(1):
-        carry.keep(clients, lambda resume: fresh.remember(**moved))
-    again = Carry(tmp_path, DPAGD.lasting)
+    kept = ClientState(tmp_path, DPAGD.lasting)
+    with kept.round(1):
+        kept.keep(clients, lambda resume: fresh.remember(**moved))
+    again = ClientState(tmp_path, DPAGD.lasting)
     with again.round(2):
         resumed = again.keep(clients, lambda resume: resume(fresh)).memory
     kept = {name for name in resumed if torch.equal(resumed[name], moved[name])}

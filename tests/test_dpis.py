@@ -36,7 +36,7 @@ from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpis, Privacy
 from sim.account import command as account
 from sim.config.flags import main_guard, parse
-from sim.session import train
+from sim.start import train
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, streams
 from tests.test_loop import World, outcome
@@ -242,7 +242,7 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
     """
     own = plan(rate=rate, clip=clip, records=max(1, len(norms)), dpis_clip=1.0)
     bound = dpis._clip_norm(own, np.array(norms), np.random.default_rng(seed))
-    assert dpis.LEAST_CLIP * clip <= bound <= clip
+    assert dpis.MIN_CLIP * clip <= bound <= clip
     share = dpis._share(own, np.array(norms), bound, np.random.default_rng(seed + 1))
     assert own.sample_rate <= share <= 1.0
     event = own.step_event(share, bound, 1.0)
@@ -275,9 +275,14 @@ def mixed() -> list[DpisPlan]:
 
 
 def test_a_cohort_is_its_clients_one_by_one():
-    together = local_round(DPIS, funded(cohort(mixed()), 2), start(model()))
+    world = funded(cohort(mixed()), 2)
+    together = local_round(DPIS, world, start(model()))
+    figures = DPIS.report(world, together)
     for client, own in enumerate(mixed()):
-        alone = local_round(DPIS, funded(cohort([own], [client]), 2), start(model()))
+        here = funded(cohort([own], [client]), 2)
+        alone = local_round(DPIS, here, start(model()))
+        for name, figure in DPIS.report(here, alone).items():
+            torch.testing.assert_close(figures[name][client], figure[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(together.params[client], alone.params[0], rtol=1e-4, atol=1e-4)
         for name in ("share", "clip_norm", "multiplier", "ghat"):
             kept = alone.memory[name][0]

@@ -2,14 +2,19 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from mechanisms import importance
 from mechanisms.accounting.allotment import Account, cost
 from mechanisms.registry import MECHANISMS
+from mechanisms.sampling import COIN, Batch, CohortData
 from tests.small import streams
 from tests.test_dpis import apart, plan
 from tests.test_rates import independent
@@ -86,3 +91,37 @@ def test_a_step_never_gets_more_than_its_round_and_its_run_have_left(epoch, spen
     rich = Account(own.allotment.order, 3 * rdp, 0.0)
     whole = own.step_limit(3, 0, rich) * (12 + 12) + (2 * own.epochs - 1) * norm_sums
     assert whole == pytest.approx(3 * rdp + rdp)
+
+
+def counted(takes: Callable[[np.ndarray], np.ndarray], records: int) -> list[int]:
+    """How many of all coins, multiples of 2^-53, are taken for each record: the lower ones, up to some coin."""
+    low, high = np.zeros(records, dtype=np.int64), np.full(records, 2**53)
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        taken = takes(middle * COIN)
+        low, high = np.where(open_ & taken, middle + 1, low), np.where(open_ & ~taken, middle, high)
+    return low.tolist()
+
+
+def test_no_record_enters_with_more_than_the_charged_probability():
+    """rate |g| / C, in whole numbers. Kills proposals without room for the rounding of products of floats."""
+    records, rate = 200, 0.37
+    estimates, parts = np.random.default_rng(0).uniform(0.05, 1.0, (2, records))
+    norms, one = estimates * parts, torch.ones(1, dtype=torch.float64)
+    x, y = torch.arange(records)[:, None], torch.zeros(records, dtype=torch.int64)
+    world = dataclasses.replace(apart([plan()], np.ones(records)), data=CohortData(x, y, [np.arange(records)]))
+
+    def proposed(coins: np.ndarray) -> np.ndarray:
+        source = SimpleNamespace(random=lambda size: coins[:size])
+        here = dataclasses.replace(world, streams=SimpleNamespace(of=lambda purpose: [source]))
+        batch = importance.propose(here, rate * one, torch.from_numpy(estimates)[None]).batch
+        return np.isin(np.arange(records), batch.x[batch.mask].numpy())
+
+    def accepted(coins: np.ndarray) -> np.ndarray:
+        batch = Batch(x[None], y[None], torch.ones(1, records, dtype=torch.bool))
+        own, drawn, found = (torch.from_numpy(values)[None] for values in (estimates, coins, norms))
+        return importance.Proposals(batch, own, drawn).accepted(found, one)[0].numpy()
+
+    for first, second, norm in zip(counted(proposed, records), counted(accepted, records), norms.tolist(), strict=True):
+        assert 0.999 * rate * norm < first * second * COIN**2
+        assert Fraction(first * second, 2**106) <= Fraction(rate) * Fraction(norm)

@@ -18,7 +18,7 @@ from mechanisms.optimizers import Optimizer, adam, sgd
 from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Terms, affordable_rounds, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
-from mechanisms.settings import Privacy
+from mechanisms.settings import Privacy, Screening
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, Y, cohort, model, plain_gradients, start, streams
 
@@ -197,6 +197,21 @@ def test_a_given_noise_multiplier_is_used_as_it_is_or_refused():
     assert plan_table(given, None, 2, 5, np.array([9])).of(0) == DpsgdPlan(1.0, 40.0, 1.0, 2)
     with pytest.raises(ValueError, match=r"epsilon = 1 is too small for a single round, .* raise --epsilon"):
         plan_table(Privacy(epsilon=1.0, noise_multiplier=0.5), None, 2, 5, np.array([9]))
+
+
+def test_a_given_noise_multiplier_is_refused_where_it_is_too_small_for_one_of_the_clients():
+    """It pays for one step and not for many. Kills a look at the first of the plans alone."""
+    with pytest.raises(ValueError, match="too small for a single round"):
+        plan_table(Privacy(noise_multiplier=2.0), None, np.array([1, 400]), 1, np.array([9, 9]))
+
+
+def test_a_given_noise_multiplier_is_held_against_the_figure_that_the_budget_bounds():
+    """Noise screening as published has no proved figure. Kills refusing a round whose claim is paid for."""
+    own = Screening(screening_clip=None, allow_unproved=True)
+    privacy = Privacy(mechanism="screening", epsilon=8.0, noise_multiplier=3.0, budget="published")
+    assert plan_table(privacy, own, 2, 3, np.array([9])).of(0).noise_multiplier == 3.0
+    with pytest.raises(ValueError, match="too small for a single round"):
+        plan_table(privacy.model_copy(update={"epsilon": 0.5}), own, 2, 3, np.array([9]))
 
 
 def tensors(of: LocalState) -> list[torch.Tensor]:

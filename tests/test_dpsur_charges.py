@@ -62,6 +62,16 @@ def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_af
     assert DPSUR.realized(world, end) == claims and any(claims)
 
 
+def test_accepted_steps_are_claimed_at_the_noise_of_their_round():
+    """In the third round of clients whose noise falls. Kills the claims of a first round."""
+    own = Dpsur(dpsur_validation_rate=0.3, dpsur_validation_noise=9.0)
+    plan = DpsurPlan.of(Terms(Privacy(sample_rate=0.1, noise_decay=0.5), own, 6, 3, 9), 3.0)
+    world = cohort([plan] * 3, nth=3)
+    claims = [paid for paid in DPSUR.realized(world, local_round(DPSUR, world, start(model()))) if paid]
+    noise = 3.0 * math.exp(-0.5 * 2)
+    assert claims and all(paid.keys() == {PaperClaim(0.1, noise), PaperClaim(0.3, 9.0)} for paid in claims)
+
+
 def test_where_rejections_are_hidden_nothing_tells_them():
     plan = own_plan(steps=6, dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=3.0)
     step, cap = DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective"), TrialCap(plan.acceptance.lowest, plan.most_rejections)

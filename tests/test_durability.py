@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.carry import Carry
+from client.client_state import ClientState
 from client.messages import Upload
 from client.uploads import Uploads
 from mechanisms import durable
@@ -44,14 +44,14 @@ def state(round_: int) -> LocalState:
 
 
 def carry(root: Path, round_: int) -> None:
-    kept = Carry(root / "clients" / "group-0000", ())
+    kept = ClientState(root / "clients" / "group-0000", ())
     with kept.round(round_):
         kept.keep(np.array([3]), lambda resume: state(round_))
 
 
 def carried(root: Path) -> int:
     """The round whose state a next one would go on from."""
-    kept = Carry(root / "clients" / "group-0000", ())
+    kept = ClientState(root / "clients" / "group-0000", ())
     with kept.round(99):
         found = kept.keep(np.array([3]), lambda resume: resume(state(0)))
     kept._path(99).unlink()

@@ -20,6 +20,7 @@ from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
 from sim import session
 from sim.config.flags import main_guard
+from sim.job import rundir
 from sim.phases.course import before_training, cost_before_training
 from sim.phases.generator import distiller
 from sim.run import command
@@ -50,7 +51,7 @@ class World(worlds.World):
 
     def run(self, crash: tuple[int, int] | None = None) -> "World":
         if not self.run_dir.exists():
-            session.rundir.create(self.run_dir, self.job)
+            rundir.create(self.run_dir, self.job)
         session.run(self.job, self.run_dir, self.exchange(self.run_dir, crash))
         return self
 

@@ -31,9 +31,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import decode_request, decode_upload, encode_request, encode_upload
 from client.messages import TrainRequest, Upload
-from mechanisms.accounting.events import Gaussian
+from mechanisms.accounting.events import Gaussian, PaperClaim
+from mechanisms.plan import merge
 from server.app import exchange_over, find_groups
-from sim import account, app, session
+from sim import account, app, start
 from sim.config.flags import main_guard, parse
 from tests.processes import wait_for
 
@@ -172,7 +173,7 @@ def reference(tmp_path_factory, settings) -> Path:
     """The same run by ``python -m sim.run --engine inline``."""
     out = tmp_path_factory.mktemp("reference")
     line = words(settings | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
-    return session.train(parse(line, "", ""))
+    return start.train(parse(line, "", ""))
 
 
 def epsilons(folder: Path, capsys) -> dict:
@@ -315,6 +316,18 @@ def test_a_second_node_and_a_gone_one_do_no_harm():
     assert find_groups(LocalGrid({9: None, 5: place(0), 6: place(0), 7: place(1)})) == [5, 7]
 
 
+def test_the_superlinks_word_that_a_node_is_gone_is_no_fault_of_a_node():
+    class Telling(LocalGrid):
+        def _push(self, message: Message) -> str:
+            name = super()._push(message)
+            if self.nodes[message.metadata.dst_node_id] is None:
+                self._replies[name] = Message(Error(3, "the node is gone"), reply_to=message)
+                self._replies[name].metadata.__dict__["_src_node_id"] = 1  # the SuperLink's own
+            return name
+
+    assert find_groups(Telling({9: None, 5: place(0), 7: place(1)})) == [5, 7]
+
+
 def test_nodes_that_come_late_are_waited_for():
     class LateGrid(LocalGrid):
         def get_node_ids(self) -> Iterable[int]:
@@ -359,7 +372,7 @@ def test_a_group_may_wander_between_processes(tmp_path, settings, given):
     lasting = settings | {"rounds": 4, "clients": 4} | given
     lasting |= {"out": str(tmp_path), "quiet": True}
     inline = {"engine": "inline", "groups": 2, "name": "inline"}
-    session.train(parse(words(lasting | inline), "", ""))
+    start.train(parse(words(lasting | inline), "", ""))
     there = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("there", app.__file__))
     spec.loader.exec_module(there)
     serve(LocalGrid({4: place(0), 8: place(1)}, app.client, app.client, there.client), **lasting, name="local")
@@ -474,6 +487,13 @@ def test_what_clients_really_paid_survives_the_journey():
     upload = Upload(2, 0, nothing, nothing, 1, {}, [(np.array([1, 2, 5], np.int64), paid), (nothing, paid)])
     realized = decode_upload(encode_upload(upload)).realized
     assert [(clients.tolist(), charges) for clients, charges in realized] == [([1, 2, 5], paid), ([0], paid)]
+
+
+def test_every_claim_of_a_client_survives_the_journey():
+    """A paper claims two things for each accepted step. Kills the first claim alone."""
+    nothing, charges = np.zeros(1, np.int64), {PaperClaim(0.1, 1.0): 3, PaperClaim(0.5, 9.0): 2}
+    upload = Upload(2, 0, nothing, nothing, 1, {}, [(nothing, charges)])
+    assert merge(*(paid for _, paid in decode_upload(encode_upload(upload)).realized)) == charges
 
 
 def test_the_run_configuration_is_one_command_line():

@@ -16,7 +16,7 @@ from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.arithmetic import FLOATS, GRID, LossTest
 from mechanisms.clipping import CLIPPING
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.gradients.forms import Outer
+from mechanisms.gradients.forms import Held, Outer
 from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, SystemStreams, seed_key
@@ -168,6 +168,12 @@ def test_the_norm_of_an_outer_product_covers_its_rounding():
         assert part <= grid.PART * (1 + 2.0**-40)
 
 
+def test_a_sum_of_many_parts_of_full_size_is_exact():
+    """An odd number of odd parts of nearly 2^44: kills stretches whose sum float64 would round."""
+    parts = 2**44 - 1 - 2 * torch.arange(1_999)
+    assert Held(torch.ones(1, 1_999, 1)).whole_sum(parts.double()[None], None).item() == sum(parts.tolist())
+
+
 def test_passes_have_one_shape_whoever_was_drawn():
     """Kills a shape that follows from the number of records drawn, which tells a coin to all other records."""
     passes, seen = Passes(None, None, 4), set()
@@ -248,6 +254,14 @@ def test_where_a_kernel_sees_a_record_s_place_records_go_one_by_one():
     order = [3, 1, 4, 0, 2]
     p.x, p.y = p.x[:, order], p.y[:, order]
     assert torch.equal(p.sum(torch.ones(2, 5))[0], total)
+
+
+def test_where_a_sum_alone_depends_on_the_places_of_records_they_go_one_by_one():
+    """What is shown of each record is the same everywhere, and what is added up is not."""
+    x, y = torch.zeros(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)
+    of_the_first = lambda x, y: (x, x[:, 0].sum())  # noqa: E731
+    passes = Passes(None, None, 4).of_shape(x, y, slice(0, 4), (), of_the_first)
+    assert [xs.shape[1] for _, xs, _ in passes] == [1] * 4
 
 
 def test_too_many_records_for_an_exact_sum_are_refused_by_their_public_number():

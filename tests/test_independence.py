@@ -83,6 +83,7 @@ MIXES = {
     "largest label": lambda m, h: h * F.one_hot((h > 0).long().sum(1)).amax(),
     "expanded records": lambda m, h: h.unsqueeze(0).expand(2, -1, -1).reshape(-1, 2, WIDTH).mean(1),
     "gathered": lambda m, h: h.gather(0, (h > 0).long()),
+    "largest records": lambda m, h: h[:, :, None, None].topk(3, 0).values.flatten(1),
     "noise": lambda m, h: h + torch.rand_like(h),
     "in place on a buffer": lambda m, h: m.row.add_(h.sum()) * h,
 }
@@ -305,6 +306,17 @@ def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed(
     for ask in (lambda x: gradients.norms(params, x, y), lambda x: gradients.logits(params, x)):
         with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
             ask(torch.full((1, 2, 4), 0.125))
+
+
+def test_a_state_that_shows_where_a_record_is_alone_is_refused_also_where_outputs_are_all_that_is_wanted() -> None:
+    """Made-up records come in pairs at first. Kills evaluating a model that has a state."""
+
+    def keep(m: Stateful, x: Tensor) -> None:
+        m.count += len(x) == 1
+
+    gradients = RecordGradients(module := nn.Sequential(Stateful(keep), nn.Linear(4, 3)))
+    with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
+        gradients.logits(gradients.layout.initial(module)[None], torch.ones(1, 2, 4))
 
 
 def test_a_layer_that_computes_with_the_size_of_a_batch_is_refused_by_its_path() -> None:

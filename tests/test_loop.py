@@ -12,7 +12,7 @@ from mechanisms.plan import planned
 from server import loop
 from server.loop import Standing
 from server.store import Store
-from sim import session
+from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
 
@@ -191,6 +191,18 @@ def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_p
     assert set(ledger.read(tmp_path / "ledger")[0].values()) == {5}
 
 
+def test_a_resumed_release_asks_nobody_else_of_a_group_whose_upload_is_there(tmp_path, monkeypatch):
+    """Half of the clients in each round. Kills asking those of the group who were not picked, for a second upload."""
+    monkeypatch.setattr(loop, "fresh_key", lambda: b"the same picks each time")
+    given = {"release": True, "fraction": 0.5, "epsilon": None, "noise_multiplier": 1.0}
+    world = World(tmp_path, given).crashed(2, 2)
+    first, asked = [r for r in world.asked if r.round == 2], len(world.asked)
+    others = np.concatenate([chunk for group in world.job.groups[:2] for chunk in group])
+    assert [r.group for r in first] == [0, 1] and sum(len(r.clients) for r in first) < len(others)
+    world.run()
+    assert [r.group for r in world.asked[asked:] if r.round == 2] == [2]
+
+
 def test_a_release_never_passes_its_target_however_often_it_dies(tmp_path):
     """Two deaths in round 2 after groups 0 and 1 have paid, the first of which loses their uploads: a planned round is
     gone, and their clients retire a round early."""
@@ -209,7 +221,7 @@ def test_a_record_of_every_round_is_on_disk_and_shown(tmp_path):
     seen = []
     world = World(tmp_path)
     federation, store = training.federation(world.job), world.store
-    exchange = session.inline_exchange(world.job, tmp_path)
+    exchange = inline_exchange(world.job, tmp_path)
 
     def watch(record):
         assert world.lines()[-1] == json.loads(json.dumps(record.to_json()))

@@ -15,7 +15,7 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS, Mechanism
 from sim.config.flags import parse
-from sim.session import train
+from sim.start import train
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "new-mechanism.md"
 PRIVATE = [name for name, row in MECHANISMS.items() if row.private]

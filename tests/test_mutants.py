@@ -27,6 +27,8 @@ def test_a_stale_table_is_noticed(tmp_path: Path):
     twice = table.faults([ALL[0], ALL[0]])
     assert twice == [f"{ALL[0].name}: two mutants have this name"]
     assert table.faults([dataclasses.replace(ALL[0], new=ALL[0].old)])
+    alike = table.faults([ALL[0], dataclasses.replace(ALL[0], name="another")])
+    assert alike == [f"another: the same edit as {ALL[0].name}"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from client.carry import Carry
+from client.client_state import ClientState
 from client.figures import means
 from client.messages import Upload
 from client.node import GroupData
@@ -18,11 +18,13 @@ from client.sums import SCALE
 from client.uploads import Uploads
 from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian, Unprotected
 from mechanisms.accounting.ledger import read
+from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.guide import alone
 from mechanisms.optimizers import sgd
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.settings import Dpis
 from tests.small import CPU, OWNED, SEED, X, Y, cohort, model, node, plan_table, request, start
 
 A, B = DpsgdPlan(0.5, 1.0, 1.0, 3), DpsgdPlan(0.2, 2.0, 1.0, 5)
@@ -214,12 +216,24 @@ def test_a_strategy_is_told_of_the_model_the_shared_records_and_the_draws_of_its
 
 def test_a_replayed_round_starts_from_what_clients_kept_before_it(tmp_path):
     """Momentum that is kept: round 2 asked again, by another process, is round 2. Kills the state after it."""
-    kept = lambda: node(tmp_path, carry=Carry(tmp_path / "kept", ("clip_norm",)), optimizer=sgd(0.9))  # noqa: E731
+    kept = lambda: node(tmp_path, client_state=ClientState(tmp_path / "kept", ("clip_norm",)), optimizer=sgd(0.9))  # noqa: E731
     first, second, third = (kept().train(request(n, [0, 1])).total for n in (1, 2, 3))
     for n, total in ((3, third), (2, second), (1, first)):
         assert (kept().train(request(n, [0, 1])).total == total).all()
     fresh = node(tmp_path / "fresh", optimizer=sgd(0.9)).train(request(2, [0, 1])).total
     assert (fresh != second).any()
+
+
+def test_clients_whose_rounds_have_unlike_numbers_of_epochs_meet_though_they_keep_state(tmp_path):
+    """Client 0 trains alone, then with client 1. Kills keeping what has a column for each epoch."""
+    dpis = MECHANISMS["dpis"]
+    rates = (0.25, 0.5, 0.25, 0.5)
+    plans = [DpisPlan(q, 2.0, 1.0, 4, len(own), 2, 1e-5, Dpis()) for q, own in zip(rates, OWNED, strict=True)]
+    client_state = ClientState(tmp_path / "kept", dpis.lasting)
+    here = node(tmp_path, mechanism=dpis, plans=plan_table(*plans), chunks=[[0, 1]], client_state=client_state)
+    here.train(request(1, [0]))
+    both = here.train(dataclasses.replace(request(2, [0, 1]), nth=np.array([2, 1])))
+    assert both.clients.tolist() == [0, 1] and both.weight == len(OWNED[0]) + len(OWNED[1])
 
 
 def test_a_finished_upload_is_found_as_it_was_kept(tmp_path):

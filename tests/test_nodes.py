@@ -109,11 +109,11 @@ def test_clients_train_by_the_mechanism_that_was_asked_for_and_keep_what_lasts_b
     own = [training.node(job, group, tmp_path) for group in (0, 1)]
     assert all(node._training.mechanism is MECHANISMS[name] for node in own)
     assert training.node(job, 0, tmp_path, MECHANISMS["none"])._training.mechanism is MECHANISMS["none"]
-    folders = [node._carry._folder for node in own]
+    folders = [node._client_state._folder for node in own]
     assert folders == [tmp_path / "clients" / f"group-{group:04d}" for group in (0, 1)]
-    assert own[0]._carry._lasting == MECHANISMS[name].lasting
+    assert own[0]._client_state._lasting == MECHANISMS[name].lasting
     forgetful = built(tmp_path, mechanism=name, keep_state=False)
-    assert training.node(forgetful, 0, tmp_path)._carry is None
+    assert training.node(forgetful, 0, tmp_path)._client_state is None
 
 
 def test_records_are_standardized_from_the_next_phase_on(tmp_path):

@@ -21,6 +21,7 @@ from tests import phases
 from tests.gaussian import SPOILERS, alarms
 from tests.phases import CLIENTS, PHASES, Broken, ask, charged
 from tests.test_fedfed import World
+from tests.worlds import Crash
 
 SOURCES = {"simulation": False, "release": True}
 CONTROLS = ("noise x 0.67", "noise x 1.5", "Laplace of the same deviation")
@@ -144,6 +145,23 @@ def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_p
     fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in (1, 2)]
     assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
     assert fixed[0] > 1.05 * epsilon(planned(plan, 1), 1e-5).epsilon
+
+
+def test_rounds_before_training_that_were_finished_keep_their_records_when_a_run_goes_on(tmp_path):
+    """Whatever number the first of them has. Kills a file that is cut back to none of them."""
+    world = World(tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3})
+    (world.run_dir / "ledger").mkdir(parents=True)
+    with pytest.raises(Crash):
+        before_training(world.job, world.run_dir, world.exchange(world.run_dir, (-1, 0)))
+    before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
+    lines = (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [-3, -2, -1]
+
+
+def test_rounds_before_training_have_their_numbers_whichever_phases_take_place(tmp_path):
+    """No generator is trained here: its two numbers stay free. Kills numbers that depend on it."""
+    world, _ = prepared(tmp_path, {"standardize": "private", "shared_source": "prototypes", "distill_rounds": 2})
+    assert {(request.phase, request.round) for request in world.asked} == {("statistics", -3), ("share", 0)}
 
 
 def test_everybody_takes_part_in_what_precedes_training_whatever_the_fraction(tmp_path):

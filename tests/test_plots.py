@@ -106,6 +106,14 @@ def test_of_many_clients_both_figures_of_a_step_are_of_one_client():
     np.testing.assert_allclose(claimed.get_data().values, own.get_data().values + 10)
 
 
+def test_of_many_clients_each_step_is_as_high_as_its_largest_epsilon():
+    """2,500 clients whose epsilons are 1, 2, ...: a step ends at its last client."""
+    spent = [float(n) for n in range(1, 2_501)]
+    for steps in plots.epsilon_per_client(spent, spent, None).axes[0].patches:
+        heights, edges, _ = steps.get_data()
+        assert len(heights) == plots.MAX_STEPS and (heights == edges[1:] - 0.5).all()
+
+
 def test_lines_by_name_with_axes_and_ticks():
     lines = {"first": [(0.5, 3.0), (2.0, 1.0)], "second": [(1.0, 7.0)]}
     (axes,) = plots.curves(lines, "spent", "gained", ("a", "b", "c")).axes

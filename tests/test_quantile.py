@@ -83,7 +83,7 @@ def test_the_bound_does_not_fall_to_where_norms_have_no_digits():
     bound = configured = torch.tensor([2.0, 1e-6])
     for _ in range(100):
         bound = quantile.adapt(bound, configured, torch.tensor([0.5, 0.5]), torch.ones(2))
-    torch.testing.assert_close(bound, quantile.LEAST * configured)
+    torch.testing.assert_close(bound, quantile.MIN_BOUND * configured)
     assert bound.min() >= 1e-9
 
 
@@ -94,4 +94,4 @@ def test_in_training_the_bound_stays_above_a_share_of_the_configured_one():
     state = DPSGD.start(still, start(model()))
     for _ in range(100):
         state = DPSGD.step(still, state)
-    assert state.memory["clip_norm"].tolist() == pytest.approx([1e9 * quantile.LEAST])
+    assert state.memory["clip_norm"].tolist() == pytest.approx([1e9 * quantile.MIN_BOUND])

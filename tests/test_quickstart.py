@@ -15,7 +15,7 @@ import ast, json, sys
 for cell in json.loads(sys.stdin.read()):
     tree = ast.parse("".join(cell["source"]))
     exec(compile(tree, "cell", "exec"), globals())
-print("result:", result.epsilon, result.accuracy, again.finished, result.report.is_file())
+print("result:", result.epsilon, result.accuracy, again.finished, result.report().is_file())
 """
 """As a kernel does: one cell after the other in the namespace of `__main__`."""
 

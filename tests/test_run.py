@@ -345,6 +345,7 @@ def test_the_process_itself_ends_with_code_2(tmp_path):
         ({"steps": 3, "rounds": 10}, 3, 10),
         ({"epochs": 2.0, "sample_rate": 0.3, "rounds": 10, "fraction": 0.25}, 7, 3),
         ({"epochs": 0.9, "sample_rate": 0.3, "rounds": 100, "fraction": 0.07}, 3, 7),
+        ({"epochs": 2.1, "sample_rate": 0.3, "rounds": 10}, 7, 10),
         ({"epochs": 0.1, "sample_rate": 1.0, "rounds": 9, "max_participations": 4}, 1, 4),
         ({"rounds": 2, "max_participations": 4}, 1, 2),
     ],

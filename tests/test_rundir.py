@@ -16,7 +16,7 @@ from sim.config.flags import main_guard, parse
 from sim.job import inputs, rundir
 from sim.phases.build import build
 from sim.run import command
-from sim.session import train
+from sim.start import train
 
 pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["--clients=4", "--rounds=2", "--engine=inline", "--quiet"]
@@ -162,7 +162,7 @@ def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
 
 def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
     summary = json.loads((run(tmp_path, "--clients=25", *UNEQUAL) / "summary.json").read_text())
-    assert len(set(summary["epsilon_certified"])) > rundir.MOST_PLD and summary["epsilon_pld"] is None
+    assert len(set(summary["epsilon_certified"])) > rundir.MAX_PLD and summary["epsilon_pld"] is None
 
 
 def test_an_audited_run_is_not_resumed(tmp_path):
@@ -175,10 +175,10 @@ def test_an_audited_run_is_not_resumed(tmp_path):
 
 def test_the_pld_epsilon_is_computed_for_as_many_clients_as_it_may_be(monkeypatch):
     paid = [{SampledGaussian(0.5, noise): 3} for noise in (4.0, 2.0, 3.0)]
-    monkeypatch.setattr(rundir, "MOST_PLD", 3)
+    monkeypatch.setattr(rundir, "MAX_PLD", 3)
     assert rundir._largest_pld(paid, 1e-5) == pld_epsilon(paid[1], 1e-5) > pld_epsilon(paid[2], 1e-5)
     assert rundir._largest_pld([*paid, {DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "visible"): 1}][1:], 1e-5) is None
-    monkeypatch.setattr(rundir, "MOST_PLD", 2)
+    monkeypatch.setattr(rundir, "MAX_PLD", 2)
     assert rundir._largest_pld(paid, 1e-5) is None
 
 

@@ -275,6 +275,11 @@ def test_the_bit_costs_what_bernoullis_do(low, high, rate):
     assert found == pytest.approx(brute, rel=1e-6, abs=1e-13)
 
 
+@pytest.mark.parametrize("test", [Acceptance(0.0, 0.5, 0.3), Acceptance(0.5, 1.0, 0.3)], ids=["accept", "reject"])
+def test_a_bit_that_one_of_two_data_sets_never_gives_costs_infinitely(test):
+    assert np.isinf(test.bit_cost([1.25, 2.0, 64.0])).all()
+
+
 def test_where_the_scaled_sums_underflow_the_price_is_still_one():
     """A test that all but decides, at large orders; no price there is below that of an order before it."""
     test = Acceptance.of_noisy_loss(1e-4, 0.18266, 0.5)

@@ -149,6 +149,13 @@ def test_labels_go_through_randomized_response():
     assert public.tolist() == [1] * 9
 
 
+def test_a_label_is_answered_once_for_all_views_of_its_record():
+    """As it is charged: of several answers the most frequent one would tell. Kills an answer with each view."""
+    truth = [torch.ones(500, dtype=torch.int64)]
+    answers = records(replace(SINGLY, views=3), [torch.zeros(500, 1)], truth, clients=(0,))["y"].reshape(3, 500)
+    assert (answers == answers[0]).all() and len(np.unique(answers)) > 1
+
+
 def test_slots_are_chosen_by_coins_that_do_not_look_at_records():
     plan = replace(SINGLY, share_rate=0.3)
     first = records(plan)

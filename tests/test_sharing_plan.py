@@ -50,11 +50,10 @@ def test_labels_get_a_quarter_of_the_share_budget_unless_it_is_said_otherwise():
     assert charges["public"][PublicLabels()] == 1 and len(charges["public"]) == 2
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{}, DISTILLED, {"prototype_features": "distilled"}, {"share_budget": 0.2}, DISTILLED | {"delta": 1e-3}],
-    ids=str,
-)
+SHARED = [{}, DISTILLED, DISTILLED | {"distill_clip": 0.4}, {"prototype_features": "distilled"}, {"share_budget": 0.2}]
+
+
+@pytest.mark.parametrize("given", [*SHARED, DISTILLED | {"delta": 1e-3}], ids=str)
 def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
     found, share = plan(**given), given.get("share_budget", 0.5) * EPSILON
     delta = given.get("delta", 1e-5)
@@ -63,7 +62,7 @@ def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
     assert 0.98 * share < epsilon(found.charges, delta).epsilon <= share
     if found.generator:
         assert 0.98 * 0.5 * share < epsilon(trained, delta).epsilon <= 0.5 * share
-        assert found.generator.clip_norm == 1.0
+        assert found.generator.clip_norm == given.get("distill_clip", 1.0)
 
 
 def test_the_bound_is_half_the_norm_of_a_record_of_ones_unless_it_is_given():
@@ -72,7 +71,9 @@ def test_the_bound_is_half_the_norm_of_a_record_of_ones_unless_it_is_given():
 
 
 def test_a_given_noise_is_taken():
-    assert plan(share_noise=9.0).release.round_charges(1) == {Gaussian(9.0): 1}
+    """Also where there is no budget of which it could be a share."""
+    for given in ({}, {"epsilon": None, "noise_multiplier": 1.0}):
+        assert plan(share_noise=9.0, **given).release.round_charges(1) == {Gaussian(9.0): 1}
     single = plan(share_noise=9.0, share_views=4, **DISTILLED).release
     assert single.singly and VisibleChoice(0.5, 4.5) in single.round_charges(1)
 

@@ -13,6 +13,8 @@ from mechanisms.accounting.events import Gaussian, Unprotected
 from mechanisms.plan import merge, planned
 from sim import session
 from sim.config import configuration as config
+from sim.engines.inline import inline_exchange
+from sim.job import rundir
 from sim.job.job import Job
 from sim.phases.build import build
 from sim.phases.course import before_training, cost_before_training
@@ -35,8 +37,8 @@ def job(folder, **given) -> Job:
 
 def run(folder, **given) -> tuple[Job, dict[str, np.ndarray]]:
     built = job(folder, **given)
-    session.rundir.create(folder / "run", built)
-    session.run(built, folder / "run", session.inline_exchange(built, folder / "run"))
+    rundir.create(folder / "run", built)
+    session.run(built, folder / "run", inline_exchange(built, folder / "run"))
     return built, load((folder / "run" / FILE).read_bytes())
 
 

@@ -19,7 +19,7 @@ from sim.config.flags import parse
 from sim.engines.cluster import Cluster
 from sim.job import rundir
 from sim.phases.build import build
-from sim.session import train
+from sim.start import train
 
 FLAGS = (
     "--clients=6 --rounds=6 --engine=inline --quiet --model=linear --dirichlet=0.3 --min-records=3 --batch-size=3 "

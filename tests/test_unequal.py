@@ -14,7 +14,7 @@ from mechanisms.plan import planned
 from server import loop, orders
 from server.loop import Standing
 from server.records import RoundRecord
-from sim import session
+from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests.test_loop import World
 
@@ -45,7 +45,7 @@ def watched(world: World) -> tuple[Standing, list[RoundRecord], list[Upload]]:
     """A run with all its records and all its uploads."""
     uploads, records, store = [], [], world.store
     federation = replace(training.federation(world.job), collect=uploads.extend)
-    exchange = session.inline_exchange(world.job, world.folder)
+    exchange = inline_exchange(world.job, world.folder)
     return loop.run(federation, exchange, store, loop.restore(federation, store), [records.append]), records, uploads
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
-from sim import session
 from sim.config import configuration as config
+from sim.engines.inline import inline_exchange
 from sim.job.job import Job
 from sim.phases.build import build
 
@@ -44,7 +44,7 @@ class World(ABC):
 
     def exchange(self, folder: Path, crash: tuple[int, int] | None) -> Exchange:
         """With ``crash``, die in that round when that group is asked."""
-        real = session.inline_exchange(self.job, folder)
+        real = inline_exchange(self.job, folder)
 
         def exchange(requests: list[TrainRequest]) -> Iterator[Upload]:
             for request in requests:

@@ -25,7 +25,8 @@ _QUARTERS = tuple(n / 4.0 for n in range(5, 44) if n % 4)  # 1.25 .. 10.75 witho
 _LARGE = (72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 448.0, 512.0)
 ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
-PLD_LIMIT = 50.0  # Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory
+PLD_LIMIT = 50.0
+"""Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory."""
 PLD_INTERVAL = 3e-4  # of the discretized losses; rounded up, an epsilon gains less than 1e-3 by 10,000 steps
 
 
@@ -157,7 +158,8 @@ def epsilon(
     result = _epsilon(frozenset(charges.items()), float(delta), column, grid)
     chosen = column == "certified" or orders is not None
     if chosen and result.order in (grid[0], grid[-1]) and len(grid) > 1 and result.epsilon > 0.0:
-        message = f"epsilon = {result.epsilon:.4g} ({column}) is reached at order {result.order:g}, an end of the grid"
+        at = f"epsilon = {result.epsilon:.4g} ({column}) is reached at order {result.order:g}"
+        message = f"{at}, an end of the grid"
         warnings.warn(f"{message}; a wider grid of orders would give a smaller epsilon", stacklevel=2)
     return result
 

@@ -23,7 +23,8 @@ Indices = NDArray[np.intp]
 
 RATIO = 1.02  # between neighbouring rates of the grid
 LIFT = 5e-5  # relative, added to interpolated values: the size of their error
-ROUNDING = 1e-12  # relative, kept free of each budget: curves of one client alone may differ in the last bits
+ROUNDING = 1e-12
+"""Relative, kept free of each budget: curves of one client alone may differ in the last bits."""
 
 WIDE_RATIO = 1.2  # as `RATIO`, where each point of the grid is a search of its own
 WIDE_LIFT, TRIES = 5e-4, 10  # as `LIFT`; after so many raises a row is searched for itself

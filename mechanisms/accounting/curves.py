@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 COLUMNS = ("certified", "published")
 
 MANY = 100  # curves from which on it pays to compute them together
-MOST_KEPT = 100_000  # curves; some 100 MB
+MAX_KEPT = 100_000  # curves; some 100 MB
 _KEPT: dict[tuple[events.Event, tuple[float, ...], str], Floats] = {}
 _POINTS: dict[tuple[events.Event, str], dict[float, float]] = {}
 SLOW = ("visible", "selective", "clipped")
@@ -49,7 +49,7 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
 
 
 def slow(event: events.Event, column: str) -> bool:
-    """Whether the curve takes milliseconds at each order: :func:`at` then spares the orders that are of no use."""
+    """Whether the curve takes milliseconds at each order: :func:`at` then skips useless orders."""
     tested = isinstance(event, events.DpsurStep | events.ScreenedStep) and event.accounting in SLOW
     return tested and column == "certified"
 
@@ -89,7 +89,7 @@ def _keep(key: tuple[events.Event, tuple[float, ...], str], values: Floats) -> N
 
 
 def _make_room(kept: dict[Any, Any]) -> None:
-    if len(kept) >= MOST_KEPT:
+    if len(kept) >= MAX_KEPT:
         kept.clear()
 
 

@@ -26,10 +26,10 @@ from mechanisms.accounting.worst_pair import WorstPair, divergence, pairs
 
 Floats = NDArray[np.float64]
 
-MOST_UNEVEN = 1e6  # hi / lo from which the closed form is used: sets too small for the grid could matter beyond it
+MAX_UNEVEN = 1e6  # hi / lo from which the closed form is used: small sets could matter beyond it
 SEARCH = 60  # values of m at most; about six are used
 PASSES = 60  # iterations for J at most; about three are used
-CLOSE = 3e-4  # width of the search in log m, in units of sqrt(rdp / order): its effect is of second order
+CLOSE = 3e-4  # width of the search in log m, in sqrt(rdp / order): its effect is of second order
 
 
 def selective(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLike) -> Floats:
@@ -55,7 +55,7 @@ def simple_bound(rate: float, noise: float, acceptance: Acceptance, order: float
 
 def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> float:
     simple = simple_bound(rate, noise, acceptance, order)
-    if acceptance.highest >= MOST_UNEVEN * acceptance.lowest:
+    if acceptance.highest >= MAX_UNEVEN * acceptance.lowest:
         return simple
     both = pairs(rate, noise, acceptance, order)
     if both is None:

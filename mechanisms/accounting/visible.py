@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 CELLS = 8  # to begin with
 CLOSE = 1e-5  # relative accuracy of the divergence at which branch and bound stops
 EVALUATIONS = 4_000
-LEAST = sys.float_info.min  # scaled sums of many points lose no digits above it
+MIN_SCALED = sys.float_info.min  # scaled sums of many points lose no digits above it
 
 
 def every_trial(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLike) -> Floats:
@@ -101,7 +101,7 @@ class _Supremum:
         """``log(V)`` of a scaled ``V - 1``; one that has underflowed is rounded up."""
         if self.scale == 0.0:
             return math.log1p(max(excess, 0.0))
-        return self.scale + math.log(max(excess + math.exp(-self.scale), math.exp(-self.scale), LEAST))
+        return self.scale + math.log(max(excess + math.exp(-self.scale), math.exp(-self.scale), MIN_SCALED))
 
     def excess(self, log_m: Floats) -> Floats:
         """Scaled ``V - 1`` at each log m, float64 ``[n]``."""

@@ -16,8 +16,9 @@ from mechanisms.accounting.acceptance import Acceptance
 
 Floats = NDArray[np.float64]
 
-POINTS = 8_000  # at least; the error of the trapezoidal rule at the kinks of a maximum is below 1e-6 of the divergence
-MOST_POINTS = 40_000
+POINTS = 8_000
+"""At least: the trapezoidal rule's error at the kinks of a maximum is below 1e-6 of the divergence."""
+MAX_POINTS = 40_000
 FINE, COARSE = 100.0, 32.0  # points per standard deviation wished for, and needed
 NEGLIGIBLE = 42.0  # in nats below the maximum
 MARGIN = 1e-6  # relative, for the grid
@@ -85,9 +86,9 @@ def _grid(rate: float, noise: float, order: float, added: bool) -> Floats | None
     kept = np.flatnonzero(np.any([row > row.max() - NEGLIGIBLE for row in rows], axis=0))
     first, last = wide[max(kept[0] - 1, 0)], wide[min(kept[-1] + 1, wide.size - 1)]
     deviations = (last - first) / noise
-    if deviations * COARSE > MOST_POINTS:
+    if deviations * COARSE > MAX_POINTS:
         return None
-    return np.linspace(first, last, int(min(max(POINTS, deviations * FINE), MOST_POINTS)))
+    return np.linspace(first, last, int(min(max(POINTS, deviations * FINE), MAX_POINTS)))
 
 
 def _logs(x: Floats, rate: float, noise: float, added: bool) -> tuple[Floats, Floats]:

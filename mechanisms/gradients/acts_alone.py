@@ -14,15 +14,16 @@ from mechanisms.gradients import placements as place
 from mechanisms.gradients.placements import Rule
 
 _ELEMENTWISE = """
-    add sub mul div truediv floordiv floor_divide true_divide mod remainder fmod pow neg abs sign square sqrt
-    rsqrt reciprocal exp expm1 exp2 log log1p log2 log10 sin cos tan asin acos atan atan2 sinh cosh tanh asinh
-    acosh atanh erf erfc sigmoid logit logsigmoid floor ceil round trunc frac clamp clamp_min clamp_max clip
-    minimum maximum fmin fmax where masked_fill lerp addcmul addcdiv hypot logaddexp xlogy nan_to_num isnan isinf
-    isfinite eq ne lt le gt ge logical_and logical_or logical_not logical_xor and_ or_ xor invert pos relu relu6
-    leaky_relu elu selu celu gelu silu mish softplus softsign tanhshrink hardtanh hardsigmoid hardswish hardshrink
-    softshrink threshold zeros_like ones_like full_like expand_as relu_ tanh_ sigmoid_ add_ sub_ mul_ div_ clamp_
-    exp_ sqrt_ neg_ abs_ mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
-    binary_cross_entropy_with_logits kl_div
+    add sub mul div truediv floordiv floor_divide true_divide mod remainder fmod pow neg abs
+    sign square sqrt rsqrt reciprocal exp expm1 exp2 log log1p log2 log10 sin cos tan asin acos
+    atan atan2 sinh cosh tanh asinh acosh atanh erf erfc sigmoid logit logsigmoid floor ceil
+    round trunc frac clamp clamp_min clamp_max clip minimum maximum fmin fmax where masked_fill
+    lerp addcmul addcdiv hypot logaddexp xlogy nan_to_num isnan isinf isfinite eq ne lt le gt ge
+    logical_and logical_or logical_not logical_xor and_ or_ xor invert pos relu relu6 leaky_relu
+    elu selu celu gelu silu mish softplus softsign tanhshrink hardtanh hardsigmoid hardswish
+    hardshrink softshrink threshold zeros_like ones_like full_like expand_as relu_ tanh_
+    sigmoid_ add_ sub_ mul_ div_ clamp_ exp_ sqrt_ neg_ abs_ mse_loss l1_loss smooth_l1_loss
+    huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div
 """
 _TABLE: dict[str, Rule] = {
     "to type_as contiguous clone detach float double long bool": place.like_first,

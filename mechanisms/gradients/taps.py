@@ -74,7 +74,7 @@ class Tap(ABC):
 
     @property
     def edge(self) -> GradientEdge:
-        """Where the gradient that makes the forms is to be had. Raises Untappable if the layer was not used."""
+        """Where the gradient that makes the forms is available. Raises Untappable if the layer was not used."""
         return self._used()[1]
 
     def forms(self, gradient: Tensor, matrix: Tensor | None) -> dict[str, Form]:

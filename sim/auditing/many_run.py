@@ -22,7 +22,7 @@ from mechanisms.registry import Mechanism, local_round
 from sim.auditing.bounds import threshold_epsilon
 from sim.auditing.canaries import ZeroedOut
 
-TOGETHER = 20_000
+AT_A_TIME = 20_000
 """Runs of one cohort."""
 
 Statistic = Callable[[Tensor], Tensor]
@@ -82,8 +82,8 @@ def released(world: World, records: np.ndarray, runs: int, key: bytes, first: in
 
     ``first`` is the number of the first run: the runs' draws are named by number.
     """
-    for at in range(first, first + runs, TOGETHER):
-        numbers = range(at, min(at + TOGETHER, first + runs))
+    for at in range(first, first + runs, AT_A_TIME):
+        numbers = range(at, min(at + AT_A_TIME, first + runs))
         models = world.start.expand(len(numbers), -1)
         seen, spent = [models], [0.0] * len(numbers)
         for nth in range(1, world.rounds + 1):

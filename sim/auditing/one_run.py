@@ -26,7 +26,7 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of the coins that are guessed; each is tried, with its part of the error."""
 LENGTH = 10.0
 """Of a gradient canary, in clip norms: far beyond the bound in every mechanism's geometry."""
-MOST = 1_000
+MAX_CANARIES = 1_000
 """Canaries, where the user has not said."""
 
 

@@ -33,14 +33,14 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
 
     Args:
         config: of the run; it trains in this process.
-        count: of canaries; None: `one_run.MOST`, or half of the records, or half of the parameters for each client,
-            where that is less.
+        count: of canaries; None: `one_run.MAX_CANARIES`, or half of the records, or half of the
+            parameters for each client, where that is less.
         black_box: wrong labels and the final model, instead of crafted gradients and every upload.
         confidence: of the bound.
         quiet: print nothing.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     check_confidence(confidence)
     single_thread()
@@ -73,7 +73,8 @@ def show(result: Audit) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(overflow="fold")
-    guesses = f"{result.right} of {result.guesses} guesses right, {result.canaries} canaries, {result.view}"
+    guesses = f"{result.right} of {result.guesses} guesses right"
+    guesses += f", {result.canaries} canaries, {result.view}"
     rows = (
         ("lower bound", f"{wording.lower_bound(result.epsilon_lower)} with confidence {result.confidence:g}"),
         ("certified epsilon", wording.epsilon(result.epsilon_certified)),
@@ -91,7 +92,7 @@ def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     owned = [job.partition.of(client) for client in range(config.data.clients)]
     most = sum(map(len, owned)) // 2
     room = most if black_box else len(owned) * (parameters // 2)
-    chosen = min(one_run.MOST, most, room) if count is None else count
+    chosen = min(one_run.MAX_CANARIES, most, room) if count is None else count
     size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
     key, device = seed_key(config.run.seed), device_of(config)
     return one_run.plant(job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, device)

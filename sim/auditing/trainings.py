@@ -21,7 +21,7 @@ from sim.job.device import device_of
 from sim.job.job import Job
 from sim.phases.training import local_steps
 
-TOGETHER = 8
+AT_A_TIME = 8
 """Trainings of one cohort."""
 
 
@@ -61,8 +61,8 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     start = job.gradients.layout.initial(job.model).to(device)
     x, y = (torch.from_numpy(array).to(device) for array in (job.dataset.x, job.dataset.y))
     models = []
-    for at in range(0, len(owned), TOGETHER):
-        numbers = range(at, min(at + TOGETHER, len(owned)))
+    for at in range(0, len(owned), AT_A_TIME):
+        numbers = range(at, min(at + AT_A_TIME, len(owned)))
         plans = [table.of(k) for k in numbers]
         cohort = Cohort(
             gradients=job.gradients,

@@ -80,7 +80,8 @@ class _Lane:
         except (EOFError, OSError):
             self.alive = False
             self._process.join()
-            return f"its process died (exit code {self._process.exitcode}); run the same command again to go on"
+            died = f"its process died (exit code {self._process.exitcode})"
+            return f"{died}; run the same command again to go on"
 
 
 def _work(pipe: Connection) -> None:

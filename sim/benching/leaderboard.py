@@ -10,9 +10,10 @@ HEAD = ("certified epsilon", "data", "clients", "row", "accuracy, %", "seeds", "
 
 TOP = """# Leaderboard
 
-Written by `python -m sim.bench`; each line is a cell of a recipe, the accuracy of the last model on the test part, the
-mean over seeds (least to largest). The first column is what is proved, the largest over seeds. Papers' figures are
-claims under their own accounting. The choice of settings is not covered.
+Written by `python -m sim.bench`; each line is a cell of a recipe, the accuracy of the last model on
+the test part, the mean over seeds (least to largest). The first column is what is proved, the
+largest over seeds. Papers' figures are claims under their own accounting. The choice of settings is
+not covered.
 """
 
 

@@ -96,7 +96,7 @@ def play(run: Run) -> str:
 
     prepare()
     from sim.config.flags import Request
-    from sim.session import train
+    from sim.start import train
 
     begun = run.folder.exists()
     config = load(run.folder / "config.toml", {}, lenient=SETTINGS) if begun else run.config

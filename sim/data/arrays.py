@@ -114,9 +114,7 @@ def _records(array: np.ndarray, name: str, path: str) -> np.ndarray:
         x *= np.float32(1 / 255)
     if not np.isfinite(x).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-        raise ValueError(
-            f"{path}: {name}{list(where)} = {array[where]}, not finite as float32: mend or drop the record"
-        )
+        raise ValueError(f"{path}: {name}{list(where)} = {array[where]}, not finite as float32: fix or drop the record")
     return x[:, None] if x.ndim == 3 else x
 
 

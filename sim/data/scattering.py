@@ -23,7 +23,7 @@ STRIDE = 2**OCTAVES
 """Pixels between two features, on both axes."""
 FEATURES = 1 + OCTAVES * ORIENTATIONS + ORIENTATIONS**2 * OCTAVES * (OCTAVES - 1) // 2
 """Features of one channel at one place: 81."""
-LEAST = 8
+MIN_PIXELS = 8
 """Pixels of an axis, at least: the reflected border would be wider than the image."""
 
 
@@ -45,12 +45,12 @@ def scatter(images: torch.Tensor) -> torch.Tensor:
     """The features float32 [N, 81 C, H // 4, W // 4] of images [N, C, H, W], on their device; each channel's in turn.
 
     Raises:
-        ValueError: not images, or of fewer than `LEAST` pixels on an axis.
+        ValueError: not images, or of fewer than `MIN_PIXELS` pixels on an axis.
     """
-    if images.ndim != 4 or min(images.shape[2:]) < LEAST:
+    if images.ndim != 4 or min(images.shape[2:]) < MIN_PIXELS:
         raise ValueError(
             f"records of shape {tuple(images.shape[1:])} have no scattering features: they need images [C, H, W] of at "
-            f"least {LEAST}x{LEAST} pixels; take --features pixels"
+            f"least {MIN_PIXELS}x{MIN_PIXELS} pixels; take --features pixels"
         )
     records, channels, height, width = images.shape
     filters = _filters(height, width, images.device)

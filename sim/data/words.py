@@ -1,4 +1,4 @@
-"""Records that are sequences of word numbers: what a model is told of the words, vectors of words from a file among it.
+"""Records that are sequences of word numbers: what a model is told of the words, word vectors from a file among it.
 
 A file of word vectors is a text with a line for each word, as GloVe's: the word and its D numbers, parted by spaces.
 Such vectors are public knowledge: they must not be made from the records that the guarantee is to protect.
@@ -21,7 +21,7 @@ class Words:
 
     Attributes:
         count: records are sequences of numbers 0 .. count - 1; 0 fills up.
-        vectors: float32 [count, D], a vector for each; None: drawn by chance.
+        vectors: float32 [count, D], a vector for each; None: drawn at random.
         trained: whether the vectors are trained with the model.
     """
 
@@ -80,7 +80,7 @@ def _vector(text: str, place: str, other: np.ndarray | None) -> np.ndarray:
     try:
         vector = np.array(text.split(" "), dtype=np.float32)
     except ValueError:
-        raise ValueError(f"{place}: not a word and numbers, parted by single spaces: mend the line") from None
+        raise ValueError(f"{place}: not a word and numbers, parted by single spaces: fix the line") from None
     if not np.isfinite(vector).all() or (other is not None and len(other) != len(vector)):
-        raise ValueError(f"{place}: {len(vector)} numbers, not all finite or not as many as before: mend the line")
+        raise ValueError(f"{place}: {len(vector)} numbers, not all finite or not as many as before: fix the line")
     return vector

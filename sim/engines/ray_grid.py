@@ -155,7 +155,7 @@ class RayGrid(Grid):
     def _take(self, name: str) -> Message | None:
         """One reply, or None where the message is sent again.
 
-        A user's fault in a node is raised as it is; any other failure becomes Flower's error message.
+        A user error in a node is raised as it is; any other failure becomes Flower's error message.
         """
         reply, asked = self._asked.pop(name)
         try:

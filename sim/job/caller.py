@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from sim import session  # noqa: F401  # loads what a run needs, under the caller's own variables
+from sim import start  # noqa: F401  # loads what a run needs, under the caller's own variables
 from sim.engines.environment import set_variables
 
 CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}

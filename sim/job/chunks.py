@@ -4,8 +4,8 @@ import numpy as np
 
 CHUNK_ENTRIES = 2**24
 """Parameters of all clients of a chunk together, at most (where a single client has fewer); and what a step of theirs
-holds on a CPU, where that is more than `FEWEST` clients' worth."""
-FEWEST = 5
+holds on a CPU, where that is more than `MIN_CLIENTS` clients' worth."""
+MIN_CLIENTS = 5
 """Clients of a chunk, at least: a chunk has a cost of its own."""
 CACHED_ENTRIES = 2**21
 """Parameters of all clients of a chunk together, at most, on a CPU: further rows of them only push each other out."""
@@ -20,7 +20,7 @@ def chunk_width(clients: int, parameters: int, entries: int) -> int:
     instead of a trial run: the same on every machine.
     """
     wanted = min(max(25, clients // 40), 250)
-    filling = max(FEWEST, CHUNK_ENTRIES // max(entries, 1))
+    filling = max(MIN_CLIENTS, CHUNK_ENTRIES // max(entries, 1))
     return max(1, min(wanted, filling, (CACHED_ENTRIES if entries else CHUNK_ENTRIES) // parameters))
 
 

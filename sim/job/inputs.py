@@ -50,7 +50,7 @@ def check(folder: Path, job: Job) -> None:
 
 
 def constants(job: Job) -> dict[str, torch.Tensor]:
-    """What the model computes with beside its trained parameters, such as given vectors of words."""
+    """What the model computes with beside its trained parameters, such as given word vectors."""
     frozen = {name: p.detach() for name, p in job.model.named_parameters() if not p.requires_grad}
     return {name: t.contiguous() for name, t in (frozen | dict(job.model.named_buffers())).items()}
 

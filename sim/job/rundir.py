@@ -23,7 +23,7 @@ from sim.config.fields import Config
 from sim.job import inputs
 from sim.job.job import Job
 
-MOST_PLD = 20
+MAX_PLD = 20
 """Distinct histories of charges, at most, for which privacy-loss distributions are computed: each takes a moment."""
 AUDITED = "audited"
 """A file that says that canaries were planted, which a resumed run would not have."""
@@ -139,9 +139,9 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
 def _largest_pld(histories: Sequence[Charges], delta: float) -> Epsilon:
     """The largest epsilon by privacy-loss distributions: whose certified one is largest need not have it.
 
-    None where one history has none, or there are more than `MOST_PLD`.
+    None where one history has none, or there are more than `MAX_PLD`.
     """
-    return None if len(histories) > MOST_PLD else largest([pld_epsilon(charges, delta) for charges in histories])
+    return None if len(histories) > MAX_PLD else largest([pld_epsilon(charges, delta) for charges in histories])
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from sim.data.words import Words
 
 WIDTH = 100
-"""Numbers of a word's vector, where it is drawn by chance."""
+"""Numbers of a word's vector, where it is drawn at random."""
 
 
 class MeanState(nn.Module):

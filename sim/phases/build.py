@@ -27,7 +27,7 @@ def build(config: Config) -> Job:
     """Load, partition, calibrate and group.
 
     Raises:
-        ValueError: anything the user can mend.
+        ValueError: a user error, in one line.
     """
     check_parts(config)
     dataset, parts, public = split(config)

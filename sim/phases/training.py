@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from client.carry import Carry
+from client.client_state import ClientState
 from client.node import Node, Training
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
@@ -87,11 +87,11 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
         sent=strategy.sent,
         guide=strategy.guide,
     )
-    carry = None
+    client_state = None
     if config.local.keep_state:
-        carry = Carry(run_dir / "clients" / f"group-{group:04d}", training.mechanism.lasting)
+        client_state = ClientState(run_dir / "clients" / f"group-{group:04d}", training.mechanism.lasting)
     data = group_data(job, group, shared_set(job, run_dir))
-    return Node(training, data, job.plans, *files(run_dir, group), carry)
+    return Node(training, data, job.plans, *files(run_dir, group), client_state)
 
 
 def _gradients(job: Job) -> RecordGradients:

@@ -10,7 +10,6 @@ from typing import Any
 from mechanisms.accounting import accountant
 from mechanisms.accounting import ledger as ledgers
 from mechanisms.accounting.events import Event, to_dict
-from mechanisms.settings import Privacy
 from server import orders
 from sim.config.caveats import caveats_of
 from sim.showing import wording
@@ -32,8 +31,6 @@ def spent(folder: Path, delta: float | None) -> Record:
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta
-    if delta is None and not private:
-        delta = Privacy.model_fields["delta"].default  # any will do: epsilon is infinite
     if delta is None:
         raise ValueError(f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta")
     accountant.check_delta(delta)

@@ -14,7 +14,8 @@ h2 { font-size: 17px; margin: 0 0 10px; }
 p { margin: 0 0 10px; max-width: 76ch; }
 ul { margin: 0 0 10px; padding-left: 20px; max-width: 76ch; }
 .subtitle { color: #64748b; margin-bottom: 20px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px; margin-bottom: 16px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 12px;
+  margin-bottom: 16px; }
 .tile, section { background: #fff; border: 1px solid #e2e8f0; border-radius: 8px; }
 .tile { padding: 12px 16px; }
 .tile .name { color: #64748b; font-size: 13px; }
@@ -29,7 +30,8 @@ figure img { width: 100%; height: auto; display: block; }
 figcaption { color: #64748b; font-size: 13px; margin-top: 6px; max-width: 90ch; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0; border-bottom: 1px solid #edf1f5; }
+th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0;
+  border-bottom: 1px solid #edf1f5; }
 th { color: #64748b; font-weight: 500; }
 td:nth-child(2) { font-variant-numeric: tabular-nums; }
 tr.head th { padding-top: 14px; color: #1f2937; font-weight: 600; }
@@ -43,7 +45,8 @@ def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
     """A whole page that loads nothing from anywhere."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
         f'<p class="subtitle">{escape(subtitle)}</p>\n' + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"
     )

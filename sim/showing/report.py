@@ -236,8 +236,8 @@ def _guarantee(run: Run) -> str:
     if run.config.run.release:
         parts.append(page.paragraph(wording.RELEASED))
     if delta * records >= 1:
-        text = f"Delta {delta:g} is not below 1 / {records} records: it allows that some record is given away entirely."
-        parts.append(page.paragraph(text))
+        text = f"Delta {delta:g} is not below 1 / {records} records"
+        parts.append(page.paragraph(f"{text}: it allows that some record is given away entirely."))
     parts += [page.paragraph("What it does not cover, or takes for granted:"), page.listing(limits(run.config))]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
 

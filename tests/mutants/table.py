@@ -42,7 +42,7 @@ def load(folder: Path = HERE) -> list[Mutant]:
 
 
 def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
-    """Why edits cannot be made: a missing file, a text that is not there exactly once, two edits of one name."""
+    """Why edits cannot be made: a missing file, a text that is not there exactly once, two of one name or alike."""
     found = []
     for m in mutants:
         files = [m.file, *(f"tests/{test.partition('::')[0]}" for test in m.tests)]
@@ -52,5 +52,10 @@ def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
             found.append(f"{m.name}: its text stands {count} times in {m.file}")
         if m.old == m.new or not m.tests:
             found.append(f"{m.name}: the edit changes nothing, or no test answers for it")
+    edits: dict[tuple[str, str], str] = {}
+    for m in mutants if not found else ():
+        edit = m.file, (root / m.file).read_text().replace(m.old, m.new)
+        if (first := edits.setdefault(edit, m.name)) != m.name:
+            found.append(f"{m.name}: the same edit as {first}")
     names = [m.name for m in mutants]
     return found + [f"{name}: two mutants have this name" for name in sorted({n for n in names if names.count(n) > 1})]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.carry import KEPT_ROUNDS, Carry
+from client.client_state import KEPT_ROUNDS, ClientState
 from mechanisms.cohort import LocalState
 
 NAMES = ("clip_norm",)
@@ -17,23 +17,23 @@ def state(value: float, clients: int) -> LocalState:
     return LocalState(rows, (10 * rows, -rows), rows[:, 0], {"clip_norm": rows[:, 0] / 2, "other": rows[:, 0]})
 
 
-def played(folder, rounds: int) -> Carry:
+def played(folder, rounds: int) -> ClientState:
     """Clients 4 and 7 took part in every round, client 9 in the first only."""
-    carry = Carry(folder, NAMES)
+    client_state = ClientState(folder, NAMES)
     for n in range(1, rounds + 1):
-        with carry.round(n):
+        with client_state.round(n):
             if n == 1:
-                keep(carry, [9], state(100.0, 1))
-            keep(carry, [4, 7], state(float(n), 2))
-    return carry
+                keep(client_state, [9], state(100.0, 1))
+            keep(client_state, [4, 7], state(float(n), 2))
+    return client_state
 
 
-def keep(carry: Carry, clients: list[int], end: LocalState) -> None:
+def keep(client_state: ClientState, clients: list[int], end: LocalState) -> None:
     """A local round that ends so, whatever it began with."""
-    assert carry.keep(np.array(clients), lambda resume: end) is end
+    assert client_state.keep(np.array(clients), lambda resume: end) is end
 
 
-def begun(carry: Carry, clients: list[int], round_: int, fresh: LocalState) -> LocalState:
+def begun(client_state: ClientState, clients: list[int], round_: int, fresh: LocalState) -> LocalState:
     """What clients begin a round with; the round breaks off then."""
     found = []
 
@@ -41,14 +41,14 @@ def begun(carry: Carry, clients: list[int], round_: int, fresh: LocalState) -> L
         found.append(resume(fresh))
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), carry.round(round_):
-        carry.keep(np.array(clients), trained)
+    with pytest.raises(KeyboardInterrupt), client_state.round(round_):
+        client_state.keep(np.array(clients), trained)
     return found[0]
 
 
-def check(carry: Carry, after: int, round_: int) -> None:
+def check(client_state: ClientState, after: int, round_: int) -> None:
     fresh = replace(state(-1.0, 4), optimizer=(torch.zeros(4, 3), torch.ones(4, 3)))
-    got = begun(carry, [9, 4, 5, 7], round_, fresh)
+    got = begun(client_state, [9, 4, 5, 7], round_, fresh)
     kept = state(float(after), 2)
     assert torch.equal(got.optimizer[0][1], kept.optimizer[0][0]) and torch.equal(
         got.optimizer[0][3], kept.optimizer[0][1]
@@ -61,41 +61,41 @@ def check(carry: Carry, after: int, round_: int) -> None:
 
 
 def test_rounds_go_on_from_what_was_kept(tmp_path):
-    carry = played(tmp_path, 5)
-    check(carry, after=5, round_=6)
+    client_state = played(tmp_path, 5)
+    check(client_state, after=5, round_=6)
 
 
 def test_a_new_process_goes_on_where_the_old_one_was(tmp_path):
     played(tmp_path, 5)
-    carry = Carry(tmp_path, NAMES)
-    check(carry, after=5, round_=6)
+    client_state = ClientState(tmp_path, NAMES)
+    check(client_state, after=5, round_=6)
 
 
 def test_a_replayed_round_starts_from_the_round_before_it(tmp_path):
     """Kills a resume that reads the newest file: the crash came after the file and before the checkpoint."""
-    carry = played(tmp_path, 5)
-    for fresh in (carry, Carry(tmp_path, NAMES)):
+    client_state = played(tmp_path, 5)
+    for fresh in (client_state, ClientState(tmp_path, NAMES)):
         check(fresh, after=4, round_=5)
 
 
 def test_a_round_that_broke_off_leaves_nothing(tmp_path):
     """Kills a replay in the same process that starts from the rows of its first attempt."""
-    carry = played(tmp_path, 5)
-    with pytest.raises(KeyboardInterrupt), carry.round(6):
-        keep(carry, [4, 7], state(77.0, 2))
+    client_state = played(tmp_path, 5)
+    with pytest.raises(KeyboardInterrupt), client_state.round(6):
+        keep(client_state, [4, 7], state(77.0, 2))
         raise KeyboardInterrupt
     assert not (tmp_path / "round-000006.safetensors").exists()
-    check(carry, after=5, round_=6)
+    check(client_state, after=5, round_=6)
 
 
 def test_what_is_kept_does_not_change_with_the_memory_of_the_round(tmp_path):
     """The next chunk of clients may be computed where the one before it was."""
-    carry, end = Carry(tmp_path, NAMES), state(5.0, 2)
-    with carry.round(1):
-        keep(carry, [4, 7], end)
+    client_state, end = ClientState(tmp_path, NAMES), state(5.0, 2)
+    with client_state.round(1):
+        keep(client_state, [4, 7], end)
         for tensor in (*end.optimizer, end.memory["clip_norm"]):
             tensor.fill_(-77.0)
-    got, kept = begun(carry, [4, 7], 2, state(0.0, 2)), state(5.0, 2)
+    got, kept = begun(client_state, [4, 7], 2, state(0.0, 2)), state(5.0, 2)
     assert torch.equal(got.optimizer[0], kept.optimizer[0])
     assert torch.equal(got.memory["clip_norm"], kept.memory["clip_norm"])
 
@@ -106,5 +106,5 @@ def test_old_files_are_removed(tmp_path):
 
 
 def test_the_first_round_is_fresh(tmp_path):
-    carry, fresh = Carry(tmp_path, NAMES), state(1.0, 2)
-    assert begun(carry, [0, 1], 1, fresh) is fresh
+    client_state, fresh = ClientState(tmp_path, NAMES), state(1.0, 2)
+    assert begun(client_state, [0, 1], 1, fresh) is fresh

@@ -22,7 +22,7 @@ Resume = Callable[[LocalState], LocalState]
 """From the fresh state at the start of a local round to one with what clients kept."""
 
 
-class Forgetful:
+class NoState:
     """Clients that keep nothing."""
 
     @contextmanager
@@ -35,7 +35,7 @@ class Forgetful:
         return trained(lambda fresh: fresh)
 
 
-class Carry:
+class ClientState:
     """The kept state of one group's clients.
 
     Args:

@@ -1,0 +1,37 @@
+"""Starts a run, or goes on with one: job, run directory, engine."""
+
+from pathlib import Path
+
+from sim.config.flags import Request
+from sim.engines.cluster import Cluster, starting
+from sim.engines.inline import inline_exchange
+from sim.job import rundir
+from sim.job.device import single_thread
+from sim.phases.build import build
+from sim.session import run
+
+
+def train(request: Request, cluster: Cluster | None = None) -> Path:
+    """Train as a parsed command line asks, on a cluster that is starting or is started now; returns the run directory.
+
+    Raises:
+        ValueError: a user error, in one line.
+    """
+    if cluster is None:
+        with starting(request.config) as cluster:
+            return train(request, cluster)
+    single_thread()
+    if request.resume is None:
+        folder = rundir.choose(request.config)
+        job = build(request.config)
+        rundir.create(folder, job)
+    else:
+        rundir.check_resumable(request.resume)
+        folder, job = request.resume, build(request.config)
+    if job.config.run.engine == "inline":
+        run(job, folder, inline_exchange(job, folder), cluster.leave)
+    else:
+        from sim.engines.ray_grid import serve
+
+        serve(job, folder, cluster)
+    return folder
