@@ -56,7 +56,7 @@ def test_with_much_noise_nothing_is_found(tmp_path):
 
 
 def test_the_black_box_sees_the_final_model_only(tmp_path):
-    flags = ("--clients=1", "--mechanism=none", "--epsilon=none", "--black-box", "--rounds=30", "--lr=2", "--model=mlp")
+    flags = ("--clients=1", "--mechanism=none", "--black-box", "--rounds=30", "--lr=2", "--model=mlp")
     found = audited(tmp_path, *flags)
     assert found["view"] == "black-box" and found["epsilon_lower"] > 0
 
@@ -112,7 +112,7 @@ def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
 @pytest.mark.parametrize("view", ["white-box", "black-box"])
 def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
     """And its bounds are at that confidence, shared by the choices, and at the run's delta."""
-    flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--epsilon=none", "--delta=1e-3", f"--{view}")
+    flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--delta=1e-3", f"--{view}")
     found = audited(tmp_path, *flags, "--confidence=0.8", "--canaries=90")
     assert (found["view"], found["confidence"], found["canaries"], found["delta"]) == (view, 0.8, 90, 1e-3)
     counts = found["guesses"], found["right"], found["canaries"]

@@ -40,7 +40,7 @@ class World(ABC):
         self.folder.mkdir(parents=True, exist_ok=True)
         np.savez(self.folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
         given = {"dataset": str(self.folder / "records.npz")} | self.settings | self.given
-        return build(config.load(None, given, lenient=self.settings))
+        return build(config.load(None, given, lenient=config.SETTINGS))
 
     def exchange(self, folder: Path, crash: tuple[int, int] | None) -> Exchange:
         """With ``crash``, die in that round when that group is asked."""
