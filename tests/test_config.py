@@ -174,9 +174,10 @@ def test_some_amount_of_work_is_asked_for():
         load(None, {"steps": None})
 
 
-@pytest.mark.parametrize(
-    "name", ["share_budget", "distill_budget", "shared_weight", "agd_search_share", "cap_share", "screening_cap_share"]
-)
+SHARES = ("share_budget", "distill_budget", "shared_weight")
+
+
+@pytest.mark.parametrize("name", [*SHARES, "agd_search_share", "dpsur_cap_share", "screening_cap_share"])
 def test_a_share_leaves_something_for_the_rest(name):
     with pytest.raises(ValueError, match=rf"^{name} is 1\.0; it must be a number in"):
         load(None, {name: 1.0})
