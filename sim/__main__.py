@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "the tables of papers, cell by cell",
     "account": "what a run would cost, or has cost",
     "audit": "a lower bound on epsilon, from one training with canaries",
+    "attack": "what attacks on membership learn from trained models",
     "report": "draw a run's report again",
 }
 """Name, also of the module in `sim` -> what it does."""

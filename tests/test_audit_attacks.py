@@ -13,9 +13,9 @@ from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
 from sim.attacking import partial, shadow
 from sim.attacking.lira import Roc, confidences, halves, likelihood_ratios, roc
-from sim.attacking.membership import balanced, posterior_features, split
-from sim.attacking.partial import partial_accuracy
-from sim.attacking.shadow import shadow_accuracy
+from sim.attacking.membership import Tally, balanced, posterior_features, split
+from sim.attacking.partial import partial_attack
+from sim.attacking.shadow import shadow_attack
 from sim.auditing import trainings
 from sim.auditing.trainings import Trained, train, with_mechanism
 from sim.config.flags import parse
@@ -40,6 +40,10 @@ def remembering(tmp_path, rounds: int = 60) -> Job:
     """A linear model that learns records of 200 random features by heart."""
     one = job(tmp_path, f"--rounds={rounds}", "--lr=0.2", features=200, noise=True)
     return with_mechanism(one, "none", 4.0)
+
+
+def accuracy(tally: Tally) -> float:
+    return tally.right / tally.guesses
 
 
 def test_the_split_is_two_to_one_to_two_to_one():
@@ -132,8 +136,8 @@ def test_memory_is_found_by_all_attacks(tmp_path):
     records = len(one.dataset.y)
     parts = split(records, generator(KEY, "split"))
     target, shadow = train(one, [parts.target_in], KEY), train(one, [parts.shadow_in], seed_key(1))
-    assert shadow_accuracy(target, shadow, parts, KEY) > 0.7
-    assert partial_accuracy(target, parts, KEY) > 0.7
+    assert accuracy(shadow_attack(target, shadow, parts, KEY)) > 0.7
+    assert accuracy(partial_attack(target, parts, KEY)) > 0.7
     inside = halves(records, 10, KEY)
     shadows = train(one, [np.flatnonzero(row) for row in inside], KEY)
     curve = roc(likelihood_ratios(confidences(shadows, np.arange(records)), inside), inside)
@@ -145,8 +149,8 @@ def test_nothing_is_found_in_a_model_that_never_saw_its_members(tmp_path):
     one = remembering(tmp_path)
     parts = split(len(one.dataset.y), generator(KEY, "split"))
     stranger = train(one, [parts.shadow_in], seed_key(1))
-    assert abs(shadow_accuracy(stranger, stranger, parts, KEY) - 0.5) < 0.25
-    assert abs(partial_accuracy(stranger, parts, KEY) - 0.5) < 0.36
+    assert abs(accuracy(shadow_attack(stranger, stranger, parts, KEY)) - 0.5) < 0.25
+    assert abs(accuracy(partial_attack(stranger, parts, KEY)) - 0.5) < 0.36
     inside, rng = halves(240, 10, KEY), np.random.default_rng(0)
     assert abs(roc(likelihood_ratios(rng.normal(size=inside.shape), inside), inside).area - 0.5) < 0.06
 
@@ -234,9 +238,9 @@ def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_reco
     target, other = Trained(one, start[None], np.inf), Trained(one, 2 * start[None] + 0.1, np.inf)
     seen = []
     for module in (partial, shadow):
-        monkeypatch.setattr(module, "accuracy", lambda known, asked, seed: seen.append((*known, *asked)) or 0.5)
-    partial_accuracy(target, parts, KEY)
-    shadow_accuracy(target, other, parts, KEY)
+        monkeypatch.setattr(module, "judge", lambda known, asked, seed: seen.append((*known, *asked)))
+    partial_attack(target, parts, KEY)
+    shadow_attack(target, other, parts, KEY)
 
     def answers(trained: Trained, records: np.ndarray) -> set[bytes]:
         labels = torch.from_numpy(one.dataset.y[records])

@@ -44,7 +44,7 @@ def dpfed(folder: Path, *words: str) -> subprocess.CompletedProcess:
 # --- dpfed ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "account"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_the_name_by_which_it_was_called(name, capsys):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])

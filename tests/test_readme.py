@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from mechanisms.settings import MECHANISMS
-from sim import account, audit, bench, central, report, run
+from sim import account, attack, audit, bench, central, report, run
 from sim.benching.recipe import read
+from sim.config import attacks
 from sim.config import flags as cli
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +78,11 @@ def audit_run(arguments: list[str]) -> None:
     audit.command([*arguments, "--quiet", "--rounds=1"])
 
 
+def attack_few(arguments: list[str]) -> None:
+    if attacks.parse(arguments).configs[0].data.dataset not in ELSEWHERE:
+        attack.command([*arguments, "--quiet", "--rounds=1", "--targets=1", "--models=8", "--records=60"])
+
+
 def compare(arguments: list[str]) -> None:
     first, second = map(Path, arguments)
     assert first.read_bytes() == second.read_bytes(), f"{first} and {second} differ"
@@ -89,6 +95,7 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "sim.account": price,
     "sim.report": report.command,
     "sim.audit": audit_run,
+    "sim.attack": attack_few,
     "cmp": compare,
 }
 UNTRIED = {"dpfed", "pip", "pytest", "ruff", "mypy", ".", "flwr", "ray"}

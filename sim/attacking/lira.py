@@ -19,9 +19,9 @@ from sim.auditing.trainings import Trained
 
 Floats = NDArray[np.float64]
 
-LEAST = 1e-12
+MIN_CONFIDENCE = 1e-12
 """Probabilities are kept that far from 0 and 1."""
-FEWEST, LEAST_MODELS = 2, 8
+MIN_OTHERS, MIN_MODELS = 2, 8
 """Models with a record, and without it, from which a Gaussian is made; models in all."""
 
 
@@ -55,13 +55,13 @@ def confidences(trained: Trained, records: NDArray[np.int64]) -> Floats:
     """``log(p / (1 - p))`` of each record's label, float64 ``[models, records]``."""
     labels = torch.from_numpy(trained.job.dataset.y[records])
     right = trained.probabilities(records).gather(2, labels.expand(len(trained.params), -1)[:, :, None])[:, :, 0]
-    return right.clamp(LEAST, 1 - LEAST).logit().numpy()
+    return right.clamp(MIN_CONFIDENCE, 1 - MIN_CONFIDENCE).logit().numpy()
 
 
 def likelihood_ratios(confidence: Floats, inside: NDArray[np.bool_]) -> Floats:
     """Log likelihood ratios ``[models, records]``, each model being the target of the others.
 
-    It is 0 for a record that fewer than `FEWEST` of the others had, or had not.
+    It is 0 for a record that fewer than `MIN_OTHERS` of the others had, or had not.
 
     Args:
         confidence: ``[models, records]``.
@@ -70,13 +70,13 @@ def likelihood_ratios(confidence: Floats, inside: NDArray[np.bool_]) -> Floats:
     Raises:
         ValueError: too few models.
     """
-    if len(confidence) < LEAST_MODELS:
-        raise ValueError(f"models = {len(confidence)} must be at least {LEAST_MODELS}: train more")
+    if len(confidence) < MIN_MODELS:
+        raise ValueError(f"models = {len(confidence)} must be at least {MIN_MODELS}: train more")
     scores = np.zeros_like(confidence)
     for target in range(len(confidence)):
         others = np.arange(len(confidence)) != target
         seen, had = confidence[others], inside[others]
-        known = np.minimum(had.sum(axis=0), (~had).sum(axis=0)) >= FEWEST
+        known = np.minimum(had.sum(axis=0), (~had).sum(axis=0)) >= MIN_OTHERS
         value, seen, had = confidence[target, known], seen[:, known], had[:, known]
         scores[target, known] = _log_density(value, seen, had) - _log_density(value, seen, ~had)
     return scores
@@ -88,7 +88,7 @@ def _log_density(value: Floats, seen: Floats, part: NDArray[np.bool_]) -> Floats
     mean = np.where(part, seen, 0.0).sum(axis=0) / count
     squares = np.where(part, (seen - mean) ** 2, 0.0).sum()
     spread = float(np.sqrt(squares / (count - 1).sum()))
-    return np.asarray(stats.norm.logpdf(value, mean, max(spread, LEAST)))
+    return np.asarray(stats.norm.logpdf(value, mean, max(spread, MIN_CONFIDENCE)))
 
 
 def roc(scores: Floats, inside: NDArray[np.bool_]) -> Roc:

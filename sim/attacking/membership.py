@@ -1,4 +1,4 @@
-"""What attacks on membership have in common: the split of the records, an attack classifier, and its accuracy.
+"""What attacks on membership have in common: the split of the records, an attack classifier, and its guesses.
 
 The split is that of DPSUR's section 6.4 and of Liu et al., "ML-Doctor" (USENIX Security 2022): target training, target
 test, shadow training and shadow test in the ratio 2:1:2:1.
@@ -58,8 +58,16 @@ Features = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Of members and of other records, ``[M, features]`` each."""
 
 
-def accuracy(known: Features, asked: Features, seed: int) -> float:
-    """Of an attack on ``asked`` that has learnt from ``known``.
+@dataclass(frozen=True)
+class Tally:
+    """Guesses of an attack about records of which half are members, and how many of them were right."""
+
+    right: int
+    guesses: int
+
+
+def judge(known: Features, asked: Features, seed: int) -> Tally:
+    """The guesses about ``asked`` of an attack that has learnt from ``known``.
 
     It is a random forest, where the papers take small networks: it needs no tuning.
     """
@@ -67,4 +75,4 @@ def accuracy(known: Features, asked: Features, seed: int) -> float:
     attack = RandomForestClassifier(TREES, min_samples_leaf=LEAF, random_state=seed)
     attack.fit(np.concatenate([inside, outside]), np.repeat([1, 0], [len(inside), len(outside)]))
     hits = attack.predict(members).sum() + (1 - attack.predict(others)).sum()
-    return float(hits) / (len(members) + len(others))
+    return Tally(int(hits), len(members) + len(others))

@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional as F
 
 from mechanisms.randomness import generator
-from sim.attacking.membership import Numbers, Split, accuracy, balanced, posterior_features
+from sim.attacking.membership import Numbers, Split, Tally, balanced, judge, posterior_features
 from sim.auditing.trainings import Trained
 
 
-def partial_accuracy(target: Trained, parts: Split, key: bytes) -> float:
-    """Accuracy of the attack on a balanced set of records that it has not learnt from.
+def partial_attack(target: Trained, parts: Split, key: bytes) -> Tally:
+    """The guesses of the attack about a balanced set of records that it has not learnt from.
 
     Args:
         target: one model, trained on ``parts.target_in``.
@@ -28,7 +28,7 @@ def partial_accuracy(target: Trained, parts: Split, key: bytes) -> float:
     known, asked = (
         (_features(target, members[some]), _features(target, others[some])) for some in (slice(half), slice(half, None))
     )
-    return accuracy(known, asked, int(rng.integers(2**32)))
+    return judge(known, asked, int(rng.integers(2**32)))
 
 
 def _features(target: Trained, records: Numbers) -> np.ndarray:

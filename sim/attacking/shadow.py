@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from mechanisms.randomness import generator
-from sim.attacking.membership import Features, Numbers, Split, accuracy, balanced, posterior_features
+from sim.attacking.membership import Features, Numbers, Split, Tally, balanced, judge, posterior_features
 from sim.auditing.trainings import Trained
 
 
-def shadow_accuracy(target: Trained, shadow: Trained, parts: Split, key: bytes) -> float:
-    """Accuracy of the attack on a balanced set of the target's members and other records.
+def shadow_attack(target: Trained, shadow: Trained, parts: Split, key: bytes) -> Tally:
+    """The guesses of the attack about a balanced set of the target's members and other records.
 
     Args:
         target: one model, trained on ``parts.target_in``.
@@ -31,4 +31,4 @@ def shadow_accuracy(target: Trained, shadow: Trained, parts: Split, key: bytes) 
         return features(trained, members), features(trained, others)
 
     known, asked = both(shadow, parts.shadow_in, parts.shadow_out), both(target, parts.target_in, parts.target_out)
-    return accuracy(known, asked, int(rng.integers(2**32)))
+    return judge(known, asked, int(rng.integers(2**32)))

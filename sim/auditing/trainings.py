@@ -1,5 +1,6 @@
 """Many central trainings at once, each on records of its own: what attacks on membership are tried on."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,13 +11,14 @@ from torch import Tensor
 
 from client.settings import Local
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.allotment import Account, AdaptivePlan
+from mechanisms.accounting.allotment import Account, AdaptivePlan, payable
 from mechanisms.cohort import Cohort
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
-from mechanisms.plan import planned
+from mechanisms.plan import Terms, affordable_rounds, merge, planned
 from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
+from sim.config.fields import Config
 from sim.job.device import device_of
 from sim.job.job import Job
 from sim.phases.training import local_steps
@@ -33,11 +35,13 @@ class Trained:
         job: the configuration, its data and its model.
         params: ``[K, P]``, on the CPU.
         epsilon: the largest certified epsilon of the K trainings, at the configuration's delta.
+        epsilon_published: the largest that their paper claims for what they released.
     """
 
     job: Job
     params: Tensor
     epsilon: float
+    epsilon_published: float = math.inf
 
     def probabilities(self, records: NDArray[np.int64]) -> Tensor:
         """``[K, M, classes]``: what each model says of these records ``[M]``, float64."""
@@ -49,18 +53,22 @@ class Trained:
 def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     """A training on each of these sets of records, as one client trains that holds them: all rounds in one go.
 
+    Where the noise is given, it ends with the last round that the budget pays for, as a run does.
+
     Raises:
         ValueError: the budget does not pay for the training.
     """
     config = job.config
     row, sizes = MECHANISMS[config.privacy.mechanism], np.array([len(own) for own in owned])
     steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
+    lengths = torch.from_numpy(steps).float()
+    steps = np.array([paid_steps(config, *sized) for sized in zip(steps.tolist(), sizes.tolist(), strict=True)])
     own = getattr(config, config.privacy.mechanism, None)
     table = plan_table(config.privacy, own, steps, 1, sizes)
     device = device_of(config)
     start = job.gradients.layout.initial(job.model).to(device)
     x, y = (torch.from_numpy(array).to(device) for array in (job.dataset.x, job.dataset.y))
-    models = []
+    models, settled = [], []
     for at in range(0, len(owned), AT_A_TIME):
         numbers = range(at, min(at + AT_A_TIME, len(owned)))
         plans = [table.of(k) for k in numbers]
@@ -70,13 +78,42 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
             plans=plans,
             streams=Streams(key, 1, numbers, device),
             optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
-            learning_rate=_rates(config.local, torch.tensor([float(p.steps) for p in plans], device=device)),
+            learning_rate=_rates(config.local, lengths[at : at + len(plans)].to(device)),
             nth=[1] * len(plans),
             accounts=[Account(p.allotment.order, p.allotment.rdp) for p in plans if isinstance(p, AdaptivePlan)],
         )
-        models.append(local_round(row, cohort, start).params.cpu())
+        end = local_round(row, cohort, start)
+        models.append(end.params.cpu())
+        released = zip(plans, row.realized(cohort, end), strict=True)
+        settled += [payable(merge(plan.round_charges(1), found)) for plan, found in released]
     spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
-    return Trained(job, torch.cat(models), spent)
+    claimed = max(epsilon(charges, config.privacy.delta, "published").epsilon for charges in settled)
+    return Trained(job, torch.cat(models), spent, claimed)
+
+
+def paid_steps(config: Config, steps: int, size: int) -> int:
+    """The steps, of ``steps`` in whole rounds, that the budget pays for at a given noise; at least those of one round.
+
+    Calibrated noise pays for all of them.
+    """
+    privacy, mechanism = config.privacy, MECHANISMS[config.privacy.mechanism]
+    noise, own = privacy.noise_multiplier, getattr(config, privacy.mechanism, None)
+    if noise is None or privacy.epsilon is None or not mechanism.private:
+        return steps
+    each = steps // config.rounds.rounds
+
+    def pays(rounds: int) -> bool:
+        terms = Terms(privacy.of_size(size), own, each * rounds, 1, size)
+        try:
+            return affordable_rounds(mechanism.plan(terms, noise), terms, at_most=1) == 1
+        except ValueError:
+            return False
+
+    low, high = 1, config.rounds.rounds
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if pays(middle) else (low, middle - 1)
+    return each * low
 
 
 def _rates(local: Local, length: Tensor) -> Callable[[Tensor], Tensor]:

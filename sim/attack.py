@@ -1,0 +1,40 @@
+"""``python -m sim.attack``: train, and let attacks on membership guess which records were there.
+
+    python -m sim.attack --epsilon 4
+    python -m sim.attack --mechanism dpsur --epsilons 1,2,3,4 --attacks shadow,partial
+    python -m sim.attack --preset dpsur-pvldb-fmnist --epsilons 1,2,3,4 --data-dir data
+
+The flags are those of ``python -m sim.central`` and a few of its own. The form of the table is that
+of DPSUR's Tables 3 and 4: a row for each attack and mechanism, a column for each epsilon, and
+training without privacy beside them. All figures go into ``attack.json`` of the run directory.
+"""
+
+import json
+from collections.abc import Sequence
+
+from sim.config.attacks import parse
+from sim.config.flags import main_guard
+
+
+def command(argv: Sequence[str], program: str = "python -m sim.attack") -> None:
+    """Attack trainings as the arguments say; ``program`` is what the command is called.
+
+    Raises:
+        ValueError: a user error.
+    """
+    question = parse(argv, program)
+    from sim.engines.environment import prepare
+
+    prepare()
+    from sim.attacking.session import attack
+    from sim.showing.attack import show
+
+    report = attack(question)
+    if question.json:
+        print(json.dumps(report.to_json(), allow_nan=False))
+    elif not question.configs[0].run.quiet:
+        show(report)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main_guard(command))

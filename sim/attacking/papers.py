@@ -1,0 +1,18 @@
+"""What DPSUR's Tables 3 and 4 say of an attack, to stand beside our own figure."""
+
+from sim.benching import papers
+
+PAPER = "dpsur-pvldb-2024"
+TABLES = {"fmnist": "table-3", "cifar10": "table-4"}
+ATTACKS = {"shadow": "Black-Box Shadow", "partial": "White-Box Partial"}
+MECHANISMS = {"dpsur": "DPSUR", "dpsgd": "DPSGD", "none": "non-private"}
+
+
+def accuracy(dataset: str, attack: str, mechanism: str, budget: float | None) -> float | None:
+    """The paper's attack accuracy, share of 1; None where it has none for these."""
+    if dataset not in TABLES or attack not in ATTACKS or mechanism not in MECHANISMS:
+        return None
+    place = f"{PAPER}/{TABLES[dataset]}/{ATTACKS[attack]}/{MECHANISMS[mechanism]}"
+    column = "" if budget is None else f"{budget:g}"
+    found = papers.claims([place], column)
+    return found[0].value if found else None

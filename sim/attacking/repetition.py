@@ -1,0 +1,115 @@
+"""One repetition of the attacks: a split of the records, models trained on it, the guesses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mechanisms.randomness import generator, seed_key
+from sim.attacking.lira import Roc, confidences, halves, likelihood_ratios, roc
+from sim.attacking.membership import Split, Tally, split
+from sim.attacking.partial import partial_attack
+from sim.attacking.shadow import shadow_attack
+from sim.auditing.trainings import Trained, train
+from sim.job.job import Job
+
+MODEL_BASED = ("shadow", "partial")
+"""Attacks on one target model, with the split 2:1:2:1."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """What LiRA found, each model being the target of the others.
+
+    Attributes:
+        right: bool ``[models, records]``, whether "member" was said where the ratio is above 1,
+            and "no member" elsewhere, rightly.
+        curve: over all models and records.
+    """
+
+    right: NDArray[np.bool_]
+    curve: Roc
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What the attacks found.
+
+    Attributes:
+        test_accuracy: of the target model, on records that it was not trained on; None without one.
+        tallies: guesses by attack, of those on one target model.
+        ratios: LiRA's, or None.
+        certified, published: the largest epsilon of the trainings; infinite for no guarantee.
+    """
+
+    test_accuracy: float | None
+    tallies: dict[str, Tally]
+    ratios: Ratios | None
+    certified: float
+    published: float
+
+
+def repetition(job: Job, seed: int, attacks: Sequence[str], models: int) -> Repetition:
+    """Train what the attacks need on the job's records, and attack; draws are those of ``seed``.
+
+    Raises:
+        ValueError: the budget does not pay for the training, or there are too few records.
+    """
+    key = seed_key(seed)
+    parts = split(len(job.dataset.y), generator(key, "parts"))
+    trained, tallies = list[Trained](), dict[str, Tally]()
+    accuracy, ratios = None, None
+    if set(attacks) & set(MODEL_BASED):
+        target = train(job, [parts.target_in], key)
+        trained.append(target)
+        accuracy = _test_accuracy(target, parts)
+    if "shadow" in attacks:
+        shadow = train(job, [parts.shadow_in], _key(key, "shadow model"))
+        trained.append(shadow)
+        tallies["shadow"] = shadow_attack(target, shadow, parts, key)
+    if "partial" in attacks:
+        tallies["partial"] = partial_attack(target, parts, key)
+    if "lira" in attacks:
+        shadows, ratios = _likelihoods(job, models, key)
+        trained.append(shadows)
+    certified = max(one.epsilon for one in trained)
+    published = max(one.epsilon_published for one in trained)
+    return Repetition(accuracy, tallies, ratios, certified, published)
+
+
+def some_records(job: Job, count: int | None) -> Job:
+    """The job with ``count`` of its training records, drawn by its seed; with all for None.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    if count is None:
+        return job
+    dataset = job.dataset
+    if count > len(dataset.y):
+        most = f"the {len(dataset.y)} training records"
+        raise ValueError(f"--records {count} must be at most {most}: lower it")
+    rng = generator(seed_key(job.config.run.seed), "attacked records")
+    chosen = rng.permutation(len(dataset.y))[:count]
+    return replace(job, dataset=replace(dataset, x=dataset.x[chosen], y=dataset.y[chosen]))
+
+
+def _likelihoods(job: Job, models: int, key: bytes) -> tuple[Trained, Ratios]:
+    """LiRA's models, each trained on a random half of the records, and what it found with them."""
+    records = len(job.dataset.y)
+    inside = halves(records, models, key)
+    owned = [np.flatnonzero(row) for row in inside]
+    trained = train(job, owned, _key(key, "likelihood models"))
+    scores = likelihood_ratios(confidences(trained, np.arange(records)), inside)
+    return trained, Ratios((scores > 0) == inside, roc(scores, inside))
+
+
+def _key(key: bytes, purpose: str) -> bytes:
+    """A key of its own, so that no two of the trainings share noise."""
+    return generator(key, purpose).bytes(len(key))
+
+
+def _test_accuracy(target: Trained, parts: Split) -> float:
+    said = target.probabilities(parts.target_out)[0].argmax(dim=1).numpy()
+    return float((said == target.job.dataset.y[parts.target_out]).mean())

@@ -1,0 +1,150 @@
+"""The command line of ``python -m sim.attack``: a central run's settings, and what attacks need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sim.config import flags
+from sim.config.fields import Config
+from sim.config.flags import OwnFlags
+from sim.config.names import did_you_mean
+
+PROGRAM = "python -m sim.attack"
+DESCRIPTION = (
+    "Attacks on membership: how well can be guessed which records a model was trained on, without "
+    "privacy, with DPSGD and with the mechanism that is given. A low success is no guarantee."
+)
+ATTACKS = ("shadow", "partial", "lira")
+MIN_RECORDS, MIN_MODELS = 24, 8
+"""Records that give every attack two of each kind to guess; models for LiRA's distributions."""
+OWN: OwnFlags = {
+    "--attacks": ("NAME[,NAME...]", f"which: {', '.join(ATTACKS)} (default: all)"),
+    "--epsilons": ("E[,E...]", "budgets to train with, instead of --epsilon, such as 1,2,3,4"),
+    "--targets": ("INT", "repetitions, each with a split and models of its own (default: 3)"),
+    "--models": ("INT", f"models of LiRA in each, at least {MIN_MODELS} (default: 16)"),
+    "--records": ("INT", f"training records to take, at least {MIN_RECORDS} (default: all)"),
+    "--confidence": ("NUMBER", "of the intervals (default: 0.95)"),
+    "--json": (None, "print attack.json and nothing else"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for.
+
+    Attributes:
+        configs: of the trainings to attack: the given mechanism, DPSGD, each by epsilon as given,
+            and at last training without privacy.
+        attacks: names out of `ATTACKS`, in its order.
+        targets: repetitions of everything.
+        models: of LiRA, in each repetition.
+        records: training records to take, or None for all.
+        confidence: of the intervals.
+        json: whether to print JSON.
+    """
+
+    configs: tuple[Config, ...]
+    attacks: tuple[str, ...]
+    targets: int
+    models: int
+    records: int | None
+    confidence: float
+    json: bool
+
+
+def parse(argv: Sequence[str], program: str = PROGRAM) -> Question:
+    """The question of a command line.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    request = flags.parse(argv, program, DESCRIPTION, central=True, own=OWN)
+    if request.resume is not None:
+        fault = "an attack trains from the beginning; start a new one"
+        raise ValueError(f"--resume {request.resume}: {fault}")
+    _refuse_what_trains_otherwise(request.config)
+    own = request.own
+    return Question(
+        configs=_configs(argv, request.config, own.get("epsilons")),
+        attacks=_attacks(own.get("attacks", ",".join(ATTACKS))),
+        targets=_integer("--targets", own.get("targets", "3"), 1),
+        models=_integer("--models", own.get("models", "16"), MIN_MODELS),
+        records=_integer("--records", own["records"], MIN_RECORDS) if "records" in own else None,
+        confidence=_confidence(own.get("confidence", "0.95")),
+        json="json" in own,
+    )
+
+
+def _configs(argv: Sequence[str], given: Config, epsilons: str | None) -> tuple[Config, ...]:
+    """Each training as the same command line would have it, with that mechanism and budget.
+
+    A preset takes the paper's settings for each epsilon that way.
+    """
+
+    def of(mechanism: str, *words: str) -> Config:
+        words = (*argv, f"--mechanism={mechanism}", *words)
+        return flags.parse(words, PROGRAM, DESCRIPTION, central=True, own=OWN).config
+
+    budgets = [()] if epsilons is None else [(f"--epsilon={text}",) for text in _epsilons(epsilons)]
+    private = dict.fromkeys(name for name in (given.privacy.mechanism, "dpsgd") if name != "none")
+    trained = [of(mechanism, *budget) for mechanism in private for budget in budgets]
+    return (*trained, _whole_gradients(of("none")))
+
+
+def _whole_gradients(config: Config) -> Config:
+    """With the learning rate times the clip norm, as gradients that nothing clips are longer."""
+    rate = config.local.lr * config.privacy.clip_norm
+    return config.model_copy(update={"local": config.local.model_copy(update={"lr": rate})})
+
+
+def _refuse_what_trains_otherwise(config: Config) -> None:
+    """Refuse settings that the trainings under attack would pass over."""
+    refused = {
+        "--standardize private": config.data.standardize != "none",
+        "--noise-decay": config.privacy.noise_decay != 0.0,
+        "--release": config.run.release,
+    }
+    for flag, is_set in refused.items():
+        if is_set:
+            raise ValueError(
+                f"{flag} is of no use here: models to attack are trained in one seeded round, "
+                "without a phase before it; leave it out"
+            )
+
+
+def _attacks(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    for name in names:
+        if name not in ATTACKS:
+            known = f"known: {', '.join(ATTACKS)}"
+            raise ValueError(f"--attacks has {name!r}{did_you_mean(name, ATTACKS)} ({known})")
+    return tuple(name for name in ATTACKS if name in names)
+
+
+def _epsilons(text: str) -> list[str]:
+    parts = text.split(",")
+    values = [_number("--epsilons", part, float, "numbers with commas between") for part in parts]
+    if len(set(values)) < len(values):
+        raise ValueError(f"--epsilons {text} has a value twice: leave one out")
+    return parts
+
+
+def _confidence(text: str) -> float:
+    value = float(_number("--confidence", text, float, "a number"))
+    if not 0 < value < 1:
+        raise ValueError(f"--confidence {text} must be in (0, 1): give 0.95, for instance")
+    return value
+
+
+def _integer(flag: str, text: str, least: int) -> int:
+    value = int(_number(flag, text, int, "an integer"))
+    if value < least:
+        raise ValueError(f"{flag} {text} must be at least {least}: raise it")
+    return value
+
+
+def _number(flag: str, text: str, kind: type[int] | type[float], noun: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{flag} {text} must be {noun}: give {noun}") from None
