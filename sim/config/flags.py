@@ -55,7 +55,14 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
 
-def parse(argv: Sequence[str], prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS) -> Request:
+def parse(
+    argv: Sequence[str],
+    prog: str,
+    description: str,
+    central: bool = False,
+    own: OwnFlags = NO_FLAGS,
+    lenient: Container[str] = (),
+) -> Request:
     """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
 
     Args:
@@ -64,6 +71,7 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
         description: what it does, for its help.
         central: one client holds all records; settings that this decides have no flag.
         own: flags that the command has beside the settings.
+        lenient: settings that are dropped, not refused, where they are not in use.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -81,7 +89,7 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
     asked = {name: texts.pop(name) for name in list(texts) if f"--{name.replace('_', '-')}" in own}
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
-    return replace(request(given, config_file, paper, run_dir, central), own=asked)
+    return replace(request(given, config_file, paper, run_dir, central, lenient=lenient), own=asked)
 
 
 def request(
@@ -91,6 +99,7 @@ def request(
     resume: str | None = None,
     central: bool = False,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    lenient: Container[str] = (),
 ) -> Request:
     """The request of settings by name.
 
@@ -101,12 +110,13 @@ def request(
         resume: the run directory to go on with.
         central: one client holds all records.
         defaults: settings that stand in for the project's own defaults, below file and preset.
+        lenient: settings of a new run that are dropped, not refused, where they are not in use.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     if resume is None:
-        loaded = load(Path(config) if config else None, given, central, paper, defaults)
+        loaded = load(Path(config) if config else None, given, central, paper, defaults, lenient)
         return Request(loaded, None, frozenset(given))
     for flag, value in (("--config", config), ("--preset", paper)):
         if value is not None:
