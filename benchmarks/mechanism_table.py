@@ -22,7 +22,7 @@ from pathlib import Path
 
 OWN = {
     "dpsgd": ("clip_norm", (1.0, 0.3)),
-    "dpsur": ("beta", (-1.0, 0.0)),
+    "dpsur": ("dpsur_beta", (-1.0, 0.0)),
     "dpis": ("dpis_slack", (2.0, 4.0)),
     "dphero": ("hero_floor", (0.2, 0.6)),
     "screening": ("screening_clip", (0.1, 0.02)),

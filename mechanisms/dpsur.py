@@ -69,16 +69,16 @@ class DpsurPlan(TrialPlan):
         own = terms.own
         if not isinstance(own, Dpsur):
             raise ValueError(f"own = {own!r} must be the settings of DPSUR; give its table")
-        test_noise = NOISE_RATIO * noise if own.validation_noise is None else own.validation_noise
-        most = _cap(own, terms, test_noise) if own.accounting == "selective" else 0
+        test_noise = NOISE_RATIO * noise if own.dpsur_validation_noise is None else own.dpsur_validation_noise
+        most = _cap(own, terms, test_noise) if own.dpsur_accounting == "selective" else 0
         return cls(
             **asdict(DpsgdPlan.of(terms, noise)),
             most_rejections=most,
-            validation_rate=own.validation_rate,
+            validation_rate=own.dpsur_validation_rate,
             validation_noise=test_noise,
-            loss_clip=own.loss_clip,
-            beta=own.beta,
-            accounting=own.accounting,
+            loss_clip=own.dpsur_loss_clip,
+            beta=own.dpsur_beta,
+            accounting=own.dpsur_accounting,
         )
 
     @property
@@ -110,9 +110,9 @@ class DpsurPlan(TrialPlan):
 
 def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
     """M. Where there is none while the noise of the test is being searched for, one that makes the cost infinite."""
-    lowest = Acceptance.of_noisy_loss(own.validation_rate, test_noise, own.beta).lowest
-    most = trials.most_rejections(lowest, terms.steps * terms.rounds, own.cap_share * terms.privacy.delta)
-    if most is None and own.validation_noise is not None:
+    lowest = Acceptance.of_noisy_loss(own.dpsur_validation_rate, test_noise, own.dpsur_beta).lowest
+    most = trials.most_rejections(lowest, terms.steps * terms.rounds, own.dpsur_cap_share * terms.privacy.delta)
+    if most is None and own.dpsur_validation_noise is not None:
         trials.refuse(lowest)
     return 1 if most is None else most
 

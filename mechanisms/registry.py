@@ -178,6 +178,6 @@ def _check_length(plan: Plan, terms: Terms) -> None:
     if terms.privacy.budget == "published" and charges and epsilon(plan.round_charges(1), 0.5).epsilon < math.inf:
         raise ValueError(
             f"budget is published, but what {terms.privacy.mechanism} accepts is public here, so that the run's length "
-            "would depend on it and no epsilon would be proved: take a test with hidden rejections (--accounting "
+            "would depend on it and no epsilon would be proved: take a test with hidden rejections (--dpsur-accounting "
             "selective; --screening-data own with --screening-clip), or --budget certified"
         )

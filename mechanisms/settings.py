@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class Settings(BaseModel):
     """One package's slice of the configuration: frozen, strictly typed, finite numbers, no unknown field."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
@@ -82,18 +82,18 @@ class Privacy(Settings):
 class Dpsur(Settings):
     """DPSUR: accept a step only if a noisy test says that the loss falls"""
 
-    accounting: Literal["visible", "selective", "every-trial"] = Field(
+    dpsur_accounting: Literal["visible", "selective", "every-trial"] = Field(
         "visible", description="what is released: accept/reject bits too; accepted steps alone; rejected steps too"
     )
-    validation_rate: float = Field(
+    dpsur_validation_rate: float = Field(
         1.0, gt=0, le=1, description="probability that a record enters a trial's own test batch [per trial]"
     )
-    validation_noise: float | None = Field(
+    dpsur_validation_noise: float | None = Field(
         None, gt=0, description="noise of the test [2 loss clips]; 'none': three times the noise multiplier"
     )
-    loss_clip: float = Field(0.001, gt=0, description="C_v, bound on the tested change of the mean loss [nats]")
-    beta: float = Field(-1.0, description="threshold below which the noisy change must lie [loss clips]")
-    cap_share: float = Field(
+    dpsur_loss_clip: float = Field(0.001, gt=0, description="C_v, bound on the tested change of the mean loss [nats]")
+    dpsur_beta: float = Field(-1.0, description="threshold below which the noisy change must lie [loss clips]")
+    dpsur_cap_share: float = Field(
         0.1, gt=0, lt=1, description="selective: share of delta for giving up after too many rejections [fraction]"
     )
 

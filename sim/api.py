@@ -17,7 +17,7 @@ from sim import start
 from sim.auditing.session import audit
 from sim.config.fields import SETTINGS
 from sim.config.flags import Request, request
-from sim.config.names import did_you_mean
+from sim.config.names import FORMER, did_you_mean
 from sim.data.given import keep
 from sim.job import rundir
 from sim.job.caller import lent
@@ -177,6 +177,8 @@ def _value(name: str, value: Any) -> Any:
     """
     if name not in SETTINGS:
         hint = did_you_mean(name, [*SETTINGS, "config", "preset", "resume"])
+        if name in FORMER:
+            hint = f": it is called {FORMER[name]} now"
         raise ValueError(f"unknown setting {name}{hint}")
     if name == "model" and inspect.isclass(value):
         return _named(value)

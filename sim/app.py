@@ -1,7 +1,7 @@
 """The Flower apps of ``flwr run``: the same server loop and the same nodes, on Flower's own engines.
 
-The run configuration has the flags of ``python -m sim.run`` as keys; an empty one is not given. The number of groups is
-the number of Flower nodes. Nodes write their ledgers into the run directory, so they share its file system. A relative
+The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The number of groups is the
+number of Flower nodes. Nodes write their ledgers into the run directory, so they share its file system. A relative
 path is resolved in the working directory of the SuperLink or the SuperNode that uses it.
 
 A deployed SuperNode starts a process for each message, so torch is imported where it is needed.
@@ -9,6 +9,7 @@ A deployed SuperNode starts a process for each message, so torch is imported whe
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,24 +21,53 @@ from client.app import client_app
 from client.messages import Answering
 from server.app import PATIENCE, exchange_over, find_groups, server_app
 from sim.config.fields import Config
-from sim.config.flags import parse
+from sim.config.flags import Request, parse
 from sim.engines import environment
 
 if TYPE_CHECKING:
     from sim.job.job import Job
 
+FLAGS = "flags"
+"""The key of the run configuration."""
+
 environment.prepare()  # before torch is imported, and before Ray's workers start, which inherit it
 
 
+DECIDED_BY_FLOWER = ("engine", "workers", "groups", "ray_address", "cpus_per_worker", "gpus_per_worker")
+"""Settings that a new run of Flower's has no choice in."""
+
+
 def flags(run_config: Mapping[str, bool | int | float | str]) -> list[str]:
-    """The command line of ``python -m sim.run`` that says the same as a run configuration."""
-    line = []
+    """The words of the command line that a run configuration holds.
+
+    Raises:
+        ValueError: it has another key, or a quote that is not closed.
+    """
     for name, value in run_config.items():
-        if isinstance(value, bool):
-            line.append(f"--{name}" if value else f"--no-{name}")
-        elif value != "":
-            line.append(f"--{name}={value}")
-    return line
+        if name != FLAGS:
+            raise ValueError(
+                f"{name} = {value!r} is no key of the run configuration, which is one command line: give "
+                f"--run-config '{FLAGS}=\"--{name} {value}\"'"
+            )
+    line = run_config.get(FLAGS, "")
+    try:
+        return shlex.split(str(line))
+    except ValueError as fault:
+        raise ValueError(f"{FLAGS} = {line!r} is no command line ({fault}): close the quote") from None
+
+
+def _asked(run_config: Mapping[str, bool | int | float | str]) -> Request:
+    """What a run configuration asks for.
+
+    Raises:
+        ValueError: in one line, with the name, the value, its bound and a remedy.
+    """
+    request = parse(flags(run_config), "flwr run", "")
+    decided = [name for name in DECIDED_BY_FLOWER if name in request.given]
+    if decided and request.resume is None:
+        name = decided[0]
+        raise ValueError(f"{name} is {request.config.value(name)}, but Flower decides that: leave {name} out")
+    return request
 
 
 def _serve(context: Context, grid: Grid) -> None:
@@ -46,7 +76,7 @@ def _serve(context: Context, grid: Grid) -> None:
     Raises:
         ValueError: anything the user can mend; before the run directory is made, or when training diverged.
     """
-    request = parse(flags(context.run_config), "flwr run", "")
+    request = _asked(context.run_config)
     from sim import session
     from sim.job import rundir
 

@@ -23,7 +23,7 @@ DELTA = 1e-2
 CONFIDENCE = 0.999
 KEY = seed_key(1)
 OWN: dict[str, Settings] = {
-    "dpsur": Dpsur(validation_noise=30.0),
+    "dpsur": Dpsur(dpsur_validation_noise=30.0),
     "screening": Screening(screening_stages=1, screening_clip=0.03),
 }
 """Settings that differ from the mechanism's defaults."""

@@ -115,7 +115,7 @@ def job(folder: Path, release: bool = False, width: int = WIDTH, **given: object
     x = np.random.default_rng(0).normal(size=(RECORDS, width)).astype(np.float32)
     np.savez(folder / "records.npz", x=x, y=np.arange(RECORDS) % CLASSES, x_test=x[:6], y_test=np.arange(6) % CLASSES)
     words = SETTINGS | {"dataset": str(folder / "records.npz"), "release": release} | given
-    built = build(config.load(None, words))
+    built = build(config.load(None, words, lenient=config.SETTINGS))
     return replace(built, dataset=replace(built.dataset, x=np.full_like(x, np.nan)))
 
 

@@ -57,10 +57,12 @@ def test_curves_of_dpsur(capsys, row):
     flags = ["dpsur", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8", "--steps=3"]
     expected = {"visible": "visible", "selective": "certified", "every-trial": "every_trial"}
     for accounting, key in expected.items():
-        found = run(capsys, *flags, "--accounting", accounting, *(() if accounting == "selective" else ("--trials=3",)))
+        found = run(
+            capsys, *flags, "--dpsur-accounting", accounting, *(() if accounting == "selective" else ("--trials=3",))
+        )
         assert found["rdp_certified"] == pytest.approx([3 * row[key]], rel=5e-5)
         assert found["rdp_published"] == pytest.approx([3 * row["published"]], rel=1e-9)
-    trials = run(capsys, *flags, "--trials", 12, "--accounting", "every-trial")
+    trials = run(capsys, *flags, "--trials", 12, "--dpsur-accounting", "every-trial")
     assert trials["rdp_certified"] == pytest.approx([12 * row["every_trial"]], rel=1e-9)
     assert trials["rdp_published"] == found["rdp_published"]
 
@@ -84,14 +86,16 @@ def test_effective_noise_of_dphero(capsys, row):
     assert whitened["rdp_certified"] == isotropic["rdp_published"] == whitened["rdp_published"]
 
 
-DPSUR_FLAGS = "dpsur --sample-rate=0.2 --noise-multiplier=4 --validation-rate=0.1 --validation-noise=9 --steps=12"
+DPSUR_FLAGS = (
+    "dpsur --sample-rate=0.2 --noise-multiplier=4 --dpsur-validation-rate=0.1 --dpsur-validation-noise=9 --steps=12"
+)
 
 
 @pytest.mark.parametrize(
     "line",
     [
         DPSUR_FLAGS,
-        f"{DPSUR_FLAGS} --accounting=every-trial",
+        f"{DPSUR_FLAGS} --dpsur-accounting=every-trial",
         f"{DPSUR_FLAGS.replace('--noise-multiplier=4', '--epsilon=3')}",
         "screening --sample-rate=0.1 --noise-multiplier=2 --steps=5 --screening-data=public --public-records=9",
     ],
@@ -107,8 +111,11 @@ def test_where_every_trial_is_charged_accepted_steps_do_not_say_how_many(capsys,
 def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
     """With the cap on rejections, which a part of delta pays for; its share has the run's own default."""
     if mechanism == "dpsur":
-        own, flags = Dpsur(accounting="selective", validation_rate=0.1, validation_noise=9.0), DPSUR_FLAGS.split()
-        flags.append("--accounting=selective")
+        own, flags = (
+            Dpsur(dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=9.0),
+            DPSUR_FLAGS.split(),
+        )
+        flags.append("--dpsur-accounting=selective")
     else:
         own = Screening(screening_data="own", screening_clip=0.5, screening_rate=0.1, screening_stages=1)
         flags = ["screening", "--sample-rate=0.2", "--noise-multiplier=4", "--steps=12", "--screening-clip=0.5"]
@@ -121,7 +128,7 @@ def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
         expected = accountant.epsilon(charges, 1e-5, column).epsilon
         assert found[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
     assert found["limits"] == [caveats.HIDDEN]
-    share = "--cap-share" if mechanism == "dpsur" else "--screening-cap-share"
+    share = "--dpsur-cap-share" if mechanism == "dpsur" else "--screening-cap-share"
     assert run(capsys, *flags, f"{share}=0.9")["epsilon_certified"] > found["epsilon_certified"]
 
 
@@ -129,12 +136,12 @@ def test_a_budget_for_dpsur_gives_the_noise_of_its_proposals(capsys):
     flags = [
         "dpsur",
         "--sample-rate=0.05",
-        "--validation-rate=0.01",
-        "--validation-noise=1",
+        "--dpsur-validation-rate=0.01",
+        "--dpsur-validation-noise=1",
         "--steps=100",
         "--trials=300",
     ]
-    found = run(capsys, *flags, "--epsilon=3", "--accounting=every-trial")
+    found = run(capsys, *flags, "--epsilon=3", "--dpsur-accounting=every-trial")
     assert 2.99 < found["epsilon_certified"] <= 3
 
 
@@ -314,7 +321,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsgd --ledger runs --sample-rate 0.1 --epsilon 1", "--ledger dpsgd drop one"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 3,x", "--eigenvalues 3,x"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 0", "eigenvalues = [0.0]"),
-        ("dpsur --sample-rate .1 --noise-multiplier 1 --accounting all", "accounting all visible"),
+        ("dpsur --sample-rate .1 --noise-multiplier 1 --dpsur-accounting all", "accounting all visible"),
         ("fedfed --public-labels", "--share-noise --epsilon"),
         ("fedfed --public-labels --share-noise 1 --epsilon 1", "--share-noise --epsilon not both"),
         ("fedfed --share-noise 1 --share-views 0", "share_views 0 at least 1"),
@@ -366,3 +373,14 @@ def test_help_loads_nothing_heavy():
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "dpsgd" in done.stdout and "sim.config.questions" in loaded
     assert not loaded & {"scipy", "torch", "ray", "flwr", "rich"}
+
+
+FORMER = "--validation-rate=0.1 --validation-noise 9 --beta -1.5 --accounting selective --cap-share=0.2"
+
+
+def test_former_names_of_dpsur_are_taken_after_its_name_alone(capsys):
+    flags, now = ["--sample-rate=0.2", "--noise-multiplier=4", "--steps=12"], FORMER.replace("--", "--dpsur-")
+    assert run(capsys, "dpsur", *flags, *FORMER.split()) == run(capsys, "dpsur", *flags, *now.split())
+    for words in (["dpsgd", *flags, "--beta=-1.5"], ["--mechanism=dpsur", "--beta=-1.5"]):
+        with pytest.raises(ValueError, match="--beta is called --dpsur-beta now"):
+            command(words)

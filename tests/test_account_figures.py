@@ -20,13 +20,12 @@ from sim.showing import wording
 DELTA, ORDERS = 2e-6, [3.0, 5.0, 12.5]
 SGM = {"sample_rate": 0.013, "noise_multiplier": 0.85, "steps": 700}
 STEP = (0.013, 0.85, 0.007, 2.1, -0.9)
-DPSUR = {"accounting": "visible", "validation_rate": 0.007, "validation_noise": 2.1, "loss_clip": 0.004, "beta": -0.9}
-DPSUR |= {"cap_share": 0.2}
+DPSUR = {"dpsur_accounting": "visible", "dpsur_validation_rate": 0.007, "dpsur_validation_noise": 2.1}
+DPSUR |= {"dpsur_loss_clip": 0.004, "dpsur_beta": -0.9}
 DPIS = {"dpis_sampling": "importance", "dpis_slack": 3.0, "dpis_floor": 0.04, "dpis_norm_rate": 0.6}
 DPIS |= {"dpis_norm_share": 0.03, "dpis_clip": None, "dpis_first_phase": 0.3}
 SCREENING = {"screening_data": "own", "screening_gain": 2.0, "screening_q0": None, "screening_stages": 1}
-SCREENING |= {"screening_rate": 0.3, "screening_clip": 0.2, "screening_cap_share": 0.2, "forced_after": 4}
-SCREENING |= {"allow_unproved": False}
+OWN_TEST = {"screening_rate": 0.3, "screening_clip": 0.2, "screening_cap_share": 0.2}
 SHARED = {"share_budget": 0.4, "share_rate": 0.3, "share_views": 3, "label_epsilon": 0.9, "public_labels": False}
 SCALE = math.sqrt(3 / 14)
 """The smallest of DP-Hero's scales for eigenvalues 3, 2 and 1."""
@@ -53,13 +52,13 @@ CASES: dict[str, Row] = {
         [],
     ),
     "dpsur every-trial": (
-        SGM | DPSUR | {"accounting": "every-trial", "trials": 900},
+        SGM | DPSUR | {"dpsur_accounting": "every-trial", "trials": 900},
         {events.DpsurStep(*STEP, "every-trial"): 900, **claims(700)},
         {},
         [],
     ),
     "dpsur selective": (
-        SGM | DPSUR | {"accounting": "selective"},
+        SGM | DPSUR | {"dpsur_accounting": "selective", "dpsur_cap_share": 0.2},
         {events.DpsurStep(*STEP, "selective"): 700, **cap(LOWEST, 700, 0.2), **claims(700)},
         {},
         [caveats.HIDDEN],
@@ -83,13 +82,13 @@ CASES: dict[str, Row] = {
         [],
     ),
     "screening public-test": (
-        SGM | SCREENING | {"screening_data": "public", "trials": 900},
-        {events.ScreenedStep(0.013, 0.85, 0.3, 0.0, "public-test"): 900, events.ClassicClaim(0.013, 0.85): 700},
+        SGM | SCREENING | {"screening_data": "public", "forced_after": 4, "trials": 900},
+        {events.ScreenedStep(0.013, 0.85, 1.0, 0.0, "public-test"): 900, events.ClassicClaim(0.013, 0.85): 700},
         {},
         [],
     ),
     "screening clipped": (
-        SGM | SCREENING,
+        SGM | SCREENING | OWN_TEST,
         {events.ScreenedStep(0.013, 0.85, 0.3, ACCEPTED, "clipped"): 700, **cap(ACCEPTED, 700, 0.2)}
         | {events.ClassicClaim(0.013, 0.85): 700},
         {},

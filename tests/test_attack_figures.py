@@ -359,7 +359,7 @@ def test_guesses_are_counted_on_both_sides():
     assert judge((members, others), (others[:20], others), 0) == Tally(30, 50)
 
 
-PRICED = {"dpsgd": (), "dpsur": ("--accounting=visible",), "dpis": ()}
+PRICED = {"dpsgd": (), "dpsur": ("--dpsur-accounting=visible",), "dpis": ()}
 
 
 @pytest.mark.parametrize("mechanism", PRICED)
@@ -392,8 +392,10 @@ def test_at_a_given_noise_training_ends_with_the_last_round_that_the_budget_pays
 
 @pytest.mark.parametrize("accounting", ["visible", "selective", "every-trial"])
 def test_the_papers_epsilon_is_that_of_the_steps_that_were_accepted(accounting, monkeypatch):
-    flags = f"--mechanism=dpsur --accounting={accounting} --noise-multiplier=2 --epsilon=none --delta=1e-4 --rounds=2"
-    job, ends = build(parse([*flags.split(), "--steps=20", "--batch-size=20"]).configs[0]), []
+    flags = (
+        f"--mechanism=dpsur --dpsur-accounting={accounting} --noise-multiplier=2 --epsilon=none --delta=1e-4 --rounds=2"
+    )
+    job, ends = build(parse([*flags.split(), "--rounds=2", "--steps=20", "--batch-size=20"]).configs[0]), []
     real = trainings.local_round
     monkeypatch.setattr(trainings, "local_round", lambda *given: ends.append(real(*given)) or ends[-1])
     found = train(job, [np.arange(90), np.arange(300)], seed_key(0))

@@ -45,7 +45,7 @@ def test_the_lower_bound_stands_below_the_certified_epsilon_of_the_ledger(tmp_pa
 
 
 def test_without_privacy_every_guess_is_right(tmp_path):
-    found = audited(tmp_path, "--clients", "1", "--mechanism", "none", "--epsilon", "none", "--canaries", "200")
+    found = audited(tmp_path, "--clients", "1", "--mechanism", "none", "--canaries", "200")
     assert found["right"] == found["guesses"] >= 100 and found["epsilon_lower"] > 3
     assert found["epsilon_certified"] is found["epsilon_published"] is None
 
@@ -56,7 +56,7 @@ def test_with_much_noise_nothing_is_found(tmp_path):
 
 
 def test_the_black_box_sees_the_final_model_only(tmp_path):
-    flags = ("--clients=1", "--mechanism=none", "--epsilon=none", "--black-box", "--rounds=30", "--lr=2", "--model=mlp")
+    flags = ("--clients=1", "--mechanism=none", "--black-box", "--rounds=30", "--lr=2", "--model=mlp")
     found = audited(tmp_path, *flags)
     assert found["view"] == "black-box" and found["epsilon_lower"] > 0
 
@@ -112,7 +112,7 @@ def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
 @pytest.mark.parametrize("view", ["white-box", "black-box"])
 def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
     """And its bounds are at that confidence, shared by the choices, and at the run's delta."""
-    flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--epsilon=none", "--delta=1e-3", f"--{view}")
+    flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--delta=1e-3", f"--{view}")
     found = audited(tmp_path, *flags, "--confidence=0.8", "--canaries=90")
     assert (found["view"], found["confidence"], found["canaries"], found["delta"]) == (view, 0.8, 90, 1e-3)
     counts = found["guesses"], found["right"], found["canaries"]

@@ -33,7 +33,7 @@ def settings(folder: Path, **given: object) -> config.Config:
     x, y = rng.normal(3.0, 2.0, size=(160, 40)).astype(np.float32), np.arange(160) % 3
     np.savez(folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
     own = {"dataset": str(folder / "records.npz"), "out": str(folder), "name": "a"}
-    return config.load(None, GIVEN | own | given)
+    return config.load(None, GIVEN | own | given, lenient=config.SETTINGS)
 
 
 def test_the_black_box_attacker_compares_losses_of_the_records_as_they_were_trained_on(tmp_path):

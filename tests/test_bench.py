@@ -42,10 +42,10 @@ paper_cells = {{ 8 = ["dpis-ccs-2022/table-2/MNIST/k", "screening-2022/table-3/M
 SECOND = """
 [[rows]]
 name = "DPSUR, beta 0"
-settings = { mechanism = "dpsur", validation_rate = 0.2 }
-cells = { 2 = { beta = 0.5 } }
-certified = { accounting = "every-trial" }
-published = { accounting = "selective" }
+settings = { mechanism = "dpsur", dpsur_validation_rate = 0.2 }
+cells = { 2 = { dpsur_beta = 0.5 } }
+certified = { dpsur_accounting = "every-trial" }
+published = { dpsur_accounting = "selective" }
 """
 
 
@@ -114,9 +114,9 @@ def test_settings_go_over_each_other_from_the_recipe_to_the_cell(tmp_path, recor
         runs = plan(small, tmp_path, budget, [4], {"rounds": 9})
         by_name = {run.folder.name: run.config for run in runs}
         first, second = by_name["dpsur-beta-0_2_seed-4"], by_name["dpsur-beta-0_8_seed-4"]
-        assert (first.dpsur.beta, second.dpsur.beta) == (0.5, -1.0)
+        assert (first.dpsur.dpsur_beta, second.dpsur.dpsur_beta) == (0.5, -1.0)
         assert (first.privacy.epsilon, second.privacy.epsilon) == (2.0, 8.0)
-        assert first.dpsur.accounting == accounting and first.privacy.budget == budget
+        assert first.dpsur.dpsur_accounting == accounting and first.privacy.budget == budget
         assert (first.run.seed, first.rounds.rounds, first.data.clients) == (4, 9, 1)
     many = read(recipe(tmp_path, records, title='clients = "many"\ntitle'))
     assert plan(many, tmp_path, "certified", [0], {})[0].config.data.clients == 100
@@ -133,7 +133,7 @@ def test_the_papers_budget_holds_its_own_column(tmp_path, records):
 
 def test_what_failed_and_what_is_missing_stands_in_its_cell(tmp_path, records, capsys):
     """A cell that diverges stops no other, and its reason is given; a seed that is not there yet is counted."""
-    path, out = recipe(tmp_path, records, SECOND.replace("beta = 0.5", "lr = 1e30")), tmp_path / "out"
+    path, out = recipe(tmp_path, records, SECOND.replace("dpsur_beta = 0.5", "lr = 1e30")), tmp_path / "out"
     lines = run(path, out, expected=1)
     assert [line["state"] for line in lines] == ["done", "done", "failed", "done"]
     assert "DPSUR, beta 0, 2, seed 0: " in (text := (out / "small-certified.md").read_text()) and "diverged" in text

@@ -77,7 +77,11 @@ def test_what_lies_between_searches_is_never_taken_unchecked(jump):
     [
         (Privacy(mechanism="dpsgd", epsilon=4.0, batch_size=16, noise_decay=0.05), None, 9),
         (Privacy(mechanism="dpsgd", epsilon=4.0, batch_size=16, budget="published"), None, 9),
-        (Privacy(mechanism="dpsur", epsilon=4.0, batch_size=16, budget="published"), Dpsur(accounting="selective"), 40),
+        (
+            Privacy(mechanism="dpsur", epsilon=4.0, batch_size=16, budget="published"),
+            Dpsur(dpsur_accounting="selective"),
+            40,
+        ),
         (Privacy(mechanism="dpis", epsilon=4.0, batch_size=16), Dpis(dpis_clip=1.0), 40),
         (Privacy(mechanism="dpagd", epsilon=4.0, batch_size=16), Dpagd(), 40),
     ],

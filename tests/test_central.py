@@ -63,7 +63,7 @@ def summary(folder: Path) -> dict:
 
 CASES = {
     "dpsgd": ("--mechanism=dpsgd", "--batch-size=50", "--epochs=1"),
-    "dpsur": ("--mechanism=dpsur", "--batch-size=50", "--steps=4", "--validation-rate=0.3"),
+    "dpsur": ("--mechanism=dpsur", "--batch-size=50", "--steps=4", "--dpsur-validation-rate=0.3"),
     "dpis": ("--mechanism=dpis", "--sample-rate=0.2", "--steps=5", "--optimizer=adam", "--lr=0.05"),
 }
 AS_ONE = ("--clients=1", "--partition=iid", "--server-lr=1", "--server-momentum=0", "--keep-state", "--groups=1")
@@ -260,7 +260,7 @@ def test_there_must_be_records_left(records):
     "flags",
     [
         ("--mechanism=dpsgd",),
-        ("--mechanism=dpsur", "--accounting=selective", "--validation-rate=0.2"),
+        ("--mechanism=dpsur", "--dpsur-accounting=selective", "--dpsur-validation-rate=0.2"),
         ("--mechanism=dpis",),
         ("--mechanism=dpagd", "--momentum=0"),
         ("--mechanism=screening", "--screening-rate=0.2"),
@@ -284,9 +284,9 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
     flags += (
         "--noise-multiplier=2",
         "--mechanism=dpsur",
-        "--accounting=selective",
-        "--validation-noise=2",
-        "--validation-rate=0.2",
+        "--dpsur-accounting=selective",
+        "--dpsur-validation-noise=2",
+        "--dpsur-validation-rate=0.2",
     )
     folder = run(central.command, tmp_path, "a", *flags, "--budget=published")
     charged, done = ledger.read(folder / "ledger")[0], len(rounds(folder))
@@ -299,7 +299,11 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
 
 @pytest.mark.parametrize(
     ("mechanism", "own"),
-    [("dpsur", Dpsur()), ("dpsur", Dpsur(accounting="every-trial")), ("screening", Screening(screening_data="public"))],
+    [
+        ("dpsur", Dpsur()),
+        ("dpsur", Dpsur(dpsur_accounting="every-trial")),
+        ("screening", Screening(screening_data="public")),
+    ],
 )
 def test_a_length_that_would_follow_from_public_outputs_is_refused(mechanism, own):
     """Epsilon at a moment that the outputs choose would be no guarantee."""

@@ -1,5 +1,6 @@
 """The command line: every flag in both forms, and one clear line for every fault."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -8,7 +9,11 @@ import pytest
 
 from sim.config.configuration import load, save
 from sim.config.fields import SETTINGS
-from sim.config.flags import Request, build_parser, main_guard, parse
+from sim.config.flags import Request, help_text, main_guard, parse
+from sim.config.names import SYNONYMS
+from sim.config.questions import OWN
+from sim.config.topics import COMMON, TOPICS
+from sim.config.use import USES
 
 NAMES = """
     clients dirichlet partition dataset data-dir model mechanism strategy epsilon delta noise-multiplier clip-norm
@@ -30,20 +35,28 @@ def run_dir(tmp_path):
 
 def test_names_that_scripts_rely_on():
     assert {f"--{name}" for name in NAMES.split()} <= {s.flag for s in SETTINGS.values()}
-    assert {"--config", "--resume"} <= set(build_parser("prog", "").format_help().replace(",", " ").split())
+    assert {"--config", "--resume"} <= flags_of(help_text("prog", ""))
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda s: s.name)
 def test_both_forms_of_a_flag(setting):
+    needs = {SETTINGS[need.setting]: need.values[0] for need in USES.get(setting.name, ((),))[0]}
+    used = [
+        f"{other.flag}={other.unset if value is None else value}"
+        for other, value in needs.items()
+        if value is not False
+    ]
     if setting.kind is bool:
         off = setting.flag.replace("--", "--no-")
-        assert [ask(flag).config.value(setting.name) for flag in (setting.flag, off)] == [True, False]
+        assert [ask(*used, flag).config.value(setting.name) for flag in (setting.flag, off)] == [True, False]
         return
     texts = {int: "3", float: "0.25", str: setting.choices[-1] if setting.choices else "text"}
-    spaced, joined = ask(setting.flag, texts[setting.kind]), ask(f"{setting.flag}={texts[setting.kind]}")
+    spaced, joined = (
+        ask(*used, *flag) for flag in ((setting.flag, texts[setting.kind]), (f"{setting.flag}={texts[setting.kind]}",))
+    )
     assert spaced == joined
     assert str(spaced.config.value(setting.name)) == texts[setting.kind]
-    assert spaced.given == {setting.name}
+    assert setting.name in spaced.given
 
 
 @pytest.mark.parametrize(
@@ -55,15 +68,99 @@ def test_a_text_is_unset_by_an_empty_one(word, value):
     assert [request.config.value(name) for name in request.given] == [value]
 
 
-def test_help_has_every_flag_with_its_default():
-    text = " ".join(build_parser("prog", "").format_help().split())
-    assert all(f"{setting.flag} " in text or f"{setting.flag}," in text for setting in SETTINGS.values())
+def flags_of(text: str) -> set[str]:
+    """The flags that a help lists, each at the beginning of a line."""
+    return set(re.findall(r"^  (?:-h [^-]*)?(--[a-z0-9-]+)", text, re.M))
+
+
+def shown(capsys, *argv: str, **others) -> str:
+    with pytest.raises(SystemExit) as caught:
+        parse(argv, "prog", "What it does.", **others)
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_of_all_has_every_flag_with_its_default(capsys):
+    text = shown(capsys, "--help", "all")
+    assert {setting.flag for setting in SETTINGS.values()} <= flags_of(text)
+    text = " ".join(text.split())
     assert "(default: 100)" in text and "(default: off)" in text and "[privacy]" in text
+
+
+@pytest.mark.parametrize("others", [{}, {"central": True}, {"own": OWN}], ids=["run", "central", "account"])
+def test_help_has_what_everybody_needs_and_how_to_see_the_rest(capsys, others):
+    text = shown(capsys, "--clients", "3", "--help", **others)
+    assert 30 <= len(flags_of(text)) <= 60
+    assert {"--config", "--resume", "--help", "--mechanism", "--epsilon", "--rounds", "--lr"} <= flags_of(text)
+    assert flags_of(text) >= set(others.get("own", ()))
+    assert all(f" {topic}" in " ".join(text.partition("More flags: --help TOPIC")[2].split()) for topic in TOPICS)
+    assert text == shown(capsys, "-h", **others)
+
+
+def test_every_flag_is_in_the_help_of_a_topic_and_the_common_ones_are_in_use():
+    """What everybody sees works by default, but for what a partition or a strategy of another name needs."""
+    assert set().union(*(names for topic, names in TOPICS.items() if topic != "all")) == set(SETTINGS) == TOPICS["all"]
+    assert set(SETTINGS) > COMMON and not COMMON & (USES.keys() - {"dirichlet", "shards_per_client"} - PRIVACY)
+
+
+PRIVACY = {"epsilon", "delta", "budget", "noise_multiplier", "clip_norm", "clipping"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("dpsur", [s.flag for s in SETTINGS.values() if s.table == "dpsur"]),
+        ("dpis", [s.flag for s in SETTINGS.values() if s.table == "dpis"]),
+        ("fedfed", [s.flag for s in SETTINGS.values() if s.table == "fedfed"]),
+        ("ray", ["--ray-address", "--cpus-per-worker", "--gpus-per-worker"]),
+        ("fedadagrad", ["--server-tau"]),
+        ("fedyogi", ["--server-beta2", "--server-tau"]),
+        ("fedprox", ["--proximal-mu"]),
+        ("imdb", ["--word-vectors", "--train-embedding"]),
+    ],
+)
+def test_help_of_a_part_has_its_own_flags(capsys, topic, expected):
+    assert flags_of(shown(capsys, "--help", topic)) == set(expected) == flags_of(shown(capsys, f"--help={topic}"))
+
+
+@pytest.mark.parametrize(
+    ("topic", "central", "parts"),
+    [
+        ("dpsurr", False, ["--help dpsurr", "did you mean dpsur?", "fedprox"]),
+        ("fedfed", True, ["one client", "sim.run"]),
+    ],
+)
+def test_a_topic_that_is_none_is_one_line(capsys, topic, central, parts):
+    assert main_guard(lambda argv: parse(argv, "prog", "", central=central), ["--help", topic]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and all(part in err for part in parts)
+
+
+def test_a_synonym_is_no_flag_and_means_one():
+    flags = {s.flag[2:] for s in SETTINGS.values()} | {"config", "resume", "preset"}
+    assert set(SYNONYMS.values()) <= flags and not flags & SYNONYMS.keys()
+    assert len(SYNONYMS) > 100
+
+
+@pytest.mark.parametrize(
+    ("word", "flag"),
+    [
+        *((f"--{word}", f"--{flag}") for word, flag in SYNONYMS.items()),
+        *((f"--{setting.name}", setting.flag) for setting in SETTINGS.values() if "_" in setting.name),
+        ("--Learning_Rate", "--lr"),
+        ("--max_grad_norm=1", "--clip-norm"),
+    ],
+)
+def test_what_the_field_says_is_understood_but_not_obeyed(word, flag):
+    with pytest.raises(ValueError, match=f"^unknown flag {word.partition('=')[0]}; did you mean {flag}\\?$"):
+        ask(word, "3")
+    with pytest.raises(ValueError, match=f"did you mean {flag}"):
+        parse([word], "prog", "", central=True)
 
 
 @pytest.mark.parametrize(("central", "words"), [(True, "default: 256; mnist: 1024"), (False, "default: none)")])
 def test_help_has_the_defaults_of_one_client_or_of_many(central, words):
-    said = " ".join(build_parser("prog", "", central).format_help().split())
+    said = " ".join(help_text("prog", "", central).split())
     assert words in said.partition("--batch-size INT ")[2].partition("--clipping")[0]
 
 

@@ -29,29 +29,29 @@ def own_plan(steps: int = 2, rounds: int = 30, **own) -> DpsurPlan:
 
 
 def test_claims_with_equal_parameters_are_both_counted():
-    assert own_plan(validation_rate=0.1, validation_noise=3.0).claims(10, 1) == {PaperClaim(0.1, 3.0): 20}
+    assert own_plan(dpsur_validation_rate=0.1, dpsur_validation_noise=3.0).claims(10, 1) == {PaperClaim(0.1, 3.0): 20}
 
 
 def test_the_cap_is_the_smallest_that_its_share_of_delta_allows():
-    plan = own_plan(accounting="selective", validation_noise=1.2, cap_share=0.2)
+    plan = own_plan(dpsur_accounting="selective", dpsur_validation_noise=1.2, dpsur_cap_share=0.2)
     lowest = norm.cdf(-2 / 2.4)
     assert 60 * (1 - lowest) ** plan.most_rejections <= 0.2 * 1e-5 < 60 * (1 - lowest) ** (plan.most_rejections - 1)
     assert plan.acceptance.lowest == pytest.approx(lowest)
-    assert [own_plan(accounting=a).most_rejections for a in ("visible", "every-trial")] == [0, 0]
+    assert [own_plan(dpsur_accounting=a).most_rejections for a in ("visible", "every-trial")] == [0, 0]
 
 
 def test_a_test_that_hardly_ever_accepts_has_no_cap():
     with pytest.raises(ValueError, match="test more gently"):
-        own_plan(accounting="selective", validation_noise=0.1)
-    hopeless = own_plan(accounting="selective", validation_noise=None)
+        own_plan(dpsur_accounting="selective", dpsur_validation_noise=0.1)
+    hopeless = own_plan(dpsur_accounting="selective", dpsur_validation_noise=None)
     assert hopeless.validation_noise == 9.0
-    search = DpsurPlan.of(Terms(Privacy(), Dpsur(accounting="selective"), 1, 1, 9), 0.01)
+    search = DpsurPlan.of(Terms(Privacy(), Dpsur(dpsur_accounting="selective"), 1, 1, 9), 0.01)
     assert epsilon(search.round_charges(1), 1e-5).epsilon == math.inf
 
 
 @pytest.mark.parametrize("accounting", ["visible", "every-trial"])
 def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards(accounting):
-    plan = own_plan(steps=6, accounting=accounting, validation_rate=0.3)
+    plan = own_plan(steps=6, dpsur_accounting=accounting, dpsur_validation_rate=0.3)
     step = DpsurStep(0.1, 3.0, 0.3, 9.0, -1.0, accounting)
     assert plan.round_charges(1) == {step: 6}
     world = cohort([plan] * 3)
@@ -64,7 +64,7 @@ def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_af
 
 def test_accepted_steps_are_claimed_at_the_noise_of_their_round():
     """In the third round of clients whose noise falls. Kills the claims of a first round."""
-    own = Dpsur(validation_rate=0.3, validation_noise=9.0)
+    own = Dpsur(dpsur_validation_rate=0.3, dpsur_validation_noise=9.0)
     plan = DpsurPlan.of(Terms(Privacy(sample_rate=0.1, noise_decay=0.5), own, 6, 3, 9), 3.0)
     world = cohort([plan] * 3, nth=3)
     claims = [paid for paid in DPSUR.realized(world, local_round(DPSUR, world, start(model()))) if paid]
@@ -73,7 +73,7 @@ def test_accepted_steps_are_claimed_at_the_noise_of_their_round():
 
 
 def test_where_rejections_are_hidden_nothing_tells_them():
-    plan = own_plan(steps=6, accounting="selective", validation_rate=0.1, validation_noise=3.0)
+    plan = own_plan(steps=6, dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=3.0)
     step, cap = DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective"), TrialCap(plan.acceptance.lowest, plan.most_rejections)
     assert plan.round_charges(1) == {step: 6, cap: 6, PaperClaim(0.1, 3.0): 12}
     world = cohort([plan] * 3)
@@ -98,7 +98,7 @@ def test_the_cap_is_paid_out_of_delta():
 
 def test_a_calibrated_plan_meets_its_target():
     privacy = Privacy(mechanism="dpsur", epsilon=3.0, delta=1e-5)
-    plan = plan_table(privacy, Dpsur(accounting="selective"), 1, 3, np.array([9])).of(0)
+    plan = plan_table(privacy, Dpsur(dpsur_accounting="selective"), 1, 3, np.array([9])).of(0)
     assert plan.validation_noise == 3 * plan.noise_multiplier
     assert 0.99 * 3.0 < epsilon(planned(plan, 3), 1e-5).epsilon <= 3.0
 
@@ -106,8 +106,8 @@ def test_a_calibrated_plan_meets_its_target():
 @pytest.mark.parametrize("accounting", ["every-trial", "selective"])
 def test_a_run_and_its_ledger_agree(accounting, tmp_path, capsys):
     words = "--mechanism dpsur --engine inline --rounds 3 --clients 8 --steps 2 --noise-multiplier 5 --quiet --name run"
-    rates = "--sample-rate 0.2 --validation-rate 0.2"
-    command([*words.split(), *rates.split(), "--accounting", accounting, "--out", str(tmp_path)])
+    rates = "--sample-rate 0.2 --dpsur-validation-rate 0.2"
+    command([*words.split(), *rates.split(), "--dpsur-accounting", accounting, "--out", str(tmp_path)])
     capsys.readouterr()
     assert main_guard(account.command, ["--ledger", str(tmp_path / "run"), "--json"]) == 0
     clients = json.loads(capsys.readouterr().out)["clients"]

@@ -235,7 +235,7 @@ def small_plans(mechanism: str) -> list:
     from mechanisms.registry import plan_table
     from mechanisms.settings import DpHero, Dpsur, Privacy
 
-    own = {"dpsur": Dpsur(beta=30.0), "dphero": DpHero()}.get(mechanism)
+    own = {"dpsur": Dpsur(dpsur_beta=30.0), "dphero": DpHero()}.get(mechanism)
     privacy = Privacy(mechanism=mechanism, noise_multiplier=1.0, epsilon=None)
     table = plan_table(privacy, own, np.array([3, 3]), 1, np.array([8, 12]))
     return [table.of(0), table.of(1)]

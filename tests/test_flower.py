@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -33,7 +35,6 @@ from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge
 from server.app import exchange_over, find_groups
 from sim import account, app, start
-from sim.config.fields import SETTINGS
 from sim.config.flags import main_guard, parse
 from tests.processes import wait_for
 
@@ -44,11 +45,17 @@ CONFIG = PROJECT["tool"]["flwr"]["app"]["config"]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation", "flwr-serverapp")
 
-DECIDED_BY_FLOWER = {"engine", "workers", "groups", "ray_address", "cpus_per_worker", "gpus_per_worker"}
 ROUNDS = 2
 SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
 
 MISSING = [command for command in COMMANDS if shutil.which(command, path=PATH) is None]
+
+
+def words(given: Mapping[str, object]) -> list[str]:
+    """The command line that gives these flags."""
+    switches = {True: "--{}", False: "--no-{}"}
+    form = {name: switches[v] if isinstance(v, bool) else f"--{{}}={v}" for name, v in given.items()}
+    return [form[name].format(name.replace("_", "-")) for name in given]
 
 
 class Flower:
@@ -78,9 +85,9 @@ class Flower:
             )
         self.started.append(started)
 
-    def run(self, connection: str, *flags: str, **config: object) -> str:
+    def run(self, connection: str, *flags: str, **given: object) -> str:
         """What ``flwr run`` printed, the run's log included."""
-        line = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        line = f"{app.FLAGS}={json.dumps(shlex.join(words(given)))}"
         command = ["flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line]
         done = subprocess.run(
             command, cwd=self.home, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -165,7 +172,7 @@ def settings(tmp_path_factory) -> dict:
 def reference(tmp_path_factory, settings) -> Path:
     """The same run by ``python -m sim.run --engine inline``."""
     out = tmp_path_factory.mktemp("reference")
-    line = app.flags(settings | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
+    line = words(settings | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
     return start.train(parse(line, "", ""))
 
 
@@ -297,7 +304,7 @@ def place(group: int, groups: int = 2) -> dict:
 
 
 def serve(grid: Grid, **config: object) -> None:
-    context = Context(1, 0, {}, RecordDict(), CONFIG | {name.replace("_", "-"): v for name, v in config.items()})
+    context = Context(1, 0, {}, RecordDict(), CONFIG | {app.FLAGS: shlex.join(words(config))})
     app.server(grid=grid, context=context)
 
 
@@ -365,7 +372,7 @@ def test_a_group_may_wander_between_processes(tmp_path, settings, given):
     lasting = settings | {"rounds": 4, "clients": 4} | given
     lasting |= {"out": str(tmp_path), "quiet": True}
     inline = {"engine": "inline", "groups": 2, "name": "inline"}
-    start.train(parse(app.flags(lasting | inline), "", ""))
+    start.train(parse(words(lasting | inline), "", ""))
     there = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("there", app.__file__))
     spec.loader.exec_module(there)
     serve(LocalGrid({4: place(0), 8: place(1)}, app.client, app.client, there.client), **lasting, name="local")
@@ -402,6 +409,9 @@ def test_a_resumed_run_needs_a_node_for_each_group(tmp_path, reference):
         ({"clients": 20.0}, "clients is '20.0'; it must be an integer"),
         ({"clients": "ten"}, "clients is 'ten'; it must be an integer"),
         ({"release": "false"}, "release"),
+        ({"workers": 2}, "workers is 2, but Flower decides that: leave workers out"),
+        ({"gpus_per_worker": "none"}, "gpus_per_worker is None, but Flower decides that"),
+        ({"dpsur_beta": 3}, "dpsur_beta is 3.0, which mechanism = dpsgd does not use"),
         ({"clients": False}, "unknown flag --no-clients"),
         ({"dataset": "digit"}, "dataset = 'digit' is unknown: did you mean 'digits'?"),
         ({"model": "perceptron"}, "perceptron"),
@@ -486,25 +496,28 @@ def test_every_claim_of_a_client_survives_the_journey():
     assert merge(*(paid for _, paid in decode_upload(encode_upload(upload)).realized)) == charges
 
 
-def test_the_run_configuration_has_the_flags_of_the_command():
-    known = {setting.flag[2:] for setting in SETTINGS.values() if setting.name not in DECIDED_BY_FLOWER}
-    assert set(CONFIG) == known | {"config", "resume", "preset"}, (
-        "bring [tool.flwr.app.config] of pyproject.toml up to date"
-    )
-    assert set(CONFIG.values()) == {""}
-    assert parse(app.flags(CONFIG), "", "") == parse([], "", "")
+def test_the_run_configuration_is_one_command_line():
+    assert CONFIG == {app.FLAGS: ""}
+    assert app.flags(CONFIG) == app.flags({}) == []
+    line = {app.FLAGS: """--clients 7 --out 'a folder' --name=""" + "''"}
+    assert app.flags(line) == ["--clients", "7", "--out", "a folder", "--name="]
 
 
-def test_values_are_those_of_the_flags():
-    config = {"clients": 7, "epsilon": 1, "delta": 1e-6, "dataset": "mnist", "release": True, "quiet": False}
-    line = "--clients 7 --epsilon 1 --delta 1e-6 --dataset mnist --release --no-quiet"
-    assert parse(app.flags(CONFIG | config), "", "") == parse(line.split(), "", "")
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"clients": 20}, """clients = 20 is no key of the run configuration, which is one command line: give """),
+        ({app.FLAGS: "--out 'a folder"}, "is no command line (No closing quotation)"),
+    ],
+)
+def test_what_is_no_command_line_is_refused(config, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        app.flags(CONFIG | config)
 
 
 def test_the_documented_run_configurations_are_valid():
     lines = re.findall(r"--run-config '([^']*)'", (ROOT / "docs" / "flower.md").read_text())
     assert len(lines) >= 3
-    for line in lines:
-        config = tomllib.loads("\n".join(re.findall(r'[^\s=]+=(?:"[^"]*"|\S+)', line)))
-        assert config.keys() <= CONFIG.keys()
-        parse(app.flags({name: value for name, value in config.items() if name != "resume"}), "", "")
+    for config in (parse_config_args([line]) for line in lines):
+        assert config.keys() == CONFIG.keys()
+        parse([word for word in app.flags(config) if not word.startswith(("--resume", "/"))], "", "")

@@ -32,7 +32,7 @@ def built(folder: Path, **given: object) -> Job:
     x, y = rng.normal(size=(RECORDS + TESTS, 4)).astype(np.float32), rng.permutation(np.arange(RECORDS + TESTS) % 3)
     folder.mkdir(exist_ok=True)
     np.savez(folder / "records.npz", x=x[TESTS:], y=y[TESTS:], x_test=x[:TESTS], y_test=y[:TESTS])
-    return build(config.load(None, UNLIKE | {"dataset": str(folder / "records.npz")} | given))
+    return build(config.load(None, UNLIKE | {"dataset": str(folder / "records.npz")} | given, lenient=config.SETTINGS))
 
 
 def parameters(module: torch.nn.Module) -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_the_budget_is_planned_for_the_rounds_that_a_client_takes_part_in(tmp_pa
     [
         (
             "dpsur",
-            {"beta": -2.5, "validation_rate": 0.3},
+            {"dpsur_beta": -2.5, "dpsur_validation_rate": 0.3},
             lambda plan: (plan.beta, plan.validation_rate) == (-2.5, 0.3),
         ),
         ("dpis", {"dpis_slack": 3.5, "sample_rate": 0.5}, lambda plan: plan.own.dpis_slack == 3.5),

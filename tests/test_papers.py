@@ -285,11 +285,11 @@ def test_a_reference_that_leads_nowhere_says_so(reference, part):
 
 
 def test_settings_come_from_rows_by_symbol_by_column_and_by_share():
-    assert papers.settings([f"{DPSUR}/table-1/IMDb"], "2") == {"validation_noise": 1.2}
+    assert papers.settings([f"{DPSUR}/table-1/IMDb"], "2") == {"dpsur_validation_noise": 1.2}
     assert papers.settings([f"{DPSUR}/table-1/IMDb"], "0.5") == {}
     assert papers.settings([f"{DPSUR}/section-6.1.3/IMDb"], "2") == {
         "optimizer": "adam",
-        "validation_rate": 128 / 25_000,
+        "dpsur_validation_rate": 128 / 25_000,
     }
     both = papers.settings([f"{DPIS}/table-2/FMNIST", f"{DPIS}/table-2/IMDb"], "1")
     assert both == {"dpis_slack": 3.0, "dpis_first_phase": 0.8, "dpis_clip": 1.0}

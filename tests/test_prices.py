@@ -25,7 +25,7 @@ RUNS = {
     "dpsgd distill": "--strategy fedfed --shared-source distilled --distill-rounds 2",
     "dpsgd fraction": "--max-participations 2 --noise-multiplier 9",
     "dpsur": "--mechanism dpsur",
-    "dpsur selective": "--mechanism dpsur --accounting selective --validation-noise 2",
+    "dpsur selective": "--mechanism dpsur --dpsur-accounting selective --dpsur-validation-noise 2",
     "dpis": "--mechanism dpis",
     "dphero": "--mechanism dphero --hero-clipping isotropic --hero-floor 0.4",
     "screening": "--mechanism screening",

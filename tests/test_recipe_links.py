@@ -64,16 +64,26 @@ def test_a_path_is_the_epsilon_and_the_accuracy_of_each_round(tmp_path, records)
 
 
 def test_a_row_that_is_like_a_cell_has_its_settings_below_its_own(tmp_path, records):
-    like = '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR/3"\nsettings = { beta = 0.5 }\n'
+    like = '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR/3"\nsettings = { dpsur_beta = 0.5 }\n'
     by_column = '\n[[rows]]\nname = "B"\nlike = "mnist-scattering/DPSUR"\n'
     theirs = {(c.row, c.column): c.settings for c in cells(read_project("mnist-scattering"), "published")}
     ours = {(c.row, c.column): c.settings for c in cells(read(written(tmp_path, records, like)), "published")}
-    taken = theirs["DPSUR", "3"] | {"dataset": records, "rounds": 3, "batch_size": 60, "epsilon": 8.0, "beta": 0.5}
-    assert ours["A", "8"] == taken and ours["A", "8"]["accounting"] == "selective"
+    taken = theirs["DPSUR", "3"] | {
+        "dataset": records,
+        "rounds": 3,
+        "batch_size": 60,
+        "epsilon": 8.0,
+        "dpsur_beta": 0.5,
+    }
+    assert ours["A", "8"] == taken and ours["A", "8"]["dpsur_accounting"] == "selective"
     small = read(written(tmp_path, records, by_column.replace('"B"', '"B"\ncolumns = ["2"]')))
     (other,) = (c.settings for c in cells(small, "certified") if c.row == "B")
-    assert other["validation_noise"] == theirs["DPSUR", "2"]["validation_noise"] != taken["validation_noise"]
-    assert other["accounting"] == "visible"
+    assert (
+        other["dpsur_validation_noise"]
+        == theirs["DPSUR", "2"]["dpsur_validation_noise"]
+        != taken["dpsur_validation_noise"]
+    )
+    assert other["dpsur_accounting"] == "visible"
 
 
 def test_what_a_row_follows_lies_above_its_column_and_below_its_own_settings(tmp_path, records):
@@ -125,7 +135,7 @@ def test_a_preset_is_the_cell_of_its_recipe(name):
 def test_file_and_flags_go_over_a_preset_and_it_over_the_data_set(tmp_path):
     (tmp_path / "own.toml").write_text("[local]\nlr = 0.7\nmomentum = 0.5\n")
     plain = config("--preset=dpsur-pvldb-mnist", "--epsilon=2.5")
-    assert (plain.local.lr, plain.privacy.epsilon, plain.dpsur.validation_noise) == (2.0, 2.5, 0.9)
+    assert (plain.local.lr, plain.privacy.epsilon, plain.dpsur.dpsur_validation_noise) == (2.0, 2.5, 0.9)
     over = config("--preset=dpsur-pvldb-mnist", "--config", str(tmp_path / "own.toml"), "--momentum=0.1", "--epochs=1")
     assert (over.local.lr, over.local.momentum, over.local.epochs, over.local.steps) == (0.7, 0.1, 1.0, None)
     assert over.data.features == "scattering" and over.data.model == "cnn-scattering"

@@ -18,7 +18,7 @@ COMMON = (
     "--dataset data.npz --model linear --partition iid --clients 4 --groups 1 --rounds 2 --engine inline --quiet "
     "--sample-rate 0.3 --out runs --name run"
 )
-DPSUR = "--mechanism dpsur --noise-multiplier 5 --validation-noise 8 --steps 2 --accounting selective"
+DPSUR = "--mechanism dpsur --noise-multiplier 5 --dpsur-validation-noise 8 --steps 2 --dpsur-accounting selective"
 SCREENING = "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 --steps 2"
 RUNS = {
     "dpsgd": "",

@@ -25,7 +25,10 @@ ROOT = Path(__file__).parent.parent
 def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
     """A handmade run directory of three finished rounds."""
     folder.mkdir()
-    save(load(None, {"clients": clients, "mechanism": mechanism, "rounds": 3, **settings}), folder / "config.toml")
+    save(
+        load(None, {"clients": clients, "mechanism": mechanism, "rounds": 3, **settings}, lenient=settings),
+        folder / "config.toml",
+    )
     counts = np.random.default_rng(0).integers(0, 9, (clients, 4))
     np.savez(folder / "partition.npz", sizes=counts.sum(axis=1), counts=counts)
     spent = [math.inf if mechanism == "none" else 2.5 * n for n in (1, 2, 3)]

@@ -29,8 +29,13 @@ COMMON = ["--clients=7", "--partition=quantity", "--dirichlet=0.7", "--min-recor
 COMMON += ["--rounds=6", "--fraction=0.6", f"--delta={DELTA}", "--seed=2", "--engine=inline", "--quiet"]
 RUNS = {
     "calibrated": ["--epsilon=6", "--max-participations=4", "--rounds=9", "--validation-records=30"],
-    "dpsur": ["--mechanism=dpsur", "--noise-multiplier=3", "--epsilon=3", "--validation-rate=0.3"],
-    "the paper's budget": ["--mechanism=dpsur", "--accounting=selective", "--noise-multiplier=1.5", "--epsilon=6"],
+    "dpsur": ["--mechanism=dpsur", "--noise-multiplier=3", "--epsilon=3", "--dpsur-validation-rate=0.3"],
+    "the paper's budget": [
+        "--mechanism=dpsur",
+        "--dpsur-accounting=selective",
+        "--noise-multiplier=1.5",
+        "--epsilon=6",
+    ],
     "a release": ["--release", "--noise-multiplier=2", "--epsilon=4"],
 }
 RUNS["the paper's budget"].append("--budget=published")
@@ -191,7 +196,7 @@ def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, ca
     """One client: the certified figure above the claim, its own noise, its own order, no other's."""
     monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
     flags = ["--mechanism=dpsur", "--epsilon=3", f"--delta={DELTA}", "--rounds=3", "--steps=2", "--batch-size=50"]
-    command = [f"--dataset={records}", *flags, "--validation-rate=0.1", f"--out={tmp_path}", "--name=alone"]
+    command = [f"--dataset={records}", *flags, "--dpsur-validation-rate=0.1", f"--out={tmp_path}", "--name=alone"]
     assert main_guard(central.command, command) == 0
     shown = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
     shown = {name: text.strip() for name, text in shown.items()}

@@ -31,7 +31,7 @@ class Before:
 
 
 def plan(public: bool = False, **given: object) -> Before | None:
-    outlook = Outlook(config.load(None, GIVEN | given), SHAPE, np.array([20, 30]), public)
+    outlook = Outlook(config.load(None, GIVEN | given, lenient=config.SETTINGS), SHAPE, np.array([20, 30]), public)
     tables, costs = {}, {}
     for phase in course.BEFORE:
         if (table := phase.plan(outlook, costs)) is not None:

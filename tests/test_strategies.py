@@ -234,7 +234,7 @@ def test_the_guide_leads_every_mechanism(tmp_path, monkeypatch, mechanism):
     """A guide that answers 0 keeps every client where it is."""
     still = lambda around: lambda params, gradient: torch.zeros_like(gradient)  # noqa: E731
     monkeypatch.setitem(STRATEGIES, "fedavg", lambda settings: replace(fedavg.fedavg(settings), guide=still))
-    one = world(tmp_path, mechanism=mechanism, accounting="visible")
+    one = world(tmp_path, mechanism=mechanism)
     assert one.run().now.params.tobytes() == training.federation(one.job).initial.tobytes()
 
 

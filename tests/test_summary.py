@@ -23,9 +23,9 @@ from sim.start import train
 
 FLAGS = (
     "--clients=6 --rounds=6 --engine=inline --quiet --model=linear --dirichlet=0.3 --min-records=3 --batch-size=3 "
-    "--mechanism=dpsur --noise-multiplier=5 --validation-noise=8 --steps=2 --accounting=selective --delta=1e-4 "
-    "--fraction=0.5 --epsilon=3 --evaluate-every=1 --evaluate-on=validation --validation-records=40 --seed=3 "
-    "--keep-checkpoints=3"
+    "--mechanism=dpsur --noise-multiplier=5 --dpsur-validation-noise=8 --steps=2 --dpsur-accounting=selective "
+    "--delta=1e-4 --fraction=0.5 --epsilon=3 --evaluate-every=1 --evaluate-on=validation --validation-records=40 "
+    "--seed=3 --keep-checkpoints=3"
 )
 
 

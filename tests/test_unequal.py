@@ -120,7 +120,7 @@ def test_a_fraction_is_one_of_all_clients_however_many_have_retired(tmp_path):
 
 def test_a_target_for_what_papers_claim_bounds_that_column(tmp_path):
     """One that pays for a round in one of the columns alone. Kills a column that is forgotten on the way."""
-    given = {"mechanism": "dpsur", "accounting": "every-trial", "noise_multiplier": 2.0, "epsilon": None}
+    given = {"mechanism": "dpsur", "dpsur_accounting": "every-trial", "noise_multiplier": 2.0, "epsilon": None}
     world = World(tmp_path, given)
     once = {c: epsilon(planned(world.job.plans.of(0), 1), DELTA, c).epsilon for c in ("certified", "published")}
     federation = replace(training.federation(world.job), target=sum(once.values()) / 2)
@@ -132,7 +132,9 @@ def test_a_target_for_what_papers_claim_bounds_that_column(tmp_path):
 
 def test_what_is_settled_after_a_round_counts(tmp_path):
     """Claims for accepted steps are in the figures of the round, and in those of a run that goes on."""
-    world = World(tmp_path, {"mechanism": "dpsur", "noise_multiplier": 2.0, "epsilon": None, "rounds": 2, "beta": 1.0})
+    world = World(
+        tmp_path, {"mechanism": "dpsur", "noise_multiplier": 2.0, "epsilon": None, "rounds": 2, "dpsur_beta": 1.0}
+    )
     standing, records, _ = watched(world)
     paid = ledger.read(tmp_path / "ledger")
     published = [epsilon(paid[client], DELTA, "published").epsilon for client in range(10)]

@@ -39,7 +39,8 @@ class World(ABC):
         x, y = np.random.default_rng(0).normal(size=(RECORDS, 4)), np.arange(RECORDS) % 3
         self.folder.mkdir(parents=True, exist_ok=True)
         np.savez(self.folder / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
-        return build(config.load(None, {"dataset": str(self.folder / "records.npz")} | self.settings | self.given))
+        given = {"dataset": str(self.folder / "records.npz")} | self.settings | self.given
+        return build(config.load(None, given, lenient=config.SETTINGS))
 
     def exchange(self, folder: Path, crash: tuple[int, int] | None) -> Exchange:
         """With ``crash``, die in that round when that group is asked."""

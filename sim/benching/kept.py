@@ -19,6 +19,7 @@ from sim.benching.papers import PACKAGES
 from sim.benching.recipe import Cell
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS
+from sim.config.names import FORMER
 from sim.config.settings import EXECUTION_ONLY
 
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
@@ -37,9 +38,10 @@ class Result:
 
 
 def digest(config: Config) -> str:
-    """Names all settings that a result depends on."""
-    values = {name: config.value(name) for name in sorted(SETTINGS) if name not in FREE}
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+    """Names all settings that a result depends on, each by its first name: results of earlier versions count."""
+    former = {now: name for name, now in FORMER.items()}
+    values = {former.get(name, name): config.value(name) for name in SETTINGS if name not in FREE}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:

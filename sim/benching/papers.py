@@ -4,9 +4,10 @@
     [records]                             # training records by data set, for ``shares``
     MNIST = 60000
     [table-1]
-    sets = "validation_noise"             # the setting that each number of the table is, or
+    sets = "dpsur_validation_noise"       # the setting that each number of the table is, or
     sets = { k = "dpis_slack" }           # the settings that its symbols are
-    shares = { B_v = "validation_rate" }  # symbols that are numbers of records, and settings that are shares of all
+    # symbols that are numbers of records, and settings that are shares of all:
+    shares = { B_v = "dpsur_validation_rate" }
     [table-1.MNIST]
     3 = 0.9
     [uncertain]

@@ -17,12 +17,14 @@
     follows = ["dpsur-pvldb-2024/table-1/MNIST"]    # settings that papers give (`sim.benching.papers`)
     settings = { mechanism = "dpsur" }
     cells = { 3 = { noise_multiplier = 1.35 } }     # of single cells, by column
-    certified = { accounting = "visible" }          # with that budget alone, or with `published`
+    certified = { dpsur_accounting = "visible" }          # with that budget alone, or with `published`
     paper = ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]    # rows of papers' figures, by column; the first is compared with
     paper_cells = { 3 = ["..."] }                       # figures of single cells
 
     [deviations]                          # from what a paper gives: the setting, or what else, and the reason
     lr = "..."
+
+Of the settings that rows share, a row drops those that are not in use; its own are refused (`sim.config.use`).
 
 A cell's settings are those that it is like, those of the recipe, its column, its row, the budget and the cell, each
 over those before; what is followed lies right below the settings beside it. One client holds all records, unless
@@ -44,7 +46,7 @@ from sim.benching import papers
 from sim.benching.papers import RECIPES, Claim
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS
-from sim.config.names import did_you_mean, suggest
+from sim.config.names import FORMER, did_you_mean, suggest
 
 Values = dict[str, Any]
 
@@ -126,6 +128,7 @@ class Cell:
     Attributes:
         row, column: names.
         settings: by name.
+        own: names of the settings that its row gives; of those it shares with other rows, only some may be in use.
         claims: figures that papers give for it: accuracies in per cent, or with ``reach`` epsilons.
         reach: the accuracy in per cent whose least epsilon is measured; None where the accuracy is.
     """
@@ -135,6 +138,7 @@ class Cell:
     settings: Values
     claims: tuple[Claim, ...] = ()
     reach: float | None = None
+    own: frozenset[str] = frozenset()
 
     @property
     def paper(self) -> float | None:
@@ -150,10 +154,11 @@ class Cell:
         """Its configuration with further settings ``given`` over its own.
 
         Raises:
-            ValueError: a setting is unknown or out of its bounds; the cell is named.
+            ValueError: a setting is unknown or out of its bounds, or one of its row's is not in use; the cell is named.
         """
         try:
-            return load(None, checked(self.settings) | given, central)
+            settings = checked(self.settings) | given
+            return load(None, settings, central, lenient=settings.keys() - (self.own - given.keys()))
         except ValueError as fault:
             raise ValueError(f"{self.label}: {fault}") from None
 
@@ -202,9 +207,10 @@ def cells(recipe: Recipe, budget: str) -> list[Cell]:
             settings: Values = {}
             for layer in layers:
                 settings |= layer
+            own = frozenset(name for layer in layers[-3:] for name in layer)
             references = (*row.paper, *row.paper_cells.get(column.name, ()))
             claims = papers.claims(references, column.name)
-            found.append(Cell(row.name, column.name, settings, claims, column.reach))
+            found.append(Cell(row.name, column.name, settings, claims, column.reach, own))
     return found
 
 
@@ -234,6 +240,7 @@ def checked(settings: Values) -> Values:
     """Settings with what is unset turned into None, as a configuration file has them."""
     for name in settings:
         if name not in SETTINGS:
-            raise ValueError(f"unknown setting {name}{did_you_mean(name, SETTINGS)}")
+            now = f": it is called {FORMER[name]} now" if name in FORMER else did_you_mean(name, SETTINGS)
+            raise ValueError(f"unknown setting {name}{now}")
     unset = {name for name, value in settings.items() if SETTINGS[name].optional and value == SETTINGS[name].unset}
     return {name: None if name in unset else value for name, value in settings.items()}

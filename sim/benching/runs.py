@@ -10,6 +10,7 @@ from sim.benching import kept
 from sim.benching.kept import FREE, Result
 from sim.benching.recipe import Cell, Recipe, Values, cells, slug
 from sim.config.configuration import Config, differences, load
+from sim.config.fields import SETTINGS
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class Run:
         """
         if not self.folder.exists():
             return
-        other = sorted(set(differences(load(self.folder / "config.toml", {}), self.config)) - FREE)
+        other = sorted(set(differences(load(self.folder / "config.toml", {}, lenient=SETTINGS), self.config)) - FREE)
         if other:
             raise ValueError(
                 f"{self.folder} was trained with other settings ({', '.join(other)}): give another --out, or remove it"
@@ -98,7 +99,7 @@ def play(run: Run) -> str:
     from sim.start import train
 
     begun = run.folder.exists()
-    config = load(run.folder / "config.toml", {}) if begun else run.config
+    config = load(run.folder / "config.toml", {}, lenient=SETTINGS) if begun else run.config
     try:
         train(Request(config, run.folder if begun else None, frozenset()))
     except (ValueError, RuntimeError, MemoryError, OSError) as fault:

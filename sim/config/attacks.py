@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.config import flags
-from sim.config.fields import Config
+from sim.config.fields import SETTINGS, Config
 from sim.config.flags import OwnFlags
 from sim.config.names import did_you_mean
 
@@ -78,22 +78,24 @@ def parse(argv: Sequence[str], program: str = PROGRAM) -> Question:
 def _configs(argv: Sequence[str], given: Config, epsilons: str | None) -> tuple[Config, ...]:
     """Each training as the same command line would have it, with that mechanism and budget.
 
-    A preset takes the paper's settings for each epsilon that way.
+    A preset takes the paper's settings for each epsilon that way. What one of them has no use for
+    is dropped.
     """
 
     def of(mechanism: str, *words: str) -> Config:
         words = (*argv, f"--mechanism={mechanism}", *words)
-        return flags.parse(words, PROGRAM, DESCRIPTION, central=True, own=OWN).config
+        asked = flags.parse(words, PROGRAM, DESCRIPTION, central=True, own=OWN, lenient=SETTINGS)
+        return asked.config
 
     budgets = [()] if epsilons is None else [(f"--epsilon={text}",) for text in _epsilons(epsilons)]
     private = dict.fromkeys(name for name in (given.privacy.mechanism, "dpsgd") if name != "none")
     trained = [of(mechanism, *budget) for mechanism in private for budget in budgets]
-    return (*trained, _whole_gradients(of("none")))
+    return (*trained, _whole_gradients(of("none"), of("dpsgd").privacy.clip_norm))
 
 
-def _whole_gradients(config: Config) -> Config:
+def _whole_gradients(config: Config, clip_norm: float) -> Config:
     """With the learning rate times the clip norm, as gradients that nothing clips are longer."""
-    rate = config.local.lr * config.privacy.clip_norm
+    rate = config.local.lr * clip_norm
     return config.model_copy(update={"local": config.local.model_copy(update={"lr": rate})})
 
 

@@ -66,7 +66,7 @@ def public_labels(config: Config) -> bool:
 def hides_rejections(config: Config) -> bool:
     """Whether the guarantee rests on rejections that nobody notices."""
     hidden = {
-        "dpsur": config.dpsur.accounting == "selective",
+        "dpsur": config.dpsur.dpsur_accounting == "selective",
         "screening": config.screening.screening_data == "own" and config.screening.screening_clip is not None,
     }
     return hidden.get(config.privacy.mechanism, False)

@@ -1,7 +1,7 @@
-"""The configuration of a run: default < the data set's preset < file < flag, validated, saved in full."""
+"""The configuration of a run: default < the data set's preset < file < flag, validated; files of what is in use."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +11,10 @@ from pydantic import ValidationError
 
 from mechanisms import durable
 from sim.config.fields import SETTINGS, TABLES, Config, fault
-from sim.config.names import did_you_mean
+from sim.config.names import FORMER, did_you_mean
 from sim.config.presets import FIXED, preset
+from sim.config.settings import EXECUTION_ONLY
+from sim.config.use import USES, refusal, unused, used_by_table
 
 Values = dict[str, Any]
 """Settings by name."""
@@ -23,7 +25,7 @@ RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"))
 IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_client": ("partition", ("shards",))}
 """Setting -> another one, and the values of that one which use it; the first is implied."""
 
-_HEADER = '# The whole configuration of a run. "none" and "" mean: not set.\n\n'
+_HEADER = '# The settings of a run that are in use. "none" and "" mean: not set.\n\n'
 
 
 def load(
@@ -32,6 +34,7 @@ def load(
     central: bool = False,
     paper: str | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    lenient: Container[str] = (),
 ) -> Config:
     """The configuration from a TOML file (or none) and explicitly given settings by name.
 
@@ -41,11 +44,13 @@ def load(
         central: one client holds all records, with defaults of its own.
         paper: a preset of a paper, which goes before the data set's.
         defaults: settings that stand in for the defaults of the packages.
+        lenient: settings that are dropped, not refused, where they are not in use, and whose former names a file may
+            have: those of a run directory, or of several configurations at once.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
-    file, flags = _read(path) if path else {}, dict(overrides)
+    file, flags = _read(path, lenient) if path else {}, dict(overrides)
     _refuse_contradictions(flags)
     named = _preset_of_paper(paper, file | flags, central) if paper is not None else {}
     dataset, features = (
@@ -57,6 +62,15 @@ def load(
     if central:
         _refuse_other_than(FIXED, file | flags)
         values |= FIXED
+    config = _validated(values)
+    idle = set(unused(config))
+    for name in USES:
+        if name in idle and name not in lenient:
+            _check_use(name, config, file, flags)
+    return _validated({name: value for name, value in values.items() if name not in idle})
+
+
+def _validated(values: Values) -> Config:
     tables: dict[str, Values] = {table: {} for table in TABLES}
     for name, value in values.items():
         tables[SETTINGS[name].table][name] = value
@@ -67,10 +81,10 @@ def load(
 
 
 def save(config: Config, path: Path) -> None:
-    """Write every setting, so that loading the file gives an equal configuration whatever the defaults have become."""
+    """Write every setting in use: loading the file gives an equal configuration whatever the defaults have become."""
     tables = {
-        table: {name: SETTINGS[name].unset if value is None else value for name, value in entries.items()}
-        for table, entries in config.model_dump().items()
+        table: {name: SETTINGS[name].unset if config.value(name) is None else config.value(name) for name in names}
+        for table, names in used_by_table(config).items()
     }
     durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode())
 
@@ -116,6 +130,20 @@ def _refuse_contradictions(flags: Values) -> None:
         )
 
 
+def _check_use(name: str, config: Config, file: Values, flags: Values) -> None:
+    """Refuse a setting that is given and not in use.
+
+    A file may have one at a default, as the files of earlier versions do, or one that changes no number of the result.
+    """
+    if name in flags:
+        raise ValueError(refusal(name, config))
+    if name in file and name not in EXECUTION_ONLY:
+        data = config.data
+        rows = [FIXED, *(preset(data.dataset, central, data.features) for central in (False, True))]
+        if file[name] not in (SETTINGS[name].info.default, *(row[name] for row in rows if name in row)):
+            raise ValueError(refusal(name, config))
+
+
 def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
     for name in fixed:
         if name in given and given[name] != fixed[name]:
@@ -125,7 +153,7 @@ def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
             )
 
 
-def _read(path: Path) -> Values:
+def _read(path: Path, lenient: Container[str]) -> Values:
     """The settings of a file by name, what is unset turned into None."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -136,11 +164,21 @@ def _read(path: Path) -> Values:
     values: Values = {}
     for table, entries in tables.items():
         _check_table(path, table, entries)
-        for name, value in entries.items():
-            _check_name(path, table, name)
-            setting = SETTINGS[name]
-            values[name] = None if setting.optional and value == setting.unset else value
+        for given, value in entries.items():
+            setting = SETTINGS[_name_now(path, table, given, value, lenient)]
+            values[setting.name] = None if setting.optional and value == setting.unset else value
     return values
+
+
+def _name_now(path: Path, table: str, given: str, value: object, lenient: Container[str]) -> str:
+    """The name of a file's entry; a former one may stand at its default, for earlier versions wrote all settings."""
+    if given in FORMER:
+        setting = SETTINGS[FORMER[given]]
+        harmless = setting.name in lenient or value in (setting.info.default, setting.unset)
+        if setting.table == table and harmless:
+            return setting.name
+    _check_name(path, table, given)
+    return given
 
 
 def _check_table(path: Path, table: str, entries: object) -> None:
@@ -156,6 +194,8 @@ def _check_name(path: Path, table: str, name: str) -> None:
     known = list(TABLES[table].model_fields)
     if name in known:
         return
+    if name in FORMER:
+        raise ValueError(f"{path}: {name} in [{table}] is called {FORMER[name]} now: rename it")
     if name in SETTINGS:
         raise ValueError(f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move it")
     hint = did_you_mean(name, known) or did_you_mean(name, SETTINGS) or f" (known: {', '.join(known)})"

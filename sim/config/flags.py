@@ -3,7 +3,7 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 
 from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS, TABLES, Setting
-from sim.config.names import did_you_mean
+from sim.config.names import FORMER, did_you_mean
 from sim.config.presets import FIXED, PRESETS, preset
 from sim.config.settings import EXECUTION_ONLY
+from sim.config.topics import hint, settings_of
+from sim.config.use import in_use
 
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
 _FILES = {
@@ -54,7 +56,14 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
 
-def parse(argv: Sequence[str], prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS) -> Request:
+def parse(
+    argv: Sequence[str],
+    prog: str,
+    description: str,
+    central: bool = False,
+    own: OwnFlags = NO_FLAGS,
+    lenient: Container[str] = (),
+) -> Request:
     """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
 
     Args:
@@ -63,10 +72,16 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
         description: what it does, for its help.
         central: one client holds all records; settings that this decides have no flag.
         own: flags that the command has beside the settings.
+        lenient: settings that are dropped, not refused, where they are not in use.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
+        SystemExit: with status 0, where help was asked for and is printed.
     """
+    topic = _help_topic(argv)
+    if topic is not None:
+        print(help_text(prog, description, central, own, topic), end="")
+        raise SystemExit(0)
     parser = build_parser(prog, description, central, own)
     known, unknown = parser.parse_known_args(_joined(argv, own))
     if unknown:
@@ -75,7 +90,7 @@ def parse(argv: Sequence[str], prog: str, description: str, central: bool = Fals
     asked = {name: texts.pop(name) for name in list(texts) if f"--{name.replace('_', '-')}" in own}
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
     given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
-    return replace(request(given, config_file, paper, run_dir, central), own=asked)
+    return replace(request(given, config_file, paper, run_dir, central, lenient=lenient), own=asked)
 
 
 def request(
@@ -85,6 +100,7 @@ def request(
     resume: str | None = None,
     central: bool = False,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    lenient: Container[str] = (),
 ) -> Request:
     """The request of settings by name.
 
@@ -95,12 +111,13 @@ def request(
         resume: the run directory to go on with.
         central: one client holds all records.
         defaults: settings that stand in for the project's own defaults, below file and preset.
+        lenient: settings of a new run that are dropped, not refused, where they are not in use.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     if resume is None:
-        loaded = load(Path(config) if config else None, given, central, paper, defaults)
+        loaded = load(Path(config) if config else None, given, central, paper, defaults, lenient)
         return Request(loaded, None, frozenset(given))
     for flag, value in (("--config", config), ("--preset", paper)):
         if value is not None:
@@ -108,30 +125,72 @@ def request(
     return Request(_resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given))
 
 
+def words(config: Config, names: Container[str]) -> list[str]:
+    """The words of a command line that give some of a configuration's settings, as far as they are in use."""
+    line = []
+    for setting in (s for s in SETTINGS.values() if s.name in names and in_use(s.name, config.value)):
+        value = config.value(setting.name)
+        if isinstance(value, bool):
+            line.append(setting.flag if value else setting.flag.replace("--", "--no-", 1))
+        else:
+            line.append(f"{setting.flag}={setting.unset if value is None else value}")
+    return line
+
+
+def help_text(prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS, topic: str = "") -> str:
+    """What ``--help`` and ``--help TOPIC`` print.
+
+    Raises:
+        ValueError: there is no such topic.
+    """
+    shown = settings_of(topic)
+    if central and shown <= FIXED.keys():
+        raise ValueError(f"--help {topic}: one client has no choice there; ask python -m sim.run")
+    whole = topic in ("", "all")
+    return build_parser(prog, description, central, own if whole else NO_FLAGS, shown, files=whole).format_help()
+
+
 def build_parser(
-    prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS
+    prog: str,
+    description: str,
+    central: bool = False,
+    own: OwnFlags = NO_FLAGS,
+    names: Container[str] = SETTINGS,
+    files: bool = True,
 ) -> argparse.ArgumentParser:
-    """The parser: a group of flags per table; only flags that are given appear in the result."""
+    """The parser: a group of flags per table; only flags that are given appear in the result.
+
+    Args:
+        prog: the program's name.
+        description: what it does.
+        central: one client holds all records.
+        own: flags that the command has beside the settings.
+        names: the settings that have a flag.
+        files: whether there are the flags of files.
+    """
     parser = _Parser(
         prog=prog,
         description=description,
         epilog="'none' and '' are values where the help says what they mean. "
-        "Order: default < data set < preset < file < flag.",
+        f"Order: default < data set < preset < file < flag. {hint()}",
         allow_abbrev=False,
+        add_help=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
         usage="%(prog)s [--flag value | --flag=value ...]",
     )
     group = parser.add_argument_group("This command's own") if own else parser
+    if files:
+        parser.add_argument("-h", "--help", metavar="TOPIC", nargs="?", help="the common flags, or those of a topic")
     for flag, (metavar, text) in own.items():
         form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         group.add_argument(flag, help=text, **form)
-    files = parser.add_argument_group("Files")
-    for flag, (metavar, text) in _FILES.items():
-        files.add_argument(flag, metavar=metavar, help=text)
+    group = parser.add_argument_group("Files")
+    for flag, (metavar, text) in _FILES.items() if files else ():
+        group.add_argument(flag, metavar=metavar, help=text)
     for table, model in TABLES.items():
         group = parser.add_argument_group(f"{model.__doc__} [{table}]")
-        for setting in (s for s in SETTINGS.values() if s.table == table):
+        for setting in (s for s in SETTINGS.values() if s.table == table and s.name in names):
             if not (central and setting.name in FIXED):
                 _add_flag(group, setting, central)
     return parser
@@ -159,6 +218,16 @@ def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | N
 def _one_line_warning(message: Warning | str, category: type[Warning], *_: object) -> str:
     kind = "warning" if category is UserWarning else category.__name__
     return f"{kind}: {' '.join(str(message).split())}\n"
+
+
+def _help_topic(argv: Sequence[str]) -> str | None:
+    """The word after ``--help``, empty where there is none; None where help is not asked for."""
+    for place, word in enumerate(argv):
+        flag, _, topic = word.partition("=")
+        if flag in ("-h", "--help"):
+            following = argv[place + 1] if place + 1 < len(argv) and not topic else "-"
+            return topic if following.startswith("-") else following
+    return None
 
 
 def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -> None:
@@ -205,7 +274,10 @@ def _describe_unknown(unknown: Sequence[str], own: OwnFlags) -> str:
     if not first.startswith("-"):
         return f"unexpected argument {first!r}: every value follows its flag"
     name = first.partition("=")[0]
-    if name.removeprefix("--").replace("-", "_") in SETTINGS:
+    former = name.removeprefix("--").removeprefix("no-").replace("-", "_")
+    if former in FORMER:
+        return f"{name} is called {SETTINGS[FORMER[former]].flag} now: rename it"
+    if name in {setting.flag for setting in SETTINGS.values()}:
         return f"{name} is of no use with one client that holds all records: drop it, or take python -m sim.run"
     return f"unknown flag {name}{did_you_mean(name, [*own, *_FILES, *(s.flag for s in SETTINGS.values())])}"
 
@@ -215,7 +287,8 @@ def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
     path = run_dir / "config.toml"
     if not path.is_file():
         raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of a run")
-    saved, wanted = load(path, {}, central), load(path, given, central)
+    others = SETTINGS.keys() - given.keys()
+    saved, wanted = load(path, {}, central, lenient=SETTINGS), load(path, given, central, lenient=others)
     for name in sorted(differences(saved, wanted), key=lambda name: name not in given):
         if name not in EXECUTION_ONLY:
             was, other = ("not set" if c.value(name) is None else c.value(name) for c in (saved, wanted))

@@ -10,7 +10,7 @@ from mechanisms.settings import MECHANISMS
 from sim.config import flags
 from sim.config.fields import Config
 from sim.config.flags import OwnFlags, Request
-from sim.config.names import did_you_mean
+from sim.config.names import FORMER, did_you_mean
 
 DESCRIPTION = (
     "What the plans of a run can cost, phase by phase, or what a run has cost. A first word asks for one client's "
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str], program: str) -> Question:
         raise ValueError(
             f"unknown first word {word!r}{did_you_mean(word, FIRST_WORDS)} (known: {', '.join(FIRST_WORDS)})"
         )
-    words = [*FIRST_WORDS[word], *argv[1:]] if word else argv
+    words = [*FIRST_WORDS[word], *_spelled_now(word, argv[1:])] if word else argv
     request = flags.parse(words, program, DESCRIPTION, own=OWN)
     own, config = request.own, request.config
     if word and "epsilon" not in request.given:
@@ -101,6 +101,15 @@ def parse(argv: Sequence[str], program: str) -> Question:
     else:
         _check_run(question, request)
     return question
+
+
+def _spelled_now(word: str, argv: Sequence[str]) -> list[str]:
+    """The flags of DPSUR by their names now: after the first word the former ones say whose they are, too."""
+    if word != "dpsur":
+        return list(argv)
+    former = {f"--{name.replace('_', '-')}": f"--{now.replace('_', '-')}" for name, now in FORMER.items()}
+    parts = (each.partition("=") for each in argv)
+    return [former.get(flag, flag) + sign + value for flag, sign, value in parts]
 
 
 def _read(own: Any, name: str, convert: Callable[[str], Any]) -> Any:
@@ -171,7 +180,7 @@ def _check_one_client(question: Question, request: Request) -> None:
 
 def _charges_trials(config: Config) -> bool:
     tests = {
-        "dpsur": config.dpsur.accounting != "selective",
+        "dpsur": config.dpsur.dpsur_accounting != "selective",
         "screening": config.screening.screening_data == "public",
     }
     return tests.get(config.privacy.mechanism, False)

@@ -7,6 +7,7 @@ sent again; but not in a release, where a second draw would be a second charge t
 
 import itertools
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client.app import client_app
 from client.messages import Answering
 from sim import app
+from sim.config.flags import words
 from sim.config.settings import EXECUTION_ONLY
 from sim.engines.cluster import Cluster, workers_of
 from sim.job.device import device_of, single_thread
@@ -41,9 +43,8 @@ def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
         ValueError: a user error.
     """
     app.know(job)
-    given = {name: job.config.value(name) for name in EXECUTION_ONLY}
-    settings = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
-    context = Context(1, SERVER, {}, RecordDict(), {"resume": str(run_dir), **settings})
+    line = shlex.join([f"--resume={run_dir}", *words(job.config, EXECUTION_ONLY)])
+    context = Context(1, SERVER, {}, RecordDict(), {app.FLAGS: line})
     app.server(grid_of(job, run_dir, cluster), context)
 
 

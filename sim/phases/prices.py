@@ -16,6 +16,7 @@ from mechanisms.registry import NOTHING
 from sim.config.caveats import caveats_of
 from sim.config.checks import check_parts
 from sim.config.fields import Config
+from sim.config.use import unused
 from sim.job.job import TRAIN
 from sim.phases import course
 from sim.phases.build import split
@@ -117,7 +118,9 @@ def settings(config: Config) -> Record:
     """The mechanism with its own settings, and the guarantee's delta."""
     privacy = config.privacy
     own = getattr(config, privacy.mechanism, None)
-    result = {"mechanism": privacy.mechanism} | (own.model_dump() if own else {}) | {"delta": privacy.delta}
+    idle = set(unused(config))
+    named = {name: value for name, value in (own.model_dump() if own else {}).items() if name not in idle}
+    result = {"mechanism": privacy.mechanism} | named | {"delta": privacy.delta}
     return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
 
 

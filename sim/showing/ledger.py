@@ -29,11 +29,11 @@ def spent(folder: Path, delta: float | None) -> Record:
         raise ValueError(f"--ledger = {folder} must be an existing run directory; give the folder a run printed")
     path = folder / "config.toml"
     config = read_config(path)
+    private = setting(config, "privacy", "mechanism", str) != "none"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta
     if delta is None:
         raise ValueError(f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta")
     accountant.check_delta(delta)
-    private = setting(config, "privacy", "mechanism", str) != "none"
     finished = (folder / "summary.json").is_file()
     paid = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))

@@ -15,6 +15,7 @@ from server.records import Epsilon, RoundRecord, Summary, finite, largest, middl
 from sim.config.caveats import limits
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS, TABLES
+from sim.config.use import used_by_table
 from sim.showing import audit as audit_result
 from sim.showing import page, wording
 from sim.showing import sharing as sharing_report
@@ -112,7 +113,8 @@ def read_run(run_dir: Path) -> Run:
     """
     if not (run_dir / "config.toml").is_file():
         raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give the directory of a run")
-    config, rounds, summary = load(run_dir / "config.toml", {}), run_dir / "rounds.jsonl", run_dir / "summary.json"
+    config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
+    rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
     try:
         lines = rounds.read_text().splitlines() if rounds.exists() else []
         records = tuple(RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}"))
@@ -255,9 +257,9 @@ def _partition(run: Run, svg: bytes | None) -> str:
 
 def _configuration(config: Config) -> str:
     rows: list[tuple[str, ...]] = []
-    for table, model in TABLES.items():
-        rows.append((f"{model.__doc__} [{table}]",))
-        for name in model.model_fields:
+    for table, names in used_by_table(config).items():
+        rows.append((f"{TABLES[table].__doc__} [{table}]",))
+        for name in names:
             value = config.value(name)
             rows.append((name, "" if value is None else str(value), SETTINGS[name].info.description or ""))
     return page.section("Configuration", page.table(("Setting", "Value", "Meaning"), rows))

@@ -1,0 +1,194 @@
+"""Which settings are in use: one of a mechanism, strategy or source that is not chosen has no effect."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sim.config.fields import SETTINGS, TABLES, Config
+
+Values = Callable[[str], Any]
+"""From the name of a setting to its value."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A condition on one setting.
+
+    Attributes:
+        setting: its name.
+        values: values that meet the condition.
+        holds: whether a value meets it.
+        words: the condition as flags say it.
+        owns: whether what needs it belongs to these values, not to all but some.
+    """
+
+    setting: str
+    values: tuple[Any, ...]
+    holds: Callable[[Any], bool]
+    words: str
+    owns: bool = True
+
+
+Way = tuple[Need, ...]
+"""Conditions that must hold together for a setting to have an effect."""
+
+
+def _one_of(setting: str, *values: Any) -> Need:
+    flag = SETTINGS[setting].flag
+    if values == (False,):
+        words = flag.replace("--", "--no-", 1)
+    elif values == (True,):
+        words = flag
+    else:
+        words = f"{flag} {' or '.join('none' if value is None else str(value) for value in values)}"
+    return Need(setting, values, lambda value: value in values, words)
+
+
+def _given(setting: str, example: Any) -> Need:
+    """The setting is not left open."""
+    return Need(setting, (example,), lambda value: value is not None, SETTINGS[setting].flag)
+
+
+def _mechanism(*names: str) -> Need:
+    return _one_of("mechanism", *names)
+
+
+def _mechanism_but(*names: str) -> Need:
+    others = tuple(name for name in SETTINGS["mechanism"].choices if name not in names)
+    words = f"a --mechanism other than {' or '.join(names)}"
+    return Need("mechanism", others, lambda value: value not in names, words, owns=False)
+
+
+def _has_activation(model: str) -> bool:
+    return model != "linear" and ":" not in model
+
+
+PRIVATE = _mechanism_but("none")
+SELECTIVE = _one_of("dpsur_accounting", "selective")
+OWN_TEST = (_mechanism("screening"), _one_of("screening_data", "own"))
+DPIS, IMPORTANCE = _mechanism("dpis"), _one_of("dpis_sampling", "importance")
+NORM_SUMS: tuple[Way, ...] = ((DPIS, IMPORTANCE), (DPIS, _given("dpis_clip", 1.0)))
+FEDFED = _one_of("strategy", "fedfed")
+SHARES = (FEDFED, _one_of("shared_source", "prototypes", "distilled"))
+SINGLY = (FEDFED, _one_of("shared_source", "distilled"))
+CLASSES = (FEDFED, _one_of("shared_source", "prototypes"))
+DISTILS: tuple[Way, ...] = (SINGLY, (*CLASSES, _one_of("prototype_features", "distilled")))
+LEADS = (FEDFED, _one_of("shared_source", "prototypes", "distilled", "public"))
+STANDARD = _one_of("standardize", "private")
+IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "ray")
+
+
+def _privately(*ways: Way) -> tuple[Way, ...]:
+    """Ways that have an effect only where there is noise."""
+    return tuple((PRIVATE, *way) for way in ways)
+
+
+def _of_table(table: str, need: Need) -> dict[str, tuple[Way, ...]]:
+    return dict.fromkeys(TABLES[table].model_fields, ((need,),))
+
+
+USES: dict[str, tuple[Way, ...]] = {
+    "feature_groups": ((_one_of("features", "scattering"),),),
+    "activation": ((Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),),
+    "word_vectors": ((IMDB,),),
+    "train_embedding": ((IMDB,),),
+    "standardize_noise": ((PRIVATE, STANDARD),),
+    "standardize_clip": ((PRIVATE, STANDARD),),
+    "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
+    "shards_per_client": ((_one_of("partition", "shards"),),),
+    "epsilon": ((PRIVATE,),),
+    "budget": ((PRIVATE,),),
+    "noise_multiplier": ((PRIVATE,),),
+    "clip_norm": ((PRIVATE,),),
+    "strict_delta": ((PRIVATE,),),
+    "clipping": ((_mechanism_but("none", "dpis"),),),
+    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"),),),
+    "noise_decay": ((_mechanism_but("none", "dpis", "dpagd"),),),
+    **_of_table("dpsur", _mechanism("dpsur")),
+    "dpsur_cap_share": ((_mechanism("dpsur"), SELECTIVE),),
+    **_of_table("dpis", DPIS),
+    "dpis_slack": ((DPIS, IMPORTANCE),),
+    "dpis_floor": ((DPIS, IMPORTANCE),),
+    "dpis_first_phase": ((DPIS, IMPORTANCE),),
+    "dpis_norm_rate": NORM_SUMS,
+    "dpis_norm_share": NORM_SUMS,
+    **_of_table("dphero", _mechanism("dphero")),
+    **_of_table("screening", _mechanism("screening")),
+    "screening_gain": ((_mechanism("screening"), _one_of("screening_q0", None)),),
+    "screening_rate": (OWN_TEST,),
+    "screening_clip": (OWN_TEST,),
+    "screening_cap_share": ((*OWN_TEST, _given("screening_clip", 0.1)),),
+    "forced_after": (
+        (_mechanism("screening"), _one_of("screening_data", "public")),
+        (*OWN_TEST, _one_of("screening_clip", None)),
+    ),
+    "allow_unproved": ((*OWN_TEST, _one_of("screening_clip", None)),),
+    **_of_table("dpagd", _mechanism("dpagd")),
+    "server_beta2": ((_one_of("strategy", "fedadam", "fedyogi"),),),
+    "server_tau": ((_one_of("strategy", "fedadagrad", "fedadam", "fedyogi"),),),
+    "proximal_mu": ((_one_of("strategy", "fedprox"),),),
+    **_of_table("fedfed", FEDFED),
+    "share_budget": _privately((*CLASSES, _one_of("share_noise", None)), *DISTILS),
+    "share_noise": _privately(SHARES),
+    "share_clip": _privately(SHARES),
+    "share_rate": (SINGLY,),
+    "share_views": (SINGLY,),
+    "label_epsilon": _privately((*SINGLY, _one_of("public_labels", False))),
+    "public_labels": _privately(SINGLY),
+    "shared_weight": (LEADS,),
+    "shared_batch": (LEADS,),
+    "prototype_features": (CLASSES,),
+    "distill_budget": _privately(*DISTILS),
+    "distill_clip": _privately(*DISTILS),
+    "distill_rounds": (SHARES,),  # they number the later rounds, with or without a generator
+    "distill_lr": DISTILS,
+    "distill_latent": DISTILS,
+    "distill_penalty": DISTILS,
+    "ray_address": ((RAY,),),
+    "cpus_per_worker": ((RAY,),),
+    "gpus_per_worker": ((RAY,),),
+}
+"""Setting -> the ways in which it has an effect; any other setting always has one."""
+
+
+def in_use(name: str, values: Values) -> bool:
+    """Whether a setting has an effect under a configuration."""
+    return not missing(name, values)
+
+
+def missing(name: str, values: Values) -> list[Way]:
+    """What each way lacks in which a setting would have an effect; empty where it has one."""
+    ways = USES.get(name, ((),))
+    lacks = [tuple(need for need in way if not need.holds(values(need.setting))) for way in ways]
+    return lacks if all(lacks) else []
+
+
+def unused(config: Config) -> Iterator[str]:
+    """The names of the settings that have no effect under a configuration."""
+    return (name for name in USES if not in_use(name, config.value))
+
+
+def used_by_table(config: Config) -> dict[str, list[str]]:
+    """The names of the settings in use, table by table; no table is empty."""
+    idle = set(unused(config))
+    found = {table: [name for name in model.model_fields if name not in idle] for table, model in TABLES.items()}
+    return {table: names for table, names in found.items() if names}
+
+
+def refusal(name: str, config: Config) -> str:
+    """Why a setting is refused that has no effect: name, value, what uses it, remedy."""
+    lacks = missing(name, config.value)
+    ways = [way for way in dict.fromkeys(lacks) if not any(set(other) < set(way) for other in lacks)]
+    uses = ", or ".join(" with ".join(need.words for need in way) for way in ways)
+    need = ways[0][0]
+    return (
+        f"{name} is {_shown(config.value(name))}, which {need.setting} = "
+        f"{_shown(config.value(need.setting))} does not use, but {uses} does: give that, or leave "
+        f"{name} out"
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not set" if value is None else str(value)

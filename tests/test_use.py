@@ -1,0 +1,274 @@
+"""Laws of settings that are not in use: refused where they are given, dropped where they are implied, never written."""
+
+import itertools
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sim import api
+from sim.benching.kept import digest
+from sim.benching.recipe import Cell
+from sim.config.configuration import IMPLIED, load, save
+from sim.config.fields import SETTINGS, TABLES
+from sim.config.flags import main_guard, parse, words
+from sim.config.names import FORMER
+from sim.config.use import USES, Need, in_use, refusal, unused, used_by_table
+
+DEFAULT = load(None, {})
+IDLE = sorted(set(unused(DEFAULT)) - IMPLIED.keys())
+"""Of those that imply what uses them, none is refused."""
+TEXTS = {int: "3", float: "0.25", str: "text"}
+
+
+def enabling(name: str, way: int = 0) -> dict:
+    """The settings under which one is in use."""
+    return {need.setting: need.values[0] for need in USES.get(name, ((),))[way]}
+
+
+def given(name: str) -> dict:
+    """A value of a setting that is not its default."""
+    setting = SETTINGS[name]
+    if setting.choices:
+        return {name: next(choice for choice in setting.choices if choice != setting.info.default)}
+    if setting.kind is bool:
+        return {name: not setting.info.default}
+    return {name: setting.from_text(TEXTS[setting.kind])}
+
+
+def flag(name: str) -> list[str]:
+    (value,) = given(name).values()
+    switch = {True: SETTINGS[name].flag, False: SETTINGS[name].flag.replace("--", "--no-")}
+    return [switch[value]] if isinstance(value, bool) else [SETTINGS[name].flag, str(value)]
+
+
+def needs_of(name: str) -> set[str]:
+    return {need.words for way in USES[name] for need in way}
+
+
+def test_the_issue_s_example(capsys):
+    assert main_guard(lambda argv: print(parse(argv, "run", "")), ["--dpsur-beta", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "error: dpsur_beta is 3.0, which mechanism = dpsgd does not use, but --mechanism dpsur does: "
+        "give that, or leave dpsur_beta out\n"
+    )
+
+
+def test_half_of_all_settings_are_not_in_use_by_default():
+    assert len(IDLE) > 50
+    for name in ("dpsur_beta", "share_budget", "proximal_mu", "server_tau", "word_vectors", "activation"):
+        assert name in IDLE
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_what_is_not_in_use_is_refused_as_a_flag_by_name_and_in_a_file(name, tmp_path):
+    """At its default, too, where somebody gives it; not where a file of an earlier version has it."""
+    doors = [
+        lambda: parse(flag(name), "run", ""),
+        lambda: load(None, given(name)),
+        lambda: load(None, {name: SETTINGS[name].info.default}),
+        lambda: load(_file(tmp_path, given(name)), {}),
+        lambda: api.train(**given(name)),
+    ]
+    for door in doors:
+        with pytest.raises(ValueError) as caught:
+            door()
+        said = str(caught.value)
+        assert said.startswith(f"{name} is ") and "\n" not in said and "does not use" in said
+        assert any(each in said for each in needs_of(name)), said
+    assert load(_file(tmp_path, {name: SETTINGS[name].info.default}), {}) == DEFAULT
+
+
+def _file(folder: Path, values: dict) -> Path:
+    path = folder / "given.toml"
+    tables = {}
+    for name, value in values.items():
+        setting = SETTINGS[name]
+        text = setting.unset if value is None else value
+        shown = str(text).lower() if isinstance(text, bool) else f'"{text}"' if isinstance(text, str) else str(text)
+        tables.setdefault(setting.table, []).append(f"{name} = {shown}")
+    path.write_text("\n".join(f"[{table}]\n" + "\n".join(lines) for table, lines in tables.items()))
+    return path
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_in_use_in_each_of_its_ways(name):
+    for way in range(len(USES.get(name, ((),)))):
+        values = enabling(name, way)
+        config = load(None, values)
+        assert in_use(name, config.value), values
+        assert load(None, values | {name: config.value(name)}) == config
+
+
+def test_a_mechanism_s_own_table_is_used_by_it_alone():
+    for mechanism in SETTINGS["mechanism"].choices:
+        for name in TABLES[mechanism].model_fields if mechanism in TABLES else ():
+            needs = [need for way in USES[name] for need in way if need.setting == "mechanism"]
+            assert len(needs) == len(USES[name]) and {need.values for need in needs} == {(mechanism,)}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_no_need_of_a_way_can_be_left_out(name):
+    """Each condition stands in the table because the others do not imply it."""
+    for way in USES[name]:
+        values = {need.setting: need.values[0] for need in way}
+        for need in way:
+            least = DEFAULT.value(need.setting)
+            without = {key: value for key, value in values.items() if key != need.setting}
+            if need.holds(least):
+                continue
+            idle = load(None, without, lenient=SETTINGS)
+            assert name in set(unused(idle)) or len(USES[name]) > 1
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_way_names_the_needs_of_its_needs(name):
+    """So a setting that is itself not in use, and is dropped, decides nothing."""
+    for way in USES[name]:
+        for need in way:
+            ways = USES.get(need.setting, ((),))
+            assert any(all(any(_implies(own, theirs) for own in way) for theirs in other) for other in ways), need
+
+
+def _implies(one: Need, other: Need) -> bool:
+    return one.setting == other.setting and all(other.holds(value) for value in one.values)
+
+
+SHARING = {"strategy": "fedfed"}
+NOT_IN_USE = {
+    "dpsur_cap_share": {"mechanism": "dpsur", "dpsur_accounting": "visible"},
+    "epsilon": {"mechanism": "none"},
+    "clip_norm": {"mechanism": "none"},
+    "clipping": {"mechanism": "dpis"},
+    "noise_decay": {"mechanism": "dpagd"},
+    "clip_quantile": {"mechanism": "dpis"},
+    "standardize_noise": {"standardize": "private", "mechanism": "none"},
+    "dpis_norm_rate": {"mechanism": "dpis", "dpis_sampling": "uniform"},
+    "dpis_floor": {"mechanism": "dpis", "dpis_sampling": "uniform", "dpis_clip": 1.0},
+    "screening_gain": {"mechanism": "screening", "screening_q0": 0.1},
+    "screening_clip": {"mechanism": "screening", "screening_data": "public"},
+    "screening_cap_share": {"mechanism": "screening", "screening_clip": None},
+    "forced_after": {"mechanism": "screening"},
+    "server_beta2": {"strategy": "fedadagrad"},
+    "server_tau": {"strategy": "fedprox"},
+    "proximal_mu": {"strategy": "fednova"},
+    "share_budget": SHARING | {"share_noise": 2.0},
+    "share_noise": SHARING | {"mechanism": "none"},
+    "share_clip": SHARING | {"shared_source": "public"},
+    "share_views": SHARING,
+    "label_epsilon": SHARING | {"shared_source": "distilled", "public_labels": True},
+    "public_labels": SHARING | {"shared_source": "distilled", "mechanism": "none"},
+    "shared_weight": SHARING | {"shared_source": "none"},
+    "prototype_features": SHARING | {"shared_source": "distilled"},
+    "distill_lr": SHARING | {"prototype_features": "fixed"},
+    "distill_clip": SHARING | {"shared_source": "distilled", "mechanism": "none"},
+    "distill_rounds": SHARING | {"shared_source": "public"},
+    "activation": {"model": "my_model:Net"},
+    "feature_groups": {"features": "pixels"},
+    "gpus_per_worker": {"engine": "inline"},
+}
+
+
+@pytest.mark.parametrize(("name", "chosen"), NOT_IN_USE.items(), ids=NOT_IN_USE)
+def test_a_setting_s_own_condition_counts(name, chosen):
+    """What would use it is chosen in part only."""
+    with pytest.raises(ValueError, match=f"^{name} is .* does not use, but "):
+        load(None, chosen | given(name))
+    load(None, chosen)
+
+
+CHOICES = list(itertools.product(SETTINGS["mechanism"].choices, SETTINGS["strategy"].choices))
+
+
+@pytest.mark.parametrize(("mechanism", "strategy"), CHOICES)
+def test_a_saved_configuration_has_what_is_in_use_and_loads_equal(tmp_path, mechanism, strategy):
+    chosen = {"mechanism": mechanism, "strategy": strategy}
+    own = [name for name in SETTINGS if name not in ("epochs", "batch_size", "model", "name", "noise_multiplier")]
+    free = [name for name in own if name not in chosen and in_use(name, load(None, chosen).value)]
+    rich = {name: value for each in free for name, value in given(each).items() if SETTINGS[name].kind is float}
+    rich = {name: value for name, value in rich.items() if name != "sample_rate"} | chosen
+    for config in (load(None, chosen), load(None, rich, lenient=SETTINGS)):
+        save(config, tmp_path / "config.toml")
+        assert load(tmp_path / "config.toml", {}) == config
+        written = tomllib.loads((tmp_path / "config.toml").read_text())
+        assert {table: list(entries) for table, entries in written.items()} == used_by_table(config)
+        assert ("dpsur" in written, "fedfed" in written) == (mechanism == "dpsur", strategy == "fedfed")
+
+
+def test_a_preset_of_a_paper_gives_way_to_the_mechanism_that_is_chosen():
+    config = load(None, {"mechanism": "dpsgd"}, central=True, paper="dpsur-pvldb-mnist")
+    assert config.dpsur == TABLES["dpsur"]() and config.data.dataset == "mnist"
+
+
+def test_a_data_set_s_defaults_are_no_fault_of_the_user(tmp_path):
+    """With one client the clip norm has a default of its own, which a run without privacy has no use for."""
+    assert load(None, {"mechanism": "none"}, central=True).privacy.clip_norm == 1.0
+    path = _file(tmp_path, {"mechanism": "none", "clip_norm": 0.1, "epsilon": 8.0})
+    assert load(path, {}) == load(None, {"mechanism": "none"})
+
+
+def test_a_row_drops_what_it_shares_and_refuses_what_is_its_own():
+    shared = Cell("A", "1", {"mechanism": "dpsgd", "dpsur_beta": 3.0})
+    assert shared.config({"budget": "published"}, central=False).dpsur.dpsur_beta == -1.0
+    own = Cell("A", "1", shared.settings, own=frozenset({"dpsur_beta"}))
+    with pytest.raises(ValueError, match=r"A, 1: dpsur_beta is 3\.0, which mechanism = dpsgd does not use"):
+        own.config({}, central=False)
+    assert own.config({"dpsur_beta": 2.0}, central=False).dpsur.dpsur_beta == -1.0
+
+
+@pytest.fixture
+def earlier(tmp_path) -> Path:
+    """The run directory of an earlier version: all settings, by their names then."""
+    folder, then = tmp_path / "run", {now: name for name, now in FORMER.items()}
+    folder.mkdir()
+    _file(folder, {name: DEFAULT.value(name) for name in SETTINGS} | {"dpsur_beta": 3.0, "engine": "inline"})
+    text = (folder / "given.toml").read_text()
+    for now, name in then.items():
+        text = text.replace(f"{now} =", f"{name} =")
+    (folder / "config.toml").write_text(text.replace("cpus_per_worker = 1.0", "cpus_per_worker = 2.0"))
+    return folder
+
+
+def test_a_run_of_an_earlier_version_is_resumed(earlier):
+    config = parse(["--resume", str(earlier)], "run", "").config
+    assert config == load(None, {"engine": "inline"})
+    text = (earlier / "config.toml").read_text()
+    (earlier / "config.toml").write_text(text.replace('mechanism = "dpsgd"', 'mechanism = "dpsur"'))
+    assert parse(["--resume", str(earlier)], "run", "").config.dpsur.dpsur_beta == 3.0
+
+
+def test_a_resumed_run_is_given_nothing_that_it_does_not_use(earlier):
+    with pytest.raises(ValueError, match=r"dpis_clip is 0\.5, which mechanism = dpsgd does not use"):
+        parse(["--resume", str(earlier), "--dpis-clip", "0.5"], "run", "")
+
+
+@pytest.mark.parametrize(("name", "now"), FORMER.items())
+def test_a_former_name_is_refused_with_the_new_one(tmp_path, name, now):
+    old = f"--{name.replace('_', '-')}"
+    with pytest.raises(ValueError, match=f"^{old} is called {SETTINGS[now].flag} now"):
+        parse(["--mechanism", "dpsur", old, "0.5"], "run", "")
+    with pytest.raises(ValueError, match=f"unknown setting {name}: it is called {now} now"):
+        api.train(mechanism="dpsur", **{name: 0.5})
+    path = _file(tmp_path, {"mechanism": "dpsur"} | given(now))
+    path.write_text(path.read_text().replace(now, name))
+    with pytest.raises(ValueError, match=rf"{name} in \[dpsur\] is called {now} now: rename it"):
+        load(path, {})
+
+
+def test_a_command_line_says_what_is_in_use():
+    config = load(None, {"engine": "inline", "name": None, "workers": None, "quiet": True})
+    said = words(config, {"engine", "workers", "cpus_per_worker", "quiet", "name", "release"})
+    assert said == ["--no-release", "--engine=inline", "--workers=none", "--name=", "--quiet"]
+    assert parse(said, "run", "").config == config
+
+
+def test_a_refusal_names_every_way():
+    said = refusal("dpis_norm_rate", load(None, {"mechanism": "dpis", "dpis_sampling": "uniform"}))
+    assert "--dpis-sampling importance, or --dpis-clip does" in said
+    said = refusal("public_labels", DEFAULT)
+    assert said.startswith("public_labels is off, which strategy = fedavg does not use, but --strategy fedfed with --")
+
+
+def test_results_of_earlier_versions_count():
+    """Their digests are over the settings' names of that time, here those of the default configuration."""
+    assert digest(DEFAULT) == "d967f8ed1d66abd2"
