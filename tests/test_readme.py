@@ -19,10 +19,14 @@ from sim import account, attack, audit, bench, central, report, run
 from sim.benching.recipe import read
 from sim.config import attacks
 from sim.config import flags as cli
+from sim.config.fields import SETTINGS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern) if path.is_file()
+    path
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
+    if path.is_file() and "_build" not in path.parts
 )
 MARK = "<!-- performed by the tests -->"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -166,7 +170,7 @@ def test_installing_and_running_takes_two_commands() -> None:
 
 
 def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/howto/cost.md").read_text(encoding="utf-8")
     steps = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000", "--json"]
     for given, asked in (
         (["--noise-multiplier", "1.1"], "epsilon_certified"),
@@ -177,7 +181,7 @@ def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[st
 
 
 def test_the_table_of_recipes_is_complete() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
     table = text[text.index("| recipe |") :].split("\n\n")[0]
     assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
 
@@ -186,6 +190,13 @@ def test_the_table_of_mechanisms_is_complete() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text[text.index("| `--mechanism` |") :].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(MECHANISMS)
+
+
+def test_the_table_of_strategies_is_complete() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| `--strategy` |") :].split("\n\n")[0]
+    first = [line.split("|")[1] for line in table.splitlines()[1:]]
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == set(SETTINGS["strategy"].choices)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

@@ -22,7 +22,8 @@ _FILES = {
     "--config": ("FILE.toml", "settings from a file, as a run directory's config.toml has them; flags go before it"),
     "--preset": (
         "NAME",
-        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist (README); file and flags go over",
+        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist (docs/howto/reproduce.md); file and flags go "
+        "over",
     ),
     "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
 }

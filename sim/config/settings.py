@@ -22,7 +22,7 @@ class Data(Settings):
     features: Literal["pixels", "scattering"] = Field(
         "pixels",
         description="what models see of images: pixels, or fixed wavelet features of a quarter of the size, with "
-        "defaults of their own (README)",
+        "defaults of their own (docs/howto/data.md)",
     )
     feature_groups: int = Field(
         0,
