@@ -173,7 +173,7 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
     [
         (["--model=linear"], "'linear' takes numbers, and records here are sequences of words: take one of lstm"),
         (["--dataset=digits", "--model=lstm"], "'lstm' takes sequences of words, and records here are numbers"),
-        (["--dataset=digits", "--train-embedding"], "train_embedding is True, but digits has no words"),
+        (["--dataset=digits", "--train-embedding"], "train_embedding is on, which dataset = digits does not use"),
         (["--word-vectors=absent.txt"], "word_vectors = absent.txt cannot be read"),
         (["--features=scattering"], "no scattering features"),
         (["--standardize=private"], "standardize is private, but the numbers of words"),
