@@ -74,7 +74,7 @@ def _serve(context: Context, grid: Grid) -> None:
     """One run, from its configuration to its report.
 
     Raises:
-        ValueError: anything the user can mend; before the run directory is made, or when training diverged.
+        ValueError: a user error; before the run directory is made, or when training diverged.
     """
     request = _asked(context.run_config)
     from sim import session

@@ -199,7 +199,7 @@ def build_parser(
 def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run ``command(argv)`` (default: the process's own arguments) and return the exit code.
 
-    A ValueError is the user's fault: one line ``error: ...`` on stderr and code 2. ``python -X dev`` shows a traceback.
+    A ValueError is a user error: one line ``error: ...`` on stderr and code 2. ``python -X dev`` shows a traceback.
     """
     warnings.formatwarning = _one_line_warning  # type: ignore[assignment]
     try:

@@ -149,7 +149,7 @@ def _orders(text: str) -> tuple[float, ...]:
 
 def _check_run(question: Question, request: Request) -> None:
     """Refuse what asks for nothing, or what belongs to one client."""
-    if any(question.found):
+    if question.found != (None, None, None):
         raise ValueError("--trials, --norm-sum and --eigenvalues ask for one client: name a mechanism first")
     others = request.given - {"delta"}
     if question.ledger is not None and others:

@@ -27,13 +27,11 @@ def answer(question: Question) -> Record:
     Raises:
         ValueError: the budget does not pay for it, or the data cannot be used.
     """
-    config, outlook = (
-        question.config,
-        outlook_of(question.config, question.records or ((1,) if question.word else None)),
-    )
+    config, one_record = question.config, (1,) if question.word else None
+    outlook = outlook_of(config, question.records or one_record)
     if question.word == SHARED:
         return figures_of(config, [price_shared(outlook)], question.orders) | shared_settings(config)
-    if not any(question.found):
+    if question.found == (None, None, None):
         return figures_of(config, prices(outlook), question.orders)
     price = price_found(question, outlook)
     result = figures_of(config, [price], question.orders)
