@@ -1,21 +1,24 @@
-"""Ours against plain Flower + Ray + Opacus, on the default federated run: digits, 100 clients, 10 rounds, local DPSGD.
+"""Ours against plain Flower + Ray + Opacus, on the default federated run: digits, 100 clients, 10
+rounds, local DPSGD.
 
-All sides are whole commands, started by this script one at a time and in turns (the side that goes first changes with
-every repeat, so that none always meets the warmer machine):
+All sides are whole commands, started by this script one at a time and in turns (the side that goes
+first changes with every repeat, so that none always meets the warmer machine):
 
-    peer     PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ...
-    ray      OURS-PYTHON -m sim.run --dataset digits --engine ray ...      (run directory in a temporary folder)
-    inline   the same with --engine inline
+    peer     PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ... ray      OURS-PYTHON -m sim.run
+    --dataset digits --engine ray ...      (run directory in a temporary folder) inline   the same
+    with --engine inline
 
-Two figures are taken of each run: the wall-clock seconds of the whole process, measured here from before its start to
-after its exit, and the median seconds of its rounds after the first, as it reports them itself (the first round holds
-the start of the workers). Reported are minimum, median and maximum over the repeats, and for each of our engines three
-ratios peer / ours: of the medians, the least favourable to us (the peer's fastest run over our slowest) and the most
-favourable.
+Two figures are taken of each run: the wall-clock seconds of the whole process, measured here from
+before its start to after its exit, and the median seconds of its rounds after the first, as it
+reports them itself (the first round holds the start of the workers). Reported are minimum, median
+and maximum over the repeats, and for each of our engines three ratios peer / ours: of the medians,
+the least favourable to us (the peer's fastest run over our slowest) and the most favourable.
 
-    python benchmarks/compare_default.py --ours-python .venv/bin/python --peer-python .venv-peer/bin/python --repeats 5
+    python benchmarks/compare_default.py --ours-python .venv/bin/python --peer-python
+    .venv-peer/bin/python --repeats 5
 
-Prints JSON, then Markdown; `--out FOLDER` writes both there as `compare_default.json` and `compare_default.md`.
+Prints JSON, then Markdown; `--out FOLDER` writes both there as `compare_default.json` and
+`compare_default.md`.
 """
 
 import argparse
@@ -36,7 +39,8 @@ PEER = ROOT / "benchmarks" / "peers" / "flower_ray_opacus.py"
 OUR_MODELS = {"cnn": "benchmarks.digits_cnn:DigitsCNN"}
 """Where our name for the peer's model is another one."""
 BASELINE_PRIVACY = ("--mechanism=dpsgd", "--clip-norm=1", "--epsilon=none")
-"""As the baseline: no client retires. Ours keeps its ledgers and writes its epsilons all the same, inside the time."""
+"""As the baseline: no client retires. Ours keeps its ledgers and writes its epsilons all the same,
+inside the time."""
 SIDES = ("peer", "ray", "inline")
 """The baseline, and our engines."""
 MEASURES = {"whole_process": "whole process", "round_after_first": "a round after the first"}
@@ -57,7 +61,16 @@ class Run:
 
 def task_flags(arguments: argparse.Namespace, seed: int) -> list[str]:
     """The flags that both sides understand alike."""
-    names = ("clients", "dirichlet", "rounds", "steps", "workers", "noise_multiplier", "sample_rate", "lr")
+    names = (
+        "clients",
+        "dirichlet",
+        "rounds",
+        "steps",
+        "workers",
+        "noise_multiplier",
+        "sample_rate",
+        "lr",
+    )
     flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
     return [*flags, f"--seed={seed}"]
 
@@ -65,17 +78,23 @@ def task_flags(arguments: argparse.Namespace, seed: int) -> list[str]:
 def execute(command: list[str], timeout: float) -> tuple[float, str]:
     """Wall-clock seconds and standard output of a command; its error output when it fails."""
     start = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
     seconds = time.perf_counter() - start
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}"
+        )
     return seconds, done.stdout
 
 
 def run_peer(arguments: argparse.Namespace, repeat: int) -> tuple[Run, dict]:
     load = load_average()
     command = [arguments.peer_python, str(PEER), f"--model={arguments.model}"]
-    seconds, output = execute([*command, *task_flags(arguments, arguments.seed + repeat)], arguments.timeout)
+    seconds, output = execute(
+        [*command, *task_flags(arguments, arguments.seed + repeat)], arguments.timeout
+    )
     report = json.loads(output.strip().splitlines()[-1])
     run = Run("peer", repeat, seconds, report["seconds_per_round"], report["accuracy"], load)
     return run, {"versions": report["versions"], "parameters": report["parameters"]}
@@ -85,14 +104,21 @@ def run_ours(arguments: argparse.Namespace, repeat: int, engine: str) -> Run:
     load = load_average()
     with tempfile.TemporaryDirectory() as folder:
         command = [arguments.ours_python, "-m", "sim.run", "--dataset=digits", f"--engine={engine}"]
-        command += [f"--model={OUR_MODELS.get(arguments.model, arguments.model)}", *BASELINE_PRIVACY]
+        command += [
+            f"--model={OUR_MODELS.get(arguments.model, arguments.model)}",
+            *BASELINE_PRIVACY,
+        ]
         command += task_flags(arguments, arguments.seed + repeat)
         command += [f"--out={folder}", "--name=benchmark", "--quiet", *arguments.ours_flags]
         seconds, _ = execute(command, arguments.timeout)
-        lines = (Path(folder) / "benchmark" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (Path(folder) / "benchmark" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        )
     rounds = [json.loads(line) for line in lines]
     if len(rounds) != arguments.rounds:
-        raise RuntimeError(f"rounds.jsonl holds {len(rounds)} rounds, {arguments.rounds} were asked for")
+        raise RuntimeError(
+            f"rounds.jsonl holds {len(rounds)} rounds, {arguments.rounds} were asked for"
+        )
     per_round = statistics.median(record["seconds"] for record in rounds[1:])
     return Run(engine, repeat, seconds, per_round, rounds[-1].get("accuracy"), load)
 
@@ -116,12 +142,19 @@ def ratios(peer: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
 
 def summarize(runs: list[Run], task: dict, peer_facts: dict) -> dict:
     seconds = {
-        measure: {side: spread([getattr(run, measure) for run in runs if run.side == side]) for side in SIDES}
+        measure: {
+            side: spread([getattr(run, measure) for run in runs if run.side == side])
+            for side in SIDES
+        }
         for measure in MEASURES
     }
     return {
         "task": task,
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "system": platform.platform(),
+            "processor": platform.machine(),
+        },
         "peer": peer_facts,
         "seconds": seconds,
         "ratio_peer_to_ours": {
@@ -136,10 +169,11 @@ def to_markdown(summary: dict) -> str:
     task, machine = summary["task"], summary["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in summary["peer"]["versions"].items())
     lines = [
-        f"Digits, {task['clients']} clients (Dirichlet {task['dirichlet']}), {task['rounds']} rounds of "
-        f"{task['steps']} local DPSGD steps, {task['model']}, sample rate {task['sample_rate']}, noise multiplier "
-        f"{task['noise_multiplier']}, {task['workers']} workers; {task['repeats']} "
-        f"alternating runs a side on {machine['cpus']} CPUs ({machine['system']}). Peer: {versions}.",
+        f"Digits, {task['clients']} clients (Dirichlet {task['dirichlet']}), {task['rounds']} "
+        f"rounds of {task['steps']} local DPSGD steps, {task['model']}, sample rate "
+        f"{task['sample_rate']}, noise multiplier {task['noise_multiplier']}, {task['workers']} "
+        f"workers; {task['repeats']} alternating runs a side on {machine['cpus']} CPUs "
+        f"({machine['system']}). Peer: {versions}.",
         "",
         "| seconds | side | min | median | max | peer / ours, medians | least | most |",
         "|---|---|---|---|---|---|---|---|",
@@ -151,17 +185,27 @@ def to_markdown(summary: dict) -> str:
             cells += [f"{ratio[key]:.1f}" if ratio else "" for key in ("median", "least", "most")]
             lines.append(f"| {' | '.join(cells)} |")
     accuracies = {
-        side: [run["accuracy"] for run in summary["runs"] if run["side"] == side and run["accuracy"] is not None]
+        side: [
+            run["accuracy"]
+            for run in summary["runs"]
+            if run["side"] == side and run["accuracy"] is not None
+        ]
         for side in SIDES
     }
-    texts = [f"{side} {statistics.median(values):.3f}" for side, values in accuracies.items() if values]
+    texts = [
+        f"{side} {statistics.median(values):.3f}" for side, values in accuracies.items() if values
+    ]
     return "\n".join([*lines, "", f"Median accuracy after the last round: {', '.join(texts)}."])
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Ours against plain Flower + Ray + Opacus")
-    parser.add_argument("--ours-python", default=sys.executable, help="interpreter with this project installed")
-    parser.add_argument("--peer-python", default=sys.executable, help="interpreter with benchmarks/requirements.txt")
+    parser.add_argument(
+        "--ours-python", default=sys.executable, help="interpreter with this project installed"
+    )
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="interpreter with benchmarks/requirements.txt"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--dirichlet", type=float, default=0.5)
@@ -172,20 +216,32 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--noise-multiplier", type=float, default=1.0)
     parser.add_argument("--sample-rate", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next ones count up")
-    parser.add_argument("--ours-flags", nargs=argparse.REMAINDER, default=[], help="last: passed to our command as is")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first repeat; the next ones count up"
+    )
+    parser.add_argument(
+        "--ours-flags",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="last: passed to our command as is",
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one run")
-    parser.add_argument("--out", type=Path, help="folder for compare_default.json and compare_default.md")
+    parser.add_argument(
+        "--out", type=Path, help="folder for compare_default.json and compare_default.md"
+    )
     arguments = parser.parse_args()
     if arguments.repeats < 1:
         parser.error(f"--repeats {arguments.repeats}: must be at least 1")
     if arguments.rounds < 2:
-        parser.error(f"--rounds {arguments.rounds}: must be at least 2, the first round is reported apart")
+        parser.error(
+            f"--rounds {arguments.rounds}: must be at least 2, the first round is reported apart"
+        )
     return arguments
 
 
 def interpreter(name: str) -> str:
-    """Absolute path, links kept: a virtual environment is known by the name of its interpreter, often a link."""
+    """Absolute path, links kept: a virtual environment is known by the name of its interpreter,
+    often a link."""
     return os.path.abspath(shutil.which(name) or name)
 
 
@@ -202,7 +258,11 @@ def main() -> None:
             else:
                 run = run_ours(arguments, repeat, side)
             runs.append(run)
-            print(f"{side} {repeat + 1}/{arguments.repeats}: {run.whole_process:.2f} s", file=sys.stderr, flush=True)
+            print(
+                f"{side} {repeat + 1}/{arguments.repeats}: {run.whole_process:.2f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     private = ("ours_python", "peer_python", "timeout", "out")
     task = {name: value for name, value in vars(arguments).items() if name not in private}
     summary = summarize(runs, task, peer_facts)

@@ -1,15 +1,18 @@
-"""pfl-research's yardstick in pfl and here: CIFAR-10, 1,000 clients of 50 images, 50 clients a round.
+"""pfl-research's yardstick in pfl and here: CIFAR-10, 1,000 clients of 50 images, 50 clients a
+round.
 
-    python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA --out benchmarks/results/pfl.json
+    python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA --out
+    benchmarks/results/pfl.json
 
-    pfl      benchmarks/peers/pfl_cifar10.py, in an environment of its own (`pip install 'pfl[pytorch]'`)
-    none     `python -m sim.run --mechanism none`: the same without privacy
-    dpsgd    the same under local DPSGD, for what privacy adds
+    pfl      benchmarks/peers/pfl_cifar10.py, in an environment of its own (`pip install
+    'pfl[pytorch]'`) none     `python -m sim.run --mechanism none`: the same without privacy dpsgd
+    the same under local DPSGD, for what privacy adds
 
-Whole commands in turns, each one process with one thread: two convolutions and a hidden layer (1,626,442 parameters), a
-local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1, a plain mean at the server, a look at the test
-part every 10 rounds. Taken of each: the median seconds of a round that ends without such a look, and the CPU seconds of
-the whole process, which other work on the machine disturbs less. Prints JSON with the ratios pfl / ours.
+Whole commands in turns, each one process with one thread: two convolutions and a hidden layer
+(1,626,442 parameters), a local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1, a
+plain mean at the server, a look at the test part every 10 rounds. Taken of each: the median seconds
+of a round that ends without such a look, and the CPU seconds of the whole process, which other work
+on the machine disturbs less. Prints JSON with the ratios pfl / ours.
 """
 
 import argparse
@@ -31,8 +34,20 @@ from benchmarks.measured import publish  # noqa: E402
 from sim.data.dataset import load  # noqa: E402
 
 FLAGS = (
-    *("--model=benchmarks.peers.yardstick:TwoLayerCNN", "--clients=1000", "--partition=iid", "--fraction=0.05"),
-    *("--sample-rate=0.2", "--steps=5", "--lr=0.1", "--evaluate-every=10", "--engine=inline", "--quiet"),
+    *(
+        "--model=benchmarks.peers.yardstick:TwoLayerCNN",
+        "--clients=1000",
+        "--partition=iid",
+        "--fraction=0.05",
+    ),
+    *(
+        "--sample-rate=0.2",
+        "--steps=5",
+        "--lr=0.1",
+        "--evaluate-every=10",
+        "--engine=inline",
+        "--quiet",
+    ),
     "--server-momentum=0",
 )
 SIDES = {
@@ -51,25 +66,42 @@ def write_records(path: Path, data_dir: str | None) -> None:
 def cpu_seconds(command: list[str]) -> tuple[float, str]:
     """CPU time of a command and its children, and what it prints."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}"
+        )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
 def quiet_rounds(seconds: list[float]) -> float:
     """The median of the rounds that neither are the first nor look at the test part."""
-    return statistics.median(s for n, s in enumerate(seconds, start=1) if n > 1 and n % 10 and n < len(seconds))
+    return statistics.median(
+        s for n, s in enumerate(seconds, start=1) if n > 1 and n % 10 and n < len(seconds)
+    )
 
 
 def run_pfl(python: str, records: Path, rounds: int) -> dict:
-    """One run of pfl. It looks before a round, so that of every tenth round belongs to the one that follows."""
-    command = [python, "benchmarks/peers/pfl_cifar10.py", f"--records={records}", f"--rounds={rounds}"]
+    """One run of pfl. It looks before a round, so that of every tenth round belongs to the one that
+    follows."""
+    command = [
+        python,
+        "benchmarks/peers/pfl_cifar10.py",
+        f"--records={records}",
+        f"--rounds={rounds}",
+    ]
     cpu, output = cpu_seconds(command)
     report = json.loads(output.strip().splitlines()[-1])
     seconds = [s for n, s in enumerate(report["round_seconds"]) if n % 10]
-    return {"side": "pfl", "round": statistics.median(seconds), "cpu": cpu, "accuracy": report["accuracy"]}
+    return {
+        "side": "pfl",
+        "round": statistics.median(seconds),
+        "cpu": cpu,
+        "accuracy": report["accuracy"],
+    }
 
 
 def run_ours(side: str, records: Path, rounds: int) -> dict:
@@ -85,10 +117,14 @@ def run_ours(side: str, records: Path, rounds: int) -> dict:
 
 def main() -> None:
     """Run all sides in turns and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pfl-python", required=True)
     parser.add_argument("--data-dir")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="ours; pfl always runs")
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=list(SIDES), help="ours; pfl always runs"
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -107,7 +143,9 @@ def main() -> None:
         for side in ("pfl", *arguments.sides)
         for figure in ("round", "cpu")
     }
-    ratios = {f: {s: middle["pfl", f] / middle[s, f] for s in arguments.sides} for f in ("round", "cpu")}
+    ratios = {
+        f: {s: middle["pfl", f] / middle[s, f] for s in arguments.sides} for f in ("round", "cpu")
+    }
     result = {
         "command": "python " + " ".join(sys.argv),
         "rounds": arguments.rounds,

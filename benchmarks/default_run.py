@@ -4,9 +4,10 @@
     python benchmarks/default_run.py --seeds 0 -- --dataset mnist --data-dir DATA
     python benchmarks/default_run.py --seeds 0 -- --dataset synthetic --clients 10000 --rounds 3
 
-``--dataset synthetic`` stands for 20 records of 8x8 pixels a client, Gaussian classes, written to a temporary file.
-Prints, and with ``--out FILE`` writes, one JSON object: seconds of the whole process, median seconds of a round after
-the first, accuracy, certified epsilon, and the largest resident memory of a process of the run.
+``--dataset synthetic`` stands for 20 records of 8x8 pixels a client, Gaussian classes, written to a
+temporary file. Prints, and with ``--out FILE`` writes, one JSON object: seconds of the whole
+process, median seconds of a round after the first, accuracy, certified epsilon, and the largest
+resident memory of a process of the run.
 """
 
 import argparse
@@ -47,7 +48,9 @@ def run(flags: list[str], seed: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         if "synthetic" in flags:
             clients = int(flags[flags.index("--clients") + 1])
-            flags = [str(synthetic(Path(folder), clients)) if f == "synthetic" else f for f in flags]
+            flags = [
+                str(synthetic(Path(folder), clients)) if f == "synthetic" else f for f in flags
+            ]
         command = [
             sys.executable,
             "-m",
@@ -77,7 +80,9 @@ def run(flags: list[str], seed: int) -> dict:
 
 def main() -> None:
     """Run every seed and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path)
     parser.add_argument("flags", nargs="*", help="flags of sim.run, after --")

@@ -1,20 +1,22 @@
-"""What privacy costs of a training step: ours and Opacus' two ways, beside a plain step on the same batch.
+"""What privacy costs of a training step: ours and Opacus' two ways, beside a plain step on the same
+batch.
 
     python benchmarks/dp_step.py --out benchmarks/results/dp_step.json
 
-For the CNN of MNIST (26,010 parameters) and that of CIFAR-10 (550,570), and several batch sizes, one process with one
-thread times one step each of
+For the CNN of MNIST (26,010 parameters) and that of CIFAR-10 (550,570), and several batch sizes,
+one process with one thread times one step each of
 
-    plain          forward, backward of the mean loss, SGD; in the contiguous and in the channels-last layout
-    ours           gradients clipped and summed, noise, divisor, SGD: a step of a cohort of one client
-    opacus hooks   `PrivacyEngine.make_private`, in both layouts where it is right, which channels-last is not
-    opacus ghost   the same with `grad_sample_mode="ghost"`
+    plain          forward, backward of the mean loss, SGD; in the contiguous and in the
+    channels-last layout ours           gradients clipped and summed, noise, divisor, SGD: a step of
+    a cohort of one client opacus hooks   `PrivacyEngine.make_private`, in both layouts where it is
+    right, which channels-last is not opacus ghost   the same with `grad_sample_mode="ghost"`
 
-in turns, after a warm-up of each. Every side counts at its own best layout. Then the gain of a cohort: K clients of an
-MLP in one step of K batches, beside K steps of one client each.
+in turns, after a warm-up of each. Every side counts at its own best layout. Then the gain of a
+cohort: K clients of an MLP in one step of K batches, beside K steps of one client each.
 
-Seconds are of the process's CPU time, which other work on the machine disturbs least. The ratio is that of the medians,
-and beside it of the minima. Opacus is left out where it is not installed (benchmarks/requirements.txt).
+Seconds are of the process's CPU time, which other work on the machine disturbs least. The ratio is
+that of the medians, and beside it of the minima. Opacus is left out where it is not installed
+(benchmarks/requirements.txt).
 """
 
 import argparse
@@ -81,7 +83,9 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Step:
     sgd = torch.optim.SGD(model.parameters(), lr=RATE)
     criterion: Callable = nn.CrossEntropyLoss()
     if mode == "ghost":
-        ghost = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        ghost = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=CLIP, use_ghost_clipping=True
+        )
         wrapped, optimizer = ghost, DPOptimizerFastGradientClipping(sgd, **settings)
         criterion = DPLossFastGradientClipping(ghost, optimizer, criterion)
     else:
@@ -98,7 +102,10 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Step:
 def sides(name: str, batch: int) -> dict[str, Step]:
     """Every side's step, by name; a name's first word is the side, the rest its layout."""
     data = torch.Generator().manual_seed(0)
-    x, y = torch.randn(batch, *SHAPES[name], generator=data), torch.randint(10, (batch,), generator=data)
+    x, y = (
+        torch.randn(batch, *SHAPES[name], generator=data),
+        torch.randint(10, (batch,), generator=data),
+    )
     last = x.contiguous(memory_format=torch.channels_last)
 
     def model() -> nn.Module:
@@ -133,7 +140,9 @@ def compare(name: str, batch: int, repeats: int) -> dict:
     seconds = timed(sides(name, batch), repeats)
     best: dict[str, list[float]] = {}
     for side in sorted({n.split()[0] for n in seconds}):
-        best[side] = min((s for n, s in seconds.items() if n.split()[0] == side), key=statistics.median)
+        best[side] = min(
+            (s for n, s in seconds.items() if n.split()[0] == side), key=statistics.median
+        )
     base = best["plain"]
     rows = {
         side: {
@@ -153,15 +162,25 @@ def cohort(clients: int, batch: int, repeats: int) -> dict:
     y = torch.randint(10, (clients, batch), generator=data)
     model = build("mlp", SHAPES["mlp"], 10, 0, "tanh")
     alone = [ours(model, x[k : k + 1], y[k : k + 1]) for k in range(clients)]
-    seconds = timed({"together": ours(model, x, y), "one by one": lambda: [step() for step in alone]}, repeats)
+    seconds = timed(
+        {"together": ours(model, x, y), "one by one": lambda: [step() for step in alone]}, repeats
+    )
     medians = {name: statistics.median(s) for name, s in seconds.items()}
     ratio = medians["one by one"] / medians["together"]
-    return {"model": "mlp", "clients": clients, "batch": batch, "median_seconds": medians, "gain": ratio}
+    return {
+        "model": "mlp",
+        "clients": clients,
+        "batch": batch,
+        "median_seconds": medians,
+        "gain": ratio,
+    }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cnn", type=int, nargs="*", default=[1024, 256], help="batch sizes")
     parser.add_argument("--cifar", type=int, nargs="*", default=[256, 64, 16], help="batch sizes")
@@ -173,7 +192,10 @@ def main() -> None:
     for name, batches in (("cnn", arguments.cnn), ("cnn-cifar", arguments.cifar)):
         for batch in batches:
             steps.append(compare(name, batch, arguments.repeats))
-            costs = {side: round(row["over_plain_medians"], 2) for side, row in steps[-1]["sides"].items()}
+            costs = {
+                side: round(row["over_plain_medians"], 2)
+                for side, row in steps[-1]["sides"].items()
+            }
             print(f"{name}, batch {batch}: {costs}", file=sys.stderr, flush=True)
     together = cohort(50, 16, arguments.repeats)
     result = {

@@ -1,12 +1,15 @@
-"""DPSUR's published epsilon is exceeded: a one-dimensional example, integrated exactly and run by the mechanism itself.
+"""DPSUR's published epsilon is exceeded: a one-dimensional example, integrated exactly and run by
+the mechanism itself.
 
-    python benchmarks/dpsur_audit.py --out benchmarks/results/dpsur_audit.json --plot docs/dpsur_audit.svg
+    python benchmarks/dpsur_audit.py --out benchmarks/results/dpsur_audit.json --plot
+    docs/dpsur_audit.svg
 
-The model is one number w, a record's loss is ``-c w``. D' holds n records with c = 0.002, and D one more with c = 1;
-the clip norm is 1. A public drift t is taken from every proposal, ``w' - w = G - t`` with G the noisy sum, so that the
-test accepts mostly where G is above t, which is where a record with c = 1 shows. As the losses are linear, accepted
-steps are independent draws of one law, and their number is fixed. Its density with and without the record is integrated
-on a grid; binning is post-processing, so the epsilon of the binned pair (privacy-loss distributions of dp-accounting,
+The model is one number w, a record's loss is ``-c w``. D' holds n records with c = 0.002, and D one
+more with c = 1; the clip norm is 1. A public drift t is taken from every proposal, ``w' - w = G -
+t`` with G the noisy sum, so that the test accepts mostly where G is above t, which is where a
+record with c = 1 shows. As the losses are linear, accepted steps are independent draws of one law,
+and their number is fixed. Its density with and without the record is integrated on a grid; binning
+is post-processing, so the epsilon of the binned pair (privacy-loss distributions of dp-accounting,
 rounded optimistically) is a lower bound on that of the mechanism.
 """
 
@@ -59,7 +62,8 @@ class Example:
     steps: int
 
     def plan(self, steps: int) -> DpsurPlan:
-        """One round of that many accepted steps, with a tenth of delta for the cap on rejections."""
+        """One round of that many accepted steps, with a tenth of delta for the cap on
+        rejections."""
         plan = DpsurPlan(
             self.sample_rate,
             self.noise,
@@ -76,7 +80,10 @@ class Example:
         return dataclasses.replace(plan, most_rejections=cap)
 
 
-EXAMPLES = (Example(0.02, 1.0, 0.005, 1.0, -1.0, 2_000, 426), Example(0.02, 1.0, 0.002, 0.8, -2.0, 5_000, 439))
+EXAMPLES = (
+    Example(0.02, 1.0, 0.005, 1.0, -1.0, 2_000, 426),
+    Example(0.02, 1.0, 0.002, 0.8, -2.0, 5_000, 439),
+)
 
 
 def accepted_law(example: Example, present: bool) -> np.ndarray:
@@ -88,19 +95,23 @@ def accepted_law(example: Example, present: bool) -> np.ndarray:
         rate, test_rate = example.sample_rate, example.validation_rate
         proposal = (1 - rate) * proposal + rate * np.diff(_proposal(example, LARGE))
         chance = (1 - test_rate) * chance + test_rate * _acceptance(example, middle, without=False)
-    law = np.maximum(proposal * chance, 0.0)  # differences of a distribution function may round below 0
+    law = np.maximum(
+        proposal * chance, 0.0
+    )  # differences of a distribution function may round below 0
     return law / law.sum()
 
 
 def _proposal(example: Example, extra: float) -> np.ndarray:
-    """Distribution function of ``G - t`` at the edges: a binomial number of small records, the extra, the noise."""
+    """Distribution function of ``G - t`` at the edges: a binomial number of small records, the
+    extra, the noise."""
     count, weight = _likely(example.records, example.sample_rate)
     centres = SMALL * count + extra - DRIFT
     return weight @ stats.norm.cdf((EDGES[None, :] - centres[:, None]) / example.noise)
 
 
 def _acceptance(example: Example, move: np.ndarray, without: bool) -> np.ndarray:
-    """Probability that a test batch without, or with, the large record accepts a move of w, ``[bins]``."""
+    """Probability that a test batch without, or with, the large record accepts a move of w,
+    ``[bins]``."""
     count, weight = _likely(example.records, example.validation_rate)
     size = count if without else count + 1
     total = SMALL * count + (0.0 if without else LARGE)
@@ -118,7 +129,9 @@ def _likely(records: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
 def least_epsilons(example: Example, steps: tuple[int, ...]) -> list[float]:
     """Lower bounds on the true epsilon of that many accepted steps."""
     with np.errstate(divide="ignore"):
-        within, without = (dict(enumerate(np.log(accepted_law(example, present)))) for present in (True, False))
+        within, without = (
+            dict(enumerate(np.log(accepted_law(example, present)))) for present in (True, False)
+        )
     loss = privacy_loss_distribution.from_two_probability_mass_functions(
         {n: v for n, v in without.items() if math.isfinite(v)},
         {n: v for n, v in within.items() if math.isfinite(v)},
@@ -161,20 +174,24 @@ def accepted_by_the_mechanism(example: Example, present: bool, runs: int, seed: 
 
 
 def agreement(example: Example, present: bool, runs: int, seed: int = 0) -> float:
-    """p-value of Kolmogorov and Smirnov: the mechanism's accepted steps follow the integrated law."""
+    """p-value of Kolmogorov and Smirnov: the mechanism's accepted steps follow the integrated
+    law."""
     law = np.append(0.0, np.cumsum(accepted_law(example, present)))
     sample = accepted_by_the_mechanism(example, present, runs, seed)
     return float(stats.kstest(sample, lambda x: np.interp(x, EDGES, law)).pvalue)
 
 
 def measure(example: Example) -> dict:
-    """Claimed, least true and certified epsilon by accepted steps, and whether the mechanism follows the law."""
+    """Claimed, least true and certified epsilon by accepted steps, and whether the mechanism
+    follows the law."""
     steps = tuple(sorted({*STEPS, example.steps}))
     plans = [example.plan(count) for count in steps]
     return {
         **dataclasses.asdict(example),
         "at_steps": steps,
-        "published": [epsilon(plan.claims(plan.steps, 1), DELTA, "published").epsilon for plan in plans],
+        "published": [
+            epsilon(plan.claims(plan.steps, 1), DELTA, "published").epsilon for plan in plans
+        ],
         "true_at_least": least_epsilons(example, steps),
         "certified": [epsilon(plan.round_charges(1), DELTA).epsilon for plan in plans],
         "p_value_with": agreement(example, True, RUNS),
@@ -188,17 +205,26 @@ def picture(rows: list[dict]) -> Figure:
     for axes, row in zip(figure.subplots(1, len(rows), sharey=True), rows, strict=True):
         axes.plot(row["at_steps"], row["certified"], color="#2b6cb0", label="certified")
         axes.plot(row["at_steps"], row["true_at_least"], color="#c53030", label="true, at least")
-        axes.plot(row["at_steps"], row["published"], color="#dd7a1b", linestyle=":", label="published")
+        axes.plot(
+            row["at_steps"], row["published"], color="#dd7a1b", linestyle=":", label="published"
+        )
         axes.set(xlabel="accepted steps", xlim=(0, max(row["at_steps"])))
-        axes.set_title(f"q_v = {row['validation_rate']:g}, s_v = {row['validation_noise']:g}, beta = {row['beta']:g}")
+        axes.set_title(
+            f"q_v = {row['validation_rate']:g}, s_v = {row['validation_noise']:g}, beta = "
+            f"{row['beta']:g}"
+        )
         axes.grid(color="#e2e8f0")
-    figure.axes[0].set(ylabel="epsilon", ylim=(0, 1.05 * max(max(row["certified"]) for row in rows)))
+    figure.axes[0].set(
+        ylabel="epsilon", ylim=(0, 1.05 * max(max(row["certified"]) for row in rows))
+    )
     figure.axes[0].legend(frameon=False)
     return figure
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="DPSUR's published epsilon against a lower bound on the true one.")
+    parser = argparse.ArgumentParser(
+        description="DPSUR's published epsilon against a lower bound on the true one."
+    )
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--plot", type=Path, help="where the picture goes")
     arguments = parser.parse_args()
@@ -207,5 +233,7 @@ if __name__ == "__main__":
     if arguments.out:
         arguments.out.write_text(json.dumps(measured, indent=1) + "\n")
     if arguments.plot:
-        with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 9.5, "svg.hashsalt": "dpsur"}):
+        with matplotlib.rc_context(
+            {"font.size": 9, "axes.titlesize": 9.5, "svg.hashsalt": "dpsur"}
+        ):
             picture(measured["examples"]).savefig(arguments.plot, metadata={"Date": None})

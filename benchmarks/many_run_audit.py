@@ -1,4 +1,5 @@
-"""Lower bounds of the many-run audit for every mechanism, beside what is certified, in the worlds of the tests.
+"""Lower bounds of the many-run audit for every mechanism, beside what is certified, in the worlds
+of the tests.
 
 PYTHONPATH=. python benchmarks/many_run_audit.py --out benchmarks/results/many_run_audit.json
 """
@@ -16,7 +17,9 @@ TARGETS = (1.0, 2.0, 4.0, 8.0)
 
 def main() -> None:
     """Audit every mechanism at every target and print what came out."""
-    parser = argparse.ArgumentParser(description="Lower bounds on epsilon from many runs of every mechanism.")
+    parser = argparse.ArgumentParser(
+        description="Lower bounds on epsilon from many runs of every mechanism."
+    )
     parser.add_argument("--runs", type=int, default=10_000, help="with either data set")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     known = parser.parse_args()
@@ -26,7 +29,12 @@ def main() -> None:
         for target in TARGETS:
             one = plan(mechanism, target)
             found = many_run_epsilon(
-                world(mechanism, one, **at), lambda m, at=at: moved(m, **at), known.runs, DELTA, CONFIDENCE, KEY
+                world(mechanism, one, **at),
+                lambda m, at=at: moved(m, **at),
+                known.runs,
+                DELTA,
+                CONFIDENCE,
+                KEY,
             )
             rows.append({"mechanism": mechanism, "certified": claimed(one), "lower": found})
     publish({"delta": DELTA, "confidence": CONFIDENCE, "runs": known.runs, "rows": rows}, known.out)

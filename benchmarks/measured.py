@@ -16,5 +16,12 @@ def publish(result: dict, out: Path | None) -> None:
 
 
 def openblas_kernels() -> list[str]:
-    """For which chips NumPy's (and SciPy's) products are made here: what was found, or OPENBLAS_CORETYPE."""
-    return sorted({found["architecture"] for found in threadpool_info() if found["internal_api"] == "openblas"})
+    """For which chips NumPy's (and SciPy's) products are made here: what was found, or
+    OPENBLAS_CORETYPE."""
+    return sorted(
+        {
+            found["architecture"]
+            for found in threadpool_info()
+            if found["internal_api"] == "openblas"
+        }
+    )

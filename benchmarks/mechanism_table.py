@@ -1,13 +1,15 @@
-"""All mechanisms at the same certified epsilon: accuracy and cost of a local step, 100 clients, Dirichlet 0.5.
+"""All mechanisms at the same certified epsilon: accuracy and cost of a local step, 100 clients,
+Dirichlet 0.5.
 
     python benchmarks/mechanism_table.py --dataset digits --out benchmarks/results
     python benchmarks/mechanism_table.py --dataset mnist --model mlp --out benchmarks/results
 
-Every mechanism gets the same tuning: the same learning rates times two values of one setting of its own, each tried
-once at each epsilon on a fifth of the *training* part, held out by `--validation-records` (seed 100). The best setting
-is then trained on the whole training part with each seed and measured once on the test part. Runs are the inline
-engine's, several processes side by side. The cost of a local step is measured afterwards, in one process: runs of the
-mechanism and of DPSGD take turns, and the least training time of a round counts, over DPSGD's.
+Every mechanism gets the same tuning: the same learning rates times two values of one setting of its
+own, each tried once at each epsilon on a fifth of the *training* part, held out by
+`--validation-records` (seed 100). The best setting is then trained on the whole training part with
+each seed and measured once on the test part. Runs are the inline engine's, several processes side
+by side. The cost of a local step is measured afterwards, in one process: runs of the mechanism and
+of DPSGD take turns, and the least training time of a round counts, over DPSGD's.
 """
 
 import argparse
@@ -58,15 +60,32 @@ def play(case: Case, arguments: argparse.Namespace, held_out: int = 0) -> dict:
     from sim.start import train
 
     name, _ = OWN[case.mechanism]
-    settings = {"mechanism": case.mechanism, "epsilon": case.epsilon, "lr": case.lr, name: case.own, "seed": case.seed}
+    settings = {
+        "mechanism": case.mechanism,
+        "epsilon": case.epsilon,
+        "lr": case.lr,
+        name: case.own,
+        "seed": case.seed,
+    }
     if held_out:
         settings |= {"validation_records": held_out, "evaluate_on": "validation"}
-    settings |= {"dataset": arguments.dataset, "model": arguments.model, "rounds": arguments.rounds, "clients": 100}
-    settings |= {"dirichlet": 0.5, "engine": "inline", "groups": 1} | dict(s.split("=", 1) for s in arguments.set)
+    settings |= {
+        "dataset": arguments.dataset,
+        "model": arguments.model,
+        "rounds": arguments.rounds,
+        "clients": 100,
+    }
+    settings |= {"dirichlet": 0.5, "engine": "inline", "groups": 1} | dict(
+        s.split("=", 1) for s in arguments.set
+    )
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
         data_dir = [f"--data-dir={arguments.data_dir}"] if arguments.data_dir else []
-        run = train(parse([*flags, *data_dir, "--quiet", "--out", folder, "--name", "run"], "mechanisms", ""))
+        run = train(
+            parse(
+                [*flags, *data_dir, "--quiet", "--out", folder, "--name", "run"], "mechanisms", ""
+            )
+        )
         records = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     last = records[-1]
     return asdict(case) | {
@@ -99,21 +118,28 @@ def tune(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[dict]
 
 
 def costs(rows: list[dict], arguments: argparse.Namespace) -> dict[str, float]:
-    """The cost of a local step over DPSGD's by mechanism, each at its settings for the largest epsilon."""
+    """The cost of a local step over DPSGD's by mechanism, each at its settings for the largest
+    epsilon."""
     cases = {r["mechanism"]: Case(**{f.name: r[f.name] for f in fields(Case)}) for r in rows}
     least = dict.fromkeys(cases, math.inf)
     for _ in range(TURNS):
         for mechanism, case in cases.items():
             least[mechanism] = min(least[mechanism], play(case, arguments)["seconds"])
-    return {mechanism: seconds / least["dpsgd"] for mechanism, seconds in least.items()} if "dpsgd" in least else {}
+    return (
+        {mechanism: seconds / least["dpsgd"] for mechanism, seconds in least.items()}
+        if "dpsgd" in least
+        else {}
+    )
 
 
 def markdown(rows: list[dict], cost: dict[str, float], arguments: argparse.Namespace) -> str:
     """The table: mean and spread over seeds."""
     lines = [
-        f"`python benchmarks/mechanism_table.py --dataset {arguments.dataset} --model {arguments.model}`",
+        f"`python benchmarks/mechanism_table.py --dataset {arguments.dataset} --model "
+        f"{arguments.model}`",
         "",
-        "| mechanism | certified epsilon | published | accuracy, mean (least to largest) | settings | step / DPSGD's |",
+        "| mechanism | certified epsilon | published | accuracy, mean (least to largest) | "
+        "settings | step / DPSGD's |",
         "|---|---|---|---|---|---|",
     ]
     keys = dict.fromkeys((r["mechanism"], r["epsilon"]) for r in rows)
@@ -121,22 +147,32 @@ def markdown(rows: list[dict], cost: dict[str, float], arguments: argparse.Names
         cell = [r for r in rows if (r["mechanism"], r["epsilon"]) == (mechanism, epsilon)]
         accuracies = [100 * r["accuracy"] for r in cell]
         lines.append(
-            f"| {mechanism} | {max(r['certified'] for r in cell):.4g} | {max(r['published'] for r in cell):.3g} "
-            f"| {statistics.mean(accuracies):.1f} ({min(accuracies):.1f} to {max(accuracies):.1f}) "
-            f"| lr {cell[0]['lr']:g}, {OWN[mechanism][0]} {cell[0]['own']:g} | {cost.get(mechanism, math.nan):.2f} |"
+            f"| {mechanism} | {max(r['certified'] for r in cell):.4g} | "
+            f"{max(r['published'] for r in cell):.3g} | {statistics.mean(accuracies):.1f} "
+            f"({min(accuracies):.1f} to {max(accuracies):.1f}) | lr {cell[0]['lr']:g}, "
+            f"{OWN[mechanism][0]} {cell[0]['own']:g} | {cost.get(mechanism, math.nan):.2f} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Tune, measure, print, and write the results where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data-dir")
     parser.add_argument("--model", default="linear")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="learning rates tried")
-    parser.add_argument("--set", nargs="*", default=[], help="further settings of all runs, such as local-momentum=0.9")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="learning rates tried"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        help="further settings of all runs, such as local-momentum=0.9",
+    )
     parser.add_argument("--mechanisms", nargs="+", default=list(OWN), choices=list(OWN))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path)

@@ -2,12 +2,15 @@
 
     python benchmarks/mnist_round.py --data-dir DATA --out benchmarks/results/mnist_round.json
 
-    ours    a whole round of 100 clients of unequal sizes (Dirichlet 0.5), one DPSGD step of each at full batch: charges
-            on disk, clipped sums, noise, updates, exact sum; groups one after the other in this process
-    plain   the gradient of the mean loss over all records, in batches of the size and layout that is fastest here
+    ours    a whole round of 100 clients of unequal sizes (Dirichlet 0.5), one DPSGD step of each at
+            full batch: charges on disk, clipped sums, noise, updates, exact sum; groups one after
+            the other in this process
+    plain   the gradient of the mean loss over all records, in batches of the size and layout that
+    is fastest here
 
-in turns, in one process with one thread, with the CNN of 26,010 parameters. Seconds are of the process's CPU time,
-which other work on the machine disturbs least. The ratio is that of the medians, and beside it of the minima.
+in turns, in one process with one thread, with the CNN of 26,010 parameters. Seconds are of the
+process's CPU time, which other work on the machine disturbs least. The ratio is that of the
+medians, and beside it of the minima.
 """
 
 import argparse
@@ -44,7 +47,11 @@ def plain(job: Job, batch: int, last: bool) -> Callable[[], None]:
     layout = torch.channels_last if last else torch.contiguous_format
     model = copy.deepcopy(job.model).to(memory_format=layout)
     parts = list(
-        zip(torch.from_numpy(job.dataset.x).split(batch), torch.from_numpy(job.dataset.y).split(batch), strict=True)
+        zip(
+            torch.from_numpy(job.dataset.x).split(batch),
+            torch.from_numpy(job.dataset.y).split(batch),
+            strict=True,
+        )
     )
 
     def gradient() -> None:
@@ -58,7 +65,10 @@ def plain(job: Job, batch: int, last: bool) -> Callable[[], None]:
 
 def ours(job: Job, folder: Path) -> Callable[[], None]:
     """The next round of all clients."""
-    exchange, params = inline_exchange(job, folder), job.gradients.layout.initial(job.model).numpy().copy()
+    exchange, params = (
+        inline_exchange(job, folder),
+        job.gradients.layout.initial(job.model).numpy().copy(),
+    )
     clients = [np.sort(np.concatenate(chunks)) for chunks in job.groups]
     done = 0
 
@@ -81,7 +91,9 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)

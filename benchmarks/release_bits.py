@@ -2,13 +2,15 @@
 
     python benchmarks/release_bits.py --out benchmarks/results/release_bits.json
 
-**Attack.** Whoever knows the other records asks of each released number whether any float32 normal draw, or any step of
-the grid, gives it, with the last record and without, and guesses by the fewer impossible numbers. For every release
-that there is (`tests/releases.py`), in a release and, as the control, in floats; 2,000 trials each. And end to end, on
-the model that `python -m sim.central` releases of 40 records of 64 numbers.
+**Attack.** Whoever knows the other records asks of each released number whether any float32 normal
+draw, or any step of the grid, gives it, with the last record and without, and guesses by the fewer
+impossible numbers. For every release that there is (`tests/releases.py`), in a release and, as the
+control, in floats; 2,000 trials each. And end to end, on the model that `python -m sim.central`
+releases of 40 records of 64 numbers.
 
-**Twin runs.** The same sums with a record and with the null record in its place, inputs from 1e-30 to 1e38, models
-built in and adverse (`tests/test_grid.py`): the largest part of a record, in clip norms.
+**Twin runs.** The same sums with a record and with the null record in its place, inputs from 1e-30
+to 1e38, models built in and adverse (`tests/test_grid.py`): the largest part of a record, in clip
+norms.
 """
 
 import argparse
@@ -39,7 +41,8 @@ from tests.test_grid import ADVERSE, CASES, worst_part
 FEATURES, CLASSES, NULL = 64, 10, 3e38
 """The null record has numbers so large that its gradient is not finite."""
 CENTRAL = (
-    "--clients=1 --epsilon 1 --clip-norm 1 --lr 1 --rounds 1 --steps 1 --engine inline --quiet --model linear "
+    "--clients=1 --epsilon 1 --clip-norm 1 --lr 1 --rounds 1 --steps 1 --engine inline --quiet "
+    "--model linear "
     "--dataset {data} --out {out}"
 )
 
@@ -56,7 +59,9 @@ def attack(trials: int) -> dict[str, dict[str, dict[str, float]]]:
     for name, row in releases.RELEASES.items():
         sides = {}
         for side, arithmetic in (("release", GRID), ("simulation", FLOATS)):
-            rights = [releases.successes(row, arithmetic, 200, seed) for seed in range(trials // 200)]
+            rights = [
+                releases.successes(row, arithmetic, 200, seed) for seed in range(trials // 200)
+            ]
             sides[side] = share(sum(rights), trials)
         print(name, {side: found["right"] for side, found in sides.items()}, flush=True)
         found[name] = sides
@@ -64,7 +69,8 @@ def attack(trials: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def end_to_end(trials: int, release: bool) -> dict[str, float]:
-    """Guesses on whole runs of the command: was the last of 40 records there, or the null record in its place?"""
+    """Guesses on whole runs of the command: was the last of 40 records there, or the null record in
+    its place?"""
     rng, right = np.random.default_rng(0), 0
     for trial in range(trials):
         x = rng.normal(size=(2, 40, FEATURES)).astype(np.float32)
@@ -73,7 +79,9 @@ def end_to_end(trials: int, release: bool) -> dict[str, float]:
         y[:CLASSES] = np.arange(CLASSES)
         held = bool(rng.random() < 0.5)
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            np.savez(f"{folder}/data.npz", x=x[0 if held else 1], y=y, x_test=x[0, :2], y_test=y[:2])
+            np.savez(
+                f"{folder}/data.npz", x=x[0 if held else 1], y=y, x_test=x[0, :2], y_test=y[:2]
+            )
             flags = CENTRAL.format(data=f"{folder}/data.npz", out=folder).split()
             flags += ["--release"] if release else ["--seed", str(trial)]
             run = train(parse([*flags, "--name", "run"], "run", ""))
@@ -86,10 +94,13 @@ def end_to_end(trials: int, release: bool) -> dict[str, float]:
 
 
 def impossible(built: Job, after: torch.Tensor, x: np.ndarray, y: np.ndarray) -> int:
-    """How many numbers of the released model no float32 normal draw gives, if the records were these."""
+    """How many numbers of the released model no float32 normal draw gives, if the records were
+    these."""
     start = built.gradients.layout.initial(built.model)
     given = torch.from_numpy(x)[None], torch.from_numpy(y)[None]
-    total, _ = built.gradients.scaled_sum(start[None], *given, lambda norms: clip_factors(norms, torch.ones(1)))
+    total, _ = built.gradients.scaled_sum(
+        start[None], *given, lambda norms: clip_factors(norms, torch.ones(1))
+    )
     noise = torch.tensor(built.plans.of(0).noise_multiplier)
     centre = ((start.double() - after.double()) * len(y) - total[0].double()) / noise
     draws, seen = [centre.float().numpy()], torch.zeros(after.shape, dtype=torch.bool)
@@ -112,22 +123,31 @@ def twins(cases: int) -> dict[str, float]:
         name = names[number % len(names)]
         case, clip = ADVERSE.get(name) or CASES[name], ("flat", "auto")[number // len(names) % 2]
         scale = 10.0 ** rng.uniform(-30, 38)
-        worst[name] = max(worst.get(name, 0.0), worst_part(case, scale, int(rng.integers(2**31)), clip))
+        worst[name] = max(
+            worst.get(name, 0.0), worst_part(case, scale, int(rng.integers(2**31)), clip)
+        )
     return worst
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=2_000, help="of each attack, a multiple of 200")
-    parser.add_argument("--runs", type=int, default=100, help="whole runs that are attacked, of each kind")
+    parser.add_argument(
+        "--trials", type=int, default=2_000, help="of each attack, a multiple of 200"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=100, help="whole runs that are attacked, of each kind"
+    )
     parser.add_argument("--cases", type=int, default=10_000, help="of twin runs")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args()
     torch.set_num_threads(1)
     result = {
         "attack": attack(given.trials),
-        "end_to_end": {"release": end_to_end(given.runs, True), "simulation": end_to_end(given.runs, False)},
+        "end_to_end": {
+            "release": end_to_end(given.runs, True),
+            "simulation": end_to_end(given.runs, False),
+        },
         "twins": {"cases": given.cases, "largest_part": twins(given.cases)},
     }
     publish(result, given.out)

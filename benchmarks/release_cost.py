@@ -1,10 +1,11 @@
-"""What a release costs beside its simulation: the same training steps, and the default run, in turns.
+"""What a release costs beside its simulation: the same training steps, and the default run, in
+turns.
 
     python benchmarks/release_cost.py --out benchmarks/results/release_cost.json
 
-A step is that of DPSGD for one client of 2,048 records of 1x28x28 on `cnn`, and of 25 clients of 40 records of 64
-numbers on `linear`, CPU seconds in one process and one thread. The run is the default command with the inline engine,
-wall seconds of the whole process.
+A step is that of DPSGD for one client of 2,048 records of 1x28x28 on `cnn`, and of 25 clients of 40
+records of 64 numbers on `linear`, CPU seconds in one process and one thread. The run is the default
+command with the inline engine, wall seconds of the whole process.
 """
 
 import argparse
@@ -83,9 +84,14 @@ def runs(repeats: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(repeats + 1):
             for side in SIDES:
-                command = f"-m sim.run --clients 100 --dirichlet 0.5 --engine inline --quiet --out {folder}".split()
+                command = (
+                    "-m sim.run --clients 100 --dirichlet 0.5 --engine inline --quiet --out "
+                    f"{folder}"
+                ).split()
                 began = time.perf_counter()
-                subprocess.run([sys.executable, *command, *["--release"][: side == "release"]], check=True)
+                subprocess.run(
+                    [sys.executable, *command, *["--release"][: side == "release"]], check=True
+                )
                 if repeat:
                     seconds[side].append(time.perf_counter() - began)
     return medians(seconds)
@@ -94,7 +100,9 @@ def runs(repeats: int) -> dict[str, float]:
 def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
     """Of each side, and of the ratios pair by pair."""
     ratios = [b / a for a, b in zip(*(seconds[side] for side in SIDES), strict=True)]
-    return {side: statistics.median(seconds[side]) for side in SIDES} | {"ratio": statistics.median(ratios)}
+    return {side: statistics.median(seconds[side]) for side in SIDES} | {
+        "ratio": statistics.median(ratios)
+    }
 
 
 def main() -> None:
@@ -104,7 +112,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args()
     single_thread()
-    result = {"openblas": openblas_kernels(), "steps": {model: steps(model, given.repeats) for model in STEPS}}
+    result = {
+        "openblas": openblas_kernels(),
+        "steps": {model: steps(model, given.repeats) for model in STEPS},
+    }
     publish(result | {"default_run": runs(given.repeats)}, given.out)
 
 

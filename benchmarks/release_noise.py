@@ -2,9 +2,10 @@
 
     python benchmarks/release_noise.py --out benchmarks/results/release_noise.json
 
-Times draws of round(2^28 Z) (`mechanisms/rounded_gaussian.py`) from the operating system's entropy, as in a release,
-and from a Philox stream, as in a seeded run; the words alone; and `standard_normal` in float32 and float64, from a
-Philox stream. All in turns, one thread, CPU time, after a warm-up of each.
+Times draws of round(2^28 Z) (`mechanisms/rounded_gaussian.py`) from the operating system's entropy,
+as in a release, and from a Philox stream, as in a seeded run; the words alone; and
+`standard_normal` in float32 and float64, from a Philox stream. All in turns, one thread, CPU time,
+after a warm-up of each.
 """
 
 import argparse
@@ -51,16 +52,25 @@ def timed(size: int, draws: int, repeats: int) -> dict[str, dict[str, float]]:
                 seconds[name].append(time.process_time() - began)
     millions = size * max(draws // size, 1) / 1e6
     return {
-        name: {"median_million_a_second": millions / statistics.median(s), "most": millions / min(s)}
+        name: {
+            "median_million_a_second": millions / statistics.median(s),
+            "most": millions / min(s),
+        }
         for name, s in seconds.items()
     }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[100, 26_010, 1_000_000], help="draws in an array")
-    parser.add_argument("--draws", type=int, default=2_000_000, help="draws in a repeat; arrays of 100: a tenth")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[100, 26_010, 1_000_000], help="draws in an array"
+    )
+    parser.add_argument(
+        "--draws", type=int, default=2_000_000, help="draws in a repeat; arrays of 100: a tenth"
+    )
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

@@ -1,11 +1,13 @@
-"""Growth of time and memory with the number of clients, 20 records each, all of them in every round.
+"""Growth of time and memory with the number of clients, 20 records each, all of them in every
+round.
 
     python benchmarks/scale.py --out benchmarks/results
 
-For 100 to 100,000 clients: the user's own command on synthetic records of 8x8 pixels (`default_run.py`), an MLP, local
-DPSGD at rate 1, two workers. Taken of each run: seconds of the whole process and the median of its rounds after the
-first, and the largest memory of all its processes together (proportional set size: what several share counts once),
-looked at every half second. Prints JSON; with ``--out`` writes `scale.json` and the picture `scale.svg` there.
+For 100 to 100,000 clients: the user's own command on synthetic records of 8x8 pixels
+(`default_run.py`), an MLP, local DPSGD at rate 1, two workers. Taken of each run: seconds of the
+whole process and the median of its rounds after the first, and the largest memory of all its
+processes together (proportional set size: what several share counts once), looked at every half
+second. Prints JSON; with ``--out`` writes `scale.json` and the picture `scale.svg` there.
 """
 
 import argparse
@@ -32,7 +34,9 @@ def family(root: int) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
             except OSError:  # it has ended
                 continue
     found, fresh = {root}, {root}
@@ -55,7 +59,12 @@ def run(clients: int, rounds: int, engine: str) -> dict:
     """One whole run, in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         records = synthetic(Path(folder), clients)
-        shape = (f"--dataset={records}", f"--clients={clients}", f"--rounds={rounds}", f"--engine={engine}")
+        shape = (
+            f"--dataset={records}",
+            f"--clients={clients}",
+            f"--rounds={rounds}",
+            f"--engine={engine}",
+        )
         command = [sys.executable, "-m", "sim.run", *FLAGS, *shape, f"--out={folder}", "--name=run"]
         load, began, largest = os.getloadavg()[0], time.perf_counter(), 0
         process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1])
@@ -102,7 +111,9 @@ def picture(runs: list[dict]) -> bytes:
 
 def main() -> None:
     """Run every size, then print and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--engine", choices=("ray", "inline"), default="ray")

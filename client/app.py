@@ -13,7 +13,8 @@ from mechanisms.accounting.events import from_dict, to_dict
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 NodeOf = Callable[[Mapping[str, Any], Context], Answering]
-"""Finds or builds the node that a message is for: from the message's configuration and the Flower context."""
+"""Finds or builds the node that a message is for: from the message's configuration and the Flower
+context."""
 
 
 def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
@@ -28,17 +29,29 @@ def decode_request(content: RecordDict) -> TrainRequest:
     """The inverse of ``encode_request``."""
     arrays, ask = content.array_records["arrays"], settings_of(content)
     clients, nth, params = (arrays[name].numpy() for name in ("clients", "nth", "params"))
-    return TrainRequest(ask["round"], ask["group"], ask["release"], clients, nth, params, ask["phase"])
+    return TrainRequest(
+        ask["round"], ask["group"], ask["release"], clients, nth, params, ask["phase"]
+    )
 
 
 def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
     answer: dict[str, Any] = {"round": upload.round, "group": upload.group, "weight": upload.weight}
     answer["figures"] = json.dumps(upload.figures)
-    lines = [(format_ranges(ids), to_dict(e), n) for ids, charges in upload.realized for e, n in charges.items()]
+    lines = [
+        (format_ranges(ids), to_dict(e), n)
+        for ids, charges in upload.realized
+        for e, n in charges.items()
+    ]
     answer["realized"] = json.dumps(lines)
     arrays = {"total": upload.total, "clients": upload.clients}
-    return RecordDict({"arrays": _arrays(arrays), "shared": _arrays(upload.shared), "config": ConfigRecord(answer)})
+    return RecordDict(
+        {
+            "arrays": _arrays(arrays),
+            "shared": _arrays(upload.shared),
+            "config": ConfigRecord(answer),
+        }
+    )
 
 
 def decode_upload(content: RecordDict) -> Upload:
@@ -47,7 +60,8 @@ def decode_upload(content: RecordDict) -> Upload:
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
     figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
     realized: Payments = [
-        (parse_ranges(ids), {from_dict(event): n}) for ids, event, n in json.loads(answer["realized"])
+        (parse_ranges(ids), {from_dict(event): n})
+        for ids, event, n in json.loads(answer["realized"])
     ]
     head = (answer["round"], answer["group"], clients, total, answer["weight"])
     shared = {name: array.numpy() for name, array in content.array_records["shared"].items()}
@@ -64,9 +78,11 @@ def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:
 
 
 def client_app(node_of: NodeOf) -> ClientApp:
-    """A ClientApp whose ``train`` trains a group, and whose ``query`` says which group this Flower node hosts.
+    """A ClientApp whose ``train`` trains a group, and whose ``query`` says which group this Flower
+    node hosts.
 
-    Flower's simulation engine and ``--node-config "partition-id=0 num-partitions=2"`` both name the group.
+    Flower's simulation engine and ``--node-config "partition-id=0 num-partitions=2"`` both name the
+    group.
 
     Raises:
         ValueError: at the query, the node's configuration does not.
@@ -90,7 +106,8 @@ def _place(context: Context) -> dict[str, Any]:
     for name, value in place.items():
         if not isinstance(value, int):
             raise ValueError(
-                f"{name} is {value!r} in the node's configuration; it must be an integer: start the SuperNode with, "
+                f"{name} is {value!r} in the node's configuration; it must be an integer: start "
+                "the SuperNode with, "
                 'for instance, --node-config "partition-id=0 num-partitions=2"'
             )
     return place

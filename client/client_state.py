@@ -1,7 +1,8 @@
-"""What clients keep from one of their rounds to the next: optimizer state and the mechanism's own lasting memory.
+"""What clients keep from one of their rounds to the next: optimizer state and the mechanism's own
+lasting memory.
 
-It never leaves the node. It is on disk, one file per group and round, before the round's upload leaves, so that a run
-that is resumed goes on from the very state it had.
+It never leaves the node. It is on disk, one file per group and round, before the round's upload
+leaves, so that a run that is resumed goes on from the very state it had.
 """
 
 import functools
@@ -50,7 +51,8 @@ class ClientState:
 
     @contextmanager
     def round(self, round_: int) -> Iterator[None]:
-        """Be at the state after the newest round before ``round_``; at the end, write the state after it to disk."""
+        """Be at the state after the newest round before ``round_``; at the end, write the state
+        after it to disk."""
         self._open(round_)
         yield
         self._write(round_)
@@ -71,12 +73,17 @@ class ClientState:
         if newest == self._round and not self._begun:
             return
         self._round, self._begun = newest, False
-        tensors = load(self._path(newest).read_bytes()) if newest else {"clients": np.empty(0, np.int64)}
+        tensors = (
+            load(self._path(newest).read_bytes()) if newest else {"clients": np.empty(0, np.int64)}
+        )
         clients = tensors.pop("clients").tolist()
-        self._rows = {client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)}
+        self._rows = {
+            client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)
+        }
 
     def _resume(self, clients: np.ndarray, fresh: LocalState) -> LocalState:
-        """The state of these clients at the start of a round: what they kept, or ``fresh`` for those without."""
+        """The state of these clients at the start of a round: what they kept, or ``fresh`` for
+        those without."""
         known = [int(c) in self._rows for c in clients]
         if not any(known):
             return fresh
@@ -91,14 +98,21 @@ class ClientState:
             for name, tensor in named.items()
         }
         optimizer = tuple(kept[f"optimizer.{n}"] for n in range(len(fresh.optimizer)))
-        return replace(fresh, optimizer=optimizer).remember(**{name: kept[name] for name in self._lasting})
+        return replace(fresh, optimizer=optimizer).remember(
+            **{name: kept[name] for name in self._lasting}
+        )
 
     def _write(self, round_: int) -> None:
         """Write the state after ``round_`` to disk and forget that of rounds long past."""
         durable.make_folder(self._folder)
         clients = sorted(self._rows)
-        tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in self._rows[clients[0]]}
-        durable.write(self._path(round_), save(tensors | {"clients": np.array(clients, dtype=np.int64)}))
+        tensors = {
+            name: np.stack([self._rows[c][name] for c in clients])
+            for name in self._rows[clients[0]]
+        }
+        durable.write(
+            self._path(round_), save(tensors | {"clients": np.array(clients, dtype=np.int64)})
+        )
         self._round, self._begun = round_, False
         for old in self._saved()[:-KEPT_ROUNDS]:
             self._path(old).unlink()
@@ -111,4 +125,7 @@ class ClientState:
         return self._folder / f"round-{round_:06d}.safetensors"
 
     def _saved(self) -> list[int]:
-        return sorted(int(path.stem.removeprefix("round-")) for path in self._folder.glob("round-*.safetensors"))
+        return sorted(
+            int(path.stem.removeprefix("round-"))
+            for path in self._folder.glob("round-*.safetensors")
+        )

@@ -15,7 +15,9 @@ class Figures:
 
     def add(self, figures: Mapping[str, torch.Tensor]) -> None:
         """Add figures of a cohort, each a value per client ``[K]``."""
-        self.merge({name: (float(values.double().sum()), len(values)) for name, values in figures.items()})
+        self.merge(
+            {name: (float(values.double().sum()), len(values)) for name, values in figures.items()}
+        )
 
     def merge(self, pairs: Pairs) -> None:
         """Add another running sum."""

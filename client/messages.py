@@ -40,7 +40,8 @@ class Upload:
 
     Attributes:
         round, group, clients: as asked.
-        total: int64 ``[P]``, or wider (`mechanisms.updates`), in fixed-point units (client/sums.py).
+        total: int64 ``[P]``, or wider (`mechanisms.updates`), in fixed-point units
+            (client/sums.py).
         weight: sum of the clients' weights.
         figures: the mechanism's public figures, each as (sum over clients, number of clients).
         realized: what the clients' ledgers say beside the planned charge of the round.

@@ -1,4 +1,5 @@
-"""A Flower node's work: a group of clients is trained chunk by chunk as cohorts, out of its purse, and summed."""
+"""A Flower node's work: a group of clients is trained chunk by chunk as cohorts, out of its purse,
+and summed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,10 @@ class Training:
         mechanism: the local optimizer.
         gradients: of the model.
         optimizer: turns gradients into directions.
-        learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates ``[K]``.
-        seed: of a simulation, or None for a release, whose draws come from the operating system's entropy.
+        learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates
+            ``[K]``.
+        seed: of a simulation, or None for a release, whose draws come from the operating system's
+            entropy.
         sent: what a client sends of a local round.
         guide: what leads its steps beside its own records.
     """
@@ -90,10 +93,15 @@ class GroupData:
         return CohortData(self.x, self.y, [self.records(int(c)) for c in clients])
 
     def parts(self, clients: np.ndarray) -> list[np.ndarray]:
-        """Where in ``clients`` those of each chunk stand, in the order of the chunks, without those that have none."""
+        """Where in ``clients`` those of each chunk stand, in the order of the chunks, without those
+        that have none."""
         numbers = self._chunk_of[clients]
         order = np.argsort(numbers, kind="stable")
-        return [part for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if part.size]
+        return [
+            part
+            for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+            if part.size
+        ]
 
     @cached_property
     def _chunk_of(self) -> np.ndarray:
@@ -105,7 +113,8 @@ class GroupData:
 
 
 class Node:
-    """One group of clients with its purse; with a ``client_state``, clients keep state from round to round."""
+    """One group of clients with its purse; with a ``client_state``, clients keep state from round
+    to round."""
 
     def __init__(
         self,
@@ -116,7 +125,12 @@ class Node:
         uploads: Uploads,
         client_state: ClientState | None = None,
     ):
-        self._training, self._data, self._uploads, self._client_state = training, data, uploads, client_state
+        self._training, self._data, self._uploads, self._client_state = (
+            training,
+            data,
+            uploads,
+            client_state,
+        )
         self._purse = Purse(ledger, plans, training.seed)
 
     def train(self, request: TrainRequest) -> Upload:
@@ -129,12 +143,17 @@ class Node:
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         start = torch.tensor(request.params, device=data.x.device)
-        total, figures = WeightedSum(training.gradients.layout.size + training.sent.extra), Figures()
+        total, figures = (
+            WeightedSum(training.gradients.layout.size + training.sent.extra),
+            Figures(),
+        )
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
             for part in data.parts(request.clients):
                 allowed = opened.allow(part)
                 cohort = training.cohort(allowed, data, start)
-                end = kept.keep(allowed.clients, partial(local_round, training.mechanism, cohort, start))
+                end = kept.keep(
+                    allowed.clients, partial(local_round, training.mechanism, cohort, start)
+                )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 figures.add(training.mechanism.report(cohort, end))
                 total.add(training.sent.rows(cohort, start, end), data.weights[allowed.clients])

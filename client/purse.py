@@ -1,4 +1,5 @@
-"""A group's purse: opened around a round, and the only source of draws, so that nothing is released unpaid.
+"""A group's purse: opened around a round, and the only source of draws, so that nothing is released
+unpaid.
 
 What the round can cost is on disk before anything is drawn. What was really released is on disk
 before the round's upload leaves.
@@ -31,8 +32,8 @@ class Allowance:
         clients: their numbers, int64 ``[K]``.
         nth: each client's count of rounds.
         plans: of the clients.
-        accounts: what each client of adaptive plans may spend in this round; a replayed round of a simulation sees
-            them as they were the first time.
+        accounts: what each client of adaptive plans may spend in this round; a replayed round of a
+            simulation sees them as they were the first time.
         draws: the clients' draws: named by the seed, or of the system's entropy in a release.
         arithmetic: of sums and noise.
     """
@@ -61,7 +62,9 @@ class Opened:
         clients = self._request.clients[part]
         plans = [self._purse.plans.of(client) for client in clients.tolist()]
         adaptive = [
-            (c, plan) for c, plan in zip(clients.tolist(), plans, strict=True) if isinstance(plan, AdaptivePlan)
+            (c, plan)
+            for c, plan in zip(clients.tolist(), plans, strict=True)
+            if isinstance(plan, AdaptivePlan)
         ]
         return Allowance(
             round=round_,
@@ -81,7 +84,8 @@ class Opened:
         )
 
     def note(self, clients: np.ndarray, realized: Sequence[Charges]) -> None:
-        """Take down what clients released beside their planned charges; it is written when the round is over."""
+        """Take down what clients released beside their planned charges; it is written when the
+        round is over."""
         self._realized += zip(clients.tolist(), realized, strict=True)
 
     def settlement(self) -> Payments:
@@ -114,27 +118,38 @@ class Purse:
 
     @contextmanager
     def open(self, request: TrainRequest, device: torch.device) -> Iterator[Opened]:
-        """Charge a round to every asked client, and settle it at the end; where it breaks off, the charge stands.
+        """Charge a round to every asked client, and settle it at the end; where it breaks off, the
+        charge stands.
 
-        A seeded round that is asked again is the same release (same draws, same sums) and is charged once. A release
-        draws anew each time that it is asked, under a name of its own, so it is charged each time.
+        A seeded round that is asked again is the same release (same draws, same sums) and is
+        charged once. A release draws anew each time that it is asked, under a name of its own, so
+        it is charged each time.
 
         Raises:
             ValueError: clients released what nothing has paid for.
         """
-        name = request.release if self.seed is not None else f"{request.release}-{secrets.token_hex(8)}"
+        name = (
+            request.release
+            if self.seed is not None
+            else f"{request.release}-{secrets.token_hex(8)}"
+        )
         opened, planned = Opened(self, request, device), self._planned(request)
         self.ledger.charge_all(name, request.round, planned)
         yield opened
         settlement = opened.settlement()
         self.ledger.charge_all(name, request.round, settlement)
-        opened.unpaid = [(ids, unpaid) for ids, charges in settlement if (unpaid := payable(charges))]
+        opened.unpaid = [
+            (ids, unpaid) for ids, charges in settlement if (unpaid := payable(charges))
+        ]
 
     def _planned(self, request: TrainRequest) -> Payments:
         """The most that the round can cost, for every asked client."""
         kinds = np.stack([self.plans.which[request.clients], request.nth])
         distinct, place = np.unique(kinds, axis=1, return_inverse=True)
         return [
-            (request.clients[place.reshape(-1) == n], self.plans.plans[plan].round_charges(int(nth)))
+            (
+                request.clients[place.reshape(-1) == n],
+                self.plans.plans[plan].round_charges(int(nth)),
+            )
             for n, (plan, nth) in enumerate(distinct.T)
         ]

@@ -46,13 +46,21 @@ class SharingNode:
         with self._purse.open(request, device) as opened:
             for part in data.parts(request.clients):
                 allowed = opened.allow(part)
-                own = [torch.from_numpy(data.records(c)).to(device) for c in allowed.clients.tolist()]
+                own = [
+                    torch.from_numpy(data.records(c)).to(device) for c in allowed.clients.tolist()
+                ]
                 mine = [data.x[i] for i in own], [data.y[i] for i in own]
                 released = release(*mine, allowed.draws, allowed.arithmetic)
                 total.add(released.sums, np.ones(len(own), dtype=np.int64))
                 if released.records:
-                    records.append(released.records | {"client": allowed.clients[released.records["client"]]})
-        shared = {name: np.concatenate([part[name] for part in records]) for name in records[0]} if records else {}
+                    records.append(
+                        released.records | {"client": allowed.clients[released.records["client"]]}
+                    )
+        shared = (
+            {name: np.concatenate([part[name] for part in records]) for name in records[0]}
+            if records
+            else {}
+        )
         head = (request.round, request.group, request.clients, total.total, total.weight)
         upload = Upload(*head, shared=shared)
         if self._purse.seed is None:

@@ -1,7 +1,8 @@
-"""Exact sums: updates in int64 fixed point, so that the order and the grouping of clients change no bit.
+"""Exact sums: updates in int64 fixed point, so that the order and the grouping of clients change no
+bit.
 
-One unit is 2^-32. The sum holds while ``sum_k weight_k |update_k| < 2^31`` in every coordinate; anything larger, or not
-finite, is refused. (It is also the form that secure aggregation adds.)
+One unit is 2^-32. The sum holds while ``sum_k weight_k |update_k| < 2^31`` in every coordinate;
+anything larger, or not finite, is refused. (It is also the form that secure aggregation adds.)
 """
 
 import numpy as np
@@ -12,7 +13,8 @@ LIMIT = 2.0**31
 
 
 class WeightedSum:
-    """A running ``sum_k weight_k update_k`` over clients; its size does not depend on their number."""
+    """A running ``sum_k weight_k update_k`` over clients; its size does not depend on their
+    number."""
 
     def __init__(self, size: int):
         self.total = np.zeros(size, dtype=np.int64)
@@ -25,15 +27,20 @@ class WeightedSum:
         Raises:
             ValueError: an update is not finite or too large for the sum.
         """
-        largest = _largest(updates).double().cpu().numpy() if updates.shape[1] else np.zeros(len(updates))
+        largest = (
+            _largest(updates).double().cpu().numpy() if updates.shape[1] else np.zeros(len(updates))
+        )
         self._largest += float(largest @ weights)
         if not self._largest < LIMIT:  # also NaN
             worst = int(np.argmax(np.where(np.isfinite(largest), largest, np.inf)))
             raise ValueError(
-                f"the update of client {worst} of this chunk has a coordinate of size {largest[worst]:g}: "
-                f"training diverged (the weighted sum must stay below {LIMIT:g}); lower --lr"
+                f"the update of client {worst} of this chunk has a coordinate of size "
+                f"{largest[worst]:g}: training diverged (the weighted sum must stay below "
+                f"{LIMIT:g}); lower --lr"
             )
-        units = updates.mul(SCALE).round_().to(torch.int64)  # exact but for the rounding: SCALE is a power of two
+        units = (
+            updates.mul(SCALE).round_().to(torch.int64)
+        )  # exact but for the rounding: SCALE is a power of two
         factors = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)
         if units.is_cuda:  # which has no products of integer matrices
             self.total += units.mul_(factors[:, None]).sum(dim=0).cpu().numpy()
@@ -48,11 +55,14 @@ def _largest(updates: torch.Tensor) -> torch.Tensor:
 
 
 def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:
-    """The weighted mean update ``[P]`` (float64) of all groups from their int64 totals and total weight.
+    """The weighted mean update ``[P]`` (float64) of all groups from their int64 totals and total
+    weight.
 
     Raises:
         ValueError: the groups' totals are too large to be added.
     """
     if not np.abs(totals, dtype=np.float64).sum(axis=0).max(initial=0.0) < SCALE * LIMIT:
-        raise ValueError(f"training diverged (the groups' sums together exceed {LIMIT:g}); lower --lr")
+        raise ValueError(
+            f"training diverged (the groups' sums together exceed {LIMIT:g}); lower --lr"
+        )
     return np.asarray(np.sum(totals, axis=0, dtype=np.int64) / (SCALE * weight))

@@ -1,4 +1,5 @@
-"""Finished uploads of a release on disk, so that a crash elsewhere does not make clients pay twice."""
+"""Finished uploads of a release on disk, so that a crash elsewhere does not make clients pay
+twice."""
 
 import hashlib
 import json

@@ -27,7 +27,8 @@ OUTSIDE = {
 
 
 def prepare(app, docname, source):
-    """Fill in the generated tables, and link to the pages that include files outside this folder."""
+    """Fill in the generated tables, and link to the pages that include files outside this
+    folder."""
     up = "../" * docname.count("/")
     for file, page in OUTSIDE.items():
         source[0] = source[0].replace(f"]({up}../{file}", f"]({up}{page}")

@@ -40,7 +40,11 @@ def data_sets() -> str:
     ]
     parts = []
     for title, central, features in ways:
-        names = [name for name in PRESETS if features == "pixels" or name in ("mnist", "fmnist", "cifar10")]
+        names = [
+            name
+            for name in PRESETS
+            if features == "pixels" or name in ("mnist", "fmnist", "cifar10")
+        ]
         rows = [(code(name), changes(preset(name, central, features))) for name in names]
         parts += [f"### {title[0].upper()}{title[1:]}", grid(("data set", "defaults"), rows)]
     return "\n\n".join(parts)
@@ -48,12 +52,17 @@ def data_sets() -> str:
 
 def changes(values: Any) -> str:
     """Settings and their values in one line."""
-    return ", ".join(code(f"{name} = {written(value)}") for name, value in values.items() if value is not None)
+    return ", ".join(
+        code(f"{name} = {written(value)}") for name, value in values.items() if value is not None
+    )
 
 
 def commands() -> str:
     """The commands by name."""
-    rows = [(code(f"dpfed {name}"), code(f"python -m sim.{name}"), text) for name, text in COMMANDS.items()]
+    rows = [
+        (code(f"dpfed {name}"), code(f"python -m sim.{name}"), text)
+        for name, text in COMMANDS.items()
+    ]
     return grid(("installed", "from a checkout", "what it does"), rows)
 
 

@@ -25,7 +25,9 @@ def compose(report: str) -> str:
         width, height = map(float, size.groups())
         inner = drawing[drawing.index("<svg ") :].strip()
         inner = re.sub(r"<metadata>.*?</metadata>\n?", "", inner, flags=re.DOTALL)
-        inner = re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"', r"\1", inner, count=1, flags=re.DOTALL)
+        inner = re.sub(
+            r'(<svg [^>]*?)width="[^"]*" height="[^"]*"', r"\1", inner, count=1, flags=re.DOTALL
+        )
         place = f'<svg y="{top:g}" width="{width:g}" height="{height:g}" '
         pieces.append(inner.replace("<svg ", place, 1))
         top, right = top + height + MARGIN, max(right, width)

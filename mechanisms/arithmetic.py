@@ -1,8 +1,9 @@
 """How private sums are made and noised: in floats for a simulation, in whole numbers for a release.
 
-Mechanisms are written once, in terms of these operations. `FLOATS` is fast, and agrees with the theory up to rounding;
-`GRID` gives the very bits that the theory is about (`mechanisms/grid.py`), and needs passes of one shape, so that what
-is computed of a record does not depend on which other records are there.
+Mechanisms are written once, in terms of these operations. `FLOATS` is fast, and agrees with the
+theory up to rounding; `GRID` gives the very bits that the theory is about (`mechanisms/grid.py`),
+and needs passes of one shape, so that what is computed of a record does not depend on which other
+records are there.
 """
 
 import math
@@ -37,7 +38,8 @@ class LossTest(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """Sums over records whose parts have norm at most ``bound``, and noise of deviation ``std`` on them.
+    """Sums over records whose parts have norm at most ``bound``, and noise of deviation ``std`` on
+    them.
 
     A total is only ever added to, and given to `noised` with the bound of its parts.
     """
@@ -50,7 +52,8 @@ class Arithmetic(Protocol):
         """
 
     def width(self, records: int) -> int | None:
-        """Records of a client in a pass, from how many are expected; None where the shape of a pass may vary."""
+        """Records of a client in a pass, from how many are expected; None where the shape of a pass
+        may vary."""
 
     def gradient_sum(
         self,
@@ -62,12 +65,17 @@ class Arithmetic(Protocol):
         width: int | None,
         metric: Metric,
     ) -> tuple[Tensor, Tensor]:
-        """The total ``[K, P]`` of gradients times factors, as `RecordGradients.scaled_sum`; and norms ``[K, B]``."""
+        """The total ``[K, P]`` of gradients times factors, as `RecordGradients.scaled_sum`; and
+        norms ``[K, B]``."""
 
-    def norms(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+    def norms(
+        self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
+    ) -> Tensor:
         """Gradient norms ``[K, B]``."""
 
-    def losses(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+    def losses(
+        self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
+    ) -> Tensor:
         """Losses ``[K, B]``."""
 
     def parts(self, values: Tensor, bound: Tensor) -> Tensor:
@@ -76,14 +84,17 @@ class Arithmetic(Protocol):
     def total(self, values: Tensor) -> Tensor:
         """``[K]``: sums of ``values [K, B]`` in their own type, for what is bounded afterwards."""
 
-    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str) -> Tensor:
+    def noised(
+        self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
+    ) -> Tensor:
         """A noisy total ``[K, m]``, in the type of ``std [K]``."""
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """Several totals ``[n, m]`` of one client, each behind noise of its own, float64."""
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
-        """Bool ``[K]``: whether changes ``[K]`` within the bounds, behind noise, are below the thresholds."""
+        """Bool ``[K]``: whether changes ``[K]`` within the bounds, behind noise, are below the
+        thresholds."""
 
 
 class Floats:
@@ -109,11 +120,15 @@ class Floats:
         """Float32 ``[K, P]`` and ``[K, B]``."""
         return gradients.scaled_sum(params, batch.x, batch.y, factors, metric)
 
-    def norms(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+    def norms(
+        self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
+    ) -> Tensor:
         """Float32."""
         return gradients.norms(params, batch.x, batch.y)
 
-    def losses(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+    def losses(
+        self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
+    ) -> Tensor:
         """Float32."""
         return gradients.losses(params, batch.x, batch.y)
 
@@ -125,7 +140,9 @@ class Floats:
         """Added up in any order."""
         return values.sum(dim=1)
 
-    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str) -> Tensor:
+    def noised(
+        self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
+    ) -> Tensor:
         """Float normal draws, whatever the bound; none where there is no noise."""
         if not bool((std > 0).any()):
             return total
@@ -170,13 +187,19 @@ class Grid:
         metric: Metric,
     ) -> tuple[Tensor, Tensor]:
         """Int64 ``[K, P]`` and float64 ``[K, B]``."""
-        return gradients.whole_sum(params, batch.x, batch.y, factors, bound, width or batch.y.shape[1], metric)
+        return gradients.whole_sum(
+            params, batch.x, batch.y, factors, bound, width or batch.y.shape[1], metric
+        )
 
-    def norms(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+    def norms(
+        self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
+    ) -> Tensor:
         """Float64, as in an exact sum."""
         return gradients.norms(params, batch.x, batch.y, width=width)
 
-    def losses(self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None) -> Tensor:
+    def losses(
+        self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
+    ) -> Tensor:
         """Float32, from passes of one shape."""
         return gradients.losses(params, batch.x, batch.y, width)
 
@@ -185,37 +208,48 @@ class Grid:
         return grid.whole_parts(values, bound)
 
     def total(self, values: Tensor) -> Tensor:
-        """Correctly rounded, so that the order of records does not matter; NaN where a value is not finite."""
+        """Correctly rounded, so that the order of records does not matter; NaN where a value is not
+        finite."""
         rows = values.double().cpu().numpy()
         sums = [math.fsum(row) if np.isfinite(row).all() else math.nan for row in rows]
         return torch.tensor(sums, dtype=torch.float64, device=values.device)
 
-    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str) -> Tensor:
+    def noised(
+        self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
+    ) -> Tensor:
         """By `mechanisms.grid`."""
         return grid.noised(total, bound, std, streams.rounded(purpose, total.shape[1])).to(std)
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """By `mechanisms.grid`."""
         limits = torch.full((len(totals),), bound, dtype=torch.float64, device=totals.device)
-        draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(totals.shape)
+        draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(
+            totals.shape
+        )
         return grid.noised(totals, limits, torch.full_like(limits, std), draws.to(totals.device))
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as whole numbers.
 
-        With noise of deviation 2^28, A points are the bound, and a point y is accepted with probability
-        ``Phi((floor(beta A) + 1/2 - y) / 2^28)``. For ``|y| <= A - 1`` that lies within the probabilities at -bound and
-        +bound, between which it is charged.
+        With noise of deviation 2^28, A points are the bound, and a point y is accepted with
+        probability ``Phi((floor(beta A) + 1/2 - y) / 2^28)``. For ``|y| <= A - 1`` that lies within
+        the probabilities at -bound and +bound, between which it is charged.
 
         Raises:
             ValueError: so much noise that the bound is less than a point.
         """
-        bound, noise, threshold = (torch.tensor(one, dtype=torch.float64, device=change.device) for one in test)
+        bound, noise, threshold = (
+            torch.tensor(one, dtype=torch.float64, device=change.device) for one in test
+        )
         most = (2.0**SCALE_BITS / (2.0 * noise) - 1.0).floor()
         if bool((most < 0).any()):
-            raise ValueError(f"validation_noise = {float(noise.max()):g} is too large for a release: lower it")
+            raise ValueError(
+                f"validation_noise = {float(noise.max()):g} is too large for a release: lower it"
+            )
         units = 2.0**SCALE_BITS / (2.0 * noise)
-        points = torch.minimum(torch.maximum((change.double() / bound * units).round(), -most), most)
+        points = torch.minimum(
+            torch.maximum((change.double() / bound * units).round(), -most), most
+        )
         noisy = points.to(torch.int64) + streams.rounded(purpose, 1)[:, 0]
         return noisy <= (threshold * units).floor().to(torch.int64)
 

@@ -1,4 +1,5 @@
-"""Per-record scale factors that bound what one record adds to a sum: its scaled gradient has norm at most C."""
+"""Per-record scale factors that bound what one record adds to a sum: its scaled gradient has norm
+at most C."""
 
 from collections.abc import Callable
 
@@ -12,8 +13,8 @@ def clip_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
     """``min(1, C / |g|)`` (Abadi et al. 2016, Algorithm 1).
 
     Args:
-        norms: ``[K, B]`` gradient norms over all parameters of the model. A norm that is not finite, or so large that
-            the factor would lose digits, gives factor 0.
+        norms: ``[K, B]`` gradient norms over all parameters of the model. A norm that is not
+            finite, or so large that the factor would lose digits, gives factor 0.
         clip_norm: ``[K]``; ``inf`` clips nothing.
 
     Returns:
@@ -24,7 +25,8 @@ def clip_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
 
 
 def automatic_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
-    """AUTO-S, ``C / (|g| + gamma)`` (Bu, Wang, Zha, Karypis 2023, equation 4): every record is scaled to nearly C.
+    """AUTO-S, ``C / (|g| + gamma)`` (Bu, Wang, Zha, Karypis 2023, equation 4): every record is
+    scaled to nearly C.
 
     Shapes and unusable norms as in :func:`clip_factors`.
     """
@@ -32,7 +34,8 @@ def automatic_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Ten
 
 
 def _whole(factors: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """0 for a norm that is not finite, and in place of a subnormal factor: rounded up, it could exceed the bound."""
+    """0 for a norm that is not finite, and in place of a subnormal factor: rounded up, it could
+    exceed the bound."""
     usable = torch.isfinite(norms) & (factors >= torch.finfo(factors.dtype).tiny)
     return torch.where(usable, factors, torch.zeros_like(factors))
 

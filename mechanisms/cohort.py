@@ -1,4 +1,5 @@
-"""What a mechanism's step sees: K clients' data, plans, streams and optimizer; and the state that it moves."""
+"""What a mechanism's step sees: K clients' data, plans, streams and optimizer; and the state that
+it moves."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ from mechanisms.sampling import Batch, CohortData
 
 @dataclass(frozen=True)
 class Cohort:
-    """The surroundings of one local round of K clients; nothing in it changes but the streams' positions.
+    """The surroundings of one local round of K clients; nothing in it changes but the streams'
+    positions.
 
     Attributes:
         gradients: sums of scaled per-record gradients of the model.
@@ -30,7 +32,8 @@ class Cohort:
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
         nth: int64 ``[K]``, each client's count of rounds, this one included.
         accounts: length K where the plans are adaptive: what each client may spend in this round.
-        public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers, where there are any.
+        public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers,
+            where there are any.
         guide: what leads a step beside the client's own records.
         arithmetic: how private sums are made and noised.
     """
@@ -59,8 +62,11 @@ class Cohort:
         return [float(getattr(p, name)) for p in self.plans]
 
     def width(self, rates: Sequence[float]) -> int | None:
-        """Records of a client in a pass over batches drawn with these rates; None where passes may vary in shape."""
-        expected = (math.ceil(rate * len(own)) for rate, own in zip(rates, self.data.records, strict=True))
+        """Records of a client in a pass over batches drawn with these rates; None where passes may
+        vary in shape."""
+        expected = (
+            math.ceil(rate * len(own)) for rate, own in zip(rates, self.data.records, strict=True)
+        )
         return self.arithmetic.width(max(expected, default=0))
 
     def gradient_sum(
@@ -72,15 +78,21 @@ class Cohort:
         rates: Sequence[float],
         metric: Metric = IDENTITY,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The total ``[K, P]`` of factors ``[K, B]`` times gradients, parts of norm at most ``bound [K]``; and norms.
+        """The total ``[K, P]`` of factors ``[K, B]`` times gradients, parts of norm at most ``bound
+        [K]``; and norms.
 
         The batch was drawn with these ``rates [K]``.
         """
         width = self.width(rates)
-        return self.arithmetic.gradient_sum(self.gradients, params, batch, factors, bound, width, metric)
+        return self.arithmetic.gradient_sum(
+            self.gradients, params, batch, factors, bound, width, metric
+        )
 
-    def noised(self, total: torch.Tensor, bound: torch.Tensor, std: torch.Tensor, purpose: str) -> torch.Tensor:
-        """A total ``[K, m]`` behind noise of deviation ``std [K]`` from the streams of a purpose."""
+    def noised(
+        self, total: torch.Tensor, bound: torch.Tensor, std: torch.Tensor, purpose: str
+    ) -> torch.Tensor:
+        """A total ``[K, m]`` behind noise of deviation ``std [K]`` from the streams of a
+        purpose."""
         return self.arithmetic.noised(total, bound, std, self.streams, purpose)
 
     def losses(self, params: torch.Tensor, batch: Batch, rates: Sequence[float]) -> torch.Tensor:
@@ -116,7 +128,9 @@ class LocalState:
 
     def descend(self, cohort: Cohort, gradient: torch.Tensor) -> "LocalState":
         """One optimizer step along a released ``gradient [K, P]``, as the guide turns it."""
-        direction, optimizer = cohort.optimizer.update(cohort.guide(self.params, gradient), self.optimizer)
+        direction, optimizer = cohort.optimizer.update(
+            cohort.guide(self.params, gradient), self.optimizer
+        )
         rate = cohort.learning_rate(self.taken)[:, None]
         params = torch.addcmul(self.params, rate, direction, value=-1)
         return replace(self, params=params, optimizer=optimizer, taken=self.taken + 1)

@@ -1,45 +1,53 @@
-"""DPAGD: Lee, Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive per-Iteration Privacy Budget",
-KDD 2018. For K clients at once.
+"""DPAGD: Lee, Kifer, "Concentrated Differentially Private Gradient Descent with Adaptive
+per-Iteration Privacy Budget", KDD 2018. For K clients at once.
 
-Algorithm 2, per client with its public number of records n. A step measures the gradient with its present budget rho_ng
-(precision, ``rho = 1 / (2 s^2)`` for noise multiplier s) and searches for a step size along it:
+Algorithm 2, per client with its public number of records n. A step measures the gradient with its
+present budget rho_ng (precision, ``rho = 1 / (2 s^2)`` for noise multiplier s) and searches for a
+step size along it:
 
-    g~    = sum_{i in B} clip(g_i, C_grad)  +  N(0, (s_g C_grad)^2 I)
-    d     = direction(g~ / (q n)),  Phi = {0, 1/m, ..., 1} alpha_max
-    alpha = argmin over Phi of  sum_{i in B'} l_i(w - lr alpha d)  +  noise                        (NoisyMax)
+    g~    = sum_{i in B} clip(g_i, C_grad)  +  N(0, (s_g C_grad)^2 I) d     = direction(g~ / (q n)),
+    Phi = {0, 1/m, ..., 1} alpha_max alpha = argmin over Phi of  sum_{i in B'} l_i(w - lr alpha d)
+    +  noise                        (NoisyMax)
 
-- alpha > 0: w <- w - lr alpha d. After every tau such moves alpha_max <- (1 + eta) (the largest of their alpha).
-- alpha = 0: no step size helps, the direction is too noisy. rho_ng <- (1 + gamma) rho_ng, a further measurement g_2 of
-  precision gamma times the old rho_ng is released, ``g~ <- (g~ + gamma g_2) / (1 + gamma)`` is the mean by inverse
-  variances, of precision (1 + gamma) rho_ng (GradAvg), and a search along it follows.
+- alpha > 0: w <- w - lr alpha d. After every tau such moves alpha_max <- (1 + eta) (the largest of
+  their alpha).
+- alpha = 0: no step size helps, the direction is too noisy. rho_ng <- (1 + gamma) rho_ng, a further
+  measurement g_2 of precision gamma times the old rho_ng is released, ``g~ <- (g~ + gamma g_2) / (1
+  + gamma)`` is the mean by inverse variances, of precision (1 + gamma) rho_ng (GradAvg), and a
+  search along it follows.
 
-B and B' are Poisson batches of rate q, drawn afresh for every release. A raised rho_ng stays for the steps to come in
-the round (with ``keep_state``, as alpha_max does, for later rounds).
+B and B' are Poisson batches of rate q, drawn afresh for every release. A raised rho_ng stays for
+the steps to come in the round (with ``keep_state``, as alpha_max does, for later rounds).
 
-Guarantee: one record of one client, zero-out adjacency. A measurement is ``SGM(q, s)`` at its own s. A search is one
-Gaussian vector: each record adds a vector in [-c, c]^m (changes of its loss), of norm at most ``sqrt(m) c``; the noise
-on every coordinate has deviation ``s_v sqrt(m) c``, and the choice is post-processing: ``SGM(q, s_v)``. Noise,
-candidates and the end of a round depend on outputs only; but they do depend on them, so the run is adaptive: one order,
-equal allotments in advance and a filter (`accounting.allotment`). A round's allotment is the cost of its planned steps
-at the first budgets. A measurement and its search are made if what is left pays for both, else the client idles until
-the round's end; what it did not spend is there in its next round.
+Guarantee: one record of one client, zero-out adjacency. A measurement is ``SGM(q, s)`` at its own
+s. A search is one Gaussian vector: each record adds a vector in [-c, c]^m (changes of its loss), of
+norm at most ``sqrt(m) c``; the noise on every coordinate has deviation ``s_v sqrt(m) c``, and the
+choice is post-processing: ``SGM(q, s_v)``. Noise, candidates and the end of a round depend on
+outputs only; but they do depend on them, so the run is adaptive: one order, equal allotments in
+advance and a filter (`accounting.allotment`). A round's allotment is the cost of its planned steps
+at the first budgets. A measurement and its search are made if what is left pays for both, else the
+client idles until the round's end; what it did not spend is there in its next round.
 
 Deviations, and why:
 
-- The paper has no sampled batches: with q = 1 a step is its step, and GradAvg measures one and the same sum again.
-- NoisyMax: the paper shows the choice only, with noise whose cost is known for all records. A Gaussian vector is a
-  release that the accountant knows for sampled ones, too.
-- A record's loss is clipped to [0, C_obj]; what is compared is its change from the present model, the same for the
-  argmin but without the noise on alpha = 0, and with a bound c of its own that can be much smaller: losses are of order
-  one, changes in one step are not. ``agd_change_clip none`` compares as published, c = C_obj.
-- The paper normalises g~ and its step sizes are lengths. Here d is what the optimizer makes of DPSGD's gradient, and
-  step sizes are multiples of the learning rate: alpha = 1 is DPSGD's step, draw for draw.
-- rho_ng grows a bounded number of times. At the bound alpha = 0 is taken at its word: the step ends and w stays.
-- The paper adds its budget up as zCDP, at all orders at once. Sampled Gaussians are not zCDP, hence one order.
-  Published is the planned budget: with q = 1 exactly the paper's total rho.
+- The paper has no sampled batches: with q = 1 a step is its step, and GradAvg measures one and the
+  same sum again.
+- NoisyMax: the paper shows the choice only, with noise whose cost is known for all records. A
+  Gaussian vector is a release that the accountant knows for sampled ones, too.
+- A record's loss is clipped to [0, C_obj]; what is compared is its change from the present model,
+  the same for the argmin but without the noise on alpha = 0, and with a bound c of its own that can
+  be much smaller: losses are of order one, changes in one step are not. ``agd_change_clip none``
+  compares as published, c = C_obj.
+- The paper normalises g~ and its step sizes are lengths. Here d is what the optimizer makes of
+  DPSGD's gradient, and step sizes are multiples of the learning rate: alpha = 1 is DPSGD's step,
+  draw for draw.
+- rho_ng grows a bounded number of times. At the bound alpha = 0 is taken at its word: the step ends
+  and w stays.
+- The paper adds its budget up as zCDP, at all orders at once. Sampled Gaussians are not zCDP, hence
+  one order. Published is the planned budget: with q = 1 exactly the paper's total rho.
 
-Edge cases: an empty batch adds noise and counts. A record with a non-finite gradient adds 0; a loss that is not a
-number counts as C_obj.
+Edge cases: an empty batch adds noise and counts. A record with a non-finite gradient adds 0; a loss
+that is not a number counts as C_obj.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,9 +70,10 @@ LASTING = ("level", "alpha_max", "peak", "moves")
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     """The state before the first step from ``params [P]``.
 
-    Memory: ``level`` int64 ``[K]``, how often rho_ng has grown; ``alpha_max``; ``peak`` and ``moves``, the largest
-    alpha and the number of moves since alpha_max changed; ``measured`` int64 ``[K]``, measurements of the present
-    gradient, and ``gradient [K, P]``, their mean; ``counts`` int64 ``[K, 2, levels]``, measurements in this round.
+    Memory: ``level`` int64 ``[K]``, how often rho_ng has grown; ``alpha_max``; ``peak`` and
+    ``moves``, the largest alpha and the number of moves since alpha_max changed; ``measured`` int64
+    ``[K]``, measurements of the present gradient, and ``gradient [K, P]``, their mean; ``counts``
+    int64 ``[K, 2, levels]``, measurements in this round.
     """
     state, plans = LocalState.start(cohort, params), _plans(cohort)
     none = torch.zeros(len(plans), dtype=torch.int64, device=params.device)
@@ -80,54 +89,68 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """Bool ``[K]``: who has a step left, and pays for the next measurement and its search: the filter."""
+    """Bool ``[K]``: who has a step left, and pays for the next measurement and its search: the
+    filter."""
     plans, counts = _plans(cohort), state.memory["counts"].cpu().numpy()
     places = zip(_kind(state).tolist(), state.memory["level"].tolist(), strict=True)
     pays = [
         spent + plan.costs[place] <= account.allotted * (1.0 - ROUNDING / 2.0)
-        for plan, account, spent, place in zip(plans, cohort.accounts, _spent(cohort, counts), places, strict=True)
+        for plan, account, spent, place in zip(
+            plans, cohort.accounts, _spent(cohort, counts), places, strict=True
+        )
     ]
     return (state.taken < cohort.plan("steps")) & torch.tensor(pays, device=state.taken.device)
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """A measurement of every client's gradient, and a search along the mean of all measurements in this step."""
+    """A measurement of every client's gradient, and a search along the mean of all measurements in
+    this step."""
     state = _measure(cohort, state)
     full = state.descend(cohort, state.memory["gradient"] / expected_size(cohort)[:, None])
     chosen = _search(cohort, state, full.params - state.params)
     fraction = chosen.to(state.params) / _plans(cohort)[0].own.agd_candidates
     alpha = fraction * state.memory["alpha_max"]
     moved = LocalState(
-        state.params + alpha[:, None] * (full.params - state.params), full.optimizer, full.taken, state.memory
+        state.params + alpha[:, None] * (full.params - state.params),
+        full.optimizer,
+        full.taken,
+        state.memory,
     )
     return _follow(cohort, moved, alpha).where(chosen > 0, _raise(cohort, state))
 
 
 def _measure(cohort: Cohort, state: LocalState) -> LocalState:
-    """A noisy sum of clipped gradients, averaged with those before it in this step by inverse variances."""
+    """A noisy sum of clipped gradients, averaged with those before it in this step by inverse
+    variances."""
     plans, batch, memory = _plans(cohort), draw(cohort), state.memory
     bound, clip = cohort.plan("clip_norm"), CLIPPING[plans[0].clipping]
     rates = cohort.exact("sample_rate")
-    total, _ = cohort.gradient_sum(state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, rates)
+    total, _ = cohort.gradient_sum(
+        state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, rates
+    )
     rows, kind = torch.arange(len(plans), device=bound.device), _kind(state)
     table = torch.from_numpy(np.stack([plan.multipliers for plan in plans])).to(bound)
     std = table[rows, kind, memory["level"]] * bound
     noisy = cohort.noised(total, bound, std, "noise")
     gamma = plans[0].own.agd_growth
-    average = torch.where(kind[:, None] == FRESH, noisy, (memory["gradient"] + gamma * noisy) / (1.0 + gamma))
+    average = torch.where(
+        kind[:, None] == FRESH, noisy, (memory["gradient"] + gamma * noisy) / (1.0 + gamma)
+    )
     counts = memory["counts"].clone()
     counts[rows, kind, memory["level"]] += 1
     return state.remember(gradient=average, measured=memory["measured"] + 1, counts=counts)
 
 
 def _search(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tensor:
-    """Int64 ``[K]`` in 0..m: which step along ``move [K, P]``, in units of alpha_max / m, has the least noisy loss."""
+    """Int64 ``[K]`` in 0..m: which step along ``move [K, P]``, in units of alpha_max / m, has the
+    least noisy loss."""
     changes = noisy_changes(cohort, state, move)
     return torch.cat([torch.zeros_like(changes[:, :1]), changes], dim=1).argmin(dim=1)
 
 
 def noisy_changes(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tensor:
-    """The release of a search: noisy sums of clipped changes of loss, float64 ``[K, m]``, at 1/m, ..., 1 alpha_max."""
+    """The release of a search: noisy sums of clipped changes of loss, float64 ``[K, m]``, at 1/m,
+    ..., 1 alpha_max."""
     plans, own = _plans(cohort), _plans(cohort)[0].own
     rates = cohort.exact("sample_rate")
     batch = poisson(cohort.data, rates, cohort.streams.of("search batch"))
@@ -144,18 +167,25 @@ def noisy_changes(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torc
         change = clipped_losses(state.params + alpha[:, None] * move) - before
         parts = torch.where(batch.mask, change.clamp(-bound, bound), 0.0)
         sums.append(cohort.arithmetic.parts(parts, whole).sum(dim=1))
-    multiplier = torch.tensor([plan.search_multiplier for plan in plans], dtype=torch.float64, device=move.device)
+    multiplier = torch.tensor(
+        [plan.search_multiplier for plan in plans], dtype=torch.float64, device=move.device
+    )
     return cohort.noised(torch.stack(sums, dim=1), whole, multiplier * count**0.5 * bound, "search")
 
 
 def change_clip(plan: DpagdPlan) -> float:
     """c: bound on the change of a record's loss that a search sees."""
     own = plan.own
-    return own.agd_loss_clip if own.agd_change_clip is None else min(own.agd_change_clip, own.agd_loss_clip)
+    return (
+        own.agd_loss_clip
+        if own.agd_change_clip is None
+        else min(own.agd_change_clip, own.agd_loss_clip)
+    )
 
 
 def _follow(cohort: Cohort, moved: LocalState, alpha: torch.Tensor) -> LocalState:
-    """The state after moves by ``alpha [K]``: alpha_max follows them, and the next step measures anew."""
+    """The state after moves by ``alpha [K]``: alpha_max follows them, and the next step measures
+    anew."""
     own, memory = _plans(cohort)[0].own, moved.memory
     moves, peak = memory["moves"] + 1, torch.maximum(memory["peak"], alpha)
     due = moves >= own.agd_window
@@ -168,11 +198,16 @@ def _follow(cohort: Cohort, moved: LocalState, alpha: torch.Tensor) -> LocalStat
 
 
 def _raise(cohort: Cohort, still: LocalState) -> LocalState:
-    """The state where no step size helped: rho_ng grows for a further measurement; at its bound the step ends."""
+    """The state where no step size helped: rho_ng grows for a further measurement; at its bound the
+    step ends."""
     level, measured = still.memory["level"], still.memory["measured"]
     over = level >= _plans(cohort)[0].own.agd_raises
-    raised = still.remember(level=torch.where(over, level, level + 1), measured=torch.where(over, 0, measured))
-    return LocalState(raised.params, raised.optimizer, raised.taken + over.to(raised.taken), raised.memory)
+    raised = still.remember(
+        level=torch.where(over, level, level + 1), measured=torch.where(over, 0, measured)
+    )
+    return LocalState(
+        raised.params, raised.optimizer, raised.taken + over.to(raised.taken), raised.memory
+    )
 
 
 def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
@@ -183,8 +218,8 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
 
 
 def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
-    """At the round's end: alpha_max, growth of rho_ng, steps and measurements in the round ``[K]``; and epsilon of what
-    has really been spent, no guarantee."""
+    """At the round's end: alpha_max, growth of rho_ng, steps and measurements in the round ``[K]``;
+    and epsilon of what has really been spent, no guarantee."""
     plans, memory = _plans(cohort), state.memory
     spent = [
         convert(np.array([spent]), (account.order,), plan.delta).epsilon
@@ -202,14 +237,17 @@ def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
 
 
 def _kind(state: LocalState) -> torch.Tensor:
-    """Int64 ``[K]``: whether the next measurement is `FRESH` or a `FURTHER` one of the same gradient."""
+    """Int64 ``[K]``: whether the next measurement is `FRESH` or a `FURTHER` one of the same
+    gradient."""
     return torch.where(state.memory["measured"] > 0, FURTHER, FRESH)
 
 
 def _spent(cohort: Cohort, counts: np.ndarray) -> list[float]:
     """By each client so far, with ``counts [K, 2, levels]`` in this round [nats at the order]."""
     rows = zip(_plans(cohort), cohort.accounts, counts, strict=True)
-    return [account.spent + float(row[row > 0] @ plan.costs[row > 0]) for plan, account, row in rows]
+    return [
+        account.spent + float(row[row > 0] @ plan.costs[row > 0]) for plan, account, row in rows
+    ]
 
 
 def _plans(cohort: Cohort) -> list[DpagdPlan]:
@@ -219,9 +257,13 @@ def _plans(cohort: Cohort) -> list[DpagdPlan]:
         ValueError: a plan of another mechanism or of other settings, or no accounts to spend from.
     """
     plans = [plan for plan in cohort.plans if isinstance(plan, DpagdPlan)]
-    if not len(plans) == len(cohort.plans) == len(cohort.accounts) or len({plan.own for plan in plans}) > 1:
+    if (
+        not len(plans) == len(cohort.plans) == len(cohort.accounts)
+        or len({plan.own for plan in plans}) > 1
+    ):
         raise ValueError(
-            f"{len(cohort.plans)} clients have {len(plans)} plans of DPAGD and {len(cohort.accounts)} accounts; "
-            "give each client one of both, with the same settings of DPAGD"
+            f"{len(cohort.plans)} clients have {len(plans)} plans of DPAGD and "
+            f"{len(cohort.accounts)} accounts; give each client one of both, with the same "
+            "settings of DPAGD"
         )
     return plans

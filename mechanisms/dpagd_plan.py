@@ -1,4 +1,5 @@
-"""The plan of DPAGD (`mechanisms.dpagd`): what a step releases at each level of its budget, and what a round costs."""
+"""The plan of DPAGD (`mechanisms.dpagd`): what a step releases at each level of its budget, and
+what a round costs."""
 
 import functools
 import math
@@ -51,15 +52,30 @@ class DpagdPlan(AdaptivePlan):
         """The plan of some terms with this noise multiplier.
 
         Raises:
-            ValueError: too many levels of the budget, or an option of other mechanisms that has no meaning here.
+            ValueError: too many levels of the budget, or an option of other mechanisms that has no
+                meaning here.
         """
         own, p = terms.own, terms.privacy
         if not isinstance(own, Dpagd):
             raise ValueError(f"own = {own!r} must be the settings of DPAGD; give its table")
         if own.agd_raises > MAX_RAISES:
-            raise ValueError(f"agd_raises = {own.agd_raises} must be at most {MAX_RAISES}: lower --agd-raises")
-        shares.refuse_options(p, ("noise_decay", "clip_quantile"), "whose noise follows its searches")
-        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, terms.rounds, p.delta, own, terms.prior)
+            raise ValueError(
+                f"agd_raises = {own.agd_raises} must be at most {MAX_RAISES}: lower --agd-raises"
+            )
+        shares.refuse_options(
+            p, ("noise_decay", "clip_quantile"), "whose noise follows its searches"
+        )
+        return cls(
+            p.sample_rate,
+            noise,
+            p.clip_norm,
+            terms.steps,
+            p.clipping,
+            terms.rounds,
+            p.delta,
+            own,
+            terms.prior,
+        )
 
     @property
     def search_multiplier(self) -> float:
@@ -67,40 +83,57 @@ class DpagdPlan(AdaptivePlan):
         return self.noise_multiplier / math.sqrt(self.own.agd_search_share)
 
     def gradient_multiplier(self, level: int) -> float:
-        """s_g of a gradient whose budget has grown ``level`` times: ``1 / s_g^2`` is proportional to the budget."""
+        """s_g of a gradient whose budget has grown ``level`` times: ``1 / s_g^2`` is proportional
+        to the budget."""
         first = self.noise_multiplier / math.sqrt(1.0 - self.own.agd_search_share)
         return first * (1.0 + self.own.agd_growth) ** (-level / 2.0)
 
     def further_multiplier(self, level: int) -> float:
-        """s of the measurement that brings an averaged gradient from level - 1 to ``level`` (from 1)."""
+        """s of the measurement that brings an averaged gradient from level - 1 to ``level`` (from
+        1)."""
         return self.gradient_multiplier(level - 1) / math.sqrt(self.own.agd_growth)
 
     @functools.cached_property
     def multipliers(self) -> NDArray[np.float64]:
-        """``[2, levels]``: of `FRESH` and `FURTHER` measurements at each level; nothing leads further to level 0."""
+        """``[2, levels]``: of `FRESH` and `FURTHER` measurements at each level; nothing leads
+        further to level 0."""
         levels = range(self.own.agd_raises + 1)
         further = [math.inf, *(self.further_multiplier(level) for level in levels[1:])]
         return np.array([[self.gradient_multiplier(level) for level in levels], further])
 
     def releases(self, counts: NDArray[np.int64]) -> Charges:
-        """What so many measurements ``[2, levels]`` release, each with the search that follows it."""
+        """What so many measurements ``[2, levels]`` release, each with the search that follows
+        it."""
         charges: Charges = {}
-        for multiplier, count in zip(self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True):
-            charges = merge(charges, {SampledGaussian(self.sample_rate, multiplier): count}, self._searches(count))
+        for multiplier, count in zip(
+            self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True
+        ):
+            charges = merge(
+                charges,
+                {SampledGaussian(self.sample_rate, multiplier): count},
+                self._searches(count),
+            )
         return charges
 
     @functools.cached_property
     def costs(self) -> NDArray[np.float64]:
-        """``[2, levels]``: divergence at the run's order of one measurement and its search [nats]."""
-        search, order = SampledGaussian(self.sample_rate, self.search_multiplier), self.allotment.order
+        """``[2, levels]``: divergence at the run's order of one measurement and its search
+        [nats]."""
+        search, order = (
+            SampledGaussian(self.sample_rate, self.search_multiplier),
+            self.allotment.order,
+        )
         result = np.full(self.multipliers.shape, math.inf)
         for place, multiplier in np.ndenumerate(self.multipliers):
             if multiplier < math.inf:
-                result[place] = cost(SampledGaussian(self.sample_rate, multiplier), order) + cost(search, order)
+                result[place] = cost(SampledGaussian(self.sample_rate, multiplier), order) + cost(
+                    search, order
+                )
         return result
 
     def worst_round(self) -> Charges:
-        """The planned round: ``steps`` steps whose first search finds a step size, the budget as at the start."""
+        """The planned round: ``steps`` steps whose first search finds a step size, the budget as at
+        the start."""
         gradient = SampledGaussian(self.sample_rate, self.gradient_multiplier(0))
         return merge({gradient: self.steps}, self._searches(self.steps))
 
@@ -114,7 +147,9 @@ class DpagdPlan(AdaptivePlan):
         claims: Charges = {}
         for event, count in self.worst_round().items():
             if isinstance(event, SampledGaussian):
-                claims = merge(claims, {PaperClaim(event.sample_rate, event.noise_multiplier): count})
+                claims = merge(
+                    claims, {PaperClaim(event.sample_rate, event.noise_multiplier): count}
+                )
         return {self.allotment: 1, **claims}
 
     def _searches(self, count: int) -> Charges:

@@ -1,21 +1,26 @@
 """DP-Hero: noise shaped by the previous model (Zheng et al., "DP-Hero"), for K clients at once.
 
-Guidance (Section 4.1). For each layer with a weight W of k rows (a convolution reshaped to a matrix, rows its output
-channels), the model before the step gives the eigenvectors B and eigenvalues e of W W^T, and
+Guidance (Section 4.1). For each layer with a weight W of k rows (a convolution reshaped to a
+matrix, rows its output channels), the model before the step gives the eigenvectors B and
+eigenvalues e of W W^T, and
 
     v_i = e_i sqrt(k) / |e|,     floored at ``floor`` (the root mean square of v is 1)
 
-The noise on that layer is ``C s B diag(v) n`` with n standard normal: it is large where the model is. A bias shares its
-layer's output index and is treated with it; parameters without a matrix (or of more than ``MAX_ROWS`` rows) keep v = 1.
+The noise on that layer is ``C s B diag(v) n`` with n standard normal: it is large where the model
+is. A bias shares its layer's output index and is treated with it; parameters without a matrix (or
+of more than ``MAX_ROWS`` rows) keep v = 1.
 
-The paper claims DPSGD's epsilon for this, since the total variance is DPSGD's. That is no proof: with v = (sqrt 2, 0)
-the second coordinate is released exactly. (Nor does Theorem 5 hold, that T steps cost as much as the largest of them.)
+The paper claims DPSGD's epsilon for this, since the total variance is DPSGD's. That is no proof:
+with v = (sqrt 2, 0) the second coordinate is released exactly. (Nor does Theorem 5 hold, that T
+steps cost as much as the largest of them.)
 
-- ``isotropic``, as published: records are clipped in Euclidean norm. The certified cost of a step is that of the
-  smallest noise, ``SGM(q, s min v)``; v depends on outputs, so the floor, which is fixed in advance, is charged.
-- ``whitened`` (ours, the default): ``h_i = diag(v)^-1 B^T g_i`` in every layer, the whole vector h_i is clipped to C,
-  gets isotropic noise ``C s n``, and is mapped back by ``B diag(v)``. The noise is exactly the paper's, and a step
-  costs exactly ``SGM(q, s)``: B and v come from the model before the step, which is charged already.
+- ``isotropic``, as published: records are clipped in Euclidean norm. The certified cost of a step
+  is that of the smallest noise, ``SGM(q, s min v)``; v depends on outputs, so the floor, which is
+  fixed in advance, is charged.
+- ``whitened`` (ours, the default): ``h_i = diag(v)^-1 B^T g_i`` in every layer, the whole vector
+  h_i is clipped to C, gets isotropic noise ``C s n``, and is mapped back by ``B diag(v)``. The
+  noise is exactly the paper's, and a step costs exactly ``SGM(q, s)``: B and v come from the model
+  before the step, which is charged already.
 """
 
 from collections.abc import Mapping
@@ -34,7 +39,8 @@ from mechanisms.plan import Terms
 from mechanisms.settings import DpHero
 
 MAX_ROWS = 1_024
-"""A larger matrix (an embedding's) is left alone: its decomposition would cost more than the step."""
+"""A larger matrix (an embedding's) is left alone: its decomposition would cost more than the
+step."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +74,29 @@ class HeroPlan(DpsgdPlan):
         """``steps`` sampled Gaussians; the isotropic ones at the floor of the noise."""
         if not self.isotropic:
             return super().round_charges(nth)
-        return {HeterogeneousGaussian(self.sample_rate, self.multiplier(nth), self.floor): self.steps}
+        return {
+            HeterogeneousGaussian(self.sample_rate, self.multiplier(nth), self.floor): self.steps
+        }
 
 
 def guidance(weight: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eigenvectors and scales of the noise from weights ``[K, k, ...]`` and floors ``[K]``.
 
     Returns:
-        B ``[K, k, k]``, whose columns are eigenvectors of W W^T, and v ``[K, k]`` in the same order. v = 1 where W = 0,
-        and where W W^T is not finite: training has diverged, which the sum of updates refuses by name.
+        B ``[K, k, k]``, whose columns are eigenvectors of W W^T, and v ``[K, k]`` in the same
+        order. v = 1 where W = 0, and where W W^T is not finite: training has diverged, which the
+        sum of updates refuses by name.
     """
     matrix = weight.flatten(2)
     square = matrix @ matrix.mT
-    square = torch.where(square.isfinite().all(dim=2, keepdim=True).all(dim=1, keepdim=True), square, 0.0)
+    square = torch.where(
+        square.isfinite().all(dim=2, keepdim=True).all(dim=1, keepdim=True), square, 0.0
+    )
     values, basis = torch.linalg.eigh(square)
     length = values.norm(dim=1, keepdim=True)
-    scale = torch.where(length > 0, values * values.shape[1] ** 0.5 / length, torch.ones_like(values))
+    scale = torch.where(
+        length > 0, values * values.shape[1] ** 0.5 / length, torch.ones_like(values)
+    )
     return basis, scale.clamp(min=floor[:, None])
 
 
@@ -94,14 +107,19 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """One step of every client under the guidance in its memory; then, when it is due, a look at the new model."""
+    """One step of every client under the guidance in its memory; then, when it is due, a look at
+    the new model."""
     layout, batch = cohort.gradients.layout, dpsgd.draw(cohort)
     forth, back = _maps(state.memory)
     if cohort.plans[0].isotropic:
         if cohort.arithmetic is GRID:
-            raise ValueError("hero_clipping is isotropic, which has no exact sums: a release takes whitened")
+            raise ValueError(
+                "hero_clipping is isotropic, which has no exact sums: a release takes whitened"
+            )
         total, norms = dpsgd.clipped_sum(cohort, state, batch)
-        noisy = total + transform(back, layout, dpsgd.noised(cohort, state, torch.zeros_like(total)))
+        noisy = total + transform(
+            back, layout, dpsgd.noised(cohort, state, torch.zeros_like(total))
+        )
     else:
         total, norms = dpsgd.clipped_sum(cohort, state, batch, forth)
         noisy = transform(back, layout, dpsgd.noised(cohort, state, total))
@@ -113,8 +131,11 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def report(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
-    """The least and the largest v ``[K]`` over all layers at the round's end; a function of released models."""
-    scales = torch.cat([scale for name, scale in state.memory.items() if name.endswith("|v")], dim=1)
+    """The least and the largest v ``[K]`` over all layers at the round's end; a function of
+    released models."""
+    scales = torch.cat(
+        [scale for name, scale in state.memory.items() if name.endswith("|v")], dim=1
+    )
     return {"hero_least_scale": scales.amin(dim=1), "hero_largest_scale": scales.amax(dim=1)}
 
 

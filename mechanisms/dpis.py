@@ -1,49 +1,56 @@
-"""DPIS: Wei, Bao, Xiao, Yang, "DPIS: An Enhanced Mechanism for Differentially Private SGD with Importance Sampling",
-CCS 2022. For K clients at once.
+"""DPIS: Wei, Bao, Xiao, Yang, "DPIS: An Enhanced Mechanism for Differentially Private SGD with
+Importance Sampling", CCS 2022. For K clients at once.
 
-Per client, with its public number of records N, expected batch size b = q N, noise multiplier s and clip bound C. Norms
+Per client, with its public number of records N, expected batch size b = q N, noise multiplier s and
+clip bound C. Norms
 |g_i| are clipped to C throughout.
 
-At the start of every epoch of ceil(1/q) steps, the first one at the start of the round, from records drawn by coins of
-rate p:
+At the start of every epoch of ceil(1/q) steps, the first one at the start of the round, from
+records drawn by coins of rate p:
 
-    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)                      (Eq. 16, optional)
-    K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))                         (Eqs. 11, 12)
-    ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
+    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)                      (Eq.
+    16, optional) K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))
+    (Eqs. 11, 12) ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
 
-In every step record i enters with probability b |g_i| / K: it is proposed with probability b ghat_i / K, and accepted
-with probability |g_i| / ghat_i. Then
+In every step record i enters with probability b |g_i| / K: it is proposed with probability b ghat_i
+/ K, and accepted with probability |g_i| / ghat_i. Then
 
     g = ( sum of (K / N) g_i / |g_i| over those that entered  +  N(0, s^2 C^2 I) ) / b       (Eq. 7)
 
-and the optimizer. An accepted record adds a vector of norm K / N whatever its probability was, so nothing exceeds the
-sensitivity; one whose norm has grown beyond ghat since its epoch began counts as if it had norm ghat (a bias, no
-leak). About k b gradients are computed in a step. A record's state ghat_i depends on its own coins and on released
-values only.
+and the optimizer. An accepted record adds a vector of norm K / N whatever its probability was, so
+nothing exceeds the sensitivity; one whose norm has grown beyond ghat since its epoch began counts
+as if it had norm ghat (a bias, no leak). About k b gradients are computed in a step. A record's
+state ghat_i depends on its own coins and on released values only.
 
-Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)`` (Lemma 3.1 at |g| = C), a
-norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p. K, K* and C are outputs, so the run is
-adaptive: one order, allotments in advance and a filter (`accounting.allotment`). K = N C costs most. Noise (Section
-4.2): in the first a_E of the run's epochs as if K were N C; after that, what is left is shared equally by the steps to
-come, and each epoch's noise follows from its share and its K.
+Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)``
+(Lemma 3.1 at |g| = C), a norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p.
+K, K* and C are outputs, so the run is adaptive: one order, allotments in advance and a filter
+(`accounting.allotment`). K = N C costs most. Noise (Section 4.2): in the first a_E of the run's
+epochs as if K were N C; after that, what is left is shared equally by the steps to come, and each
+epoch's noise follows from its share and its K.
 
 Deviations, and why:
 
-- ghat is held below C, not k C. Then no proposal probability exceeds 1; dividing by one that was cut off, as the paper
-  does, breaks the sensitivity. The maximum with b C is taken last: Eq. (12) can undo it.
+- ghat is held below C, not k C. Then no proposal probability exceeds 1; dividing by one that was
+  cut off, as the paper does, breaks the sensitivity. The maximum with b C is taken last: Eq. (12)
+  can undo it.
 - Algorithm 1, line 26 divides by b twice; Eq. (7) is right.
-- K* comes from a uniform batch of its own at the present model. C is a multiple of the mean norm, at most the
-  configured clip norm and at least ``MIN_CLIP`` of it, and made anew in each epoch: clients keep nothing of it.
-- s_K = 0.02 N as in the paper, but more where the norm sums would cost more than a given share of the steps: with few
-  records 0.02 N is no noise at all. K then says little, which costs no privacy: any K in [b C, N C] is right.
+- K* comes from a uniform batch of its own at the present model. C is a multiple of the mean norm,
+  at most the configured clip norm and at least ``MIN_CLIP`` of it, and made anew in each epoch:
+  clients keep nothing of it.
+- s_K = 0.02 N as in the paper, but more where the norm sums would cost more than a given share of
+  the steps: with few records 0.02 N is no noise at all. K then says little, which costs no privacy:
+  any K in [b C, N C] is right.
 - With q = 1 there is no choice, b C = N C, so no K is released. Nothing is gained over DPSGD there.
-- N is public and used as it is. The published column has the paper's noisy release of N, its cost of the norm sums
-  (multiplier s_K, as if the noise stood inside the factor 1/p) and its cost of the steps as planned, for K = N C.
-- ``uniform`` sampling turns the special part off: all ghat = C and K = N C, and whatever is proposed is accepted and
-  merely clipped. This is DPSGD, draw for draw.
+- N is public and used as it is. The published column has the paper's noisy release of N, its cost
+  of the norm sums (multiplier s_K, as if the noise stood inside the factor 1/p) and its cost of the
+  steps as planned, for K = N C.
+- ``uniform`` sampling turns the special part off: all ghat = C and K = N C, and whatever is
+  proposed is accepted and merely clipped. This is DPSGD, draw for draw.
 
-Edge cases: b may be below 1. An empty batch adds noise and counts. A zero gradient is never accepted; one that is not
-finite adds 0 to every sum, and its record is proposed as if its norm were C.
+Edge cases: b may be below 1. An empty batch adds noise and counts. A zero gradient is never
+accepted; one that is not finite adds 0 to every sum, and its record is proposed as if its norm were
+C.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,15 +80,17 @@ EPOCHAL = ("clip_norm", "share", "multiplier")
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     """The state before the first step from ``params [P]``.
 
-    Memory, float64: ``ghat [K, n]`` before it is clamped (inf: unknown); the `EPOCHAL` numbers ``[K, epochs]``; and
-    ``spent [K]`` by the client so far, in nats.
+    Memory, float64: ``ghat [K, n]`` before it is clamped (inf: unknown); the `EPOCHAL` numbers
+    ``[K, epochs]``; and ``spent [K]`` by the client so far, in nats.
     """
     plans = _plans(cohort)
     epochs, size = max(p.epochs for p in plans), max(map(len, cohort.data.records))
     one = torch.ones(len(plans), epochs, dtype=torch.float64, device=params.device)
     ghat = torch.full((len(plans), size), torch.inf, dtype=torch.float64, device=params.device)
     memory = dict.fromkeys(EPOCHAL, one)
-    spent = torch.tensor([account.spent for account in cohort.accounts], dtype=torch.float64, device=params.device)
+    spent = torch.tensor(
+        [account.spent for account in cohort.accounts], dtype=torch.float64, device=params.device
+    )
     return LocalState.start(cohort, params).remember(ghat=ghat, spent=spent, **memory)
 
 
@@ -106,7 +115,8 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
-    """What holds in this step, float64: q ``[K]``, ghat / C ``[K, n]``, C, K / (N C) and s, each ``[K]``."""
+    """What holds in this step, float64: q ``[K]``, ghat / C ``[K, n]``, C, K / (N C) and s, each
+    ``[K]``."""
     plans, device = _plans(cohort), state.params.device
     epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
     clip, share, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
@@ -119,20 +129,32 @@ def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
 
 
 def _begin(cohort: Cohort, state: LocalState) -> LocalState:
-    """Clients that start an epoch look at their norms, release and pay for K* and K, and set C, ghat and the noise."""
+    """Clients that start an epoch look at their norms, release and pay for K* and K, and set C,
+    ghat and the noise."""
     plans, taken = _plans(cohort), state.taken.long().tolist()
-    starting = [k for k, (p, n) in enumerate(zip(plans, taken, strict=True)) if n < p.steps and n % p.epoch_steps == 0]
+    starting = [
+        k
+        for k, (p, n) in enumerate(zip(plans, taken, strict=True))
+        if n < p.steps and n % p.epoch_steps == 0
+    ]
     if not starting:
         return state
-    epochs, table = _epochs(plans, state), {name: rows.cpu().numpy().copy() for name, rows in state.memory.items()}
-    for_clip = _places(cohort, "clip sum", [k for k in starting if plans[k].own.dpis_clip is not None])
+    epochs, table = (
+        _epochs(plans, state),
+        {name: rows.cpu().numpy().copy() for name, rows in state.memory.items()},
+    )
+    for_clip = _places(
+        cohort, "clip sum", [k for k in starting if plans[k].own.dpis_clip is not None]
+    )
     for_sum = _places(cohort, "norm sum", [k for k in starting if plans[k].releases_norm_sum])
     seen = [np.union1d(*both).astype(np.int64) for both in zip(for_clip, for_sum, strict=True)]
     rates = [min(1.0, plan.norm_sums * plan.own.dpis_norm_rate) for plan in plans]
     norms = importance.look(cohort, state.params, seen, rates)
     begun = []
     for k in starting:
-        of_clip, of_sum = (norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum))
+        of_clip, of_sum = (
+            norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum)
+        )
         clip = _clip_norm(plans[k], of_clip, cohort.streams.of("clip sum")[k], cohort.arithmetic)
         share = _share(plans[k], of_sum, clip, cohort.streams.of("norm sum")[k], cohort.arithmetic)
         account = replace(cohort.accounts[k], spent=float(table["spent"][k]))
@@ -140,13 +162,19 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
         if plans[k].importance:
             table["ghat"][k, seen[k]] = plans[k].own.dpis_slack * norms[k]
     for k, epoch, (multiplier, account) in zip(starting, begun, allocate(begun), strict=True):
-        table["clip_norm"][k, epoch.number], table["share"][k, epoch.number] = epoch.clip_norm, epoch.share
+        table["clip_norm"][k, epoch.number], table["share"][k, epoch.number] = (
+            epoch.clip_norm,
+            epoch.share,
+        )
         table["multiplier"][k, epoch.number], table["spent"][k] = multiplier, account.spent
-    return state.remember(**{name: torch.from_numpy(rows).to(state.params.device) for name, rows in table.items()})
+    return state.remember(
+        **{name: torch.from_numpy(rows).to(state.params.device) for name, rows in table.items()}
+    )
 
 
 def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.ndarray]:
-    """Places of the records that enter a norm sum of some clients, by fresh coins; none for the other clients."""
+    """Places of the records that enter a norm sum of some clients, by fresh coins; none for the
+    other clients."""
     places = [np.empty(0, dtype=np.int64) for _ in cohort.plans]
     for k in clients:
         coins = cohort.streams.of(purpose)[k].random(len(cohort.data.records[k]))
@@ -155,17 +183,31 @@ def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.nda
 
 
 def noisy_norm_sum(
-    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic = FLOATS
+    plan: DpisPlan,
+    norms: np.ndarray,
+    clip_norm: float,
+    source: Source,
+    arithmetic: Arithmetic = FLOATS,
 ) -> float:
-    """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not finite adds 0."""
-    rate, bounded = plan.own.dpis_norm_rate, np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0)
+    """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not
+    finite adds 0."""
+    rate, bounded = (
+        plan.own.dpis_norm_rate,
+        np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0),
+    )
     limit = torch.tensor([clip_norm], dtype=torch.float64)
     total = arithmetic.parts(torch.from_numpy(bounded)[None], limit).sum(dim=1, keepdim=True)
-    return float(arithmetic.noised_from(source, total, clip_norm, rate * plan.norm_noise * clip_norm)) / rate
+    return (
+        float(arithmetic.noised_from(source, total, clip_norm, rate * plan.norm_noise * clip_norm))
+        / rate
+    )
 
 
-def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic = FLOATS) -> float:
-    """C: a multiple of the noisy mean norm K* / N, at most the configured bound and not far below it."""
+def _clip_norm(
+    plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic = FLOATS
+) -> float:
+    """C: a multiple of the noisy mean norm K* / N, at most the configured bound and not far below
+    it."""
     if plan.own.dpis_clip is None:
         return plan.clip_norm
     mean = noisy_norm_sum(plan, norms, plan.clip_norm, source, arithmetic) / plan.records
@@ -173,7 +215,11 @@ def _clip_norm(plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Ar
 
 
 def _share(
-    plan: DpisPlan, norms: np.ndarray, clip_norm: float, source: Source, arithmetic: Arithmetic = FLOATS
+    plan: DpisPlan,
+    norms: np.ndarray,
+    clip_norm: float,
+    source: Source,
+    arithmetic: Arithmetic = FLOATS,
 ) -> float:
     """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
     if not plan.releases_norm_sum:
@@ -188,24 +234,35 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
     for k, (plan, account) in enumerate(zip(_plans(cohort), cohort.accounts, strict=True)):
         charges: Charges = {event: plan.epochs * n for event, n in plan.norm_sum_charges.items()}
         for epoch in range(plan.epochs):
-            numbers = (float(state.memory[name][k, epoch]) for name in ("share", "clip_norm", "multiplier"))
+            numbers = (
+                float(state.memory[name][k, epoch]) for name in ("share", "clip_norm", "multiplier")
+            )
             charges = merge(charges, {plan.step_event(*numbers): plan.steps_of(epoch)})
         result.append(covered(charges, account.order))
     return result
 
 
 def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
-    """Means over the epochs of K / (N C), C and s ``[K]``; and epsilon of what has really been spent, no guarantee."""
+    """Means over the epochs of K / (N C), C and s ``[K]``; and epsilon of what has really been
+    spent, no guarantee."""
     plans = _plans(cohort)
     means = {
-        name: torch.stack([row[: plan.epochs].mean() for row, plan in zip(state.memory[name], plans, strict=True)])
+        name: torch.stack(
+            [row[: plan.epochs].mean() for row, plan in zip(state.memory[name], plans, strict=True)]
+        )
         for name in EPOCHAL
     }
     spent = [
         convert(np.array([spent]), (account.order,), plan.delta).epsilon
-        for spent, account, plan in zip(state.memory["spent"].tolist(), cohort.accounts, plans, strict=True)
+        for spent, account, plan in zip(
+            state.memory["spent"].tolist(), cohort.accounts, plans, strict=True
+        )
     ]
-    named = {"dpis_clip_norm": "clip_norm", "dpis_norm_sum_share": "share", "dpis_noise_multiplier": "multiplier"}
+    named = {
+        "dpis_clip_norm": "clip_norm",
+        "dpis_norm_sum_share": "share",
+        "dpis_noise_multiplier": "multiplier",
+    }
     figures = {figure: means[name] for figure, name in named.items()}
     return figures | {"dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64)}
 
@@ -219,8 +276,8 @@ def _plans(cohort: Cohort) -> list[DpisPlan]:
     plans = [plan for plan in cohort.plans if isinstance(plan, DpisPlan)]
     if not len(plans) == len(cohort.plans) == len(cohort.accounts):
         raise ValueError(
-            f"{len(cohort.plans)} clients have {len(plans)} plans of DPIS and {len(cohort.accounts)} accounts; "
-            "give each client one of both"
+            f"{len(cohort.plans)} clients have {len(plans)} plans of DPIS and "
+            f"{len(cohort.accounts)} accounts; give each client one of both"
         )
     return plans
 
@@ -228,4 +285,6 @@ def _plans(cohort: Cohort) -> list[DpisPlan]:
 def _epochs(plans: Sequence[DpisPlan], state: LocalState) -> list[int]:
     """The present epoch of each client in its round, from 0; its last one where it is done."""
     taken = state.taken.long().tolist()
-    return [min(n // plan.epoch_steps, plan.epochs - 1) for plan, n in zip(plans, taken, strict=True)]
+    return [
+        min(n // plan.epoch_steps, plan.epochs - 1) for plan, n in zip(plans, taken, strict=True)
+    ]

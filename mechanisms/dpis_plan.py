@@ -1,4 +1,5 @@
-"""The plan of DPIS (`mechanisms.dpis`): what a round releases, what it may cost, and how the noise is allocated."""
+"""The plan of DPIS (`mechanisms.dpis`): what a round releases, what it may cost, and how the noise
+is allocated."""
 
 import functools
 import math
@@ -63,7 +64,17 @@ class DpisPlan(AdaptivePlan):
             raise ValueError(f"own = {own!r} must be the settings of DPIS; give its table")
         others = ("clipping", "noise_decay", "clip_quantile")
         refuse_options(p, others, "which sets clip bound and noise by its own rules")
-        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, terms.size, terms.rounds, p.delta, own, terms.prior)
+        return cls(
+            p.sample_rate,
+            noise,
+            p.clip_norm,
+            terms.steps,
+            terms.size,
+            terms.rounds,
+            p.delta,
+            own,
+            terms.prior,
+        )
 
     @property
     def importance(self) -> bool:
@@ -96,7 +107,8 @@ class DpisPlan(AdaptivePlan):
 
     @property
     def _costliest_norm_noise(self) -> float:
-        """s_K at which an epoch's norm sums cost ``dpis_norm_share`` of its steps, by ``rdp ~ a q^2 / (2 s^2)``."""
+        """s_K at which an epoch's norm sums cost ``dpis_norm_share`` of its steps, by ``rdp ~ a q^2
+        / (2 s^2)``."""
         ratio = self.norm_sums / (self.own.dpis_norm_share * self.epoch_steps)
         return self.noise_multiplier / self.sample_rate * math.sqrt(ratio)
 
@@ -106,7 +118,8 @@ class DpisPlan(AdaptivePlan):
         return max(NORM_NOISE * self.records, self._costliest_norm_noise)
 
     def worst_round(self) -> Charges:
-        """The releases of a round if K = N C and s_K is as small as it can be; they do not depend on N."""
+        """The releases of a round if K = N C and s_K is as small as it can be; they do not depend
+        on N."""
         steps: Charges = {SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}
         if not self.norm_sums:
             return steps
@@ -123,7 +136,8 @@ class DpisPlan(AdaptivePlan):
         return equal_share(self)
 
     def round_charges(self, nth: int) -> Charges:
-        """An allotment; and the paper's claims for the planned round, and for N in the first one."""
+        """An allotment; and the paper's claims for the planned round, and for N in the first
+        one."""
         claims: Charges = {PaperClaim(self.sample_rate, self.noise_multiplier): self.steps}
         if self.norm_sums:
             claim = PaperClaim(self.own.dpis_norm_rate, self.norm_noise)
@@ -136,7 +150,9 @@ class DpisPlan(AdaptivePlan):
         """Whether an epoch of the ``nth`` round gets the noise for the worst K (Section 4.2)."""
         if not self.importance:
             return True
-        return (nth - 1) * self.epochs + epoch < self.own.dpis_first_phase * self.rounds * self.epochs
+        return (
+            nth - 1
+        ) * self.epochs + epoch < self.own.dpis_first_phase * self.rounds * self.epochs
 
     @property
     def norm_sum_charges(self) -> Charges:
@@ -146,18 +162,23 @@ class DpisPlan(AdaptivePlan):
         return {NoisyNormSum(self.own.dpis_norm_rate, self.norm_noise): self.norm_sums}
 
     def step_limit(self, nth: int, epoch: int, account: Account) -> float:
-        """What a step of this epoch may cost: its equal part of what is left of the run, and of the round.
+        """What a step of this epoch may cost: its equal part of what is left of the run, and of the
+        round.
 
         The norm sums of this epoch are paid already, those of later ones are set aside.
         """
-        norm_sums = sum(count * cost(event, account.order) for event, count in self.norm_sum_charges.items())
+        norm_sums = sum(
+            count * cost(event, account.order) for event, count in self.norm_sum_charges.items()
+        )
         steps, later = self.steps - epoch * self.epoch_steps, self.epochs - epoch - 1
         of_round = account.left - later * norm_sums
         rounds = max(0, self.rounds - nth)
         of_run = of_round + rounds * (self.allotment.rdp - self.epochs * norm_sums)
         return min(of_round / steps, of_run / (steps + rounds * self.steps))
 
-    def step_event(self, share: float, clip_norm: float, noise_multiplier: float) -> ImportanceSampledGaussian:
+    def step_event(
+        self, share: float, clip_norm: float, noise_multiplier: float
+    ) -> ImportanceSampledGaussian:
         """Lemma 3.1 for K = ``share`` N C."""
         size = self.sample_rate * self.records
         norm_sum = max(share * (self.records * clip_norm), size * clip_norm)
@@ -186,7 +207,8 @@ class Epoch:
 
 
 def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
-    """Section 4.2: the noise multiplier s of each epoch, and the account after paying for its norm sums and steps."""
+    """Section 4.2: the noise multiplier s of each epoch, and the account after paying for its norm
+    sums and steps."""
     accounts = [e.account.pay(e.plan.norm_sum_charges) for e in epochs]
     multipliers = np.array([e.plan.noise_multiplier for e in epochs])
     shares = np.array([e.share for e in epochs])
@@ -194,10 +216,17 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
     left = [k for k, e in enumerate(epochs) if not e.plan.first_phase(e.nth, e.number)]
     for order in sorted({accounts[k].order for k in left}):
         rows = np.array([k for k in left if accounts[k].order == order])
-        limits = np.array([epochs[k].plan.step_limit(epochs[k].nth, epochs[k].number, accounts[k]) for k in rows])
+        limits = np.array(
+            [epochs[k].plan.step_limit(epochs[k].nth, epochs[k].number, accounts[k]) for k in rows]
+        )
         found = least_multipliers(rates[rows], limits, order, multipliers[rows] / shares[rows])
         multipliers[rows] = found * shares[rows]
     return [
-        (float(s), account.pay({e.plan.step_event(e.share, e.clip_norm, float(s)): e.plan.steps_of(e.number)}))
+        (
+            float(s),
+            account.pay(
+                {e.plan.step_event(e.share, e.clip_norm, float(s)): e.plan.steps_of(e.number)}
+            ),
+        )
         for e, s, account in zip(epochs, multipliers, accounts, strict=True)
     ]

@@ -1,16 +1,18 @@
-"""DPSGD: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep Learning with Differential Privacy", CCS 2016.
+"""DPSGD: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep Learning with Differential
+Privacy", CCS 2016.
 
-Algorithm 1, for K clients at once. Per step and client, with Poisson rate q, clip norm C, noise multiplier s and public
-number of records n:
+Algorithm 1, for K clients at once. Per step and client, with Poisson rate q, clip norm C, noise
+multiplier s and public number of records n:
 
     B ~ each record on its own with probability q
     g = ( sum_{i in B} g_i min(1, C / |g_i|)  +  s C N(0, I) ) / (q n)          then the optimizer
 
-The norm |g_i| is over all parameters of the model. The divisor is the expected batch size, never the drawn one; an
-empty batch adds noise and counts; a record with a non-finite gradient contributes zero.
+The norm |g_i| is over all parameters of the model. The divisor is the expected batch size, never
+the drawn one; an empty batch adds noise and counts; a record with a non-finite gradient contributes
+zero.
 
-Guarantee: one record of one client, zero-out adjacency; each step is a sampled Gaussian SGM(q, s) (Mironov, Talwar,
-Zhang 2019). The published figure is the certified one.
+Guarantee: one record of one client, zero-out adjacency; each step is a sampled Gaussian SGM(q, s)
+(Mironov, Talwar, Zhang 2019). The published figure is the certified one.
 """
 
 import math
@@ -38,8 +40,10 @@ class DpsgdPlan:
         clip_norm: C, in units of the gradient.
         steps: local steps a round.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
-        noise_decay: by how much the logarithm of s falls from one of the client's rounds to the next (DP-SGD-Decay).
-        clip_quantile: share of records that the clip bound is to leave whole, followed from C on; None keeps C.
+        noise_decay: by how much the logarithm of s falls from one of the client's rounds to the
+            next (DP-SGD-Decay).
+        clip_quantile: share of records that the clip bound is to leave whole, followed from C on;
+            None keeps C.
     """
 
     sample_rate: float
@@ -54,15 +58,29 @@ class DpsgdPlan:
     def of(cls, terms: Terms, noise: float) -> "DpsgdPlan":
         """The plan of some terms with this noise multiplier."""
         p = terms.privacy
-        return cls(p.sample_rate, noise, p.clip_norm, terms.steps, p.clipping, p.noise_decay, p.clip_quantile)
+        return cls(
+            p.sample_rate,
+            noise,
+            p.clip_norm,
+            terms.steps,
+            p.clipping,
+            p.noise_decay,
+            p.clip_quantile,
+        )
 
     def multiplier(self, nth: int) -> float:
-        """The noise multiplier of the client's ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
+        """The noise multiplier of the client's ``nth`` round (from 1): ``s exp(-decay (nth -
+        1))``."""
         return self.noise_multiplier * math.exp(-self.noise_decay * (nth - 1))
 
     def sum_multiplier(self, nth: int) -> float:
-        """The part of :meth:`multiplier` that is the sum's; all of it, unless a count is released beside it."""
-        return self.multiplier(nth) if self.clip_quantile is None else quantile.split(self.multiplier(nth))[0]
+        """The part of :meth:`multiplier` that is the sum's; all of it, unless a count is released
+        beside it."""
+        return (
+            self.multiplier(nth)
+            if self.clip_quantile is None
+            else quantile.split(self.multiplier(nth))[0]
+        )
 
     def round_charges(self, nth: int) -> Charges:
         """``steps`` sampled Gaussians."""
@@ -70,7 +88,8 @@ class DpsgdPlan:
 
 
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
-    """The state before the first step from ``params [P]``: the clip bound is memory, since it may move."""
+    """The state before the first step from ``params [P]``: the clip bound is memory, since it may
+    move."""
     return LocalState.start(cohort, params).remember(clip_norm=cohort.plan("clip_norm"))
 
 
@@ -87,16 +106,24 @@ def draw(cohort: Cohort) -> Batch:
 def clipped_sum(
     cohort: Cohort, state: LocalState, batch: Batch, metric: Metric = IDENTITY
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given metric."""
+    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given
+    metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
     return cohort.gradient_sum(
-        state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, cohort.exact("sample_rate"), metric
+        state.params,
+        batch,
+        lambda norms: clip(norms, bound) * batch.mask,
+        bound,
+        cohort.exact("sample_rate"),
+        metric,
     )
 
 
 def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tensor:
     """A sum ``[K, P]`` behind this step's noise, of standard deviation s C in every coordinate."""
-    multiplier = [plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
+    multiplier = [
+        plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)
+    ]
     bound = state.memory["clip_norm"]
     scale = torch.tensor(multiplier, device=bound.device)
     std = torch.where(scale > 0, scale * bound, 0.0)  # without noise the bound may be infinite
@@ -109,24 +136,37 @@ def expected_size(cohort: Cohort) -> torch.Tensor:
     return rate * cohort.data.sizes().to(rate)
 
 
-def descend(cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch.Tensor, batch: Batch) -> LocalState:
-    """The optimizer's step along a noisy sum ``[K, P]``; then the clip bound moves, where it follows a quantile."""
+def descend(
+    cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch.Tensor, batch: Batch
+) -> LocalState:
+    """The optimizer's step along a noisy sum ``[K, P]``; then the clip bound moves, where it
+    follows a quantile."""
     size = expected_size(cohort)
     after = state.descend(cohort, noisy / size[:, None])
     if cohort.plans[0].clip_quantile is None:
         return after
-    count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in zip(cohort.plans, cohort.nth, strict=True)]
+    count = [
+        quantile.split(plan.multiplier(nth))[1]
+        for plan, nth in zip(cohort.plans, cohort.nth, strict=True)
+    ]
     bound, half = state.memory["clip_norm"], torch.full_like(size, 0.5)
-    votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half).sum(dim=1, keepdim=True)
-    noisy = cohort.noised(votes, half, torch.tensor(count, device=half.device) * half, "count")[:, 0]
+    votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half).sum(
+        dim=1, keepdim=True
+    )
+    noisy = cohort.noised(votes, half, torch.tensor(count, device=half.device) * half, "count")[
+        :, 0
+    ]
     share = 0.5 + noisy / size
     return after.remember(
-        clip_norm=quantile.adapt(bound, cohort.plan("clip_norm"), cohort.plan("clip_quantile"), share)
+        clip_norm=quantile.adapt(
+            bound, cohort.plan("clip_norm"), cohort.plan("clip_quantile"), share
+        )
     )
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """One step of every client: clip each record, sum, add noise, divide by the expected size, then the optimizer."""
+    """One step of every client: clip each record, sum, add noise, divide by the expected size, then
+    the optimizer."""
     batch = draw(cohort)
     total, norms = clipped_sum(cohort, state, batch)
     return descend(cohort, state, noised(cohort, state, total), norms, batch)

@@ -1,25 +1,28 @@
-"""DPSUR: Fu, Ye, Hu, Chen, Wang, Wang, Ran, "DPSUR: Accelerating Differentially Private Stochastic Gradient Descent
-Using Selective Update and Release", PVLDB 17(6), 2024. For K clients at once.
+"""DPSUR: Fu, Ye, Hu, Chen, Wang, Wang, Ran, "DPSUR: Accelerating Differentially Private Stochastic
+Gradient Descent Using Selective Update and Release", PVLDB 17(6), 2024. For K clients at once.
 
 A trial (Algorithms 1 and 2), with the model w, clip C_v, threshold beta and noise s_v of the test:
 
-    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t
-    dE  = loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v, independent of B_t
-    dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2)
-    accept w' iff dE~ < beta C_v             else restore w and the optimizer's state
+    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t dE  =
+    loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v,
+    independent of B_t dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2) accept w' iff dE~ < beta C_v
+    else restore w and the optimizer's state
 
-An empty B_v gives dE = 0. A dE that is not finite counts as +C_v: a candidate that is never accepted would break every
-bound below. Both losses are on the same batch; the paper's code reuses the loss of the last accepted model, an
-un-noised statistic of an old batch, and keeps the momentum of rejected trials. Within a round the learning rate follows
-the accepted steps alone.
+An empty B_v gives dE = 0. A dE that is not finite counts as +C_v: a candidate that is never
+accepted would break every bound below. Both losses are on the same batch; the paper's code reuses
+the loss of the last accepted model, an un-noised statistic of an old batch, and keeps the momentum
+of rejected trials. Within a round the learning rate follows the accepted steps alone.
 
-Guarantee: one record of one client, zero-out adjacency. The paper (Theorems 5.1, 5.5, 5.6) charges accepted steps only,
-``SGM(q_t, s_t) + SGM(q_v, s_v)`` each: it takes the test for post-processing. What is released is the proposal weighted
-by its probability of acceptance, and that depends on the data a second time; the claim is exceeded by up to 17 times.
-Certified, by ``accounting``, which is fixed beforehand and stands in every event:
+Guarantee: one record of one client, zero-out adjacency. The paper (Theorems 5.1, 5.5, 5.6) charges
+accepted steps only, ``SGM(q_t, s_t) + SGM(q_v, s_v)`` each: it takes the test for post-processing.
+What is released is the proposal weighted by its probability of acceptance, and that depends on the
+data a second time; the claim is exceeded by up to 17 times. Certified, by ``accounting``, which is
+fixed beforehand and stands in every event:
 
-- ``visible`` (the default): the accept/reject bits are public, rejected candidates are not; each trial is charged.
-- ``selective``: accepted steps alone are released; each is charged, and a part of delta pays for the cap on rejections.
+- ``visible`` (the default): the accept/reject bits are public, rejected candidates are not; each
+  trial is charged.
+- ``selective``: accepted steps alone are released; each is charged, and a part of delta pays for
+  the cap on rejections.
 - ``every-trial``: each trial is charged as if rejected candidates were public too.
 """
 
@@ -69,7 +72,11 @@ class DpsurPlan(TrialPlan):
         own = terms.own
         if not isinstance(own, Dpsur):
             raise ValueError(f"own = {own!r} must be the settings of DPSUR; give its table")
-        test_noise = NOISE_RATIO * noise if own.dpsur_validation_noise is None else own.dpsur_validation_noise
+        test_noise = (
+            NOISE_RATIO * noise
+            if own.dpsur_validation_noise is None
+            else own.dpsur_validation_noise
+        )
         most = _cap(own, terms, test_noise) if own.dpsur_accounting == "selective" else 0
         return cls(
             **asdict(DpsgdPlan.of(terms, noise)),
@@ -87,7 +94,8 @@ class DpsurPlan(TrialPlan):
         return Acceptance.of_noisy_loss(self.validation_rate, self.validation_noise, self.beta)
 
     def round_charges(self, nth: int) -> Charges:
-        """``steps`` trials; ``selective``: ``steps`` accepted steps, their cap, and what the paper charges for them."""
+        """``steps`` trials; ``selective``: ``steps`` accepted steps, their cap, and what the paper
+        charges for them."""
         step = DpsurStep(
             self.sample_rate,
             self.multiplier(nth),
@@ -109,9 +117,12 @@ class DpsurPlan(TrialPlan):
 
 
 def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
-    """M. Where there is none while the noise of the test is being searched for, one that makes the cost infinite."""
+    """M. Where there is none while the noise of the test is being searched for, one that makes the
+    cost infinite."""
     lowest = Acceptance.of_noisy_loss(own.dpsur_validation_rate, test_noise, own.dpsur_beta).lowest
-    most = trials.most_rejections(lowest, terms.steps * terms.rounds, own.dpsur_cap_share * terms.privacy.delta)
+    most = trials.most_rejections(
+        lowest, terms.steps * terms.rounds, own.dpsur_cap_share * terms.privacy.delta
+    )
     if most is None and own.dpsur_validation_noise is not None:
         trials.refuse(lowest)
     return 1 if most is None else most
@@ -123,6 +134,8 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     rates = cohort.exact("validation_rate")
     batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
     test = LossTest(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
-    change = trials.clipped(trials.loss_change(cohort, state, candidate, batch, rates), cohort.plan("loss_clip"))
+    change = trials.clipped(
+        trials.loss_change(cohort, state, candidate, batch, rates), cohort.plan("loss_clip")
+    )
     accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
     return trials.settle(state, candidate, accept)

@@ -1,7 +1,9 @@
-"""Uniform bits from the operating system's cryptographic generator, for draws that a released result depends on.
+"""Uniform bits from the operating system's cryptographic generator, for draws that a released
+result depends on.
 
-Unlike a seeded stream (``mechanisms/randomness.py``), nobody can repeat these draws: nothing that could be guessed,
-stored or copied determines them. Every law here is exact for uniform bytes: no probability is rounded.
+Unlike a seeded stream (``mechanisms/randomness.py``), nobody can repeat these draws: nothing that
+could be guessed, stored or copied determines them. Every law here is exact for uniform bytes: no
+probability is rounded.
 """
 
 import math
@@ -17,9 +19,11 @@ WORD_BITS = 64
 
 
 class SystemEntropy:
-    """The methods of ``numpy.random.Generator`` that mechanisms use, on the operating system's random bytes.
+    """The methods of ``numpy.random.Generator`` that mechanisms use, on the operating system's
+    random bytes.
 
-    It keeps no state and no buffer: two objects, two threads, and a process and its forked child never share a draw.
+    It keeps no state and no buffer: two objects, two threads, and a process and its forked child
+    never share a draw.
 
     Args:
         source: gives n independent uniform bytes. Tests give their own.
@@ -49,14 +53,16 @@ class SystemEntropy:
     def integers(self, low: int, high: int, size: Size | None = None) -> int | NDArray[np.int64]:
         """Uniform integers with low <= draw < high, as int64; one int if ``size`` is None.
 
-        A word is reduced modulo high - low. Words beyond the largest multiple of it are drawn again: each remainder
-        has equally many of the others.
+        A word is reduced modulo high - low. Words beyond the largest multiple of it are drawn
+        again: each remainder has equally many of the others.
 
         Raises:
             ValueError: the range is empty or not one of int64.
         """
         if not -(2**63) <= low < high <= 2**63:
-            raise ValueError(f"low and high must satisfy -2^63 <= low < high <= 2^63; they are {low} and {high}")
+            raise ValueError(
+                f"low and high must satisfy -2^63 <= low < high <= 2^63; they are {low} and {high}"
+            )
         n, width = 1 if size is None else _count(size), high - low
         kept = np.empty(0, dtype=np.uint64)
         last = 2**WORD_BITS - 2**WORD_BITS % width - 1
@@ -69,10 +75,11 @@ class SystemEntropy:
         return int(drawn[0]) if size is None else drawn.reshape(size)
 
     def choice(self, n: int, size: int, replace: bool = False) -> NDArray[np.int64]:
-        """``size`` of the numbers 0 ... n - 1 in random order, int64 ``[size]``: every sequence is equally likely.
+        """``size`` of the numbers 0 ... n - 1 in random order, int64 ``[size]``: every sequence is
+        equally likely.
 
-        Without replacement: the order of n distinct words. Words of which two agree are all drawn again, which
-        favours no order.
+        Without replacement: the order of n distinct words. Words of which two agree are all drawn
+        again, which favours no order.
 
         Raises:
             ValueError: more numbers are asked for than there are.
@@ -80,7 +87,9 @@ class SystemEntropy:
         if replace:
             return self.integers(0, n, size)
         if not 0 <= size <= n:
-            raise ValueError(f"size must lie between 0 and n = {n} without replacement; it is {size}")
+            raise ValueError(
+                f"size must lie between 0 and n = {n} without replacement; it is {size}"
+            )
         while True:
             words = self.words(n)
             order = np.argsort(words)

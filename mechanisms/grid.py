@@ -1,20 +1,24 @@
 """Sums of whole numbers behind Gaussian noise whose guarantee holds for the bits that leave.
 
-In floats neither a sum's bound nor its noise is exact: rounding lets a record move a sum by more than the clip norm,
-and the last digits of a noised float tell what was below the noise (Mironov 2012; Casacuberta, Shoemate, Vadhan,
-Wagaman 2022). On a grid both are. For a sum of m numbers over records whose parts have norm at most C, behind noise of
-deviation s C:
+In floats neither a sum's bound nor its noise is exact: rounding lets a record move a sum by more
+than the clip norm, and the last digits of a noised float tell what was below the noise (Mironov
+2012; Casacuberta, Shoemate, Vadhan, Wagaman 2022). On a grid both are. For a sum of m numbers over
+records whose parts have norm at most C, behind noise of deviation s C:
 
-1. A record's part is scaled by ``2^44 / C`` and rounded to whole numbers v_i by itself. ``V = sum v_i``, over fewer
-   than 2^18 records, is exact: one record moves V by its own v_i, whatever the others are and in whatever order they
-   come, and ``|v_i| <= 2^44 (1 + e)`` with ``e = 2^-22 sqrt(m)`` for the rounding of its numbers and of its norm.
-2. ``Y = round(c V)`` with ``c = 2^-16 / s'``, in float64 and held within +-2^51. Each entry of Y is a monotone function
-   of that of V, and within 1 of its real value: a record moves Y by at most ``c |v_i| + 2 sqrt(m)``.
-3. ``Y + round(2^28 Z)`` with exact draws, Z standard normal. Rounding commutes with shifts by whole numbers, so this is
-   ``round(Y + 2^28 Z)``: post-processing of the continuous Gaussian mechanism of deviation 2^28 and sensitivity
-   ``c 2^44 (1 + e) + 2 sqrt(m)``. Whatever is proved of that one holds, by Renyi orders, by PLD or by tests of a step.
-4. Deviation over sensitivity is at least s if ``s' = s (1 + slack)``, ``slack = 2^-20 + sqrt(m) (2^-22 + 2^-26 s)``.
-   So s is what the plan charges, and s' is what is drawn: some 5e-5 more for a network of 26,000 parameters.
+1. A record's part is scaled by ``2^44 / C`` and rounded to whole numbers v_i by itself. ``V = sum
+   v_i``, over fewer than 2^18 records, is exact: one record moves V by its own v_i, whatever the
+   others are and in whatever order they come, and ``|v_i| <= 2^44 (1 + e)`` with ``e = 2^-22
+   sqrt(m)`` for the rounding of its numbers and of its norm.
+2. ``Y = round(c V)`` with ``c = 2^-16 / s'``, in float64 and held within +-2^51. Each entry of Y is
+   a monotone function of that of V, and within 1 of its real value: a record moves Y by at most ``c
+   |v_i| + 2 sqrt(m)``.
+3. ``Y + round(2^28 Z)`` with exact draws, Z standard normal. Rounding commutes with shifts by whole
+   numbers, so this is ``round(Y + 2^28 Z)``: post-processing of the continuous Gaussian mechanism
+   of deviation 2^28 and sensitivity ``c 2^44 (1 + e) + 2 sqrt(m)``. Whatever is proved of that one
+   holds, by Renyi orders, by PLD or by tests of a step.
+4. Deviation over sensitivity is at least s if ``s' = s (1 + slack)``, ``slack = 2^-20 + sqrt(m)
+   (2^-22 + 2^-26 s)``. So s is what the plan charges, and s' is what is drawn: some 5e-5 more for a
+   network of 26,000 parameters.
 5. Times ``s' C / 2^28`` the result is a float again. All that follows is post-processing.
 
 `docs/privacy.md` has the whole argument and what it takes for granted.
@@ -37,15 +41,17 @@ MAX_POINT = 2.0**51
 
 
 def check_sizes(sizes: Iterable[int]) -> None:
-    """Refuse clients whose sums could overflow, by their public numbers of records: what was drawn must not decide.
+    """Refuse clients whose sums could overflow, by their public numbers of records: what was drawn
+    must not decide.
 
     Raises:
         ValueError: a client has too many records.
     """
     if (largest := max(sizes, default=0)) >= MAX_RECORDS:
         raise ValueError(
-            f"a client holds {largest} records, in a release it must hold fewer than {MAX_RECORDS}, the most that an "
-            "exact sum has room for: raise --clients, or leave out --release"
+            f"a client holds {largest} records, in a release it must hold fewer than "
+            f"{MAX_RECORDS}, the most that an exact sum has room for: raise --clients, or leave "
+            "out --release"
         )
 
 
@@ -58,14 +64,15 @@ def slack(entries: int, multiplier: float) -> float:
     share = 2.0**-20 + math.sqrt(entries) * (2.0**-22 + 2.0**-26 * multiplier)
     if share > 1.0:
         raise ValueError(
-            f"noise_multiplier = {multiplier:g} is too large for a release of {entries} numbers, where rounding would "
-            "double it: lower --noise-multiplier"
+            f"noise_multiplier = {multiplier:g} is too large for a release of {entries} numbers, "
+            "where rounding would double it: lower --noise-multiplier"
         )
     return share
 
 
 def whole_parts(values: Tensor, bound: Tensor) -> Tensor:
-    """Int64 ``[K, ...]``: records' parts ``values [K, ...]`` in units of ``2^-44 bound [K]``, each rounded."""
+    """Int64 ``[K, ...]``: records' parts ``values [K, ...]`` in units of ``2^-44 bound [K]``, each
+    rounded."""
     scale = (PART / bound.double()).view(-1, *[1] * (values.dim() - 1))
     return (values.double() * scale).round_().to(torch.int64)
 
@@ -82,6 +89,8 @@ def noised(total: Tensor, bound: Tensor, std: Tensor, draws: Tensor) -> Tensor:
     bound = bound.double()
     multipliers = (std.double() / bound).tolist()
     raised = bound.new_tensor([s * (1.0 + slack(total.shape[1], s)) for s in multipliers])[:, None]
-    points = (total.double() * (2.0**SCALE_BITS / PART / raised)).clamp(-MAX_POINT, MAX_POINT).round()
+    points = (
+        (total.double() * (2.0**SCALE_BITS / PART / raised)).clamp(-MAX_POINT, MAX_POINT).round()
+    )
     noisy = (points.to(torch.int64) + draws).double() * raised * 2.0**-SCALE_BITS
     return torch.where(raised > 0, noisy, total.double() / PART) * bound[:, None]

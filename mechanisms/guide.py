@@ -1,7 +1,9 @@
-"""What may lead a client's step beside its own records: public data, the server's model. It is post-processing.
+"""What may lead a client's step beside its own records: public data, the server's model. It is
+post-processing.
 
-A guide turns a released gradient into the one that the optimizer takes. It is made from what is public or released
-already and never sees a client's records, so it costs no privacy and adds nothing to the sensitivity of a private sum.
+A guide turns a released gradient into the one that the optimizer takes. It is made from what is
+public or released already and never sees a client's records, so it costs no privacy and adds
+nothing to the sensitivity of a private sum.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,8 @@ class Surroundings:
         gradients: of the model.
         streams: the clients' random streams for this round.
         start: the server's model ``[P]``.
-        shared: records ``[M, ...]`` and labels ``[M]`` of the globally shared data set, where there is one.
+        shared: records ``[M, ...]`` and labels ``[M]`` of the globally shared data set, where there
+            is one.
     """
 
     gradients: RecordGradients

@@ -1,8 +1,10 @@
-"""Poisson sampling in two steps, by an estimate of each record's gradient norm, so that few gradients are computed.
+"""Poisson sampling in two steps, by an estimate of each record's gradient norm, so that few
+gradients are computed.
 
-A record is *proposed* by a coin of its own with a probability that follows the estimate ``ghat``; only for proposed
-records a gradient is computed. A proposed record is *accepted* by a second coin with probability ``min(1, |g| /
-ghat)``, so that it enters in proportion to its true norm, as long as that is not above the estimate.
+A record is *proposed* by a coin of its own with a probability that follows the estimate ``ghat``;
+only for proposed records a gradient is computed. A proposed record is *accepted* by a second coin
+with probability ``min(1, |g| / ghat)``, so that it enters in proportion to its true norm, as long
+as that is not above the estimate.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ from mechanisms.cohort import Cohort
 from mechanisms.sampling import Batch, CohortData, threshold
 
 EDGE = 1.0 - 2.0**-40
-"""Factor of proposal probabilities: what coins and products are rounded by never makes an entry too probable."""
+"""Factor of proposal probabilities: what coins and products are rounded by never makes an entry too
+probable."""
 LOOKED_AT = 1024
 """Records of one client gathered at once when only norms are wanted."""
 
@@ -35,7 +38,8 @@ class Proposals:
     coins: torch.Tensor
 
     def accepted(self, norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Tensor:
-        """Bool ``[K, B]``: which records of gradient norms ``norms [K, B]``, clipped to ``clip_norm [K]``, enter.
+        """Bool ``[K, B]``: which records of gradient norms ``norms [K, B]``, clipped to ``clip_norm
+        [K]``, enter.
 
         With probability ``min(1, |g| / ghat)``; never one with a zero gradient, and never padding.
         """
@@ -47,23 +51,29 @@ class Proposals:
 def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Proposals:
     """This step's proposals.
 
-    Where passes are of one shape, all records that could be proposed are gathered, whatever their estimates, and the
-    mask says which ones are: so no record's place depends on another record.
+    Where passes are of one shape, all records that could be proposed are gathered, whatever their
+    estimates, and the mask says which ones are: so no record's place depends on another record.
 
     Args:
         cohort: whose streams "batch" and "accept" are drawn from.
-        rates: float64 ``[K]``, the probability that a record with estimate 1 is proposed, in (0, 1].
-        estimates: float64 ``[K, n]``, ghat of every record in units of the clip bound, in (0, 1]; n the largest size.
+        rates: float64 ``[K]``, the probability that a record with estimate 1 is proposed, in (0,
+            1].
+        estimates: float64 ``[K, n]``, ghat of every record in units of the clip bound, in (0, 1]; n
+            the largest size.
     """
     rows, levels = estimates.cpu().numpy(), rates.tolist()
     own, sources = cohort.data.records, cohort.streams.of("batch")
     first = [source.random(len(records)) for source, records in zip(sources, own, strict=True)]
     limits = [
-        threshold(EDGE * rate * row[: len(records)]) for rate, row, records in zip(levels, rows, own, strict=True)
+        threshold(EDGE * rate * row[: len(records)])
+        for rate, row, records in zip(levels, rows, own, strict=True)
     ]
     gathered = limits if cohort.width(levels) is None else levels
     places = [np.flatnonzero(coins < limit) for coins, limit in zip(first, gathered, strict=True)]
-    second = [source.random(len(at)) for at, source in zip(places, cohort.streams.of("accept"), strict=True)]
+    second = [
+        source.random(len(at))
+        for at, source in zip(places, cohort.streams.of("accept"), strict=True)
+    ]
     batch = gather(cohort.data, places)
     ghat = [row[at] for row, at in zip(rows, places, strict=True)]
     proposed = [(coins < limit)[at] for coins, limit, at in zip(first, limits, places, strict=True)]
@@ -76,8 +86,11 @@ def gather(data: CohortData, places: list[np.ndarray]) -> Batch:
     return data.gather([own[at] for own, at in zip(data.records, places, strict=True)])
 
 
-def look(cohort: Cohort, params: torch.Tensor, places: list[np.ndarray], rates: Sequence[float]) -> list[np.ndarray]:
-    """Gradient norms at ``params [K, P]`` of the records at some places of each client's list, float64, in their order.
+def look(
+    cohort: Cohort, params: torch.Tensor, places: list[np.ndarray], rates: Sequence[float]
+) -> list[np.ndarray]:
+    """Gradient norms at ``params [K, P]`` of the records at some places of each client's list,
+    float64, in their order.
 
     The places were drawn with these ``rates [K]``. A record without a finite gradient has norm inf.
     """
@@ -87,7 +100,9 @@ def look(cohort: Cohort, params: torch.Tensor, places: list[np.ndarray], rates: 
     for start in range(0, max(map(len, places), default=0), LOOKED_AT):
         part = [at[start : start + LOOKED_AT] for at in places]
         batch = gather(cohort.data, part)
-        norms = cohort.arithmetic.norms(cohort.gradients, params, batch, width).double().cpu().numpy()
+        norms = (
+            cohort.arithmetic.norms(cohort.gradients, params, batch, width).double().cpu().numpy()
+        )
         for k, at in enumerate(part):
             found[k].append(norms[k, : len(at)])
     return [np.concatenate(parts) if parts else np.empty(0) for parts in found]

@@ -1,7 +1,8 @@
 """A model's trainable parameters as one flat row.
 
-Every mechanism clips, noises and sums whole parameter vectors; a model wants named tensors. `Layout` is the fixed
-correspondence between the two, with any number of leading axes (client, record) in front.
+Every mechanism clips, noises and sums whole parameter vectors; a model wants named tensors.
+`Layout` is the fixed correspondence between the two, with any number of leading axes (client,
+record) in front.
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and offsets of the P trainable parameters of a model, in the order of `named_parameters`.
+    """Names, shapes and offsets of the P trainable parameters of a model, in the order of
+    `named_parameters`.
 
-    Only parameters with `requires_grad` take part; frozen ones and buffers are constants that the model keeps. A tensor
-    that is used under several names (tied weights) counts once, under its first name.
+    Only parameters with `requires_grad` take part; frozen ones and buffers are constants that the
+    model keeps. A tensor that is used under several names (tied weights) counts once, under its
+    first name.
     """
 
     names: tuple[str, ...]
@@ -29,7 +32,9 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         """The layout of `module`. Raises ValueError if it has no trainable parameter."""
-        trainable = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+        trainable = {
+            name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad
+        }
         if not trainable:
             raise ValueError(
                 f"module {type(module).__name__} has 0 trainable parameters, at least 1 is needed: "
@@ -39,7 +44,8 @@ class Layout:
         return cls(tuple(trainable), tuple(trainable.values()), (0, *ends[:-1]), ends[-1])
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named views `{name: [..., *shape]}` of `flat [..., P]`. Raises ValueError on another last dimension."""
+        """The named views `{name: [..., *shape]}` of `flat [..., P]`. Raises ValueError on another
+        last dimension."""
         if flat.dim() == 0 or flat.shape[-1] != self.size:
             raise ValueError(
                 f"flat has shape {tuple(flat.shape)}, its last dimension must be P = {self.size}: "
@@ -47,22 +53,31 @@ class Layout:
             )
         lead = flat.shape[:-1]
         entries = zip(self.names, self.shapes, self.offsets, strict=True)
-        return {name: flat.narrow(-1, start, prod(shape)).view((*lead, *shape)) for name, shape, start in entries}
+        return {
+            name: flat.narrow(-1, start, prod(shape)).view((*lead, *shape))
+            for name, shape, start in entries
+        }
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:
         """The row `[..., P]` of `{name: [..., *shape]}`; leading axes are equal for all names.
 
-        Raises ValueError if the names are not exactly the layout's, or if a tensor does not end in its shape.
+        Raises ValueError if the names are not exactly the layout's, or if a tensor does not end in
+        its shape.
         """
         if set(named) != set(self.names):
             wrong = sorted(set(named) ^ set(self.names))
-            raise ValueError(f"named has missing or unknown parameters {wrong}, expected exactly {list(self.names)}")
+            raise ValueError(
+                f"named has missing or unknown parameters {wrong}, expected exactly "
+                f"{list(self.names)}"
+            )
         rows = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = named[name]
             lead = tensor.shape[: tensor.dim() - len(shape)]
             if (*lead, *shape) != tuple(tensor.shape):
-                raise ValueError(f"parameter {name} has shape {tuple(tensor.shape)}, it must end in {shape}")
+                raise ValueError(
+                    f"parameter {name} has shape {tuple(tensor.shape)}, it must end in {shape}"
+                )
             rows.append(tensor.reshape(*lead, prod(shape)))
         return torch.cat(rows, dim=-1)
 

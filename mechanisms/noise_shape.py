@@ -1,18 +1,21 @@
-"""DP-Hero's noise shape (Zheng et al.): how strong the noise is along each eigenvector of a layer's weights."""
+"""DP-Hero's noise shape (Zheng et al.): how strong the noise is along each eigenvector of a layer's
+weights."""
 
 import math
 from collections.abc import Sequence
 
 
 def scales(eigenvalues: Sequence[float]) -> list[float]:
-    """``v_i = e_i sqrt(k) / |e|`` for the eigenvalues e (``[k]``, of ``W W^T``) of one layer; the mean of v_i^2 is 1.
+    """``v_i = e_i sqrt(k) / |e|`` for the eigenvalues e (``[k]``, of ``W W^T``) of one layer; the
+    mean of v_i^2 is 1.
 
     Raises:
         ValueError: an eigenvalue is negative or not finite, or none is above 0.
     """
     if not all(0.0 <= value < math.inf for value in eigenvalues) or not any(eigenvalues):
         raise ValueError(
-            f"eigenvalues = {list(eigenvalues)} must be finite, at least 0 and not all 0; W W^T has no others"
+            f"eigenvalues = {list(eigenvalues)} must be finite, at least 0 and not all 0; W W^T "
+            "has no others"
         )
     largest = max(eigenvalues)
     norm = math.sqrt(sum((value / largest) ** 2 for value in eigenvalues))
@@ -20,5 +23,6 @@ def scales(eigenvalues: Sequence[float]) -> list[float]:
 
 
 def smallest_scale(layers: Sequence[Sequence[float]]) -> float:
-    """The smallest v_i over all layers' eigenvalues, at most 1: parameters without a matrix count as 1."""
+    """The smallest v_i over all layers' eigenvalues, at most 1: parameters without a matrix count
+    as 1."""
     return min([1.0, *(value for eigenvalues in layers for value in scales(eigenvalues))])

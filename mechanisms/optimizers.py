@@ -1,4 +1,5 @@
-"""First-order optimizers on the client axis: pure functions of (gradient, state), one row of parameters per client."""
+"""First-order optimizers on the client axis: pure functions of (gradient, state), one row of
+parameters per client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ State = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """``init(params [K, P]) -> state`` and ``update(gradient [K, P], state) -> (direction [K, P], state)``.
+    """``init(params [K, P]) -> state`` and ``update(gradient [K, P], state) -> (direction [K, P],
+    state)``.
 
     The step is ``params - lr * direction``.
     """
@@ -36,7 +38,8 @@ def sgd(momentum: float = 0.0) -> Optimizer:
 
 
 def adam(beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> Optimizer:
-    """Adam (Kingma and Ba 2015, Algorithm 1) with bias correction; the step counter is per client, ``[K, 1]``."""
+    """Adam (Kingma and Ba 2015, Algorithm 1) with bias correction; the step counter is per client,
+    ``[K, 1]``."""
 
     def init(params: torch.Tensor) -> State:
         return torch.zeros_like(params), torch.zeros_like(params), params.new_zeros(len(params), 1)
@@ -51,7 +54,10 @@ def adam(beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> Opt
     return Optimizer(init, update)
 
 
-OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {"sgd": sgd, "adam": lambda momentum: adam(momentum or 0.9)}
+OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
+    "sgd": sgd,
+    "adam": lambda momentum: adam(momentum or 0.9),
+}
 """By name, from the ``momentum`` setting (Adam's beta1; 0 means its usual 0.9)."""
 
 SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -1,7 +1,8 @@
-"""The frozen plan of a client: sampler, clip bound, noise and privacy events come out of one object.
+"""The frozen plan of a client: sampler, clip bound, noise and privacy events come out of one
+object.
 
-A plan is calibrated before training from the events it will charge, by the same curves that charge them, so that what
-is drawn, what is clipped and what is accounted cannot drift apart.
+A plan is calibrated before training from the events it will charge, by the same curves that charge
+them, so that what is drawn, what is clipped and what is accounted cannot drift apart.
 """
 
 import functools
@@ -30,7 +31,8 @@ class Plan(Protocol):
         """Plans compare by value."""
 
     def round_charges(self, nth: int) -> Charges:
-        """The most that the client's ``nth`` round (from 1) can cost: event -> count. It is paid when it starts."""
+        """The most that the client's ``nth`` round (from 1) can cost: event -> count. It is paid
+        when it starts."""
 
 
 @runtime_checkable
@@ -38,7 +40,8 @@ class Claimant(Protocol):
     """A plan whose paper charges what is known only after a round."""
 
     def most_claims(self, nth: int) -> Charges:
-        """The most that the paper charges for the ``nth`` round, beside :meth:`Plan.round_charges`; certified 0."""
+        """The most that the paper charges for the ``nth`` round, beside :meth:`Plan.round_charges`;
+        certified 0."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,12 @@ def planned(plan: Plan, rounds: int) -> Charges:
 
 
 def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
-    """For each of the terms, the plan with the smallest noise whose rounds together cost at most (epsilon, delta).
+    """For each of the terms, the plan with the smallest noise whose rounds together cost at most
+    (epsilon, delta).
 
-    The terms differ in rate and steps alone, and many are calibrated together. Runs that are Poisson-sampled Gaussian
-    steps of one kind are searched for at once; for others see `least_noises`.
+    The terms differ in rate and steps alone, and many are calibrated together. Runs that are
+    Poisson-sampled Gaussian steps of one kind are searched for at once; for others see
+    `least_noises`.
 
     Raises:
         ValueError: no noise multiplier is large enough.
@@ -127,10 +132,11 @@ def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -
 
 
 def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Terms]) -> list[float]:
-    """For each of the terms, the smallest noise multiplier with which all its charges meet the budget.
+    """For each of the terms, the smallest noise multiplier with which all its charges meet the
+    budget.
 
-    They differ in rate and steps alone. Few of the rates are searched for; what lies between is interpolated and
-    checked against the client's own charges.
+    They differ in rate and steps alone. Few of the rates are searched for; what lies between is
+    interpolated and checked against the client's own charges.
 
     Raises:
         ValueError: no noise multiplier is large enough.
@@ -168,7 +174,9 @@ def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:
     target, delta = terms.target, terms.privacy.delta
 
     def spent(rounds: int) -> float:
-        return epsilon(merge(planned(plan, rounds), dict(terms.prior)), delta, terms.privacy.budget).epsilon
+        return epsilon(
+            merge(planned(plan, rounds), dict(terms.prior)), delta, terms.privacy.budget
+        ).epsilon
 
     low, high = 0, at_most
     while low < high:
@@ -179,8 +187,9 @@ def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:
             high = middle - 1
     if low == 0:
         raise ValueError(
-            f"epsilon = {target:g} is too small for a single round, which costs {spent(1):.4g} at delta = {delta:g}: "
-            "raise --epsilon or --noise-multiplier, or lower --steps or --sample-rate"
+            f"epsilon = {target:g} is too small for a single round, which costs {spent(1):.4g} at "
+            f"delta = {delta:g}: raise --epsilon or --noise-multiplier, or lower --steps or "
+            "--sample-rate"
         )
     return low
 

@@ -1,14 +1,18 @@
-"""A clip bound that follows a quantile of the records' gradient norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
+"""A clip bound that follows a quantile of the records' gradient norms (Andrew, Thakkar, McMahan,
+Ramaswamy 2021).
 
-Each step also releases how many of the batch's records have a norm within the bound, centred so that a record moves the
-count by 1/2, and moves the bound towards the wanted quantile gamma (their equation 3, with records for clients):
+Each step also releases how many of the batch's records have a norm within the bound, centred so
+that a record moves the count by 1/2, and moves the bound towards the wanted quantile gamma (their
+equation 3, with records for clients):
 
-    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n),      C <- C exp(-eta (b - gamma))
+    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n),      C <- C
+    exp(-eta (b - gamma))
 
-Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s satisfies
-``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the right-hand side, and s is what the plan
-charges: nothing else has to be charged, and since noise scales with C, s does not depend on C. C stays above a share of
-the configured bound: where most gradients vanish it would fall to where norms have no digits left.
+Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s
+satisfies ``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the
+right-hand side, and s is what the plan charges: nothing else has to be charged, and since noise
+scales with C, s does not depend on C. C stays above a share of the configured bound: where most
+gradients vanish it would fall to where norms have no digits left.
 """
 
 import math
@@ -26,19 +30,23 @@ MIN_BOUND = 1e-3
 
 
 def split(multiplier: float) -> tuple[float, float]:
-    """The multipliers (s_g, s_b) of sum and count that together cost one sampled Gaussian of ``multiplier``."""
+    """The multipliers (s_g, s_b) of sum and count that together cost one sampled Gaussian of
+    ``multiplier``."""
     return multiplier / math.sqrt(1 - SHARE), multiplier / math.sqrt(SHARE)
 
 
 def votes(norms: torch.Tensor, bound: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """What each record adds to the count, ``[K, B]``: 1/2 for a norm within ``bound [K]``, else -1/2; 0 for padding.
+    """What each record adds to the count, ``[K, B]``: 1/2 for a norm within ``bound [K]``, else
+    -1/2; 0 for padding.
 
     A record without a finite norm counts as above the bound.
     """
     return torch.where(norms <= bound[:, None], 0.5, -0.5) * batch.mask
 
 
-def adapt(bound: torch.Tensor, configured: torch.Tensor, quantile: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
+def adapt(
+    bound: torch.Tensor, configured: torch.Tensor, quantile: torch.Tensor, within: torch.Tensor
+) -> torch.Tensor:
     """The next bounds ``[K]``.
 
     Args:

@@ -1,9 +1,12 @@
-"""Named random streams: every draw is named by (key, purpose, round, client), never by who computes it.
+"""Named random streams: every draw is named by (key, purpose, round, client), never by who computes
+it.
 
-A stream is numpy's Philox counter generator whose 128-bit key is the BLAKE2b digest of its name. Streams of different
-names are independent; the same name gives the same draws on any worker, in any group and in any order.
+A stream is numpy's Philox counter generator whose 128-bit key is the BLAKE2b digest of its name.
+Streams of different names are independent; the same name gives the same draws on any worker, in any
+group and in any order.
 
-A release has no key: all its draws come from the operating system's entropy, and nobody can repeat them.
+A release has no key: all its draws come from the operating system's entropy, and nobody can repeat
+them.
 """
 
 import hashlib
@@ -18,7 +21,8 @@ from mechanisms.entropy import SystemEntropy
 from mechanisms.rounded_gaussian import Words, rounded_gaussian
 
 SERVER = -1
-"""The client number of draws that belong to nobody: picking clients, partitions, initial weights."""
+"""The client number of draws that belong to nobody: picking clients, partitions, initial
+weights."""
 
 
 def seed_key(seed: int) -> bytes:
@@ -27,7 +31,8 @@ def seed_key(seed: int) -> bytes:
 
 
 def fresh_key() -> bytes:
-    """256 bits of the operating system's entropy, kept nowhere: for draws of a release that need no secrecy."""
+    """256 bits of the operating system's entropy, kept nowhere: for draws of a release that need no
+    secrecy."""
     return secrets.token_bytes(32)
 
 
@@ -37,19 +42,25 @@ def _digest(key: bytes, purpose: str, round_: int, client: int, bits: int) -> by
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
-    """Philox takes its key from here as it is. ``Philox(key=...)`` sets the same state in three times the time."""
+    """Philox takes its key from here as it is. ``Philox(key=...)`` sets the same state in three
+    times the time."""
 
     def __init__(self, digest: bytes):
-        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(np.uint64)  # the lower half first
+        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(
+            np.uint64
+        )  # the lower half first
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         return self._words
 
 
-def generator(key: bytes, purpose: str, round_: int = 0, client: int = SERVER) -> np.random.Generator:
+def generator(
+    key: bytes, purpose: str, round_: int = 0, client: int = SERVER
+) -> np.random.Generator:
     """The stream of this name, at its start."""
     key_words = _Key(_digest(key, purpose, round_, client, 128))
-    return np.random.Generator(np.random.Philox(key_words))  # type: ignore[arg-type]  # any ISeedSequence will do
+    # Any ISeedSequence will do.
+    return np.random.Generator(np.random.Philox(key_words))  # type: ignore[arg-type]
 
 
 Source = np.random.Generator | SystemEntropy
@@ -78,7 +89,8 @@ class Draws(Protocol):
 
 
 class Purpose(Sequence[np.random.Generator]):
-    """The generators of one purpose, ``[K]``. One is made when it is first asked for: most batches need no draw."""
+    """The generators of one purpose, ``[K]``. One is made when it is first asked for: most batches
+    need no draw."""
 
     def __init__(self, key: bytes, purpose: str, round_: int, clients: Sequence[int]):
         self._key, self._purpose, self._round, self._clients = key, purpose, round_, clients
@@ -94,18 +106,25 @@ class Purpose(Sequence[np.random.Generator]):
 
 
 class Streams:
-    """The streams of a cohort for one local round: one per purpose and client, drawn from in step order.
+    """The streams of a cohort for one local round: one per purpose and client, drawn from in step
+    order.
 
     Args:
         key: of the run (``seed_key``).
         round_: the round's number.
         clients: the cohort's client numbers, length K.
-        device: where tensors are wanted. On CUDA, normal draws come from the device's own Philox generators, whose keys
-            are 64 bits of the same digest; their values differ from the CPU's.
+        device: where tensors are wanted. On CUDA, normal draws come from the device's own Philox
+            generators, whose keys are 64 bits of the same digest; their values differ from the
+            CPU's.
     """
 
     def __init__(self, key: bytes, round_: int, clients: Sequence[int], device: torch.device):
-        self._key, self._round, self._clients, self._device = key, round_, [int(c) for c in clients], device
+        self._key, self._round, self._clients, self._device = (
+            key,
+            round_,
+            [int(c) for c in clients],
+            device,
+        )
         self._host: dict[str, Purpose] = {}
         self._cuda: dict[str, list[torch.Generator]] = {}
 
@@ -128,15 +147,21 @@ class Streams:
         return torch.from_numpy(rows).to(self._device)
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
-        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``, row k from client k's stream."""
+        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``, row k from client
+        k's stream."""
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
         return torch.from_numpy(np.stack(rows)).to(self._device)
 
     def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
         if purpose not in self._cuda:
-            seeds = (int.from_bytes(_digest(self._key, purpose, self._round, c, 64)) for c in self._clients)
+            seeds = (
+                int.from_bytes(_digest(self._key, purpose, self._round, c, 64))
+                for c in self._clients
+            )
             # manual_seed reads a signed 64-bit integer
-            self._cuda[purpose] = [torch.Generator(self._device).manual_seed(s - 2**63) for s in seeds]
+            self._cuda[purpose] = [
+                torch.Generator(self._device).manual_seed(s - 2**63) for s in seeds
+            ]
         rows = torch.empty(len(self), size, device=self._device)
         for stream, row in zip(self._cuda[purpose], rows, strict=True):
             row.normal_(generator=stream)
@@ -162,7 +187,9 @@ class SystemStreams:
         Raises:
             TypeError: always.
         """
-        raise TypeError(f"float noise for '{purpose}' was asked for in a release, where noise is on a grid")
+        raise TypeError(
+            f"float noise for '{purpose}' was asked for in a release, where noise is on a grid"
+        )
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""

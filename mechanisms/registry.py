@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from mechanisms import dpagd, dpagd_plan, dphero, dpis, dpis_plan, dpsgd, dpsur, plain, screening, shares, trials
+from mechanisms import (
+    dpagd,
+    dpagd_plan,
+    dphero,
+    dpis,
+    dpis_plan,
+    dpsgd,
+    dpsur,
+    plain,
+    screening,
+    shares,
+    trials,
+)
 from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
@@ -25,14 +37,19 @@ class Mechanism:
         step: one (tried) step of a cohort.
         active: bool ``[K]``, who goes on in this round; a client that is done idles.
         start: the state before the first step.
-        report: public figures of a finished local round, for the round record: name -> a figure of each client ``[K]``.
-        calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the terms of all clients.
+        report: public figures of a finished local round, for the round record: name -> a figure of
+            each client ``[K]``.
+        calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the
+            terms of all clients.
         lasting: names of the memory that a client keeps from round to round, where it keeps any.
         sized: whether a plan depends on the client's number of records.
-        realized: what each client's releases really were, where a plan pays for them in advance by an allotment.
-        note: why the published figure differs from the certified one, in a sentence; empty where it does not.
+        realized: what each client's releases really were, where a plan pays for them in advance by
+            an allotment.
+        note: why the published figure differs from the certified one, in a sentence; empty where it
+            does not.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
-        searches: whether a client's own losses choose the size of a step, so that nothing else may lead it.
+        searches: whether a client's own losses choose the size of a step, so that nothing else may
+            lead it.
     """
 
     plan: Callable[[Terms, float], Plan]
@@ -40,8 +57,12 @@ class Mechanism:
     active: Callable[[Cohort, LocalState], torch.Tensor]
     start: Callable[[Cohort, torch.Tensor], LocalState] = dpsgd.start
     report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
-    realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: [{}] * len(cohort.plans)
-    calibrate: Callable[[Callable[[Terms, float], Any], Sequence[Terms]], Sequence[Plan]] = calibrate
+    realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: (
+        [{}] * len(cohort.plans)
+    )
+    calibrate: Callable[[Callable[[Terms, float], Any], Sequence[Terms]], Sequence[Plan]] = (
+        calibrate
+    )
     lasting: Sequence[str] = ("clip_norm",)
     sized: bool = False
     note: str = ""
@@ -58,8 +79,9 @@ MECHANISMS: dict[str, Mechanism] = {
         start=trials.start,
         report=trials.report,
         realized=trials.realized,
-        note="DPSUR's paper charges accepted steps only and takes the test for post-processing; but what is released "
-        "is the proposal weighted by its probability of acceptance, which depends on the data again.",
+        note="DPSUR's paper charges accepted steps only and takes the test for post-processing; "
+        "but what is released is the proposal weighted by its probability of acceptance, which "
+        "depends on the data again.",
     ),
     "screening": Mechanism(
         screening.ScreeningPlan.of,
@@ -68,8 +90,8 @@ MECHANISMS: dict[str, Mechanism] = {
         start=trials.start,
         report=trials.report,
         realized=trials.realized,
-        note="Noise screening's paper charges accepted steps only, as if neither the choice among proposals nor the "
-        "loss that it looks at told anything about the data.",
+        note="Noise screening's paper charges accepted steps only, as if neither the choice "
+        "among proposals nor the loss that it looks at told anything about the data.",
     ),
     "dpis": Mechanism(
         dpis_plan.DpisPlan.of,
@@ -81,10 +103,13 @@ MECHANISMS: dict[str, Mechanism] = {
         calibrate=shares.calibrate,
         lasting=(),
         sized=True,
-        note="DPIS's paper charges norm sums as if their noise, too, were divided by the sampling rate, and counts the "
-        "number of records as a release; the certified figure is the budget to which a filter holds the run.",
+        note="DPIS's paper charges norm sums as if their noise, too, were divided by the "
+        "sampling rate, and counts the number of records as a release; the certified figure is "
+        "the budget to which a filter holds the run.",
     ),
-    "dphero": Mechanism(dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report),
+    "dphero": Mechanism(
+        dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report
+    ),
     "dpagd": Mechanism(
         dpagd_plan.DpagdPlan.of,
         dpagd.step,
@@ -95,11 +120,17 @@ MECHANISMS: dict[str, Mechanism] = {
         calibrate=shares.calibrate,
         lasting=dpagd.LASTING,
         searches=True,
-        note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; the certified figure "
-        "is the budget at one order, named in advance, to which a filter holds the run.",
+        note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; "
+        "the certified figure is the budget at one order, named in advance, to which a filter "
+        "holds the run.",
     ),
     "none": Mechanism(
-        plain.NonPrivatePlan.of, plain.step, dpsgd.active, start=LocalState.start, lasting=(), private=False
+        plain.NonPrivatePlan.of,
+        plain.step,
+        dpsgd.active,
+        start=LocalState.start,
+        lasting=(),
+        private=False,
     ),
 }
 
@@ -114,7 +145,8 @@ def local_round(
 ) -> LocalState:
     """A whole local round of K clients from the model ``params [P]``: the state at its end.
 
-    ``resume`` turns the fresh state at the start into one with what clients kept from earlier rounds.
+    ``resume`` turns the fresh state at the start into one with what clients kept from earlier
+    rounds.
     """
     state = resume(mechanism.start(cohort, params))
     while (active := mechanism.active(cohort, state)).any():
@@ -134,7 +166,8 @@ def plan_table(
     """Every client's plan, its noise calibrated so that ``rounds`` rounds meet (epsilon, delta).
 
     Args:
-        privacy: the privacy settings; with a noise multiplier given, epsilon only bounds the number of rounds.
+        privacy: the privacy settings; with a noise multiplier given, epsilon only bounds the number
+            of rounds.
         own: the mechanism's own settings, where it has any.
         steps: local steps a round, of all clients or of each, ``[clients]``.
         rounds: rounds in which a client is to take part.
@@ -142,7 +175,8 @@ def plan_table(
         prior: what every client pays beside these rounds out of the same budget.
 
     Raises:
-        ValueError: the budget does not pay for one round, or the run's length would depend on outputs.
+        ValueError: the budget does not pay for one round, or the run's length would depend on
+            outputs.
     """
     mechanism = MECHANISMS[privacy.mechanism]
     seen = sizes if mechanism.sized or privacy.batch_size is not None else np.ones_like(sizes)
@@ -170,14 +204,20 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
 
 
 def _check_length(plan: Plan, terms: Terms) -> None:
-    """Refuse a paper's budget under which the number of rounds would follow from outputs, next to a finite epsilon.
+    """Refuse a paper's budget under which the number of rounds would follow from outputs, next to a
+    finite epsilon.
 
     That epsilon would be one at a moment that the outputs choose, and no theorem covers it.
     """
     charges = plan.most_claims(1) if isinstance(plan, Claimant) else {}
-    if terms.privacy.budget == "published" and charges and epsilon(plan.round_charges(1), 0.5).epsilon < math.inf:
+    if (
+        terms.privacy.budget == "published"
+        and charges
+        and epsilon(plan.round_charges(1), 0.5).epsilon < math.inf
+    ):
         raise ValueError(
-            f"budget is published, but what {terms.privacy.mechanism} accepts is public here, so that the run's length "
-            "would depend on it and no epsilon would be proved: take a test with hidden rejections (--dpsur-accounting "
-            "selective; --screening-data own with --screening-clip), or --budget certified"
+            f"budget is published, but what {terms.privacy.mechanism} accepts is public here, so "
+            "that the run's length would depend on it and no epsilon would be proved: take a "
+            "test with hidden rejections (--dpsur-accounting selective; --screening-data own "
+            "with --screening-clip), or --budget certified"
         )

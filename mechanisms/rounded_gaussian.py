@@ -1,42 +1,48 @@
 """Exact draws of round(2^28 Z), Z standard normal, from uniform 64-bit words.
 
-A float sampler misses some integers altogether and hits others too often; such gaps void a proof that assumes the
-normal law (Mironov 2012, "On significance of the least significant bits for differential privacy"). Here each integer m
-has the probability that Z lies between (m - 1/2) 2^-28 and (m + 1/2) 2^-28, exactly, if the words are uniform and
-independent. Rounding is post-processing: whatever is proved of the continuous Gaussian holds of these integers.
+A float sampler misses some integers altogether and hits others too often; such gaps void a proof
+that assumes the normal law (Mironov 2012, "On significance of the least significant bits for
+differential privacy"). Here each integer m has the probability that Z lies between (m - 1/2) 2^-28
+and (m + 1/2) 2^-28, exactly, if the words are uniform and independent. Rounding is post-processing:
+whatever is proved of the continuous Gaussian holds of these integers.
 
-**The law.** As in Karney 2016, "Sampling exactly from the normal distribution" (arXiv:1303.6257, algorithm N), write
+**The law.** As in Karney 2016, "Sampling exactly from the normal distribution" (arXiv:1303.6257,
+algorithm N), write
 |Z| = k + x with k = 0, 1, ... and x in [0, 1). Its density is proportional to
 
     exp(-(k + x)^2 / 2) = exp(-k^2 / 2) exp(-x (2 k + x) / 2).
 
-A candidate is k with P(k) = exp(-k^2 / 2) / sum_j exp(-j^2 / 2), a uniform x, and a fair sign; it is accepted with the
-probability exp(-x (2 k + x) / 2), which is at most 1. So accepted candidates have the normal law. 0.715 are accepted.
-Karney draws k and the coin without any logarithm or exponential, in a loop; here both are comparisons,
+A candidate is k with P(k) = exp(-k^2 / 2) / sum_j exp(-j^2 / 2), a uniform x, and a fair sign; it
+is accepted with the probability exp(-x (2 k + x) / 2), which is at most 1. So accepted candidates
+have the normal law. 0.715 are accepted. Karney draws k and the coin without any logarithm or
+exponential, in a loop; here both are comparisons,
 
-    k = the number of T_j <= v,  T_j = P(k < j), j = 1, 2, ...    and    accept if u < exp(-x (2 k + x) / 2),
+    k = the number of T_j <= v,  T_j = P(k < j), j = 1, 2, ...    and    accept if u < exp(-x (2 k +
+    x) / 2),
 
 of uniform real numbers u, v in [0, 1) with exact bounds, which suits arrays.
 
-**The bits.** The binary digits of uniform real numbers are independent fair bits, so one word holds the first digits of
-all of them: v (18 digits), u (16), x (29) and the sign (1). Each prefix leaves a cell of width 2^-digits in which its
-number lies. If all points of the cells give the same decision, then that is the decision. Otherwise (4 candidates in
-100,000) further digits are drawn, 64 at a time, until it is; with probability 1 this ends. So the result is, with
-probability 1, the function above of real numbers.
+**The bits.** The binary digits of uniform real numbers are independent fair bits, so one word holds
+the first digits of all of them: v (18 digits), u (16), x (29) and the sign (1). Each prefix leaves
+a cell of width 2^-digits in which its number lies. If all points of the cells give the same
+decision, then that is the decision. Otherwise (4 candidates in 100,000) further digits are drawn,
+64 at a time, until it is; with probability 1 this ends. So the result is, with probability 1, the
+function above of real numbers.
 
 **Rounding.** 2^28 |Z| = 2^28 k + 2^28 x, and the nearest integer to 2^28 x is floor(2^28 x + 1/2) =
-floor((floor(2^29 x) + 1) / 2): the first 29 digits of x determine it. Ties have probability 0, so rounding the
-magnitude and then giving it the sign is rounding 2^28 Z.
+floor((floor(2^29 x) + 1) / 2): the first 29 digits of x determine it. Ties have probability 0, so
+rounding the magnitude and then giving it the sign is rounding 2^28 Z.
 
-**Floats decide only what is beyond doubt.** v is compared in integers. For u, the first 29 digits of x give exp(-t) in
-float64. With k <= 4 (a larger k never gets here) the digits of x left out change it by less than 5 * 2^-29, which is
-0.0007 of a cell of u. `MARGIN`, 0.0039 of a cell, leaves 2^-25 for the errors of float64, 2^27 times its precision:
-far more than those of four roundings and of any exp in use. What comes closer is decided again by `decimal`, in outward
-rounded intervals; its exp is correctly rounded.
+**Floats decide only what is beyond doubt.** v is compared in integers. For u, the first 29 digits
+of x give exp(-t) in float64. With k <= 4 (a larger k never gets here) the digits of x left out
+change it by less than 5 * 2^-29, which is 0.0007 of a cell of u. `MARGIN`, 0.0039 of a cell, leaves
+2^-25 for the errors of float64, 2^27 times its precision: far more than those of four roundings and
+of any exp in use. What comes closer is decided again by `decimal`, in outward rounded intervals;
+its exp is correctly rounded.
 
-**The first `size` accepted.** Candidates are independent and alike, so the accepted ones in order are independent draws
-of the law, however many candidates a block holds. How many blocks are drawn depends on how many were accepted, not on
-their values; surplus draws are dropped unseen.
+**The first `size` accepted.** Candidates are independent and alike, so the accepted ones in order
+are independent draws of the law, however many candidates a block holds. How many blocks are drawn
+depends on how many were accepted, not on their values; surplus draws are dropped unseen.
 """
 
 from bisect import bisect_left
@@ -70,22 +76,30 @@ def rounded_gaussian(words: Words, size: int, margin: float = MARGIN) -> NDArray
     """Independent draws of round(2^28 Z), Z standard normal, int64 ``[size]``.
 
     Args:
-        words: gives n independent uniform 64-bit words, uint64 ``[n]``. The law is exact if theirs is.
+        words: gives n independent uniform 64-bit words, uint64 ``[n]``. The law is exact if theirs
+            is.
         size: the number of draws, 0 or more.
-        margin: see `MARGIN`. The draws do not depend on it; from 2^16 on, every candidate is decided exactly.
+        margin: see `MARGIN`. The draws do not depend on it; from 2^16 on, every candidate is
+            decided exactly.
 
     Raises:
-        ValueError: ``size`` is negative, the margin is below `MARGIN`, or ``words`` gives something else.
+        ValueError: ``size`` is negative, the margin is below `MARGIN`, or ``words`` gives something
+            else.
     """
     if size < 0:
         raise ValueError(f"size must be at least 0; it is {size}")
     if not margin >= MARGIN:
-        raise ValueError(f"margin must be at least {MARGIN}, below which floats are not certain; it is {margin}")
+        raise ValueError(
+            f"margin must be at least {MARGIN}, below which floats are not certain; it is {margin}"
+        )
     draws, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
         missing = size - filled
-        # 1.4 candidates make a draw; 4 standard deviations more, so that one block is enough as a rule
-        found = _accepted(words, min(missing * 7 // 5 + 3 * isqrt(missing) + 8, MAX_BLOCK), margin)[:missing]
+        # 1.4 candidates make a draw; 4 standard deviations more, so that one block is enough as a
+        # rule
+        found = _accepted(words, min(missing * 7 // 5 + 3 * isqrt(missing) + 8, MAX_BLOCK), margin)[
+            :missing
+        ]
         draws[filled : filled + len(found)] = found
         filled += len(found)
     return draws
@@ -111,7 +125,9 @@ def _accepted(words: Words, candidates: int, margin: float) -> NDArray[np.int64]
 def _take(words: Words, n: int) -> NDArray[np.uint64]:
     taken = words(n)
     if taken.dtype != np.uint64 or taken.shape != (n,):
-        raise ValueError(f"words({n}) must give uint64 [{n}]; it gave {taken.dtype} {list(taken.shape)}")
+        raise ValueError(
+            f"words({n}) must give uint64 [{n}]; it gave {taken.dtype} {list(taken.shape)}"
+        )
     return taken
 
 
@@ -122,12 +138,14 @@ def _fields(word: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _rounded(k: Any, x: Any) -> Any:
-    """The nearest integer to 2^28 (k + x), from k and the first 29 digits of x; of integers or of arrays."""
+    """The nearest integer to 2^28 (k + x), from k and the first 29 digits of x; of integers or of
+    arrays."""
     return (k << SCALE_BITS) + ((x + 1) >> 1)
 
 
 class _Uniform:
-    """A uniform real number of which the first digits are known: value <= 2^bits number < value + 1."""
+    """A uniform real number of which the first digits are known: value <= 2^bits number < value +
+    1."""
 
     def __init__(self, value: int, bits: int, words: Words):
         self.value, self.bits, self._words = value, bits, words
@@ -138,7 +156,8 @@ class _Uniform:
 
 
 def _decide(word: int, words: Words) -> int | None:
-    """The draw of one candidate in exact arithmetic, None if it is rejected; draws further digits where needed."""
+    """The draw of one candidate in exact arithmetic, None if it is rejected; draws further digits
+    where needed."""
     v, u, x, sign = _fields(word)
     k = _exact_k(_Uniform(v, V_BITS, words))
     if not _exact_accept(k, _Uniform(x, X_BITS, words), _Uniform(u, U_BITS, words)):
@@ -165,7 +184,9 @@ def _exact_accept(k: int, x: _Uniform, u: _Uniform) -> bool:
 
         # copy_negate: a minus sign would round to the 28 digits of the thread's context
         largest = up.next_plus(up.exp(down.divide(numerator(x.value), denominator).copy_negate()))
-        smallest = down.next_minus(down.exp(up.divide(numerator(x.value + 1), denominator).copy_negate()))
+        smallest = down.next_minus(
+            down.exp(up.divide(numerator(x.value + 1), denominator).copy_negate())
+        )
         if Fraction(u.value + 1, 2**u.bits) <= Fraction(smallest):
             return True
         if Fraction(u.value, 2**u.bits) >= Fraction(largest):
@@ -176,17 +197,21 @@ def _exact_accept(k: int, x: _Uniform, u: _Uniform) -> bool:
 
 @cache
 def _threshold_cells(bits: int) -> tuple[int, ...]:
-    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, where all further ones lie.
+    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, where all further ones
+    lie.
 
-    T_j is computed by `decimal` to 10^(4 - digits): fewer than 100 terms, each correctly rounded, as are their sums
-    and the ratio; the terms left out add up to less than 10^-digits. Digits are added until no floor is in doubt.
+    T_j is computed by `decimal` to 10^(4 - digits): fewer than 100 terms, each correctly rounded,
+    as are their sums and the ratio; the terms left out add up to less than 10^-digits. Digits are
+    added until no floor is in doubt.
     """
     digits, last = bits // 3 + 20, 2**bits - 1
     while True:
         context, error = Context(digits), Fraction(1, 10 ** (digits - 4))
         sums = [Decimal(0)]
         for i in range(isqrt(5 * digits) + 3):  # exp(-5 digits / 2) < 10^(-1.08 digits)
-            sums.append(context.add(sums[-1], context.exp(context.divide(Decimal(-i * i), Decimal(2)))))
+            sums.append(
+                context.add(sums[-1], context.exp(context.divide(Decimal(-i * i), Decimal(2))))
+            )
         ratios = [Fraction(context.divide(part, sums[-1])) for part in sums[1:-1]]
         lower = [(2**bits * (ratio - error)).__floor__() for ratio in ratios]
         upper = [min((2**bits * (ratio + error)).__floor__(), last) for ratio in ratios]
@@ -197,7 +222,8 @@ def _threshold_cells(bits: int) -> tuple[int, ...]:
 
 @cache
 def _k_of_prefix() -> NDArray[np.int8]:
-    """k for every prefix of v, `UNDECIDED` for those whose cell holds a threshold; read-only int8 ``[2^18]``."""
+    """k for every prefix of v, `UNDECIDED` for those whose cell holds a threshold; read-only int8
+    ``[2^18]``."""
     cells = list(_threshold_cells(V_BITS))
     table = np.searchsorted(cells, np.arange(2**V_BITS)).astype(np.int8)
     table[cells] = UNDECIDED

@@ -1,26 +1,27 @@
-"""Noise screening: Fu, Chen, Ling, "SA-DPSGD: Differentially Private Stochastic Gradient Descent based on Simulated
-Annealing", arXiv 2211.07218, 2022. For K clients at once.
+"""Noise screening: Fu, Chen, Ling, "SA-DPSGD: Differentially Private Stochastic Gradient Descent
+based on Simulated Annealing", arXiv 2211.07218, 2022. For K clients at once.
 
 A trial, with the model w, gain Q0 and tau growing with the accepted steps:
 
-    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s)
-    dE = loss(w') - loss(w)                  mean losses on one test batch
-    accept w' with probability min(1, exp(-dE Q0 tau)), and always after mu0 rejections in a row; else restore w and the
-    optimizer's state
+    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s) dE = loss(w') - loss(w)
+    mean losses on one test batch accept w' with probability min(1, exp(-dE Q0 tau)), and always
+    after mu0 rejections in a row; else restore w and the optimizer's state
 
-``Q0 tau`` is the inverse temperature. Deviation: it grows in equal stages, so that the clipped test has few curves. In
-step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the paper's Q0 is ``gain / T``, or
-``screening_q0``. Where trials are public, t counts all trials of earlier rounds; the paper's tau counts accepted ones.
+``Q0 tau`` is the inverse temperature. Deviation: it grows in equal stages, so that the clipped test
+has few curves. In step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the
+paper's Q0 is ``gain / T``, or ``screening_q0``. Where trials are public, t counts all trials of
+earlier rounds; the paper's tau counts accepted ones.
 
-Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for accepted steps only, and
-looks at a "test loss" without noise, on records that it does not name: on the client's own, no finite epsilon holds
-for that. What does:
+Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for
+accepted steps only, and looks at a "test loss" without noise, on records that it does not name: on
+the client's own, no finite epsilon holds for that. What does:
 
-- ``public-test``: dE on records that are public. A function of the candidate, so each trial is charged ``SGM(q, s)``;
-  forced acceptance may stay. A dE that is not finite counts as infinite.
-- ``clipped``: dE on a fresh Poisson batch (rate q_v) of the client's own records, clipped to [-c, c] (0 for an empty
-  batch, +c where it is not finite), rejections hidden, and a cap M on them in place of forced acceptance. Acceptance
-  has a probability in [exp(-c Q0 tau), 1]: the exact bound of selective release, one curve for each stage.
+- ``public-test``: dE on records that are public. A function of the candidate, so each trial is
+  charged ``SGM(q, s)``; forced acceptance may stay. A dE that is not finite counts as infinite.
+- ``clipped``: dE on a fresh Poisson batch (rate q_v) of the client's own records, clipped to [-c,
+  c] (0 for an empty batch, +c where it is not finite), rejections hidden, and a cap M on them in
+  place of forced acceptance. Acceptance has a probability in [exp(-c Q0 tau), 1]: the exact bound
+  of selective release, one curve for each stage.
 - ``unproved``: as published. Charged an infinite epsilon.
 """
 
@@ -71,11 +72,14 @@ class ScreeningPlan(TrialPlan):
         """The plan of some terms with this noise multiplier.
 
         Raises:
-            ValueError: no epsilon is proved and that is not allowed, or acceptance is too improbable for a cap.
+            ValueError: no epsilon is proved and that is not allowed, or acceptance is too
+                improbable for a cap.
         """
         own, planned = terms.own, terms.steps * terms.rounds
         if not isinstance(own, Screening):
-            raise ValueError(f"own = {own!r} must be the settings of noise screening; give its table")
+            raise ValueError(
+                f"own = {own!r} must be the settings of noise screening; give its table"
+            )
         public = own.screening_data == "public"
         clip = math.inf if public or own.screening_clip is None else own.screening_clip
         accounting = "public-test" if public else "clipped" if clip < math.inf else "unproved"
@@ -96,23 +100,31 @@ class ScreeningPlan(TrialPlan):
         )
 
     def inverse_temperature(self, nth: int, taken: int) -> float:
-        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round (from 1)."""
+        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round (from
+        1)."""
         step = (nth - 1) * self.steps + taken + 1
         return self.gain * min(1.0, -(-step // self.stage) * self.stage / self.planned)
 
     def round_charges(self, nth: int) -> Charges:
-        """``steps`` trials; ``clipped``: ``steps`` accepted steps, their cap, and what the paper charges for them."""
+        """``steps`` trials; ``clipped``: ``steps`` accepted steps, their cap, and what the paper
+        charges for them."""
         if not self.most_rejections:
             return {self._event(nth, 0.0): self.steps}
         levels = [lowest(self, self.inverse_temperature(nth, taken)) for taken in range(self.steps)]
-        steps = ({self._event(nth, level): 1, TrialCap(level, self.most_rejections): 1} for level in levels)
+        steps = (
+            {self._event(nth, level): 1, TrialCap(level, self.most_rejections): 1}
+            for level in levels
+        )
         return merge(*steps, self.claims(self.steps, nth))
 
     def _event(self, nth: int, lowest: float) -> ScreenedStep:
-        return ScreenedStep(self.sample_rate, self.multiplier(nth), self.test_rate, lowest, self.accounting)
+        return ScreenedStep(
+            self.sample_rate, self.multiplier(nth), self.test_rate, lowest, self.accounting
+        )
 
     def claims(self, accepted: int, nth: int) -> Charges:
-        """``SGM(q, s)`` for each accepted step, converted as in Theorem 1 (its formula lacks a logarithm)."""
+        """``SGM(q, s)`` for each accepted step, converted as in Theorem 1 (its formula lacks a
+        logarithm)."""
         return {ClassicClaim(self.sample_rate, self.multiplier(nth)): accepted}
 
 
@@ -123,20 +135,23 @@ def lowest(plan: ScreeningPlan, inverse: float) -> float:
 
 def _cap(own: Screening, terms: Terms, lowest: float) -> int:
     """M, from the least probability of acceptance in the whole run."""
-    most = trials.most_rejections(lowest, terms.steps * terms.rounds, own.screening_cap_share * terms.privacy.delta)
+    most = trials.most_rejections(
+        lowest, terms.steps * terms.rounds, own.screening_cap_share * terms.privacy.delta
+    )
     return trials.refuse(lowest) if most is None else most
 
 
 def _check_unproved(own: Screening, terms: Terms) -> None:
     if not own.allow_unproved:
         raise ValueError(
-            "screening_clip is none with screening_data = own: no finite epsilon is proved for that; give "
-            "--screening-clip, take --screening-data public, or say --allow-unproved"
+            "screening_clip is none with screening_data = own: no finite epsilon is proved for "
+            "that; give --screening-clip, take --screening-data public, or say --allow-unproved"
         )
     if math.isfinite(terms.target) and terms.privacy.budget == "certified":
         raise ValueError(
-            f"epsilon is {terms.target:g}, but screening own records without a clip has no finite epsilon: "
-            "give --epsilon none and --noise-multiplier, or bound the paper's claim by --budget published"
+            f"epsilon is {terms.target:g}, but screening own records without a clip has no finite "
+            "epsilon: give --epsilon none and --noise-multiplier, or bound the paper's claim by "
+            "--budget published"
         )
 
 
@@ -173,6 +188,8 @@ def _tested_change(
 def _public_batch(cohort: Cohort) -> Batch:
     """All public records, for every client."""
     if cohort.public is None:
-        raise ValueError("screening_data is public, but there are no public records: give --public-records")
+        raise ValueError(
+            "screening_data is public, but there are no public records: give --public-records"
+        )
     x, y = (tensor.expand(len(cohort.plans), *tensor.shape) for tensor in cohort.public)
     return Batch(x, y, torch.ones(y.shape, dtype=torch.bool, device=y.device))

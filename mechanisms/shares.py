@@ -1,4 +1,5 @@
-"""Planning the equal shares of an adaptive run (`accounting.allotment`): the order, the share, the noise that fits."""
+"""Planning the equal shares of an adaptive run (`accounting.allotment`): the order, the share, the
+noise that fits."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,7 +11,8 @@ from mechanisms.plan import Plan, Terms, least_noises, merge
 from mechanisms.settings import Privacy
 
 LIFT = 1e-6
-"""Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the target."""
+"""Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the
+target."""
 
 
 class SharedPlan(Plan, Protocol):
@@ -33,7 +35,8 @@ class SharedPlan(Plan, Protocol):
         """What is paid beside the rounds."""
 
     def worst_round(self) -> Charges:
-        """The releases that an allotment has to pay for, with parameters that are fixed in advance."""
+        """The releases that an allotment has to pay for, with parameters that are fixed in
+        advance."""
 
 
 def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
@@ -46,13 +49,14 @@ def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
         value, plain = getattr(privacy, name), Privacy.model_fields[name].default
         if value != plain:
             raise ValueError(
-                f"{name} = {value} must be {str(plain).lower()} with {privacy.mechanism}, {reason}: "
-                f"drop --{name.replace('_', '-')}"
+                f"{name} = {value} must be {str(plain).lower()} with {privacy.mechanism}, "
+                f"{reason}: drop --{name.replace('_', '-')}"
             )
 
 
 def equal_share(plan: SharedPlan) -> Allotment:
-    """What the worst round costs, at the order that is best for all planned rounds of that kind and what was prior.
+    """What the worst round costs, at the order that is best for all planned rounds of that kind and
+    what was prior.
 
     Raises:
         ValueError: no order gives a finite divergence.
@@ -60,17 +64,22 @@ def equal_share(plan: SharedPlan) -> Allotment:
     order = guarantee(_run(plan), plan.delta, "certified", ORDERS).order
     if order is None:
         raise ValueError(
-            f"noise_multiplier = {plan.noise_multiplier:g} is too small for any guarantee: raise --noise-multiplier"
+            f"noise_multiplier = {plan.noise_multiplier:g} is too small for any guarantee: raise "
+            "--noise-multiplier"
         )
     rdp = sum(count * cost(event, order) for event, count in plan.worst_round().items())
     return Allotment(order, rdp * (1.0 + ROUNDING), plan.rounds)
 
 
-def calibrate(plan_of: Callable[[Terms, float], SharedPlan], terms: Sequence[Terms]) -> list[SharedPlan]:
-    """For each of the terms, the plan with the smallest noise whose planned rounds together stay within the budget.
+def calibrate(
+    plan_of: Callable[[Terms, float], SharedPlan], terms: Sequence[Terms]
+) -> list[SharedPlan]:
+    """For each of the terms, the plan with the smallest noise whose planned rounds together stay
+    within the budget.
 
-    The paper's budget bounds the paper's claims alone, in which the client's size may stand; allotments then follow
-    from the noise. What is proved depends on the client's rate and steps only.
+    The paper's budget bounds the paper's claims alone, in which the client's size may stand;
+    allotments then follow from the noise. What is proved depends on the client's rate and steps
+    only.
 
     Raises:
         ValueError: no noise multiplier is large enough.
@@ -80,7 +89,9 @@ def calibrate(plan_of: Callable[[Terms, float], SharedPlan], terms: Sequence[Ter
         return _run(plan_of(one, noise))
 
     if terms[0].privacy.budget == "published":
-        claimed = [least_noises(lambda one, noise: one.run(plan_of(one, noise)), [one])[0] for one in terms]
+        claimed = [
+            least_noises(lambda one, noise: one.run(plan_of(one, noise)), [one])[0] for one in terms
+        ]
         return [plan_of(one, noise) for one, noise in zip(terms, claimed, strict=True)]
     noises = least_noises(worst_run, terms)
     prepare([worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified")
@@ -89,11 +100,17 @@ def calibrate(plan_of: Callable[[Terms, float], SharedPlan], terms: Sequence[Ter
 
 def _run(plan: SharedPlan) -> Charges:
     """As many worst rounds as are planned, and what is paid beside them."""
-    return merge({event: plan.rounds * count for event, count in plan.worst_round().items()}, dict(plan.prior))
+    return merge(
+        {event: plan.rounds * count for event, count in plan.worst_round().items()},
+        dict(plan.prior),
+    )
 
 
-def _within(plan_of: Callable[[Terms, float], SharedPlan], terms: Terms, noise: float) -> SharedPlan:
-    """The plan with this noise multiplier, or the least above it, with which the allotments meet the target."""
+def _within(
+    plan_of: Callable[[Terms, float], SharedPlan], terms: Terms, noise: float
+) -> SharedPlan:
+    """The plan with this noise multiplier, or the least above it, with which the allotments meet
+    the target."""
     plan = plan_of(terms, noise)
     while epsilon(terms.run(plan), terms.privacy.delta).epsilon > terms.target:
         plan = plan_of(terms, plan.noise_multiplier * (1.0 + LIFT))

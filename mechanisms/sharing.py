@@ -1,19 +1,24 @@
-"""What a client releases once, before training, for the data set that all clients share: class sums, or single records.
+"""What a client releases once, before training, for the data set that all clients share: class
+sums, or single records.
 
-Class sums are one Gaussian release of a client: a record adds a vector of norm at most R to the sum of its class, and
-to no other, so the sums of all classes together have sensitivity R (a record is replaced by none).
+Class sums are one Gaussian release of a client: a record adds a vector of norm at most R to the sum
+of its class, and to no other, so the sums of all classes together have sensitivity R (a record is
+replaced by none).
 
-Single records (FedFed: Yang et al., "FedFed: Feature Distillation against Data Heterogeneity in Federated Learning",
-NeurIPS 2023) are released one by one, each clipped to norm R behind noise of its own:
+Single records (FedFed: Yang et al., "FedFed: Feature Distillation against Data Heterogeneity in
+Federated Learning", NeurIPS 2023) are released one by one, each clipped to norm R behind noise of
+its own:
 
-    clip(f(x_i), R) + s R N(0, I)         for each slot i that a coin of probability p has chosen, once for every view
+    clip(f(x_i), R) + s R N(0, I)         for each slot i that a coin of probability p has chosen,
+    once for every view
 
-V views of a record behind noise s tell as much as one behind s / sqrt(V). They share a coin, so they are one event: V
-events would take for granted that each view has a coin of its own.
+V views of a record behind noise s tell as much as one behind s / sqrt(V). They share a coin, so
+they are one event: V events would take for granted that each view has a coin of its own.
 
-There is no sum in which others would hide, so nothing is gained from sampling but the choice itself, which is visible
-(`VisibleChoice`). Slots are the client's public number of records; in a slot without a record only noise would be
-released. The label of a chosen record goes through k-ary randomized response, unless labels are declared public.
+There is no sum in which others would hide, so nothing is gained from sampling but the choice
+itself, which is visible (`VisibleChoice`). Slots are the client's public number of records; in a
+slot without a record only noise would be released. The label of a chosen record goes through k-ary
+randomized response, unless labels are declared public.
 """
 
 import math
@@ -26,14 +31,21 @@ import torch
 from torch import Tensor
 
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.accounting.events import (
+    Gaussian,
+    PublicLabels,
+    RandomizedResponse,
+    Unprotected,
+    VisibleChoice,
+)
 from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.randomness import Draws, Source
 from mechanisms.sampling import COIN, threshold
 
 Features = Callable[[Tensor], Tensor]
-"""From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record alone."""
+"""From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record
+alone."""
 WIDE = torch.float64
 """Type of features from their clipping to their noise."""
 
@@ -44,7 +56,8 @@ class Released:
 
     Attributes:
         sums: ``[K, R]``, only ever added up over clients; R may be 0.
-        records: by name, arrays with a row for each single record; none or ``x``, ``y`` and ``client``, its place in K.
+        records: by name, arrays with a row for each single record; none or ``x``, ``y`` and
+            ``client``, its place in K.
     """
 
     sums: Tensor
@@ -59,14 +72,19 @@ class Release(Protocol):
         """R, the length of a client's sums."""
 
     def __call__(
-        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+        self,
+        x: Sequence[Tensor],
+        y: Sequence[Tensor],
+        streams: Draws,
+        arithmetic: Arithmetic = FLOATS,
     ) -> Released:
         """The release of K clients with records ``x[k] [n_k, ...]`` and labels ``y[k] [n_k]``."""
 
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """A client's plan of one release; frozen, and the only source of its clip bound, noise and charges.
+    """A client's plan of one release; frozen, and the only source of its clip bound, noise and
+    charges.
 
     Attributes:
         noise_multiplier: s, noise standard deviation over R; 0 releases without protection.
@@ -88,7 +106,8 @@ class SharingPlan:
 
     @property
     def noise_std(self) -> float:
-        """s R, standard deviation of the noise in every coordinate; without noise R may be infinite."""
+        """s R, standard deviation of the noise in every coordinate; without noise R may be
+        infinite."""
         return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
     def arithmetic(self, of_run: Arithmetic) -> Arithmetic:
@@ -102,8 +121,13 @@ class SharingPlan:
         if not self.singly:
             return {Gaussian(self.noise_multiplier): 1}
         # One coin decides on all views of a record, which together are one look behind less noise.
-        labels = PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
-        return {VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1, labels: 1}
+        labels = (
+            PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
+        )
+        return {
+            VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1,
+            labels: 1,
+        }
 
 
 def clipped(features: Tensor, plan: SharingPlan) -> Tensor:
@@ -125,7 +149,9 @@ def _parts(plan: SharingPlan, features: Tensor, arithmetic: Arithmetic) -> Tenso
     return arithmetic.parts(clipped(features, plan)[None], bound)[0]
 
 
-def _noised(plan: SharingPlan, total: Tensor, streams: Draws, purpose: str, arithmetic: Arithmetic) -> Tensor:
+def _noised(
+    plan: SharingPlan, total: Tensor, streams: Draws, purpose: str, arithmetic: Arithmetic
+) -> Tensor:
     """A total ``[K, m]`` behind noise of deviation s R in every coordinate, float32."""
     bound = torch.full((len(total),), plan.clip_norm, dtype=WIDE, device=total.device)
     std = torch.full_like(bound, plan.noise_std)
@@ -147,14 +173,22 @@ class ClassSums:
         return self.classes * self.width
 
     def __call__(
-        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+        self,
+        x: Sequence[Tensor],
+        y: Sequence[Tensor],
+        streams: Draws,
+        arithmetic: Arithmetic = FLOATS,
     ) -> Released:
         """One Gaussian release of each client."""
         arithmetic, sums = self.plan.arithmetic(arithmetic), []
         for own, labels in zip(x, y, strict=True):
             parts = _parts(self.plan, self.features(own), arithmetic)
-            sums.append(parts.new_zeros(self.classes, self.width).index_add_(0, labels, parts).flatten())
-        return Released(_noised(self.plan, torch.stack(sums), streams, "class sums", arithmetic), {})
+            sums.append(
+                parts.new_zeros(self.classes, self.width).index_add_(0, labels, parts).flatten()
+            )
+        return Released(
+            _noised(self.plan, torch.stack(sums), streams, "class sums", arithmetic), {}
+        )
 
 
 @dataclass(frozen=True)
@@ -166,11 +200,17 @@ class Sum:
     size: int
 
     def __call__(
-        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+        self,
+        x: Sequence[Tensor],
+        y: Sequence[Tensor],
+        streams: Draws,
+        arithmetic: Arithmetic = FLOATS,
     ) -> Released:
         """One Gaussian release of each client."""
         arithmetic = self.plan.arithmetic(arithmetic)
-        sums = torch.stack([_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x])
+        sums = torch.stack(
+            [_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x]
+        )
         return Released(_noised(self.plan, sums, streams, "sum", arithmetic), {})
 
 
@@ -188,10 +228,17 @@ class SingleRecords:
         return 0
 
     def __call__(
-        self, x: Sequence[Tensor], y: Sequence[Tensor], streams: Draws, arithmetic: Arithmetic = FLOATS
+        self,
+        x: Sequence[Tensor],
+        y: Sequence[Tensor],
+        streams: Draws,
+        arithmetic: Arithmetic = FLOATS,
     ) -> Released:
         """The chosen slots of each client, view after view."""
-        arithmetic, purposes = self.plan.arithmetic(arithmetic), ("slots", "slot noise", "slot labels")
+        arithmetic, purposes = (
+            self.plan.arithmetic(arithmetic),
+            ("slots", "slot noise", "slot labels"),
+        )
         parts = []
         for k, (coins, draws, answers) in enumerate(zip(*map(streams.of, purposes), strict=True)):
             chosen = np.flatnonzero(coins.random(len(y[k])) < threshold(self.plan.share_rate))
@@ -199,17 +246,27 @@ class SingleRecords:
             sent = _parts(self.plan, self.features(x[k][slots]), arithmetic)
             labels = self._answers(y[k][slots].cpu().numpy(), answers)
             for _ in range(self.plan.views):
-                noisy = arithmetic.noised_from(draws, sent, self.plan.clip_norm, self.plan.noise_std)
-                parts.append((noisy.cpu().numpy().astype(np.float32), labels, np.full(len(chosen), k)))
+                noisy = arithmetic.noised_from(
+                    draws, sent, self.plan.clip_norm, self.plan.noise_std
+                )
+                parts.append(
+                    (noisy.cpu().numpy().astype(np.float32), labels, np.full(len(chosen), k))
+                )
         columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Released(x[0].new_zeros(len(x), 0), dict(zip(("x", "y", "client"), columns, strict=True)))
+        return Released(
+            x[0].new_zeros(len(x), 0), dict(zip(("x", "y", "client"), columns, strict=True))
+        )
 
     def _answers(self, labels: np.ndarray, source: Source) -> np.ndarray:
-        """k-ary randomized response: the label with probability e^eps / (e^eps + k - 1), else one of the others."""
+        """k-ary randomized response: the label with probability e^eps / (e^eps + k - 1), else one
+        of the others."""
         if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
             return labels
-        # never less often than that: the probability of another label is rounded up to a multiple of a coin
-        lie = (self.classes - 1) / (math.exp(min(self.plan.label_epsilon, 700.0)) + self.classes - 1)
+        # never less often than that: the probability of another label is rounded up to a multiple
+        # of a coin
+        lie = (self.classes - 1) / (
+            math.exp(min(self.plan.label_epsilon, 700.0)) + self.classes - 1
+        )
         lie = (math.floor(lie * (1.0 + 2.0**-40) / COIN) + 1) * COIN
         others = (labels + source.integers(1, self.classes, len(labels))) % self.classes
         return np.where(source.random(len(labels)) < lie, others, labels)

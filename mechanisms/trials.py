@@ -1,13 +1,16 @@
-"""Trials: a step is proposed by DPSGD, tested, and kept or forgotten. What DPSUR and noise screening have in common.
+"""Trials: a step is proposed by DPSGD, tested, and kept or forgotten. What DPSUR and noise
+screening have in common.
 
-Nothing depends on rejected trials: a rejection restores the model, the optimizer's state and the count of steps taken.
-Two counters alone go on, of trials and of rejections in a row.
+Nothing depends on rejected trials: a rejection restores the model, the optimizer's state and the
+count of steps taken. Two counters alone go on, of trials and of rejections in a row.
 
-- Rejections are public: the trials of a round are fixed (``steps``) and paid for in advance, one by one. What the paper
-  charges, the accepted steps, is recorded after the round, and so is the rate of acceptance.
-- Rejections are hidden: the accepted steps of a round are fixed (``steps``), and a client stops for the round after M
-  rejections in a row (`accounting.trial_cap`). Nothing that tells the number of rejections leaves a client. How long it
-  computes would tell too: the guarantee takes for granted that nobody measures that.
+- Rejections are public: the trials of a round are fixed (``steps``) and paid for in advance, one by
+  one. What the paper charges, the accepted steps, is recorded after the round, and so is the rate
+  of acceptance.
+- Rejections are hidden: the accepted steps of a round are fixed (``steps``), and a client stops for
+  the round after M rejections in a row (`accounting.trial_cap`). Nothing that tells the number of
+  rejections leaves a client. How long it computes would tell too: the guarantee takes for granted
+  that nobody measures that.
 """
 
 import math
@@ -31,10 +34,12 @@ MAX_REJECTIONS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan(DpsgdPlan, ABC):
-    """A client's plan: DPSGD's for the proposals. ``steps`` counts trials, or accepted steps where a cap is given.
+    """A client's plan: DPSGD's for the proposals. ``steps`` counts trials, or accepted steps where
+    a cap is given.
 
     Attributes:
-        most_rejections: M, rejections in a row after which the client stops for the round; 0: rejections are public.
+        most_rejections: M, rejections in a row after which the client stops for the round; 0:
+            rejections are public.
     """
 
     most_rejections: int
@@ -44,12 +49,14 @@ class TrialPlan(DpsgdPlan, ABC):
         """What the paper charges for that many accepted steps of the ``nth`` round; certified 0."""
 
     def most_claims(self, nth: int) -> Charges:
-        """All trials accepted, where their number is public; hidden, the planned steps are charged already."""
+        """All trials accepted, where their number is public; hidden, the planned steps are charged
+        already."""
         return {} if self.most_rejections else self.claims(self.steps, nth)
 
 
 def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> int | None:
-    """M for ``steps`` accepted steps in the whole run; None where it would be above `MAX_REJECTIONS`."""
+    """M for ``steps`` accepted steps in the whole run; None where it would be above
+    `MAX_REJECTIONS`."""
     cap = smallest_cap(lowest_acceptance, steps, delta_cap) if lowest_acceptance > 0 else math.inf
     return int(cap) if cap <= MAX_REJECTIONS else None
 
@@ -57,9 +64,9 @@ def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> i
 def refuse(lowest_acceptance: float) -> NoReturn:
     """Refuse a test for which there is no cap that is of use."""
     raise ValueError(
-        f"a step may be accepted with a probability of {lowest_acceptance:.2g} only, so that more than "
-        f"{MAX_REJECTIONS} rejections in a row would have to be allowed: test more gently (more noise, a higher "
-        "threshold, a lower temperature)"
+        f"a step may be accepted with a probability of {lowest_acceptance:.2g} only, so that more "
+        f"than {MAX_REJECTIONS} rejections in a row would have to be allowed: test more gently "
+        "(more noise, a higher threshold, a lower temperature)"
     )
 
 
@@ -77,17 +84,22 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 
 
 def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> LocalState:
-    """The candidate for clients with ``accept [K]`` true, the state before for the rest; in any case one trial more."""
+    """The candidate for clients with ``accept [K]`` true, the state before for the rest; in any
+    case one trial more."""
     refused = torch.where(accept, 0, before.memory["refused"] + 1)
-    return candidate.where(accept, before).remember(tried=before.memory["tried"] + 1, refused=refused)
+    return candidate.where(accept, before).remember(
+        tried=before.memory["tried"] + 1, refused=refused
+    )
 
 
 def loss_change(
     cohort: Cohort, before: LocalState, candidate: LocalState, batch: Batch, rates: Sequence[float]
 ) -> torch.Tensor:
-    """``dE = mean loss of the candidate - mean loss of the model before it``, both on ``batch``: float64 ``[K]``.
+    """``dE = mean loss of the candidate - mean loss of the model before it``, both on ``batch``:
+    float64 ``[K]``.
 
-    Not finite where a loss is not; 0 for an empty batch. The batch was drawn with these ``rates [K]``.
+    Not finite where a loss is not; 0 for an empty batch. The batch was drawn with these ``rates
+    [K]``.
     """
     new, old = (cohort.losses(state.params, batch, rates) for state in (candidate, before))
     total = cohort.arithmetic.total(torch.where(batch.mask, new.double() - old.double(), 0.0))
@@ -97,7 +109,8 @@ def loss_change(
 def clipped(change: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     """``change [K]`` clipped to ``[-bound, bound]``, and ``bound [K]`` where it is not finite.
 
-    A change that is not finite must not be refused for certain: every bound rests on a least probability of acceptance.
+    A change that is not finite must not be refused for certain: every bound rests on a least
+    probability of acceptance.
     """
     return torch.where(change.isfinite(), change.clamp(-bound, bound), bound)
 

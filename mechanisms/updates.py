@@ -1,6 +1,8 @@
-"""What clients send of a finished local round, a row each: their update, or their update over their pace.
+"""What clients send of a finished local round, a row each: their update, or their update over their
+pace.
 
-Both are made from released states, the public learning rate and the number of released steps, so they cost no privacy.
+Both are made from released states, the public learning rate and the number of released steps, so
+they cost no privacy.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,8 @@ class Sent:
     """What clients send.
 
     Attributes:
-        rows: from the cohort, the server's model ``[P]`` and the state at the round's end to ``[K, P + extra]``.
+        rows: from the cohort, the server's model ``[P]`` and the state at the round's end to ``[K,
+            P + extra]``.
         extra: columns beside the parameters'.
     """
 
@@ -31,20 +34,24 @@ def update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
 
 
 def normalised(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
-    """Updates over their pace, and in the last column the pace: ``[K, P + 1]``; all 0 for a client without a step."""
+    """Updates over their pace, and in the last column the pace: ``[K, P + 1]``; all 0 for a client
+    without a step."""
     length = pace(cohort, end.taken)[:, None]
-    return torch.cat([torch.where(length > 0, update(cohort, start, end) / length, 0.0), length], dim=1)
+    return torch.cat(
+        [torch.where(length > 0, update(cohort, start, end) / length, 0.0), length], dim=1
+    )
 
 
 UPDATE, NORMALISED = Sent(update), Sent(normalised, extra=1)
 
 
 def pace(cohort: Cohort, taken: Tensor) -> Tensor:
-    """How far ``taken [K]`` steps go along a constant gradient of size one from a fresh optimizer: float32 ``[K]``.
+    """How far ``taken [K]`` steps go along a constant gradient of size one from a fresh optimizer:
+    float32 ``[K]``.
 
-    For SGD with learning rates eta_t and momentum beta it is the sum over steps t of
-    ``eta_t (1 + beta + ... + beta^(t-1))``, |a_k|_1 of FedNova (Wang et al. 2020) with the rates within. Momentum
-    kept from earlier rounds is not in it.
+    For SGD with learning rates eta_t and momentum beta it is the sum over steps t of ``eta_t (1 +
+    beta + ... + beta^(t-1))``, |a_k|_1 of FedNova (Wang et al. 2020) with the rates within.
+    Momentum kept from earlier rounds is not in it.
     """
     unit = torch.ones_like(taken)[:, None]
     memory, length = cohort.optimizer.init(unit), torch.zeros_like(taken)

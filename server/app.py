@@ -1,4 +1,5 @@
-"""The Flower ServerApp and the exchange of requests over a Flower Grid; the work is server/loop.py's."""
+"""The Flower ServerApp and the exchange of requests over a Flower Grid; the work is
+server/loop.py's."""
 
 import logging
 import math
@@ -22,7 +23,8 @@ log = logging.getLogger("flwr")
 
 
 def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
-    """A ServerApp around ``run``, which builds a federation and gives its loop an exchange over the grid."""
+    """A ServerApp around ``run``, which builds a federation and gives its loop an exchange over the
+    grid."""
     app = ServerApp()
 
     @app.main()
@@ -35,7 +37,8 @@ def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
 def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
     """Ask every Flower node which group it hosts: node ids by group number.
 
-    Of several nodes of one group, one gets the work. A node that is registered but gone does no harm.
+    Of several nodes of one group, one gets the work. A node that is registered but gone does no
+    harm.
 
     Raises:
         RuntimeError: no node answered for some groups, or a node answered with an error.
@@ -52,7 +55,8 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
     missing = [str(group) for group, node in enumerate(hosts) if node is None]
     of = f"group {', '.join(missing)} of {len(hosts)}" if hosts else "any group"
     raise RuntimeError(
-        f"no Flower node answered within {patience:g} s for {of}: start a SuperNode for each group, with --node-config "
+        f"no Flower node answered within {patience:g} s for {of}: start a SuperNode for each "
+        "group, with --node-config "
         '"partition-id=0 num-partitions=2" and so on'
     )
 
@@ -66,7 +70,9 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
     while True:  # at least once, however long that takes
         new = [node for node in grid.get_node_ids() if node not in asked]
         asked.update(new)
-        waiting.update(grid.push_messages([Message(RecordDict(), node, MessageType.QUERY) for node in new]))
+        waiting.update(
+            grid.push_messages([Message(RecordDict(), node, MessageType.QUERY) for node in new])
+        )
         for reply in grid.pull_messages(waiting):
             waiting.discard(reply.metadata.reply_to_message_id)
             node = reply.metadata.src_node_id
@@ -86,8 +92,9 @@ def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
     for node, (group, groups) in sorted(places.items()):
         if groups != size or not 0 <= group < size:
             raise ValueError(
-                f"a Flower node says partition-id={group} num-partitions={groups}, but there are {size} partitions: "
-                "start all SuperNodes with the same num-partitions, and each with a partition-id from 0 to below it"
+                f"a Flower node says partition-id={group} num-partitions={groups}, but there are "
+                f"{size} partitions: start all SuperNodes with the same num-partitions, and each "
+                "with a partition-id from 0 to below it"
             )
         if hosts[group] is None:
             hosts[group] = node
@@ -95,20 +102,29 @@ def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
 
 
 def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exchange:
-    """An exchange that sends each group's request to its Flower node; ``run`` travels with every message.
+    """An exchange that sends each group's request to its Flower node; ``run`` travels with every
+    message.
 
     Raises:
-        RuntimeError: a node answered with an error (its group and the reason are named), or not at all.
+        RuntimeError: a node answered with an error (its group and the reason are named), or not at
+            all.
     """
 
     def exchange(requests: Sequence[TrainRequest]) -> Iterator[Upload]:
         messages = [
-            Message(encode_request(r, run), nodes[r.group], MessageType.TRAIN, group_id=f"group {r.group}")
+            Message(
+                encode_request(r, run),
+                nodes[r.group],
+                MessageType.TRAIN,
+                group_id=f"group {r.group}",
+            )
             for r in requests
         ]
         replies = list(grid.send_and_receive(messages))
         if len(replies) < len(messages):
-            raise RuntimeError(f"{len(messages) - len(replies)} of {len(messages)} groups sent no reply")
+            raise RuntimeError(
+                f"{len(messages) - len(replies)} of {len(messages)} groups sent no reply"
+            )
         for reply in replies:
             yield decode_upload(_content(reply, reply.metadata.group_id))
 

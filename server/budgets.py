@@ -14,15 +14,16 @@ from server.orders import order_in_advance
 class Budgets:
     """What every client has spent, and what a further round would cost it.
 
-    Clients with the same history of charges share it, so that a round costs as many evaluations as there are distinct
-    histories, not clients.
+    Clients with the same history of charges share it, so that a round costs as many evaluations as
+    there are distinct histories, not clients.
 
     Args:
         plans: the clients' plans.
         rounds: in which a client can take part at most.
         target: epsilon per client; ``inf`` never retires anybody.
         delta: per client.
-        spent: charges so far by client, as the ledger's files say; what an allotment has paid for costs nothing more.
+        spent: charges so far by client, as the ledger's files say; what an allotment has paid for
+            costs nothing more.
         taken: int64 ``[clients]``, finished rounds of each client.
         column: the figure that the target bounds, ``certified`` or ``published``.
     """
@@ -42,7 +43,9 @@ class Budgets:
         self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
-        self._history = np.array([self._number(payable(spent.get(client, {}))) for client in range(len(plans.which))])
+        self._history = np.array(
+            [self._number(payable(spent.get(client, {}))) for client in range(len(plans.which))]
+        )
 
     def _number(self, charges: Charges) -> int:
         number = self._numbers.setdefault(frozenset(charges.items()), len(self._histories))
@@ -50,13 +53,18 @@ class Budgets:
             self._histories.append(charges)
         return number
 
-    def _after_a_round(self, cost: Callable[[Plan, int], Charges]) -> tuple[list[Charges], np.ndarray]:
-        """The distinct histories after one more round of everybody, and each client's place among them.
+    def _after_a_round(
+        self, cost: Callable[[Plan, int], Charges]
+    ) -> tuple[list[Charges], np.ndarray]:
+        """The distinct histories after one more round of everybody, and each client's place among
+        them.
 
         ``cost`` gives the charges of a plan's ``nth`` round.
         """
         distinct, place = _distinct(self._history, self._plans.which, self.taken + 1)
-        after = [merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct]
+        after = [
+            merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct
+        ]
         return after, place
 
     def charge(self, clients: np.ndarray) -> None:
@@ -77,7 +85,8 @@ class Budgets:
         after, place = self._after_a_round(most)
         prepare(after, self._column)
         within = [
-            np.isinf(self._target) or epsilon(c, self._delta, self._column).epsilon <= self._target for c in after
+            np.isinf(self._target) or epsilon(c, self._delta, self._column).epsilon <= self._target
+            for c in after
         ]
         return np.array(within, dtype=bool)[place]
 
@@ -85,17 +94,24 @@ class Budgets:
         """Float64 ``[clients]``: spent so far, in the column ``certified`` or ``published``."""
         used, place = np.unique(self._history, return_inverse=True)
         prepare((self._histories[h] for h in used), column)
-        return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[place]
+        return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[
+            place
+        ]
 
     def so_far(self) -> np.ndarray:
-        """Float64 ``[clients]``: certified and spent so far, proved even if outputs decide when the run is broken off.
+        """Float64 ``[clients]``: certified and spent so far, proved even if outputs decide when the
+        run is broken off.
 
-        Each client's figure is at the one order that is best when its rounds are over (`order_in_advance`). With
-        L the loss and D the divergence at that order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no
-        rule of stopping gains anything. The smallest figure over all orders holds for an end fixed beforehand only.
+        Each client's figure is at the one order that is best when its rounds are over
+        (`order_in_advance`). With L the loss and D the divergence at that order so far,
+        ``exp((order - 1) (L - D))`` is a supermartingale, so no rule of stopping gains anything.
+        The smallest figure over all orders holds for an end fixed beforehand only.
         """
         distinct, place = _distinct(self._history, self._plans.which)
-        spent = [epsilon(self._histories[h], self._delta, orders=(self._order(int(p)),)) for h, p in distinct]
+        spent = [
+            epsilon(self._histories[h], self._delta, orders=(self._order(int(p)),))
+            for h, p in distinct
+        ]
         return np.array([one.epsilon for one in spent])[place]
 
     def _order(self, number: int) -> float:
@@ -113,7 +129,8 @@ class Budgets:
 
 
 def _distinct(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct tuples of several rows of numbers from 0, int64 ``[kinds, rows]``, and which one each column is."""
+    """The distinct tuples of several rows of numbers from 0, int64 ``[kinds, rows]``, and which one
+    each column is."""
     keys = np.ravel_multi_index(numbers, [int(row.max()) + 1 for row in numbers])
     _, first, place = np.unique(keys, return_index=True, return_inverse=True)
     return np.stack([row[first] for row in numbers], axis=1), place

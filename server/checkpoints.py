@@ -1,7 +1,7 @@
 """The server's state after each round: a safetensors file and a small JSON that vouches for it.
 
-The JSON is written last and holds the tensors' digest, so a checkpoint is whole or is not one. A damaged one is passed
-over, with a warning, for the one before it.
+The JSON is written last and holds the tensors' digest, so a checkpoint is whole or is not one. A
+damaged one is passed over, with a warning, for the one before it.
 """
 
 import hashlib
@@ -55,7 +55,10 @@ class Checkpoints:
             old.unlink()
 
     def _labels(self) -> list[Path]:
-        return sorted(self._folder.glob("round-*.json"), key=lambda path: -int(path.stem.removeprefix("round-")))
+        return sorted(
+            self._folder.glob("round-*.json"),
+            key=lambda path: -int(path.stem.removeprefix("round-")),
+        )
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None; a damaged one is warned about and passed over."""
@@ -63,7 +66,10 @@ class Checkpoints:
             try:
                 return _read(label)
             except (OSError, ValueError, KeyError, TypeError) as fault:
-                warnings.warn(f"checkpoint {label.stem} is damaged ({fault}); using the one before it", stacklevel=2)
+                warnings.warn(
+                    f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
+                    stacklevel=2,
+                )
         return None
 
 
@@ -75,5 +81,9 @@ def _read(label: Path) -> Checkpoint:
     if label.stem != f"round-{fields['round']:06d}":
         raise ValueError("it names another round")
     tensors = load(content)
-    state = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
+    state = {
+        name.removeprefix("state."): value
+        for name, value in tensors.items()
+        if name.startswith("state.")
+    }
     return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"])

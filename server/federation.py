@@ -10,7 +10,8 @@ from mechanisms.plan import PlanTable
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
-"""Carries requests to the groups and brings their uploads, in any order. Engines differ in nothing else."""
+"""Carries requests to the groups and brings their uploads, in any order. Engines differ in nothing
+else."""
 
 
 @dataclass(frozen=True)

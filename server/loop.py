@@ -1,7 +1,8 @@
-"""The round loop: pick clients, ask their groups, add the uploads, take the strategy's step, write everything down.
+"""The round loop: pick clients, ask their groups, add the uploads, take the strategy's step, write
+everything down.
 
-It knows neither Flower nor Ray; an exchange carries its requests. A crash at any moment loses no charge (a node writes
-them before it trains) and no finished round (a checkpoint follows each).
+It knows neither Flower nor Ray; an exchange carries its requests. A crash at any moment loses no
+charge (a node writes them before it trains) and no finished round (a checkpoint follows each).
 """
 
 import math
@@ -41,15 +42,22 @@ class Standing:
 
 
 def restore(federation: Federation, store: Store) -> Standing:
-    """Where the run of this directory stands: at its newest whole checkpoint, or before the first round.
+    """Where the run of this directory stands: at its newest whole checkpoint, or before the first
+    round.
 
-    The ledger's files say what the clients have spent. In a seeded run a round that was begun but not finished will be
-    replayed as the same release, which is charged once; it is counted when it is replayed.
+    The ledger's files say what the clients have spent. In a seeded run a round that was begun but
+    not finished will be replayed as the same release, which is charged once; it is counted when it
+    is replayed.
     """
     now = store.checkpoints.newest()
     if now is None:
         taken = np.zeros(federation.clients, dtype=np.int64)
-        now = Checkpoint(federation.before, federation.initial, federation.strategy.init(federation.initial), taken)
+        now = Checkpoint(
+            federation.before,
+            federation.initial,
+            federation.strategy.init(federation.initial),
+            taken,
+        )
     spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
     terms = federation.rounds - federation.before, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
@@ -57,7 +65,11 @@ def restore(federation: Federation, store: Store) -> Standing:
 
 
 def run(
-    federation: Federation, exchange: Exchange, store: Store, standing: Standing, observers: Sequence[Observer]
+    federation: Federation,
+    exchange: Exchange,
+    store: Store,
+    standing: Standing,
+    observers: Sequence[Observer],
 ) -> Standing:
     """Run the rounds that are left; ends early when every client has retired.
 
@@ -81,7 +93,9 @@ def run(
     return standing
 
 
-def _train(federation: Federation, exchange: Exchange, store: Store, standing: Standing) -> list[Upload]:
+def _train(
+    federation: Federation, exchange: Exchange, store: Store, standing: Standing
+) -> list[Upload]:
     """One round's uploads, by group; none when no client is left."""
     now, budgets = standing.now, standing.budgets
     number = now.round + 1
@@ -91,10 +105,22 @@ def _train(federation: Federation, exchange: Exchange, store: Store, standing: S
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
     clients = _pick(federation, number, eligible)
-    release = f"round-{number}" if federation.seed is not None else f"round-{number}-{secrets.token_hex(4)}"
+    release = (
+        f"round-{number}"
+        if federation.seed is not None
+        else f"round-{number}-{secrets.token_hex(4)}"
+    )
     group_of = federation.group_of[clients]
     requests = [
-        TrainRequest(number, int(g), release, members, budgets.taken[members] + 1, now.params, federation.phase)
+        TrainRequest(
+            number,
+            int(g),
+            release,
+            members,
+            budgets.taken[members] + 1,
+            now.params,
+            federation.phase,
+        )
         for g in np.unique(group_of)
         if (members := clients[group_of == g]).size
     ]
@@ -107,11 +133,16 @@ def _train(federation: Federation, exchange: Exchange, store: Store, standing: S
 
 
 def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
-    """The round's clients, ascending: ``ceil(fraction * clients)`` of the eligible ones, without replacement."""
+    """The round's clients, ascending: ``ceil(fraction * clients)`` of the eligible ones, without
+    replacement."""
     able = np.flatnonzero(eligible)
     wanted = min(len(able), math.ceil(round(federation.fraction * federation.clients, 9)))
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)
-    return np.sort(generator(key, "pick", number).choice(able, wanted, replace=False)) if wanted else able
+    return (
+        np.sort(generator(key, "pick", number).choice(able, wanted, replace=False))
+        if wanted
+        else able
+    )
 
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
@@ -133,7 +164,10 @@ def _record(
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)
-    certified, published = budgets.epsilons("certified") if over else budgets.so_far(), budgets.epsilons("published")
+    certified, published = (
+        budgets.epsilons("certified") if over else budgets.so_far(),
+        budgets.epsilons("published"),
+    )
     return RoundRecord(
         round=now.round,
         accuracy=accuracy,

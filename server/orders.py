@@ -1,7 +1,9 @@
-"""The Renyi order of each client's figures while a run goes on: fixed, and written down, before it begins.
+"""The Renyi order of each client's figures while a run goes on: fixed, and written down, before it
+begins.
 
-At an order fixed in advance a figure holds whatever makes the run end (`server.budgets.Budgets.so_far`). The smallest
-figure over all orders holds for an end fixed in advance only.
+At an order fixed in advance a figure holds whatever makes the run end
+(`server.budgets.Budgets.so_far`). The smallest figure over all orders holds for an end fixed in
+advance only.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ FILE = "orders.json"
 
 @functools.lru_cache(maxsize=100_000)
 def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> float:
-    """The order that gives the certified epsilon of as many of ``rounds`` rounds as the target pays for."""
+    """The order that gives the certified epsilon of as many of ``rounds`` rounds as the target pays
+    for."""
     last = rounds
 
     def costs(number: int) -> float:
@@ -42,8 +45,15 @@ def write(folder: Path, federation: Federation) -> None:
     """Write down each client's order in a run directory; a file that is there stays as it is."""
     if (folder / FILE).exists():
         return
-    terms = federation.rounds - federation.before, federation.target, federation.delta, federation.column
-    orders = np.array([order_in_advance(plan, *terms) for plan in federation.plans.plans])[federation.plans.which]
+    terms = (
+        federation.rounds - federation.before,
+        federation.target,
+        federation.delta,
+        federation.column,
+    )
+    orders = np.array([order_in_advance(plan, *terms) for plan in federation.plans.plans])[
+        federation.plans.which
+    ]
     lines = [
         {"order": order, "clients": format_ranges(np.flatnonzero(orders == order))}
         for order in np.unique(orders).tolist()
@@ -52,7 +62,8 @@ def write(folder: Path, federation: Federation) -> None:
 
 
 def read(folder: Path) -> dict[int, float]:
-    """Each client's order; empty where none was written down, as before the run begins or by an earlier version.
+    """Each client's order; empty where none was written down, as before the run begins or by an
+    earlier version.
 
     Raises:
         ValueError: the file is damaged.
@@ -61,7 +72,12 @@ def read(folder: Path) -> dict[int, float]:
     if not path.exists():
         return {}
     try:
-        lines = [(float(line["order"]), parse_ranges(line["clients"])) for line in json.loads(path.read_text())]
+        lines = [
+            (float(line["order"]), parse_ranges(line["clients"]))
+            for line in json.loads(path.read_text())
+        ]
     except (ValueError, KeyError, TypeError) as fault:
-        raise ValueError(f"{path} is damaged ({type(fault).__name__}: {fault}): restore it") from None
+        raise ValueError(
+            f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"
+        ) from None
     return {client: order for order, clients in lines for client in clients.tolist()}

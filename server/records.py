@@ -28,7 +28,8 @@ def largest(epsilons: Sequence[Epsilon]) -> Epsilon:
 
 
 def middle(epsilons: Sequence[Epsilon]) -> Epsilon:
-    """The median epsilon, where no guarantee counts as infinite; None if that is the median, or there are none."""
+    """The median epsilon, where no guarantee counts as infinite; None if that is the median, or
+    there are none."""
     values = [math.inf if e is None else e for e in finite(epsilons)]
     return finite(statistics.median(values)) if values else None
 
@@ -74,14 +75,17 @@ class RoundRecord(Record):
     Attributes:
         round: its number, from 1.
         accuracy: of the new model on the test part, in [0, 1]; None or NaN where not evaluated.
-        loss: mean cross-entropy on the test part [nats]; None or NaN where not evaluated or not finite.
+        loss: mean cross-entropy on the test part [nats]; None or NaN where not evaluated or not
+            finite.
         epsilon_certified_max: the largest proved epsilon spent by a client so far.
         epsilon_certified_median: the median over all clients.
         epsilon_published_max: the largest epsilon that the paper would claim.
         retired: clients whose budget pays for no further round.
         participants: clients that trained in this round.
-        seconds: wall time of the round; None where it would tell what the guarantee takes to be hidden.
-        seconds_training: the part of it spent on the clients' training and on messages; None likewise.
+        seconds: wall time of the round; None where it would tell what the guarantee takes to be
+            hidden.
+        seconds_training: the part of it spent on the clients' training and on messages; None
+            likewise.
         figures: the mechanism's public figures, each a mean over the round's clients.
     """
 
@@ -113,18 +117,20 @@ class Summary(Record):
         loss: its mean cross-entropy [nats].
         epsilon_certified: proved epsilon of each client.
         epsilon_published: epsilon that the paper would claim, of each client.
-        epsilon_pld: the largest tighter epsilon of a client, by privacy-loss distributions; None where that accountant
-            does not apply, or clients differ too much to compute it for all.
+        epsilon_pld: the largest tighter epsilon of a client, by privacy-loss distributions; None
+            where that accountant does not apply, or clients differ too much to compute it for all.
         delta: of each client's guarantee.
         order: the Renyi order that gives the largest certified epsilon; None without privacy.
         noise_multiplier: of each client; 0 without privacy.
         events: privacy events charged to each client, counted with multiplicity.
         retired: clients whose budget pays for no further round.
         rounds: finished rounds.
-        seconds: wall time of the whole run, over all its resumptions; None where rounds were not timed.
+        seconds: wall time of the whole run, over all its resumptions; None where rounds were not
+            timed.
         run_dir: where the files are.
         release: whether noise and batches came from the system's entropy.
-        note: why the published epsilon differs from the certified one, in a sentence; empty where it does not.
+        note: why the published epsilon differs from the certified one, in a sentence; empty where
+            it does not.
         budget: the figure that the budget bounded, ``certified`` or ``published``.
         evaluated_on: the records that accuracy and loss are of, ``test`` or ``validation``.
         limits: what the guarantee does not cover, or takes for granted, a sentence each.

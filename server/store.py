@@ -1,4 +1,5 @@
-"""The server's part of a run directory: checkpoints, finished rounds, the ledger's files and kept uploads."""
+"""The server's part of a run directory: checkpoints, finished rounds, the ledger's files and kept
+uploads."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""``python -m sim.account``: what a run can cost before it begins, or what a run has cost, from its ledger.
+"""``python -m sim.account``: what a run can cost before it begins, or what a run has cost, from its
+ledger.
 
     python -m sim.account --dataset mnist --clients 100 --mechanism dpis --epsilon 3
     python -m sim.account --records 600 --clients 100 --mechanism dpis --epsilon 3
@@ -6,8 +7,9 @@
     python -m sim.account dpsgd --sample-rate 0.01 --epsilon 3 --steps 1000
     python -m sim.account --ledger runs/example
 
-The flags are those of ``python -m sim.run``, and what is priced are the plans that it would use. A first word, a
-mechanism or ``fedfed``, asks for one client's single round of it, or for its shared records.
+The flags are those of ``python -m sim.run``, and what is priced are the plans that it would use. A
+first word, a mechanism or ``fedfed``, asks for one client's single round of it, or for its shared
+records.
 """
 
 from collections.abc import Sequence

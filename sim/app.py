@@ -1,8 +1,10 @@
-"""The Flower apps of ``flwr run``: the same server loop and the same nodes, on Flower's own engines.
+"""The Flower apps of ``flwr run``: the same server loop and the same nodes, on Flower's own
+engines.
 
-The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The number of groups is the
-number of Flower nodes. Nodes write their ledgers into the run directory, so they share its file system. A relative
-path is resolved in the working directory of the SuperLink or the SuperNode that uses it.
+The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The
+number of groups is the number of Flower nodes. Nodes write their ledgers into the run directory, so
+they share its file system. A relative path is resolved in the working directory of the SuperLink or
+the SuperNode that uses it.
 
 A deployed SuperNode starts a process for each message, so torch is imported where it is needed.
 """
@@ -33,7 +35,14 @@ FLAGS = "flags"
 environment.prepare()  # before torch is imported, and before Ray's workers start, which inherit it
 
 
-DECIDED_BY_FLOWER = ("engine", "workers", "groups", "ray_address", "cpus_per_worker", "gpus_per_worker")
+DECIDED_BY_FLOWER = (
+    "engine",
+    "workers",
+    "groups",
+    "ray_address",
+    "cpus_per_worker",
+    "gpus_per_worker",
+)
 """Settings that a new run of Flower's has no choice in."""
 
 
@@ -46,14 +55,16 @@ def flags(run_config: Mapping[str, bool | int | float | str]) -> list[str]:
     for name, value in run_config.items():
         if name != FLAGS:
             raise ValueError(
-                f"{name} = {value!r} is no key of the run configuration, which is one command line: give "
-                f"--run-config '{FLAGS}=\"--{name} {value}\"'"
+                f"{name} = {value!r} is no key of the run configuration, which is one command "
+                f"line: give --run-config '{FLAGS}=\"--{name} {value}\"'"
             )
     line = run_config.get(FLAGS, "")
     try:
         return shlex.split(str(line))
     except ValueError as fault:
-        raise ValueError(f"{FLAGS} = {line!r} is no command line ({fault}): close the quote") from None
+        raise ValueError(
+            f"{FLAGS} = {line!r} is no command line ({fault}): close the quote"
+        ) from None
 
 
 def _asked(run_config: Mapping[str, bool | int | float | str]) -> Request:
@@ -66,7 +77,9 @@ def _asked(run_config: Mapping[str, bool | int | float | str]) -> Request:
     decided = [name for name in DECIDED_BY_FLOWER if name in request.given]
     if decided and request.resume is None:
         name = decided[0]
-        raise ValueError(f"{name} is {request.config.value(name)}, but Flower decides that: leave {name} out")
+        raise ValueError(
+            f"{name} is {request.config.value(name)}, but Flower decides that: leave {name} out"
+        )
     return request
 
 
@@ -85,13 +98,17 @@ def _serve(context: Context, grid: Grid) -> None:
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
     job = _job(config.model_dump_json())
     if len(job.groups) > len(nodes):
-        raise ValueError(f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered")
+        raise ValueError(
+            f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered"
+        )
     if request.resume:
         rundir.check_resumable(request.resume)
     else:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
-    session.run(job, folder, exchange_over(grid, nodes, settings), getattr(grid, "leave", lambda: None))
+    session.run(
+        job, folder, exchange_over(grid, nodes, settings), getattr(grid, "leave", lambda: None)
+    )
 
 
 def _with_groups(config: Config, groups: int) -> Config:
@@ -121,7 +138,8 @@ def _job(settings: str) -> Job:
 
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
-    """A node made for this message alone: another process may have charged its ledger since the message before.
+    """A node made for this message alone: another process may have charged its ledger since the
+    message before.
 
     Raises:
         ValueError: the run directory is not there, so that the server would never see the charges.
@@ -129,8 +147,9 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     run_dir, group = Path(config["run_dir"]), config["group"]
     if not (run_dir / "config.toml").is_file():
         raise ValueError(
-            f"the run directory {run_dir} is not there for the Flower node of group {group}: set out to the absolute "
-            "path of a folder that the server and all nodes share; ledgers are written there"
+            f"the run directory {run_dir} is not there for the Flower node of group {group}: set "
+            "out to the absolute path of a folder that the server and all nodes share; ledgers "
+            "are written there"
         )
     from sim.phases.course import Host
 

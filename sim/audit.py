@@ -1,10 +1,11 @@
-"""``python -m sim.audit``: train with canaries, guess which of them were there, and say what epsilon that refutes.
+"""``python -m sim.audit``: train with canaries, guess which of them were there, and say what
+epsilon that refutes.
 
     python -m sim.audit --mechanism dpsur --clients 1
     python -m sim.audit --clients 10 --black-box --canaries 300 --confidence 0.99
 
-It takes the flags of ``python -m sim.run`` and a few of its own. The run is a training like any other, in this process,
-with its ledger and its report; the result stands in its ``audit.json``.
+It takes the flags of ``python -m sim.run`` and a few of its own. The run is a training like any
+other, in this process, with its ledger and its report; the result stands in its ``audit.json``.
 """
 
 import argparse
@@ -15,8 +16,9 @@ from typing import Any, NoReturn
 from sim.config.flags import main_guard, parse
 
 DESCRIPTION = (
-    "An empirical lower bound on epsilon beside the proved upper one: canaries in or out by a coin, one training, "
-    "guesses. All flags of python -m sim.run are taken too; --clients 1 is central training."
+    "An empirical lower bound on epsilon beside the proved upper one: canaries in or out by a "
+    "coin, one training, guesses. All flags of python -m sim.run are taken too; --clients 1 is "
+    "central training."
 )
 
 
@@ -36,13 +38,22 @@ def own_flags(program: str = "python -m sim.audit") -> Parser:
         epilog="All other flags: python -m sim.run --help.",
         allow_abbrev=False,
     )
-    parser.add_argument("--canaries", metavar="INT", help="canaries, each in or out (default: at most 1000)")
-    parser.add_argument("--confidence", metavar="NUMBER", default="0.95", help="of the bound (default: 0.95)")
+    parser.add_argument(
+        "--canaries", metavar="INT", help="canaries, each in or out (default: at most 1000)"
+    )
+    parser.add_argument(
+        "--confidence", metavar="NUMBER", default="0.95", help="of the bound (default: 0.95)"
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
-        "--white-box", action="store_false", dest="black_box", help="crafted gradients, every upload seen (the default)"
+        "--white-box",
+        action="store_false",
+        dest="black_box",
+        help="crafted gradients, every upload seen (the default)",
     )
-    kind.add_argument("--black-box", action="store_true", help="wrong labels, only the final model seen")
+    kind.add_argument(
+        "--black-box", action="store_true", help="wrong labels, only the final model seen"
+    )
     parser.set_defaults(black_box=False)
     parser.add_argument("--json", action="store_true", help="print audit.json and nothing else")
     return parser
@@ -57,7 +68,10 @@ def command(argv: Sequence[str], program: str = "python -m sim.audit") -> None:
     own, rest = own_flags(program).parse_known_args(argv)
     request = parse(rest, program, DESCRIPTION)
     if request.resume is not None:
-        raise ValueError(f"--resume {request.resume}: an audit is one training from its beginning; start a new one")
+        raise ValueError(
+            f"--resume {request.resume}: an audit is one training from its beginning; start a new "
+            "one"
+        )
     count = None if own.canaries is None else number("--canaries", own.canaries, int, "an integer")
     confidence = number("--confidence", own.confidence, float, "a number")
     from sim.engines.environment import prepare

@@ -1,8 +1,9 @@
-"""``python -m sim.central``: train one client that holds the whole training set, by the code that trains many.
+"""``python -m sim.central``: train one client that holds the whole training set, by the code that
+trains many.
 
-The client axis has length one, and nothing else differs: what `FIXED` in `sim.config.presets` lists has no choice, and
-the server's step adds the client's update to the model as it is. A round is an interval between two evaluations, each
-with a checkpoint; optimizer state crosses it.
+The client axis has length one, and nothing else differs: what `FIXED` in `sim.config.presets` lists
+has no choice, and the server's step adds the client's update to the model as it is. A round is an
+interval between two evaluations, each with a checkpoint; optimizer state crosses it.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 from sim.config.flags import main_guard, parse
 
 DESCRIPTION = (
-    "Training with differential privacy where one client holds all training records. A round is the interval between "
-    "two evaluations; --epochs or --steps is its length, --rounds how many there are."
+    "Training with differential privacy where one client holds all training records. A round is "
+    "the interval between two evaluations; --epochs or --steps is its length, --rounds how many "
+    "there are."
 )
 
 

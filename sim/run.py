@@ -1,10 +1,14 @@
-"""``python -m sim.run``: train many clients with local differential privacy, and say what it cost each of them."""
+"""``python -m sim.run``: train many clients with local differential privacy, and say what it cost
+each of them."""
 
 from collections.abc import Sequence
 
 from sim.config.flags import main_guard, parse
 
-DESCRIPTION = "Federated learning with local differential privacy. Every client keeps its own ledger of what it spent."
+DESCRIPTION = (
+    "Federated learning with local differential privacy. Every client keeps its own ledger of "
+    "what it spent."
+)
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:

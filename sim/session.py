@@ -17,11 +17,15 @@ from sim.showing.progress import Progress
 from sim.showing.report import write_report
 
 
-def run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None) -> None:
-    """The rounds that are left, and the closing files; ``trained`` is told when no more is asked of the exchange.
+def run(
+    job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None
+) -> None:
+    """The rounds that are left, and the closing files; ``trained`` is told when no more is asked of
+    the exchange.
 
     Raises:
-        ValueError: the run began with other records or on another device, or another process is at it.
+        ValueError: the run began with other records or on another device, or another process is at
+            it.
     """
     inputs.check(folder, job)
     with rundir.lock(folder):
@@ -38,7 +42,11 @@ def _run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], objec
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
         together = config.run.chunk_clients or 1
-        progress.started(RunInfo(federation.rounds, standing.now.round, federation.clients, str(folder), together))
+        progress.started(
+            RunInfo(
+                federation.rounds, standing.now.round, federation.clients, str(folder), together
+            )
+        )
         standing = loop.run(federation, exchange, store, standing, [progress.round])
         trained()
         summary = rundir.summarize(folder, job, standing)

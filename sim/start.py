@@ -12,7 +12,8 @@ from sim.session import run
 
 
 def train(request: Request, cluster: Cluster | None = None) -> Path:
-    """Train as a parsed command line asks, on a cluster that is starting or is started now; returns the run directory.
+    """Train as a parsed command line asks, on a cluster that is starting or is started now; returns
+    the run directory.
 
     Raises:
         ValueError: a user error, in one line.

@@ -1,12 +1,15 @@
-"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): which part of a record tells its class.
+"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): which part of a record
+tells its class.
 
-A generator q reproduces the robust part of a record; the rest, x_s = x - q(x), is performance-sensitive. The published
-objective, min CE(f(x_s), y) subject to |x_s|^2 <= rho, is here its Lagrangian
+A generator q reproduces the robust part of a record; the rest, x_s = x - q(x), is
+performance-sensitive. The published objective, min CE(f(x_s), y) subject to |x_s|^2 <= rho, is here
+its Lagrangian
 
     CE(f(x_s), y) + penalty |x_s|^2 / D + beta |z|^2 / 2
 
-with z the generator's code: |z|^2 / 2 is the divergence of N(z, I) from N(0, I), the regulariser of a beta-VAE whose
-code has unit variance. The code's own noise is left out, for the gradients are noisy already. f is a small classifier.
+with z the generator's code: |z|^2 / 2 is the divergence of N(z, I) from N(0, I), the regulariser of
+a beta-VAE whose code has unit variance. The code's own noise is left out, for the gradients are
+noisy already. f is a small classifier.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +25,14 @@ CODE_WEIGHT = 0.01
 
 
 class Splitter(nn.Module):
-    """From records ``[B, ...]`` to their sensitive parts x_s ``[B, D]``, and their codes ``[B, latent]``."""
+    """From records ``[B, ...]`` to their sensitive parts x_s ``[B, D]``, and their codes ``[B,
+    latent]``."""
 
     def __init__(self, width: int, latent: int) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, latent))
+        self.encoder = nn.Sequential(
+            nn.Flatten(), nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, latent)
+        )
         self.decoder = nn.Sequential(nn.Linear(latent, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,13 +41,16 @@ class Splitter(nn.Module):
 
 
 class Distiller(nn.Module):
-    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and ``|z|^2 / 2``."""
+    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and
+    ``|z|^2 / 2``."""
 
     def __init__(self, shape: Sequence[int], classes: int, latent: int) -> None:
         super().__init__()
         width = prod(shape)
         self.splitter = Splitter(width, latent)
-        self.classifier = nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes))
+        self.classifier = nn.Sequential(
+            nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         sensitive, code = self.splitter(x)
@@ -54,7 +63,9 @@ def objective(penalty: float) -> Callable[[Tensor, Tensor], Tensor]:
 
     def loss(output: Tensor, y: Tensor) -> Tensor:
         logits, size, divergence = output[:, :-2], output[:, -2], output[:, -1]
-        return F.cross_entropy(logits, y, reduction="none") + penalty * size + CODE_WEIGHT * divergence
+        return (
+            F.cross_entropy(logits, y, reduction="none") + penalty * size + CODE_WEIGHT * divergence
+        )
 
     return loss
 

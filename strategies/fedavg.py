@@ -1,7 +1,8 @@
-"""FedAvg (McMahan et al., AISTATS 2017) in two levels, with server momentum (FedAvgM, Hsu, Qi, Brown 2019).
+"""FedAvg (McMahan et al., AISTATS 2017) in two levels, with server momentum (FedAvgM, Hsu, Qi,
+Brown 2019).
 
-Level one: a group sums its clients' weighted updates. Level two: the group sums are added. Both sums are exact, so the
-mean does not depend on the grouping. The mean update u is a pseudo-gradient:
+Level one: a group sums its clients' weighted updates. Level two: the group sums are added. Both
+sums are exact, so the mean does not depend on the grouping. The mean update u is a pseudo-gradient:
 
     v <- momentum v + u,    model <- model + lr v
 
@@ -23,13 +24,16 @@ WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def fedavg(settings: Aggregation) -> Strategy:
-    """Two-level FedAvg with the settings' server learning rate (1 where it is left open) and momentum."""
+    """Two-level FedAvg with the settings' server learning rate (1 where it is left open) and
+    momentum."""
     rate = 1.0 if settings.server_lr is None else settings.server_lr
 
     def init(params: np.ndarray) -> ServerState:
         return {"velocity": np.zeros(len(params))}
 
-    def aggregate(state: ServerState, params: np.ndarray, update: np.ndarray) -> tuple[ServerState, np.ndarray]:
+    def aggregate(
+        state: ServerState, params: np.ndarray, update: np.ndarray
+    ) -> tuple[ServerState, np.ndarray]:
         velocity = settings.server_momentum * state["velocity"] + update
         return {"velocity": velocity}, (params + rate * velocity).astype(np.float32)
 

@@ -1,17 +1,19 @@
 """FedFed: two-level aggregation with a globally shared data set D^s.
 
-Algorithm 3 of DP-Hero, with the shared data set of FedFed (Yang et al., "FedFed: Feature Distillation against Data
-Heterogeneity in Federated Learning", NeurIPS 2023):
+Algorithm 3 of DP-Hero, with the shared data set of FedFed (Yang et al., "FedFed: Feature
+Distillation against Data Heterogeneity in Federated Learning", NeurIPS 2023):
 
     the clients release what makes up D^s, once                      (mechanisms/sharing.py)
     the server distributes the model and D^s
     in each round, every picked client trains on its own records joined with D^s, by any mechanism
     updates are aggregated within groups, then between groups        (FedAvg's two levels)
 
-D^s has been released, so its records need no clipping, no noise and no charge, and they are kept out of the private
-sum: a mechanism releases its gradient g of the client's own records alone, and only then the gradient of D^s is joined,
+D^s has been released, so its records need no clipping, no noise and no charge, and they are kept
+out of the private sum: a mechanism releases its gradient g of the client's own records alone, and
+only then the gradient of D^s is joined,
 
-    g'  =  (1 - w) g  +  w 1/m sum_{j in S} grad(x_j, y_j),      S: m records of D^s, drawn anew in each step
+    g'  =  (1 - w) g  +  w 1/m sum_{j in S} grad(x_j, y_j),      S: m records of D^s, drawn anew in
+    each step
 
 so that the sensitivity of what is released is that of g. Without D^s this is FedAvg.
 """
@@ -53,25 +55,32 @@ def fedfed(settings: Aggregation, own: FedFed) -> Strategy:
 
 
 def draw(around: Surroundings, records: int, wanted: int, clients: int) -> Tensor:
-    """Int64 ``[K, m]``: all records of D^s where that is few enough, else a draw for each client."""
+    """Int64 ``[K, m]``: all records of D^s where that is few enough, else a draw for each
+    client."""
     if records <= wanted:
         return torch.arange(records, device=around.start.device).expand(clients, -1)
-    rows = np.stack([stream.choice(records, wanted, replace=False) for stream in around.streams.of("shared")])
+    rows = np.stack(
+        [stream.choice(records, wanted, replace=False) for stream in around.streams.of("shared")]
+    )
     return torch.from_numpy(rows).to(around.start.device)
 
 
 def prototypes(mean: np.ndarray, records: float, shape: Sequence[int]) -> SharedSet:
     """A record for each class out of the clients' mean noisy class sums, ``[classes * D]``.
 
-    The sums are divided by the records that a client has of a class on average, of ``records`` in all, for how many
-    there are of each is the clients' secret; so the prototype of a rare class is shorter than its mean.
+    The sums are divided by the records that a client has of a class on average, of ``records`` in
+    all, for how many there are of each is the clients' secret; so the prototype of a rare class is
+    shorter than its mean.
     """
     rows = mean.reshape(-1, *shape)
     return (rows * (len(rows) / records)).astype(np.float32), np.arange(len(rows))
 
 
 def union(groups: Sequence[Mapping[str, np.ndarray]], shape: Sequence[int]) -> SharedSet:
-    """All groups' single records ``x``, ``y`` in the order of ``client``, whatever the grouping was."""
-    parts = {name: np.concatenate([group[name] for group in groups]) for name in ("x", "y", "client")}
+    """All groups' single records ``x``, ``y`` in the order of ``client``, whatever the grouping
+    was."""
+    parts = {
+        name: np.concatenate([group[name] for group in groups]) for name in ("x", "y", "client")
+    }
     order = np.argsort(parts["client"], kind="stable")
     return parts["x"][order].reshape(-1, *shape), parts["y"][order]

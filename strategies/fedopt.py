@@ -1,7 +1,9 @@
-"""FedOpt: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive Federated Optimization", ICLR 2021.
+"""FedOpt: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive Federated
+Optimization", ICLR 2021.
 
-Algorithm 2: the clients' mean update u is a pseudo-gradient, and the server takes an adaptive step along it. With the
-server's learning rate eta, beta1 (the setting ``server_momentum``), beta2 and the degree of adaptivity tau:
+Algorithm 2: the clients' mean update u is a pseudo-gradient, and the server takes an adaptive step
+along it. With the server's learning rate eta, beta1 (the setting ``server_momentum``), beta2 and
+the degree of adaptivity tau:
 
     m <- beta1 m + (1 - beta1) u
     v <- v + u^2                                    FedAdagrad
@@ -9,11 +11,12 @@ server's learning rate eta, beta1 (the setting ``server_momentum``), beta2 and t
     v <- v - (1 - beta2) u^2 sign(v - u^2)          FedYogi
     model <- model + eta m / (sqrt(v) + tau)
 
-m starts at 0, v at tau^2; there is no correction of the bias, as in the paper. With tau far above all updates v stays
-(FedAdam's slowly forgets its start), and this is FedAvg with the server's rate ``eta (1 - beta1) / (2 tau)``.
+m starts at 0, v at tau^2; there is no correction of the bias, as in the paper. With tau far above
+all updates v stays (FedAdam's slowly forgets its start), and this is FedAvg with the server's rate
+``eta (1 - beta1) / (2 tau)``.
 
-It is post-processing of the clients' uploads and costs no privacy. But u carries the clients' noise, of equal scale in
-every coordinate, and v measures it along with the signal.
+It is post-processing of the clients' uploads and costs no privacy. But u carries the clients'
+noise, of equal scale in every coordinate, and v measures it along with the signal.
 """
 
 from collections.abc import Callable
@@ -39,12 +42,14 @@ def adam(second: np.ndarray, square: np.ndarray, beta2: float) -> np.ndarray:
 
 
 def yogi(second: np.ndarray, square: np.ndarray, beta2: float) -> np.ndarray:
-    """FedYogi's v: it moves towards the newest square by a step that does not depend on how far away it is."""
+    """FedYogi's v: it moves towards the newest square by a step that does not depend on how far
+    away it is."""
     return second - (1 - beta2) * square * np.sign(second - square)
 
 
 def fedopt(second: Second, usual_rate: float) -> Callable[[Aggregation], Strategy]:
-    """The strategy whose v follows ``second``; ``usual_rate`` is eta where the settings leave it open."""
+    """The strategy whose v follows ``second``; ``usual_rate`` is eta where the settings leave it
+    open."""
 
     def of(settings: Aggregation) -> Strategy:
         rate = usual_rate if settings.server_lr is None else settings.server_lr
@@ -53,7 +58,9 @@ def fedopt(second: Second, usual_rate: float) -> Callable[[Aggregation], Strateg
         def init(params: np.ndarray) -> ServerState:
             return {"first": np.zeros(len(params)), "second": np.full(len(params), tau**2)}
 
-        def aggregate(state: ServerState, params: np.ndarray, update: np.ndarray) -> tuple[ServerState, np.ndarray]:
+        def aggregate(
+            state: ServerState, params: np.ndarray, update: np.ndarray
+        ) -> tuple[ServerState, np.ndarray]:
             first = beta1 * state["first"] + (1 - beta1) * update
             scale = second(state["second"], update**2, beta2)
             after = params + rate * first / (np.sqrt(scale) + tau)

@@ -1,4 +1,5 @@
-"""The strategies by name: a new one is one file and one row here, and a name in ``strategies/settings.py``."""
+"""The strategies by name: a new one is one file and one row here, and a name in
+``strategies/settings.py``."""
 
 from collections.abc import Callable
 
@@ -22,4 +23,8 @@ STRATEGIES: dict[str, Callable[[Aggregation], Strategy]] = {
 
 def strategy_of(settings: Aggregation, own: FedFed) -> Strategy:
     """The strategy that ``settings`` name; ``own`` are the settings of FedFed alone."""
-    return fedfed(settings, own) if settings.strategy == "fedfed" else STRATEGIES[settings.strategy](settings)
+    return (
+        fedfed(settings, own)
+        if settings.strategy == "fedfed"
+        else STRATEGIES[settings.strategy](settings)
+    )

@@ -18,21 +18,34 @@ class Aggregation(Settings):
     server_lr: float | None = Field(
         None,
         gt=0,
-        description="server learning rate [models per averaged update; fedadagrad, fedadam, fedyogi: parameter units]; "
-        "'none': 1, or 0.3, 0.05, 0.05 for these three",
+        description="server learning rate [models per averaged update; fedadagrad, fedadam, "
+        "fedyogi: parameter units]; 'none': 1, or 0.3, 0.05, 0.05 for these three",
     )
     server_momentum: float = Field(
-        0.9, ge=0, lt=1, description="server momentum over rounds; beta1 of fedadagrad, fedadam, fedyogi"
+        0.9,
+        ge=0,
+        lt=1,
+        description="server momentum over rounds; beta1 of fedadagrad, fedadam, fedyogi",
     )
-    server_beta2: float = Field(0.99, ge=0, lt=1, description="fedadam, fedyogi: memory of squared updates over rounds")
+    server_beta2: float = Field(
+        0.99, ge=0, lt=1, description="fedadam, fedyogi: memory of squared updates over rounds"
+    )
     server_tau: float = Field(
-        1e-3, gt=0, description="fedadagrad, fedadam, fedyogi: updates below it are not enlarged [parameter units]"
+        1e-3,
+        gt=0,
+        description="fedadagrad, fedadam, fedyogi: updates below it are not enlarged [parameter "
+        "units]",
     )
     proximal_mu: float = Field(
-        0.01, ge=0, description="fedprox: pull of a local step towards the round's model [gradient per parameter unit]"
+        0.01,
+        ge=0,
+        description="fedprox: pull of a local step towards the round's model [gradient per "
+        "parameter unit]",
     )
     weighting: Literal["records", "uniform"] = Field(
-        "records", description="weight of a client's update: its public number of records, or the same for all"
+        "records",
+        description="weight of a client's update: its public number of records, or the same for "
+        "all",
     )
 
 
@@ -41,41 +54,76 @@ class FedFed(Settings):
 
     shared_source: Literal["prototypes", "distilled", "public", "none"] = Field(
         "prototypes",
-        description="noisy means of each class; distilled features of single records; the --public-records; nothing",
+        description="noisy means of each class; distilled features of single records; the "
+        "--public-records; nothing",
     )
     share_budget: float = Field(
-        0.3, gt=0, lt=1, description="what sharing may spend of epsilon; training gets the rest [share of epsilon]"
+        0.3,
+        gt=0,
+        lt=1,
+        description="what sharing may spend of epsilon; training gets the rest [share of epsilon]",
     )
     share_noise: float | None = Field(
-        None, gt=0, description="noise on what is shared [share clips]; 'none': the least that share_budget pays for"
+        None,
+        gt=0,
+        description="noise on what is shared [share clips]; 'none': the least that share_budget "
+        "pays for",
     )
     share_clip: float | None = Field(
-        None, gt=0, description="bound on a shared record [Euclidean norm]; 'none': half that of a record of ones"
+        None,
+        gt=0,
+        description="bound on a shared record [Euclidean norm]; 'none': half that of a record of "
+        "ones",
     )
-    share_rate: float = Field(1.0, gt=0, le=1, description="distilled: probability that a record is shared")
-    share_views: int = Field(1, ge=1, description="distilled: releases of each shared record, each paid for [views]")
+    share_rate: float = Field(
+        1.0, gt=0, le=1, description="distilled: probability that a record is shared"
+    )
+    share_views: int = Field(
+        1, ge=1, description="distilled: releases of each shared record, each paid for [views]"
+    )
     label_epsilon: float | None = Field(
-        None, gt=0, description="distilled: of a label's randomized response [nats]; 'none': a quarter of share_budget"
+        None,
+        gt=0,
+        description="distilled: of a label's randomized response [nats]; 'none': a quarter of "
+        "share_budget",
     )
     public_labels: bool = Field(
-        False, description="distilled: labels are shared as they are; the guarantee then covers the features alone"
+        False,
+        description="distilled: labels are shared as they are; the guarantee then covers the "
+        "features alone",
     )
     shared_weight: float = Field(
-        0.2, ge=0, lt=1, description="weight of the shared records' gradient in a local step [share of the step]"
+        0.2,
+        ge=0,
+        lt=1,
+        description="weight of the shared records' gradient in a local step [share of the step]",
     )
-    shared_batch: int = Field(64, ge=1, description="shared records drawn for a local step [records]")
+    shared_batch: int = Field(
+        64, ge=1, description="shared records drawn for a local step [records]"
+    )
     prototype_features: Literal["fixed", "distilled"] = Field(
-        "fixed", description="prototypes: of records as the model sees them, or of their distilled features"
+        "fixed",
+        description="prototypes: of records as the model sees them, or of their distilled features",
     )
     distill_budget: float = Field(
-        0.5, gt=0, lt=1, description="what training the generator may spend of the share budget [share of it]"
+        0.5,
+        gt=0,
+        lt=1,
+        description="what training the generator may spend of the share budget [share of it]",
     )
-    distill_rounds: int = Field(20, ge=1, description="rounds that train the generator, all clients in each [rounds]")
+    distill_rounds: int = Field(
+        20, ge=1, description="rounds that train the generator, all clients in each [rounds]"
+    )
     distill_lr: float = Field(0.5, gt=0, description="local learning rate of the generator")
-    distill_clip: float = Field(1.0, gt=0, description="bound on a record's gradient there [Euclidean norm]")
+    distill_clip: float = Field(
+        1.0, gt=0, description="bound on a record's gradient there [Euclidean norm]"
+    )
     distill_latent: int = Field(8, ge=1, description="length of the generator's code [numbers]")
     distill_penalty: float = Field(
-        1.0, ge=0, description="weight of the sensitive part's mean square, which keeps it small [nats per unit]"
+        1.0,
+        ge=0,
+        description="weight of the sensitive part's mean square, which keeps it small [nats per "
+        "unit]",
     )
 
     @property

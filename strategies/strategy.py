@@ -17,9 +17,11 @@ class Strategy:
     """A strategy; the clients' side is post-processing of what their mechanism has released.
 
     Attributes:
-        weights: from the public record counts ``[clients]`` to whole-number client weights, int64 ``[clients]``.
+        weights: from the public record counts ``[clients]`` to whole-number client weights, int64
+            ``[clients]``.
         init: from the model ``[P]`` to the state before the first round.
-        aggregate: from (state, model float32 ``[P]``, weighted mean upload float64) to the next (state, model).
+        aggregate: from (state, model float32 ``[P]``, weighted mean upload float64) to the next
+            (state, model).
         guide: what leads the clients' local steps beside their own records.
         sent: what clients send of a local round; by default their update.
     """

@@ -1,4 +1,5 @@
-"""Tiny worlds for the many-run audit: a linear model of six parameters, three records, and a gradient canary."""
+"""Tiny worlds for the many-run audit: a linear model of six parameters, three records, and a
+gradient canary."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +20,8 @@ from sim.auditing.many_run import World
 from sim.config.fields import TABLES
 
 DELTA = 1e-2
-"""Of every claim here: a threshold shows more of a given epsilon where delta is not too small for the runs."""
+"""Of every claim here: a threshold shows more of a given epsilon where delta is not too small for
+the runs."""
 CONFIDENCE = 0.999
 KEY = seed_key(1)
 OWN: dict[str, Settings] = {
@@ -29,16 +31,20 @@ OWN: dict[str, Settings] = {
 """Settings that differ from the mechanism's defaults."""
 
 LOUDER = {"dpsur": 0.9, "screening": 1.1}
-"""Noise in units of what DPSGD needs, where a search for the smallest one would take longer than the audit."""
+"""Noise in units of what DPSGD needs, where a search for the smallest one would take longer than
+the audit."""
 
 INPUTS = CLASSES = 2
 WEIGHT = torch.tensor([1.0, 0.0, 0.0, 0.1])
-"""Of the first model, ``[2, 2]`` row by row: DP-Hero's noise is large in its first row and small in its second."""
+"""Of the first model, ``[2, 2]`` row by row: DP-Hero's noise is large in its first row and small in
+its second."""
 LOUD, QUIET = 1, 2
 """Coordinates in its first and second row."""
 
 
-def plan(mechanism: str, target: float, own: Settings | None = None, steps: int = 3, **privacy: Any) -> Plan:
+def plan(
+    mechanism: str, target: float, own: Settings | None = None, steps: int = 3, **privacy: Any
+) -> Plan:
     """A plan of the mechanism whose single round costs ``target``, or not much less."""
     if mechanism in LOUDER and own is None:
         of_dpsgd = plan("dpsgd", target, steps=steps, **privacy)
@@ -53,12 +59,21 @@ def claimed(plan: Plan, rounds: int = 1) -> float:
     return epsilon(planned(plan, rounds), DELTA).epsilon
 
 
-def world(mechanism: str, plan: Plan, at: int = LOUD, size: float = 10.0, optimizer: Optimizer | None = None) -> World:
-    """The data sets differ in the last record, a canary of gradient ``size`` at coordinate ``at``."""
+def world(
+    mechanism: str,
+    plan: Plan,
+    at: int = LOUD,
+    size: float = 10.0,
+    optimizer: Optimizer | None = None,
+) -> World:
+    """The data sets differ in the last record, a canary of gradient ``size`` at coordinate
+    ``at``."""
     return World(
         mechanism=MECHANISMS[mechanism],
         plan=plan,
-        gradients=CanaryGradients(RecordGradients(nn.Linear(INPUTS, CLASSES)), CLASSES, torch.tensor([at]), size),  # type: ignore[arg-type]
+        gradients=CanaryGradients(
+            RecordGradients(nn.Linear(INPUTS, CLASSES)), CLASSES, torch.tensor([at]), size
+        ),  # type: ignore[arg-type]
         x=torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]),
         y=torch.tensor([0, 1, 0, CLASSES]),
         canary=3,

@@ -9,10 +9,12 @@ from hypothesis import settings
 
 from sim.engines import environment
 
-environment.prepare()  # before torch is imported; threads of several workers would only wait for each other
+# Before torch is imported; threads of several workers would only wait for each other.
+environment.prepare()
 
-# Derandomised everywhere, not only in CI: a failure is due to the change at hand, and a mutant dies always or never.
-# `pytest --hypothesis-profile=search` tries examples that nobody has seen. An example has all the time that it needs.
+# Derandomised everywhere, not only in CI: a failure is due to the change at hand, and a mutant dies
+# always or never. `pytest --hypothesis-profile=search` tries examples that nobody has seen. An
+# example has all the time that it needs.
 settings.register_profile("search", deadline=None)
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
@@ -25,7 +27,8 @@ LONG = """
     limits lstm mechanisms mutants prices quickstart readme record_trial release_files report
     rounded_gaussian run rundir screening selective site strategies
 """
-"""The files of tests that take longest. `pytest -m fast` runs all others, and does not load these."""
+"""The files of tests that take longest. `pytest -m fast` runs all others, and does not load
+these."""
 
 
 def is_long(path: Path) -> bool:
@@ -44,14 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Layers that a test makes without a generator have the same weights, whichever tests ran before."""
+    """Layers that a test makes without a generator have the same weights, whichever tests ran
+    before."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
 
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and audits draw no report, which takes them most of their time; those that nobody reads need none."""
+    """Runs and audits draw no report, which takes them most of their time; those that nobody reads
+    need none."""
     for place in ("sim.session", "sim.auditing.session"):
         monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
 
@@ -68,10 +73,14 @@ def device(request: pytest.FixtureRequest):
 
 @pytest.fixture
 def exact_products() -> Iterator[None]:
-    """Products of float32 with all their digits, and kernels that add up in one order, as in a run."""
+    """Products of float32 with all their digits, and kernels that add up in one order, as in a
+    run."""
     import torch
 
-    flags = [(torch.backends.cuda.matmul, "allow_tf32", False), (torch.backends.cudnn, "allow_tf32", False)]
+    flags = [
+        (torch.backends.cuda.matmul, "allow_tf32", False),
+        (torch.backends.cudnn, "allow_tf32", False),
+    ]
     flags += [(torch.backends.cudnn, "deterministic", True)]
     before = [getattr(place, name) for place, name, _ in flags]
     for place, name, value in flags:

@@ -1,8 +1,10 @@
-"""Crashes, enumerated: what a program does to its files is noted once, and any moment of it can be laid out again.
+"""Crashes, enumerated: what a program does to its files is noted once, and any moment of it can be
+laid out again.
 
-`Disk` is a file system in memory that knows what a power loss takes. `Noting` notes each operation on the files below a
-folder, as an edit of such a disk, while the program does it for real; its flushes are noted only, which saves time.
-`crashes` are the folders that a program leaves that dies before, between and within these operations.
+`Disk` is a file system in memory that knows what a power loss takes. `Noting` notes each operation
+on the files below a folder, as an edit of such a disk, while the program does it for real; its
+flushes are noted only, which saves time. `crashes` are the folders that a program leaves that dies
+before, between and within these operations.
 """
 
 import builtins
@@ -25,7 +27,8 @@ ROOT = 0
 
 @dataclass
 class Disk:
-    """Nodes by number: as programs see them ``now``, and as they were when they were last flushed."""
+    """Nodes by number: as programs see them ``now``, and as they were when they were last
+    flushed."""
 
     now: dict[int, Node] = field(default_factory=lambda: {ROOT: {}})
     safe: dict[int, Node] = field(default_factory=lambda: {ROOT: {}})
@@ -58,7 +61,9 @@ class Disk:
         self.safe[node] = self.now[node]
 
     def remove(self, folder: int, name: str) -> None:
-        self.now[folder] = {other: node for other, node in self.now[folder].items() if other != name}
+        self.now[folder] = {
+            other: node for other, node in self.now[folder].items() if other != name
+        }
 
     def move(self, folder: int, name: str, to_folder: int, to_name: str) -> None:
         node = self.now[folder][name]
@@ -73,14 +78,17 @@ class Disk:
             getattr(self, name)(*arguments)
 
     def tree(self, names_survive: bool = True, bytes_survive: bool = True) -> Tree:
-        """What is there; of names, of bytes in files, or of both what is not flushed can be lost."""
+        """What is there; of names, of bytes in files, or of both what is not flushed can be
+        lost."""
         found: Tree = {}
 
         def visit(path: str, folder: int) -> None:
             entries = (self.now if names_survive else self.safe).get(folder, {})
             for name, node in entries.items():
                 below, is_folder = f"{path}/{name}".lstrip("/"), isinstance(self.now[node], dict)
-                found[below] = None if is_folder else (self.now if bytes_survive else self.safe).get(node, b"")
+                found[below] = (
+                    None if is_folder else (self.now if bytes_survive else self.safe).get(node, b"")
+                )
                 if is_folder:
                     visit(below, node)
 
@@ -123,9 +131,13 @@ def crashes(start: Disk, operations: Sequence[Operation]) -> list[Crash]:
     def add(done: int, disk: Disk) -> None:
         for death, survives in DEATHS.items():
             tree = disk.tree(*survives)
-            what = frozenset((path, path.endswith(".part") or content) for path, content in tree.items())
+            what = frozenset(
+                (path, path.endswith(".part") or content) for path, content in tree.items()
+            )
             if what not in found or found[what].done < done:
-                found[what] = Crash(done, death, disk.copy() if death == "killed" else Disk.of(tree))
+                found[what] = Crash(
+                    done, death, disk.copy() if death == "killed" else Disk.of(tree)
+                )
 
     disk = start.copy()
     for done, operation in enumerate(operations):
@@ -161,7 +173,10 @@ def lay_out(root: Path, tree: Tree) -> None:
 
 def tree_of(root: Path) -> Tree:
     """What a folder holds."""
-    return {p.relative_to(root).as_posix(): None if p.is_dir() else p.read_bytes() for p in root.rglob("*")}
+    return {
+        p.relative_to(root).as_posix(): None if p.is_dir() else p.read_bytes()
+        for p in root.rglob("*")
+    }
 
 
 class Killed(BaseException):
@@ -189,7 +204,13 @@ class Noting(contextlib.ExitStack):
         longest: bytes that one call writes at most, as where a disk is nearly full.
     """
 
-    def __init__(self, root: Path, start: Disk | None = None, dies_at: float = float("inf"), longest: int = 2**30):
+    def __init__(
+        self,
+        root: Path,
+        start: Disk | None = None,
+        dies_at: float = float("inf"),
+        longest: int = 2**30,
+    ):
         super().__init__()
         self.root, self.start = root, (start or Disk.of(tree_of(root))).copy()
         self.operations: list[Operation] = []
@@ -200,7 +221,17 @@ class Noting(contextlib.ExitStack):
     def __enter__(self) -> Self:
         super().__enter__()
         self._real_open = builtins.open
-        for name in ("mkdir", "unlink", "remove", "rename", "replace", "open", "write", "fsync", "ftruncate"):
+        for name in (
+            "mkdir",
+            "unlink",
+            "remove",
+            "rename",
+            "replace",
+            "open",
+            "write",
+            "fsync",
+            "ftruncate",
+        ):
             self.enter_context(mock.patch.object(os, name, self._wrapped(name, getattr(os, name))))
         for module in (builtins, io):
             self.enter_context(mock.patch.object(module, "open", self._open_file))
@@ -223,7 +254,8 @@ class Noting(contextlib.ExitStack):
         return count
 
     def _know(self, path: Path, number: int) -> None:
-        """Remember the numbers of a file, or of a folder and all below it, by the real disk's own."""
+        """Remember the numbers of a file, or of a folder and all below it, by the real disk's
+        own."""
         self._numbers[_identity(os.stat(path))] = number
         node = self._disk.now[number]
         for name, below in node.items() if isinstance(node, Mapping) else ():
@@ -244,7 +276,9 @@ class Noting(contextlib.ExitStack):
         self._next += 1
 
     def _mine(self, path: Any) -> bool:
-        return isinstance(path, str | os.PathLike) and Path(os.path.abspath(path)).is_relative_to(self.root)
+        return isinstance(path, str | os.PathLike) and Path(os.path.abspath(path)).is_relative_to(
+            self.root
+        )
 
     def _of_handle(self, handle: int) -> int | None:
         return self._numbers.get(_identity(os.fstat(handle)))
@@ -257,7 +291,11 @@ class Noting(contextlib.ExitStack):
         """A function of `os` that is noted where it is about a file of ours."""
 
         def call(target: Any, *arguments: Any, **named: Any) -> Any:
-            ours = self._of_handle(target) is not None if isinstance(target, int) else self._mine(target)
+            ours = (
+                self._of_handle(target) is not None
+                if isinstance(target, int)
+                else self._mine(target)
+            )
             if not ours:
                 return real(target, *arguments, **named)
             if name == "write":
@@ -294,10 +332,14 @@ class Noting(contextlib.ExitStack):
         real(handle, length)
         self._note("cut", self._of_handle(handle), length)
 
-    def _open(self, real: Callable[..., int], path: Any, flags: int, *arguments: Any, **named: Any) -> int:
+    def _open(
+        self, real: Callable[..., int], path: Any, flags: int, *arguments: Any, **named: Any
+    ) -> int:
         if not flags & (os.O_WRONLY | os.O_RDWR):
             return real(path, flags, *arguments, **named)
-        return self._to_write(lambda: real(path, flags, *arguments, **named), path, bool(flags & os.O_TRUNC))
+        return self._to_write(
+            lambda: real(path, flags, *arguments, **named), path, bool(flags & os.O_TRUNC)
+        )
 
     def _open_file(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         """Python's own ``open``."""
@@ -305,9 +347,15 @@ class Noting(contextlib.ExitStack):
             return self._real_open(file, mode, *arguments, **named)
         self._alive()
         raw_mode = mode.replace("b", "").replace("t", "")
-        raw = self._to_write(lambda: _Raw(self, file, raw_mode, opener=named.get("opener")), file, "w" in mode)
+        raw = self._to_write(
+            lambda: _Raw(self, file, raw_mode, opener=named.get("opener")), file, "w" in mode
+        )
         buffer = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw)
-        return buffer if "b" in mode else io.TextIOWrapper(buffer, named.get("encoding"), newline=named.get("newline"))
+        return (
+            buffer
+            if "b" in mode
+            else io.TextIOWrapper(buffer, named.get("encoding"), newline=named.get("newline"))
+        )
 
     def _to_write(self, opened: Callable[[], Any], path: Any, empties: bool) -> Any:
         """Open a file, which makes it or may empty it."""

@@ -15,7 +15,8 @@ def on(device: torch.device, *tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def on_devices(names: Iterable[str], *on_cpu: str) -> list:
-    """Parameters (device, name): all names on a GPU; these on the CPU, which is compared with itself there."""
+    """Parameters (device, name): all names on a GPU; these on the CPU, which is compared with
+    itself there."""
     gpu = [pytest.param("cuda", name, marks=pytest.mark.cuda, id=f"cuda-{name}") for name in names]
     return [pytest.param("cpu", name, id=f"cpu-{name}") for name in on_cpu] + gpu
 

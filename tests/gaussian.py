@@ -4,7 +4,8 @@ import numpy as np
 from scipy import stats
 
 FALSE_ALARM = 1e-6
-"""Bound on the probability that `alarms` names anything for a true Gaussian sample of a thousand draws or more."""
+"""Bound on the probability that `alarms` names anything for a true Gaussian sample of a thousand
+draws or more."""
 
 SPOILERS = {
     "noise x 0.67": lambda sample, std: 0.67 * sample,
@@ -17,7 +18,8 @@ SPOILERS = {
 
 
 def alarms(sample: np.ndarray, std: float) -> set[str]:
-    """The properties of N(0, std^2) that the sample lacks; each test has a fifth of the false-alarm rate."""
+    """The properties of N(0, std^2) that the sample lacks; each test has a fifth of the false-alarm
+    rate."""
     z = np.asarray(sample, dtype=np.float64).ravel() / std
     chi2, power, half = stats.chi2(z.size), float(z @ z), z.size // 2
     p_values = {

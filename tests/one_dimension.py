@@ -1,4 +1,5 @@
-"""Selective and visible release in one dimension, by plain numerical integration: what any bound has to stay above."""
+"""Selective and visible release in one dimension, by plain numerical integration: what any bound
+has to stay above."""
 
 import numpy as np
 
@@ -9,9 +10,11 @@ def log_sum(logs):
 
 
 class Model:
-    """Proposals N(0, s^2) and (1 - q) N(0, s^2) + q N(1, s^2), a test batch of rate q_v; on a grid x ``[points]``.
+    """Proposals N(0, s^2) and (1 - q) N(0, s^2) + q N(1, s^2), a test batch of rate q_v; on a grid
+    x ``[points]``.
 
-    Acceptance functions a0, az are ``[points]``, positive; a jump between points makes an error of some 1e-6 relative.
+    Acceptance functions a0, az are ``[points]``, positive; a jump between points makes an error of
+    some 1e-6 relative.
     """
 
     def __init__(self, rate, noise, test_rate, order, points=6_001):
@@ -41,19 +44,30 @@ class Model:
         return log_sum(self.order * points[0] + (1 - self.order) * points[1]) / (self.order - 1)
 
     def climb(self, divergence, lowest, highest, added, starts=(0.98, 1.0, 1.02)):
-        """The largest divergence met by moving a test uphill: at each point to the corner that its tangent prefers."""
+        """The largest divergence met by moving a test uphill: at each point to the corner that its
+        tangent prefers."""
         corners = [(a0, az) for a0 in (lowest, highest) for az in (lowest, highest)]
-        flat = [self.accepted(np.full(self.x.size, a0), np.full(self.x.size, az), added) for a0, az in corners]
+        flat = [
+            self.accepted(np.full(self.x.size, a0), np.full(self.x.size, az), added)
+            for a0, az in corners
+        ]
         order, hidden, best = self.order, divergence == self.selective, -np.inf
         powers = [order * f + (1 - order) * g for f, g in flat]
         for m in starts:
-            price = 0.0 if hidden else -np.inf  # log J; a visible trial subtracts its rejections at J = e^scale
+            price = (
+                0.0 if hidden else -np.inf
+            )  # log J; a visible trial subtracts its rejections at J = e^scale
             for _ in range(40):
                 scale = max(power.max() for power in powers)
                 worth = [np.exp(power - scale) for power in powers]
-                tangent = [order * m ** (order - 1) * np.exp(f) - (order - 1) * m**order * np.exp(g) for f, g in flat]
+                tangent = [
+                    order * m ** (order - 1) * np.exp(f) - (order - 1) * m**order * np.exp(g)
+                    for f, g in flat
+                ]
                 factor = np.exp(price - scale) if hidden else np.exp(-scale)
-                chosen = np.argmax([w - factor * t for w, t in zip(worth, tangent, strict=True)], axis=0)
+                chosen = np.argmax(
+                    [w - factor * t for w, t in zip(worth, tangent, strict=True)], axis=0
+                )
                 a0, az = np.array(corners)[chosen].T
                 reached = divergence(a0, az, added)
                 f, g = (np.exp(log_sum(logs)) for logs in self.accepted(a0, az, added))
@@ -62,9 +76,12 @@ class Model:
         return best
 
     def attack(self, divergence, lowest, highest, thresholds=24):
-        """The largest divergence over tests whose a0 and az jump at thresholds, in all directions."""
+        """The largest divergence over tests whose a0 and az jump at thresholds, in all
+        directions."""
         jumps = np.linspace(-4, self.order + 2, thresholds)
-        levels = [np.where(sign * (self.x - t) > 0, highest, lowest) for sign in (1, -1) for t in jumps]
+        levels = [
+            np.where(sign * (self.x - t) > 0, highest, lowest) for sign in (1, -1) for t in jumps
+        ]
         best = -np.inf
         for added in (True, False):
             for a0 in levels[:: max(1, len(levels) // 24)]:

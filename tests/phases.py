@@ -1,6 +1,8 @@
-"""Every phase in which clients release something, as a node of a run does it, over records that add to no sum.
+"""Every phase in which clients release something, as a node of a run does it, over records that add
+to no sum.
 
-What such a node uploads is its noise alone: it is seen here in units of the sensitivity, beside what the ledger says.
+What such a node uploads is its noise alone: it is seen here in units of the sensitivity, beside
+what the ledger says.
 """
 
 from collections.abc import Callable
@@ -40,7 +42,12 @@ SETTINGS = {
     "share_budget": 0.6,
 }
 PROTOTYPES = {"shared_source": "prototypes"}
-DISTILLED = {"shared_source": "distilled", "distill_latent": 1, "distill_rounds": 2, "share_views": 2}
+DISTILLED = {
+    "shared_source": "distilled",
+    "distill_latent": 1,
+    "distill_rounds": 2,
+    "share_views": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class Phase:
     Attributes:
         name: as the nodes know it.
         params: how many parameters a request brings.
-        noise: from the job and an upload to the noise of its clients together, in units of the sensitivity, ``[m]``.
+        noise: from the job and an upload to the noise of its clients together, in units of the
+            sensitivity, ``[m]``.
         multiplier: from the noisy event that a client is charged to the deviation of that noise.
         given: settings beside the common ones.
         rounds: two of its rounds; those of phases that draw for the same purpose differ.
@@ -96,7 +104,9 @@ def _distiller(job: Job) -> int:
 
 PHASES = {
     "statistics": Phase("statistics", _sums("statistics")),
-    "generator": Phase("distill", _DISTILL, _distiller, given=DISTILLED, rounds=(-2, -1), width=100),
+    "generator": Phase(
+        "distill", _DISTILL, _distiller, given=DISTILLED, rounds=(-2, -1), width=100
+    ),
     "class sums": Phase("share", _sums("share"), given=PROTOTYPES),
     "single records": Phase(
         "share",
@@ -113,7 +123,13 @@ def job(folder: Path, release: bool = False, width: int = WIDTH, **given: object
     """A job whose records all are null records; every client has as many."""
     folder.mkdir(parents=True, exist_ok=True)
     x = np.random.default_rng(0).normal(size=(RECORDS, width)).astype(np.float32)
-    np.savez(folder / "records.npz", x=x, y=np.arange(RECORDS) % CLASSES, x_test=x[:6], y_test=np.arange(6) % CLASSES)
+    np.savez(
+        folder / "records.npz",
+        x=x,
+        y=np.arange(RECORDS) % CLASSES,
+        x_test=x[:6],
+        y_test=np.arange(6) % CLASSES,
+    )
     words = SETTINGS | {"dataset": str(folder / "records.npz"), "release": release} | given
     built = build(config.load(None, words, lenient=config.SETTINGS))
     return replace(built, dataset=replace(built.dataset, x=np.full_like(x, np.nan)))
@@ -129,13 +145,17 @@ def node(name: str, folder: Path, release: bool = False) -> tuple[Phase, Job, An
 def ask(phase: Phase, job: Job, round_: int, clients: list[int], nth: int = 1) -> TrainRequest:
     """What the server asks of some clients in a phase."""
     params, who = np.zeros(phase.params(job), np.float32), np.array(clients, dtype=np.int64)
-    return TrainRequest(round_, 0, f"round-{round_}", who, np.full(len(who), nth), params, phase.name)
+    return TrainRequest(
+        round_, 0, f"round-{round_}", who, np.full(len(who), nth), params, phase.name
+    )
 
 
 def charged(folder: Path, client: int) -> Event:
     """The noisy event of a client that stands in the ledger, once."""
     paid = ledger.read(folder / "ledger")[client]
-    ((event, count),) = [(event, count) for event, count in paid.items() if isinstance(event, NOISY)]
+    ((event, count),) = [
+        (event, count) for event, count in paid.items() if isinstance(event, NOISY)
+    ]
     if count != 1:
         raise ValueError(f"{event} is charged {count} times")
     return event

@@ -1,7 +1,8 @@
 """Other processes: waiting for what they do, however long it takes, and finding them.
 
-Nothing here has a limit of time: how long something takes says how busy the machine is. A process that has ended is
-noticed, so that nobody waits for it; where a test hangs, pytest shows after a while (`faulthandler_timeout`).
+Nothing here has a limit of time: how long something takes says how busy the machine is. A process
+that has ended is noticed, so that nobody waits for it; where a test hangs, pytest shows after a
+while (`faulthandler_timeout`).
 """
 
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to find processes by")
+NEEDS_PROC = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="no /proc to find processes by"
+)
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
@@ -31,7 +34,9 @@ def descendants(pid: int) -> dict[int, str]:
     parents, titles = {}, {}
     for entry in Path("/proc").iterdir():
         try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
             titles[int(entry.name)] = (entry / "cmdline").read_text()
         except (ValueError, OSError):
             continue

@@ -1,8 +1,10 @@
-"""Small models that use their parameters in every way the per-record gradients must get right, and plain autograd."""
+"""Small models that use their parameters in every way the per-record gradients must get right, and
+plain autograd."""
 
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,11 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.norm = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.first, self.second, self.norm = (
+            nn.Conv2d(2, 4, 3),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu_(self.first(x))
@@ -60,7 +66,8 @@ class Twice(nn.Module):
 
 
 class ReadAround(nn.Module):
-    """A layer's weight read around the layer: a tap on the layer alone would miss half of the gradient."""
+    """A layer's weight read around the layer: a tap on the layer alone would miss half of the
+    gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +137,11 @@ class Tokens(nn.Module):
 
     def __init__(self, centred: bool = False) -> None:
         super().__init__()
-        self.words, self.norm, self.out = nn.Embedding(7, 4, padding_idx=0), nn.LayerNorm(4), nn.Linear(4, 3)
+        self.words, self.norm, self.out = (
+            nn.Embedding(7, 4, padding_idx=0),
+            nn.LayerNorm(4),
+            nn.Linear(4, 3),
+        )
         self.centred = centred
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,18 +178,22 @@ class Case:
     indices: bool = False
 
 
-def _plane(*args: int, **options: object) -> Case:
-    return Case(lambda: convolution(nn.Conv2d(*args, **options)), (4, 8, 7))  # type: ignore[arg-type]
+def _plane(*args: int, **options: Any) -> Case:
+    return Case(lambda: convolution(nn.Conv2d(*args, **options)), (4, 8, 7))
 
 
 def _beside(operation: Callable[[Tensor], Tensor]) -> Case:
-    return Case(lambda: nn.Sequential(Apply(operation), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), (4,))
+    return Case(
+        lambda: nn.Sequential(Apply(operation), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)), (4,)
+    )
 
 
 TAPPED = {
     "linear": Case(lambda: nn.Linear(4, 3), (4,)),
     "no bias": Case(lambda: nn.Linear(4, 3, bias=False), (4,)),
-    "mlp": Case(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), (2, 3)),
+    "mlp": Case(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), (2, 3)
+    ),
     "long sequence": Case(lambda: averaged(nn.Linear(3, 4)), (9, 3)),
     "gram": Case(lambda: averaged(nn.Linear(40, 40)), (2, 40)),
     "positions in two axes": Case(
@@ -201,20 +216,32 @@ TAPPED = {
     "conv2d, one pixel": Case(lambda: convolution(nn.Conv2d(4, 6, (3, 2))), (4, 3, 2)),
     "conv2d, gram": Case(lambda: convolution(nn.Conv2d(16, 40, 3)), (16, 3, 4)),
     "conv2d, wide": Case(lambda: convolution(nn.Conv2d(16, 20, 3, padding=1)), (16, 14, 14)),
-    "conv2d, wide, groups": Case(lambda: convolution(nn.Conv2d(32, 48, (3, 2), (2, 1), 2, 2, 2)), (32, 28, 17)),
+    "conv2d, wide, groups": Case(
+        lambda: convolution(nn.Conv2d(32, 48, (3, 2), (2, 1), 2, 2, 2)), (32, 28, 17)
+    ),
     "conv2d, wide, circular": Case(
-        lambda: convolution(nn.Conv2d(17, 16, 3, padding=(1, 2), padding_mode="circular")), (17, 14, 14)
+        lambda: convolution(nn.Conv2d(17, 16, 3, padding=(1, 2), padding_mode="circular")),
+        (17, 14, 14),
     ),
     "conv1d, wide": Case(lambda: convolution(nn.Conv1d(16, 16, 5, stride=2)), (16, 400)),
     "conv3d, wide": Case(lambda: convolution(nn.Conv3d(16, 16, 2, padding=1)), (16, 5, 6, 6)),
-    "conv1d": Case(lambda: convolution(nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)), (4, 9)),
-    "conv3d": Case(lambda: convolution(nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1)), (2, 3, 4, 3)),
-    "groupnorm": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()), (2, 4, 3)
+    "conv1d": Case(
+        lambda: convolution(nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)), (4, 9)
     ),
-    "groupnorm on vectors": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4, eps=0.2)), (3,)),
+    "conv3d": Case(
+        lambda: convolution(nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1)), (2, 3, 4, 3)
+    ),
+    "groupnorm": Case(
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten()),
+        (2, 4, 3),
+    ),
+    "groupnorm on vectors": Case(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4, eps=0.2)), (3,)
+    ),
     "layernorm": Case(lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4, eps=0.3)), (3,)),
-    "layernorm on planes": Case(lambda: nn.Sequential(nn.LayerNorm([3, 4], bias=False), nn.Flatten()), (2, 3, 4)),
+    "layernorm on planes": Case(
+        lambda: nn.Sequential(nn.LayerNorm([3, 4], bias=False), nn.Flatten()), (2, 3, 4)
+    ),
     "embedding": Case(Tokens, (6,), indices=True),
     "one index": Case(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Tanh()), (), indices=True),
     "lstm": Case(lambda: Recurrent(nn.LSTM), (5, 3)),
@@ -222,13 +249,22 @@ TAPPED = {
     "lstm, no bias": Case(lambda: Recurrent(nn.LSTM, bias=False, bidirectional=True), (5, 3)),
     "lstm, last states": Case(Ends, (5, 3)),
     "lstm, one step": Case(lambda: Recurrent(nn.LSTM, bidirectional=True), (1, 3)),
-    "lstm, frozen input weights": Case(lambda: frozen(Recurrent(nn.LSTM), "cells.weight_ih_l0"), (5, 3)),
+    "lstm, frozen input weights": Case(
+        lambda: frozen(Recurrent(nn.LSTM), "cells.weight_ih_l0"), (5, 3)
+    ),
     "lstm, one weight": Case(
-        lambda: frozen(Recurrent(nn.LSTM), *(f"cells.{n}_l0" for n in ("weight_ih", "bias_ih", "bias_hh"))), (5, 3)
+        lambda: frozen(
+            Recurrent(nn.LSTM), *(f"cells.{n}_l0" for n in ("weight_ih", "bias_ih", "bias_hh"))
+        ),
+        (5, 3),
     ),
     "in place": Case(Residual, (2, 6, 5)),
-    "frozen layer": Case(lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.weight", "0.bias"), (4,)),
-    "frozen bias": Case(lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.bias", "1.weight"), (4,)),
+    "frozen layer": Case(
+        lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.weight", "0.bias"), (4,)
+    ),
+    "frozen bias": Case(
+        lambda: frozen(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), "0.bias", "1.weight"), (4,)
+    ),
 }
 GENERAL = {
     "tied": Case(Tied, (4,)),
@@ -237,32 +273,43 @@ GENERAL = {
     "own parameter": Case(Scaled, (4,)),
     "parameter more": Case(Stretched, (4,)),
     "forward of its own": Case(lambda: Bounded(4, 3), (4,)),
-    "scaled by frequency": Case(lambda: averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)), (6,), indices=True),
+    "scaled by frequency": Case(
+        lambda: averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)), (6,), indices=True
+    ),
     "lstm, two layers": Case(lambda: Recurrent(nn.LSTM, num_layers=2), (5, 3)),
     "lstm, projection": Case(lambda: Recurrent(nn.LSTM, proj_size=3), (5, 3)),
     "lstm, given states": Case(lambda: Started(nn.LSTM), (5, 3)),
     "gru": Case(lambda: Recurrent(nn.GRU), (5, 3)),
     "transposed": Case(lambda: convolution(nn.ConvTranspose2d(2, 3, 2)), (2, 3, 3)),
-    "attention": Case(lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True)), (3, 4)),
+    "attention": Case(
+        lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True)), (3, 4)
+    ),
 }
 MIXING = {
     "centred": Case(mixing, (4,)),
     "centred tokens": Case(lambda: Tokens(centred=True), (6,), indices=True),
     "scaled by the largest": _beside(lambda x: x / x.abs().amax().clamp(min=1)),
     "scaled by a large one": _beside(lambda x: x / x.abs().amax().clamp(min=5e3)),
-    "scaled by the smallest of the large": _beside(lambda x: x / x.abs().mean(1).amin().clamp(min=1e3)),
-    "centred where large": _beside(lambda x: x - torch.where(x.mean(0).abs() > 1e3, x.mean(0), 0.0)),
+    "scaled by the smallest of the large": _beside(
+        lambda x: x / x.abs().mean(1).amin().clamp(min=1e3)
+    ),
+    "centred where large": _beside(
+        lambda x: x - torch.where(x.mean(0).abs() > 1e3, x.mean(0), 0.0)
+    ),
     "shared by a batch": _beside(lambda x: x / len(x)),
     "not a number beside a large one": _beside(lambda x: x / (x.abs().amax() < 1e3)),
     "by chance": _beside(lambda x: x + 1e-3 * torch.randn_like(x)),
-    "attention along the batch": Case(lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0)), (3, 4)),
+    "attention along the batch": Case(
+        lambda: averaged(nn.TransformerEncoderLayer(4, 2, 6, 0.0)), (3, 4)
+    ),
     "lstm along the batch": Case(lambda: Recurrent(nn.LSTM, batch_first=False), (5, 3)),
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A case with K clients' parameters `[K, P]` and records `x [K, B, ...]`, `y [K, B]`, in float64."""
+    """A case with K clients' parameters `[K, P]` and records `x [K, B, ...]`, `y [K, B]`, in
+    float64."""
 
     module: nn.Module
     gradients: RecordGradients
@@ -284,7 +331,8 @@ def problem(case: Case, clients: int = 2, records: int = 3, **options: int) -> P
 
 
 def plain_gradients(module: nn.Module, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """`[K, B, P]`: the gradient of the cross-entropy of each record as a batch of its own, by `backward`."""
+    """`[K, B, P]`: the gradient of the cross-entropy of each record as a batch of its own, by
+    `backward`."""
     rows = [
         [_plain(module, row, *one) for one in zip(xs, ys, strict=True)]
         for row, xs, ys in zip(params, x, y, strict=True)
@@ -299,4 +347,6 @@ def _plain(module: nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
         trained[name].data = value.clone()
     nn.functional.cross_entropy(model(x[None]), y[None]).backward()
     grads = {name: trained[name].grad for name in layout.names}
-    return layout.flatten({name: torch.zeros_like(trained[name]) if g is None else g for name, g in grads.items()})
+    return layout.flatten(
+        {name: torch.zeros_like(trained[name]) if g is None else g for name, g in grads.items()}
+    )

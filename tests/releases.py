@@ -1,7 +1,9 @@
-"""Every noisy release that there is, watched where it is made; and an attack on the last bits of what is released.
+"""Every noisy release that there is, watched where it is made; and an attack on the last bits of
+what is released.
 
-A mechanism or a phase is one row of `RELEASES`. It runs for K clients that hold the same records, but for the last one,
-which some hold and the others do not. Whoever knows all of this, and what was released, guesses who holds it.
+A mechanism or a phase is one row of `RELEASES`. It runs for K clients that hold the same records,
+but for the last one, which some hold and the others do not. Whoever knows all of this, and what was
+released, guesses who holds it.
 """
 
 import dataclasses
@@ -43,7 +45,8 @@ CPU, DELTA, NOISE = torch.device("cpu"), 1e-5, 2.85
 
 @dataclass(frozen=True)
 class Release:
-    """What was noised, ``total [K, m]`` with parts up to ``bound [K]`` behind noise ``std [K]``, and what left."""
+    """What was noised, ``total [K, m]`` with parts up to ``bound [K]`` behind noise ``std [K]``,
+    and what left."""
 
     purpose: str
     total: Tensor
@@ -54,12 +57,15 @@ class Release:
     def real(self) -> Tensor:
         """The total in units of the parts."""
         whole = self.total.dtype == torch.int64
-        return self.total.double() * self.bound[:, None].double() / grid.PART if whole else self.total
+        return (
+            self.total.double() * self.bound[:, None].double() / grid.PART if whole else self.total
+        )
 
 
 @dataclass
 class Watched:
-    """An arithmetic whose releases are written down; with ``forced``, they are those of an earlier run instead."""
+    """An arithmetic whose releases are written down; with ``forced``, they are those of an earlier
+    run instead."""
 
     inner: Any
     forced: Sequence[Tensor] | None = None
@@ -68,17 +74,31 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def noised(self, total: Tensor, bound: Tensor, std: Tensor, streams: Any, purpose: str) -> Tensor:
-        return self._note(purpose, total, bound, std, lambda: self.inner.noised(total, bound, std, streams, purpose))
+    def noised(
+        self, total: Tensor, bound: Tensor, std: Tensor, streams: Any, purpose: str
+    ) -> Tensor:
+        return self._note(
+            purpose,
+            total,
+            bound,
+            std,
+            lambda: self.inner.noised(total, bound, std, streams, purpose),
+        )
 
     def noised_from(self, source: Any, totals: Tensor, bound: float, std: float) -> Tensor:
-        limits, stds = (torch.full((len(totals),), one, dtype=torch.float64) for one in (bound, std))
-        return self._note("", totals, limits, stds, lambda: self.inner.noised_from(source, totals, bound, std))
+        limits, stds = (
+            torch.full((len(totals),), one, dtype=torch.float64) for one in (bound, std)
+        )
+        return self._note(
+            "", totals, limits, stds, lambda: self.inner.noised_from(source, totals, bound, std)
+        )
 
     def below(self, change: Tensor, *rest: Any) -> Tensor:
         return torch.ones_like(change, dtype=torch.bool)
 
-    def _note(self, purpose: str, total: Tensor, bound: Tensor, std: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+    def _note(
+        self, purpose: str, total: Tensor, bound: Tensor, std: Tensor, draw: Callable[[], Tensor]
+    ) -> Tensor:
         released = draw() if self.forced is None else self.forced[len(self.seen)]
         self.seen.append(Release(purpose, total, bound, std, released))
         return released
@@ -86,7 +106,8 @@ class Watched:
 
 @dataclass(frozen=True)
 class Row:
-    """A mechanism or a phase: what it does with clients' records, and what each client is charged for it."""
+    """A mechanism or a phase: what it does with clients' records, and what each client is charged
+    for it."""
 
     run: Callable[[list[np.ndarray], Streams, Watched], object]
     charges: Charges
@@ -99,7 +120,9 @@ def _module() -> nn.Module:
     return module
 
 
-def cohort(plan: Any, records: list[np.ndarray], streams: Streams, arithmetic: Watched, nth: int = 1) -> Cohort:
+def cohort(
+    plan: Any, records: list[np.ndarray], streams: Streams, arithmetic: Watched, nth: int = 1
+) -> Cohort:
     """Clients of one plan in their ``nth`` round."""
     clients, adaptive = len(records), isinstance(plan, AdaptivePlan)
     return Cohort(
@@ -188,7 +211,9 @@ RELEASES = {name: row(name.split(",")[0], plan) for name, plan in PLANS.items()}
     "dpsgd, falling noise": row("dpsgd", dataclasses.replace(_DPSGD, noise_decay=0.3), nth=3),
     "class sums": _shared(ClassSums(_SHARE, _features, CLASSES, WIDTH)),
     "statistics": _shared(Sum(_SHARE, _features, WIDTH)),
-    "single records": _shared(SingleRecords(dataclasses.replace(_SHARE, singly=True), _features, CLASSES)),
+    "single records": _shared(
+        SingleRecords(dataclasses.replace(_SHARE, singly=True), _features, CLASSES)
+    ),
 }
 
 
@@ -197,7 +222,9 @@ def owned(holds: np.ndarray) -> list[np.ndarray]:
     return [np.array([*range(RECORDS - 1), RECORDS - 1 if held else RECORDS]) for held in holds]
 
 
-def watch(row: Row, holds: np.ndarray, arithmetic: Any, seed: int, forced: Sequence[Tensor] | None = None) -> Watched:
+def watch(
+    row: Row, holds: np.ndarray, arithmetic: Any, seed: int, forced: Sequence[Tensor] | None = None
+) -> Watched:
     """A run of clients that hold the last record or not."""
     watched = Watched(arithmetic, forced)
     row.run(owned(holds), Streams(seed_key(seed), 1, range(len(holds)), CPU), watched)
@@ -212,13 +239,16 @@ def impossible(release: Release, real: Tensor) -> np.ndarray:
     for toward in (-np.inf, np.inf):
         draw = guess
         for _ in range(3):
-            found |= (real + std * torch.from_numpy(draw).to(std)).to(torch.float32) == seen.to(torch.float32)
+            found |= (real + std * torch.from_numpy(draw).to(std)).to(torch.float32) == seen.to(
+                torch.float32
+            )
             draw = np.nextafter(draw, np.float32(toward))
     return ~found.numpy()
 
 
 def off_grid(release: Release, total: Tensor) -> np.ndarray:
-    """Bool ``[rows, m]``: numbers that no step of the grid from a whole ``total [rows, m]`` gives."""
+    """Bool ``[rows, m]``: numbers that no step of the grid from a whole ``total [rows, m]``
+    gives."""
     zeros = torch.zeros_like(total)
     start = grid.noised(total, release.bound, release.std, zeros)
     step = grid.noised(total, release.bound, release.std, zeros + 2**40) - start
@@ -231,12 +261,18 @@ def off_grid(release: Release, total: Tensor) -> np.ndarray:
 
 
 def successes(row: Row, arithmetic: Any, clients: int, seed: int) -> int:
-    """How many of so many clients the attacker places right, by the numbers that either hypothesis makes impossible."""
+    """How many of so many clients the attacker places right, by the numbers that either hypothesis
+    makes impossible."""
     holds = np.random.default_rng(seed).random(clients) < 0.5
     true = watch(row, holds, arithmetic, seed).seen
     forced = [one.released for one in true]
-    worlds = [watch(row, np.full(clients, held), arithmetic, seed, forced).seen for held in (False, True)]
-    against, alone = np.zeros((2, clients)), [number for number, one in enumerate(true) if not one.purpose]
+    worlds = [
+        watch(row, np.full(clients, held), arithmetic, seed, forced).seen for held in (False, True)
+    ]
+    against, alone = (
+        np.zeros((2, clients)),
+        [number for number, one in enumerate(true) if not one.purpose],
+    )
     for number, release in enumerate(true):
         # releases of one client come one after the other, equally many of each
         who = slice(None) if release.purpose else alone.index(number) * clients // len(alone)

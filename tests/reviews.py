@@ -1,4 +1,5 @@
-"""A small `imdb.npz` in Keras' layout: reviews of one or several words, favourable ones with words of their own."""
+"""A small `imdb.npz` in Keras' layout: reviews of one or several words, favourable ones with words
+of their own."""
 
 import json
 from pathlib import Path
@@ -17,12 +18,15 @@ def lists(reviews: list[list[int]]) -> np.ndarray:
 
 
 def write(folder: Path, records: int = 60, **arrays: np.ndarray) -> Path:
-    """Random reviews of 1 to 120 words, half of them favourable; ``arrays`` stand in for some of the file's."""
+    """Random reviews of 1 to 120 words, half of them favourable; ``arrays`` stand in for some of
+    the file's."""
     rng, found = np.random.default_rng(0), {}
     for part, count in (("train", records), ("test", 20)):
         labels = np.arange(count) % 2
         own = [(2, 3) if label else (4, 5) for label in labels]
-        found[f"x_{part}"] = lists([rng.choice([1, *pair, 90_000], rng.integers(1, 121)).tolist() for pair in own])
+        found[f"x_{part}"] = lists(
+            [rng.choice([1, *pair, 90_000], rng.integers(1, 121)).tolist() for pair in own]
+        )
         found[f"y_{part}"] = labels
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "imdb.npz", **found | arrays)

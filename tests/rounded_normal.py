@@ -1,4 +1,5 @@
-"""Are these integers independent draws of round(2^28 Z), Z standard normal? Counts are added up block by block."""
+"""Are these integers independent draws of round(2^28 Z), Z standard normal? Counts are added up
+block by block."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,7 +9,8 @@ from scipy import special, stats
 from mechanisms.rounded_gaussian import SCALE_BITS
 
 FALSE_ALARM = 1e-6
-"""Bound on the probability that `alarms` names anything for true draws, shared out equally among the p-values."""
+"""Bound on the probability that `alarms` names anything for true draws, shared out equally among
+the p-values."""
 
 UNIT = 2**SCALE_BITS
 BINS, LOW_BITS = 256, 12
@@ -25,13 +27,19 @@ class Tally:
     def __init__(self) -> None:
         self.size = self.positive = self.negative = self.pairs = 0
         self.bins, self.low = np.zeros(BINS, dtype=np.int64), np.zeros(2**LOW_BITS, dtype=np.int64)
-        self.tails, self.middles = np.zeros(len(TAILS), dtype=np.int64), np.zeros(len(MIDDLES), dtype=np.int64)
+        self.tails, self.middles = (
+            np.zeros(len(TAILS), dtype=np.int64),
+            np.zeros(len(MIDDLES), dtype=np.int64),
+        )
         self.hermite, self.lagged = np.zeros(4), np.zeros(2)
 
     def add(self, draws: np.ndarray) -> "Tally":
         z, magnitudes = draws / UNIT, np.abs(draws)
         self.size, self.pairs = self.size + len(z), self.pairs + len(z) - 1
-        self.positive, self.negative = self.positive + (draws > 0).sum(), self.negative + (draws < 0).sum()
+        self.positive, self.negative = (
+            self.positive + (draws > 0).sum(),
+            self.negative + (draws < 0).sum(),
+        )
         self.bins += np.bincount(np.searchsorted(EDGES, draws, side="right"), minlength=BINS)
         self.low += np.bincount(draws & (2**LOW_BITS - 1), minlength=2**LOW_BITS)
         self.tails += [(magnitudes > a * UNIT).sum() for a in TAILS]
@@ -45,11 +53,14 @@ class Tally:
     def p_values(self) -> dict[str, float]:
         """By name; each is uniform, or larger, for true draws.
 
-        Probabilities come from the normal distribution function at half integers, to 1e-13. The low bits are uniform
-        up to exp(-2 pi^2 2^32). Sums of Hermite polynomials and products of neighbours have means 0 and known
-        variances; their laws are normal in the limit, and at 10^6 draws near enough for one part in 10^7.
+        Probabilities come from the normal distribution function at half integers, to 1e-13. The low
+        bits are uniform up to exp(-2 pi^2 2^32). Sums of Hermite polynomials and products of
+        neighbours have means 0 and known variances; their laws are normal in the limit, and at 10^6
+        draws near enough for one part in 10^7.
         """
-        found = {f"{BINS} bins": _chi_square(self.bins, np.diff(_below(EDGES), prepend=0, append=1))}
+        found = {
+            f"{BINS} bins": _chi_square(self.bins, np.diff(_below(EDGES), prepend=0, append=1))
+        }
         for bits in (1, 4, LOW_BITS):
             counts = self.low.reshape(-1, 2**bits).sum(axis=0)
             found[f"low bits: {bits}"] = _chi_square(counts, np.full(2**bits, 2.0**-bits))
@@ -65,7 +76,9 @@ class Tally:
             ("mean", "variance", "skewness", "kurtosis"), self.hermite, (1, 2, 6, 24), strict=True
         ):
             found[name] = _normal(total, variance * self.size)
-        for name, total, variance in zip(("neighbours", "neighbours' squares"), self.lagged, (1, 4), strict=True):
+        for name, total, variance in zip(
+            ("neighbours", "neighbours' squares"), self.lagged, (1, 4), strict=True
+        ):
             found[name] = _normal(total, variance * self.pairs)
         return found
 
@@ -102,9 +115,11 @@ def spoilers(stream: np.random.Generator, scale: float, cut: float) -> dict[str,
 
 
 def tail_p_values(draws: Iterable[int], a: int) -> dict[str, float]:
-    """Of the magnitudes beyond a, given that they are: 16 equally likely bins, and counts beyond a + 1/4 ... a + 1.
+    """Of the magnitudes beyond a, given that they are: 16 equally likely bins, and counts beyond a
+    + 1/4 ... a + 1.
 
-    The law is that of |Z| given |Z| > a; rounding changes a probability by less than 2^-24 of itself.
+    The law is that of |Z| given |Z| > a; rounding changes a probability by less than 2^-24 of
+    itself.
     """
     magnitudes = np.abs(np.asarray(draws)) / UNIT
     magnitudes = magnitudes[magnitudes > a]
@@ -112,7 +127,9 @@ def tail_p_values(draws: Iterable[int], a: int) -> dict[str, float]:
     found = {"16 bins": _chi_square(np.histogram(share, 16, (0, 1))[0], np.full(16, 1 / 16))}
     for more in (0.25, 0.5, 0.75, 1):
         chance = special.ndtr(-a - more) / special.ndtr(-a)
-        found[f"beyond {a + more}"] = two_sided((magnitudes > a + more).sum(), len(magnitudes), chance)
+        found[f"beyond {a + more}"] = two_sided(
+            (magnitudes > a + more).sum(), len(magnitudes), chance
+        )
     return found
 
 

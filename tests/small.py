@@ -24,7 +24,10 @@ from mechanisms.registry import MECHANISMS, Mechanism
 from mechanisms.sampling import CohortData
 
 RNG = np.random.default_rng(0)
-X, Y = torch.from_numpy(RNG.normal(size=(60, 6)).astype(np.float32)), torch.from_numpy(RNG.integers(0, 3, 60))
+X, Y = (
+    torch.from_numpy(RNG.normal(size=(60, 6)).astype(np.float32)),
+    torch.from_numpy(RNG.integers(0, 3, 60)),
+)
 OWNED = tuple(np.arange(60)[a:b] for a, b in ((0, 8), (8, 20), (20, 59), (59, 60)))
 """The record numbers of clients 0 to 3."""
 
@@ -58,7 +61,8 @@ def cohort(
     seed: int = SEED,
     nth: int = 1,
 ) -> Cohort:
-    """Some of the clients (the first ones, by default), with a plan for each, in their ``nth`` round."""
+    """Some of the clients (the first ones, by default), with a plan for each, in their ``nth``
+    round."""
     clients = range(len(plans)) if clients is None else clients
     return Cohort(
         gradients=RecordGradients(module or model()),
@@ -102,30 +106,47 @@ def node(
     sizes = np.array([len(own) for own in OWNED])
     gradients = RecordGradients(module or model())
     training = Training(mechanism, gradients, optimizer or sgd(), rate or _rate, seed, guide=guide)
-    data = GroupData(X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes, shared=shared)
+    data = GroupData(
+        X, Y, lambda client: OWNED[client], [np.array(c) for c in chunks], sizes, shared=shared
+    )
     plans = plans or plan_table(*[DpsgdPlan(0.5, 1.0, 1.0, 3)] * 4)
     return Node(
-        training, data, plans, Ledger(folder / "ledger" / f"{group}.jsonl"), Uploads(folder / "uploads"), client_state
+        training,
+        data,
+        plans,
+        Ledger(folder / "ledger" / f"{group}.jsonl"),
+        Uploads(folder / "uploads"),
+        client_state,
     )
 
 
-def request(round_: int, clients: Sequence[int], params: torch.Tensor | None = None, group: int = 0) -> TrainRequest:
+def request(
+    round_: int, clients: Sequence[int], params: torch.Tensor | None = None, group: int = 0
+) -> TrainRequest:
     """A request whose clients took part in every round before."""
     params = start(model()) if params is None else params
     nth = np.full(len(clients), round_)
-    return TrainRequest(round_, group, f"round-{round_}", np.array(clients, dtype=np.int64), nth, params.numpy())
+    return TrainRequest(
+        round_, group, f"round-{round_}", np.array(clients, dtype=np.int64), nth, params.numpy()
+    )
 
 
 def _rate(round_: int, taken: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     return 0.5 / (round_ + taken)
 
 
-def plain_gradients(module: nn.Module, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+def plain_gradients(
+    module: nn.Module, params: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> list[torch.Tensor]:
     """Each record's gradient ``[P]`` by plain autograd, one record at a time."""
     layout, gradients = RecordGradients(module).layout, []
     for record, label in zip(x, y, strict=True):
-        named = {name: value.clone().requires_grad_() for name, value in layout.unflatten(params).items()}
+        named = {
+            name: value.clone().requires_grad_() for name, value in layout.unflatten(params).items()
+        }
         logits = torch.func.functional_call(module, named, (record[None],))
-        parts = torch.autograd.grad(nn.functional.cross_entropy(logits, label[None]), list(named.values()))
+        parts = torch.autograd.grad(
+            nn.functional.cross_entropy(logits, label[None]), list(named.values())
+        )
         gradients.append(torch.cat([part.flatten() for part in parts]))
     return gradients

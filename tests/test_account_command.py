@@ -34,7 +34,12 @@ def run(capsys, *arguments):
 
 @pytest.mark.parametrize("row", REFERENCE["epsilon"])
 def test_epsilons_of_the_reference(capsys, row):
-    flags = {"sample-rate": row["q"], "noise-multiplier": row["sigma"], "steps": row["steps"], "delta": row["delta"]}
+    flags = {
+        "sample-rate": row["q"],
+        "noise-multiplier": row["sigma"],
+        "steps": row["steps"],
+        "delta": row["delta"],
+    }
     found = run(capsys, "dpsgd", *(f"--{name}={value}" for name, value in flags.items()))
     assert found["epsilon_published"] == pytest.approx(row["epsilon"], rel=1e-9)
     assert found["order_published"] == row["order"]
@@ -51,14 +56,25 @@ def test_a_curve_at_chosen_orders_is_that_of_all_steps(capsys):
     assert found["epsilon_certified"] == accountant.epsilon(charges, 1e-5).epsilon
 
 
-@pytest.mark.parametrize("row", [row for row in REFERENCE["selective_release"] if row["alpha"] == 8][::4])
+@pytest.mark.parametrize(
+    "row", [row for row in REFERENCE["selective_release"] if row["alpha"] == 8][::4]
+)
 def test_curves_of_dpsur(capsys, row):
     names = ("sample_rate", "noise_multiplier", "validation_rate", "validation_noise", "beta")
-    flags = ["dpsur", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8", "--steps=3"]
+    flags = [
+        "dpsur",
+        *(f"--{name.replace('_', '-')}={row[name]}" for name in names),
+        "--orders=8",
+        "--steps=3",
+    ]
     expected = {"visible": "visible", "selective": "certified", "every-trial": "every_trial"}
     for accounting, key in expected.items():
         found = run(
-            capsys, *flags, "--dpsur-accounting", accounting, *(() if accounting == "selective" else ("--trials=3",))
+            capsys,
+            *flags,
+            "--dpsur-accounting",
+            accounting,
+            *(() if accounting == "selective" else ("--trials=3",)),
         )
         assert found["rdp_certified"] == pytest.approx([3 * row[key]], rel=5e-5)
         assert found["rdp_published"] == pytest.approx([3 * row["published"]], rel=1e-9)
@@ -67,27 +83,42 @@ def test_curves_of_dpsur(capsys, row):
     assert trials["rdp_published"] == found["rdp_published"]
 
 
-@pytest.mark.parametrize("row", [row for row in REFERENCE["importance_sampled_gaussian"] if row["alpha"] == 8])
+@pytest.mark.parametrize(
+    "row", [row for row in REFERENCE["importance_sampled_gaussian"] if row["alpha"] == 8]
+)
 def test_curves_of_dpis(capsys, row):
     names = ("batch_size", "clip_norm", "norm_sum", "records", "noise_multiplier")
-    found = run(capsys, "dpis", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8")
+    found = run(
+        capsys, "dpis", *(f"--{name.replace('_', '-')}={row[name]}" for name in names), "--orders=8"
+    )
     assert found["rdp_certified"] == found["rdp_published"] == pytest.approx([row["rdp"]], rel=1e-9)
 
 
 @pytest.mark.parametrize("row", REFERENCE["heterogeneous_noise"])
 def test_effective_noise_of_dphero(capsys, row):
-    flags = ["dphero", "--eigenvalues", ",".join(map(str, row["eigenvalues"])), "--sample-rate=1", "--orders=2"]
+    flags = [
+        "dphero",
+        "--eigenvalues",
+        ",".join(map(str, row["eigenvalues"])),
+        "--sample-rate=1",
+        "--orders=2",
+    ]
     flags += [f"--noise-multiplier={row['noise_multiplier']}"]
     isotropic = run(capsys, *flags, "--hero-clipping=isotropic")
-    assert isotropic["effective_noise_multiplier"] == pytest.approx(row["effective_noise_multiplier"], rel=1e-9)
-    assert isotropic["rdp_certified"] == pytest.approx([row["effective_noise_multiplier"] ** -2], rel=1e-9)
+    assert isotropic["effective_noise_multiplier"] == pytest.approx(
+        row["effective_noise_multiplier"], rel=1e-9
+    )
+    assert isotropic["rdp_certified"] == pytest.approx(
+        [row["effective_noise_multiplier"] ** -2], rel=1e-9
+    )
     whitened = run(capsys, *flags)
     assert whitened["effective_noise_multiplier"] == row["noise_multiplier"]
     assert whitened["rdp_certified"] == isotropic["rdp_published"] == whitened["rdp_published"]
 
 
 DPSUR_FLAGS = (
-    "dpsur --sample-rate=0.2 --noise-multiplier=4 --dpsur-validation-rate=0.1 --dpsur-validation-noise=9 --steps=12"
+    "dpsur --sample-rate=0.2 --noise-multiplier=4 --dpsur-validation-rate=0.1 "
+    "--dpsur-validation-noise=9 --steps=12"
 )
 
 
@@ -97,30 +128,49 @@ DPSUR_FLAGS = (
         DPSUR_FLAGS,
         f"{DPSUR_FLAGS} --dpsur-accounting=every-trial",
         f"{DPSUR_FLAGS.replace('--noise-multiplier=4', '--epsilon=3')}",
-        "screening --sample-rate=0.1 --noise-multiplier=2 --steps=5 --screening-data=public --public-records=9",
+        "screening --sample-rate=0.1 --noise-multiplier=2 --steps=5 --screening-data=public "
+        "--public-records=9",
     ],
 )
 def test_where_every_trial_is_charged_accepted_steps_do_not_say_how_many(capsys, line):
-    """At most half of the trials are accepted, so that a figure for as many trials as steps is below a run's."""
+    """At most half of the trials are accepted, so that a figure for as many trials as steps is
+    below a run's."""
     assert main_guard(command, line.split()) == 2
     error = capsys.readouterr().err
-    assert "--trials is missing" in error and "--steps counts accepted ones" in error and error.count("\n") == 1
+    assert (
+        "--trials is missing" in error
+        and "--steps counts accepted ones" in error
+        and error.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["dpsur", "screening"])
 def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
-    """With the cap on rejections, which a part of delta pays for; its share has the run's own default."""
+    """With the cap on rejections, which a part of delta pays for; its share has the run's own
+    default."""
     if mechanism == "dpsur":
         own, flags = (
-            Dpsur(dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=9.0),
+            Dpsur(
+                dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=9.0
+            ),
             DPSUR_FLAGS.split(),
         )
         flags.append("--dpsur-accounting=selective")
     else:
-        own = Screening(screening_data="own", screening_clip=0.5, screening_rate=0.1, screening_stages=1)
-        flags = ["screening", "--sample-rate=0.2", "--noise-multiplier=4", "--steps=12", "--screening-clip=0.5"]
+        own = Screening(
+            screening_data="own", screening_clip=0.5, screening_rate=0.1, screening_stages=1
+        )
+        flags = [
+            "screening",
+            "--sample-rate=0.2",
+            "--noise-multiplier=4",
+            "--steps=12",
+            "--screening-clip=0.5",
+        ]
         flags += ["--screening-rate=0.1", "--screening-stages=1"]
-    privacy = Privacy(mechanism=mechanism, noise_multiplier=4.0, epsilon=None, sample_rate=0.2, delta=1e-5)
+    privacy = Privacy(
+        mechanism=mechanism, noise_multiplier=4.0, epsilon=None, sample_rate=0.2, delta=1e-5
+    )
     charges = planned(plan_table(privacy, own, 3, 4, np.array([50])).of(0), 4)
     assert accountant.cap_delta(charges) > 1e-7
     found = run(capsys, *flags)
@@ -166,7 +216,9 @@ def test_the_table_shows_the_figures(capsys):
 
 def make_run(folder, config):
     with Ledger(folder / "ledger" / "group0.jsonl") as ledger:
-        ledger.charge("round 0", 0, [0, 2], {SampledGaussian(0.01, 1.1): 600, SampledGaussian(1.0, 50.0): 1})
+        ledger.charge(
+            "round 0", 0, [0, 2], {SampledGaussian(0.01, 1.1): 600, SampledGaussian(1.0, 50.0): 1}
+        )
         ledger.charge("round 1", 1, [2], {SampledGaussian(0.01, 1.1): 400})
     (folder / "config.toml").write_text(config)
     return folder
@@ -177,10 +229,19 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     clients = run(capsys, "--ledger", tmp_path)["clients"]
     assert [row["client"] for row in clients] == [0, 1, 2, 3]
     charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
-    assert clients[2]["events"] == [{**to_dict(event), "count": count} for event, count in charges.items()]
+    assert clients[2]["events"] == [
+        {**to_dict(event), "count": count} for event, count in charges.items()
+    ]
     for column in ("certified", "published"):
         assert clients[2][f"epsilon_{column}"] == accountant.epsilon(charges, 1e-6, column).epsilon
-    unused = {"client": 3, "epsilon_certified": 0, "order": None, "epsilon_published": 0, "delta": 1e-6, "events": []}
+    unused = {
+        "client": 3,
+        "epsilon_certified": 0,
+        "order": None,
+        "epsilon_published": 0,
+        "delta": 1e-6,
+        "events": [],
+    }
     assert clients[3] == unused
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
 
@@ -193,10 +254,15 @@ LEAST = {
 }
 
 
-def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_it_began(capsys, tmp_path):
+def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_it_began(
+    capsys, tmp_path
+):
     """Kills the least over all orders, which holds for an end fixed beforehand only."""
     folder = make_run(tmp_path, BUDGET)
-    least = [row["epsilon_certified"] for row in run(capsys, "--ledger", folder, "--delta", 1e-4)["clients"]]
+    least = [
+        row["epsilon_certified"]
+        for row in run(capsys, "--ledger", folder, "--delta", 1e-4)["clients"]
+    ]
     lines = [{"order": 3.0, "clients": "0-1"}, {"order": 20.0, "clients": "2-3"}]
     (folder / orders.FILE).write_text(json.dumps(lines))
     found = run(capsys, "--ledger", folder, "--delta", 1e-4)
@@ -218,23 +284,36 @@ def test_of_an_unfinished_run_without_an_order_the_budget_is_what_is_proved(caps
     assert found["note"] == wording.AT_THE_BUDGET
     assert [row["epsilon_certified"] for row in found["clients"]] == [9.5, 0.0, 9.5, 0.0]
     other = run(capsys, "--ledger", tmp_path, "--delta", 1e-4)
-    assert other["note"] == wording.AT_THE_BEST_ORDER and other["clients"][2]["epsilon_certified"] < 9.5
+    assert (
+        other["note"] == wording.AT_THE_BEST_ORDER
+        and other["clients"][2]["epsilon_certified"] < 9.5
+    )
 
 
 @pytest.mark.parametrize("settings", LEAST.values(), ids=LEAST)
-def test_where_nothing_else_is_proved_the_least_figure_says_for_which_end_it_holds(capsys, tmp_path, settings):
+def test_where_nothing_else_is_proved_the_least_figure_says_for_which_end_it_holds(
+    capsys, tmp_path, settings
+):
     found = run(capsys, "--ledger", make_run(tmp_path, settings))
     charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
     assert found["clients"][2]["epsilon_certified"] == accountant.epsilon(charges, 1e-6).epsilon
     assert found["note"] == wording.AT_THE_BEST_ORDER
 
 
-UNEVEN = "--clients 6 --partition quantity --batch-size 60 --rounds 4 --epsilon 5 --engine inline --quiet"
+UNEVEN = (
+    "--clients 6 --partition quantity --batch-size 60 --rounds 4 --epsilon 5 --engine inline "
+    "--quiet"
+)
 
 
-@pytest.mark.parametrize("flags", ["", "--release", "--noise-multiplier 3 --epsilon none", "--mechanism dpagd"])
-def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(capsys, tmp_path, flags, monkeypatch):
-    """Of clients with different plans; and a round that is charged, but not finished, is counted on top."""
+@pytest.mark.parametrize(
+    "flags", ["", "--release", "--noise-multiplier 3 --epsilon none", "--mechanism dpagd"]
+)
+def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(
+    capsys, tmp_path, flags, monkeypatch
+):
+    """Of clients with different plans; and a round that is charged, but not finished, is counted on
+    top."""
     append = Store.append
 
     def broken(self, record):
@@ -243,16 +322,29 @@ def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(cap
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Store, "append", broken)
-    assert main_guard(train, [*UNEVEN.split(), *flags.split(), "--name", "run", "--out", str(tmp_path)]) == 130
+    assert (
+        main_guard(
+            train, [*UNEVEN.split(), *flags.split(), "--name", "run", "--out", str(tmp_path)]
+        )
+        == 130
+    )
     capsys.readouterr()
     found = run(capsys, "--ledger", tmp_path / "run")
     last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
     figures = [row["epsilon_certified"] for row in found["clients"]]
-    assert max(figures) == last["epsilon_certified_max"] and np.median(figures) == last["epsilon_certified_median"]
+    assert (
+        max(figures) == last["epsilon_certified_max"]
+        and np.median(figures) == last["epsilon_certified_median"]
+    )
     spent = ledger.read(tmp_path / "run" / "ledger")
     least = [accountant.epsilon(spent[client], 1e-5).epsilon for client in range(6)]
-    assert all(a >= b for a, b in zip(figures, least, strict=True)) and found["note"] == wording.AT_ONE_ORDER
-    assert (sum(figures) > sum(least)) is ("dpagd" not in flags), "an allotment has one order from the beginning"
+    assert (
+        all(a >= b for a, b in zip(figures, least, strict=True))
+        and found["note"] == wording.AT_ONE_ORDER
+    )
+    assert (sum(figures) > sum(least)) is ("dpagd" not in flags), (
+        "an allotment has one order from the beginning"
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,12 +373,19 @@ def test_clients_with_equal_figures_share_a_line_of_the_table(capsys, tmp_path):
 
 
 def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
-    (tmp_path / "config.toml").write_text('[privacy]\nmechanism = "none"\ndelta = 1e-6\n[data]\nclients = 2\n')
-    assert [row["epsilon_certified"] for row in run(capsys, "--ledger", tmp_path)["clients"]] == [None, None]
+    (tmp_path / "config.toml").write_text(
+        '[privacy]\nmechanism = "none"\ndelta = 1e-6\n[data]\nclients = 2\n'
+    )
+    assert [row["epsilon_certified"] for row in run(capsys, "--ledger", tmp_path)["clients"]] == [
+        None,
+        None,
+    ]
     with Ledger(tmp_path / "ledger" / "g.jsonl") as ledger:
         ledger.charge("round 0", 0, [0], {Unprotected(0.5): 3})
     rows = run(capsys, "--ledger", tmp_path)["clients"]
-    assert [(row["epsilon_certified"], row["epsilon_published"]) for row in rows] == [(None, None)] * 2
+    assert [(row["epsilon_certified"], row["epsilon_published"]) for row in rows] == [
+        (None, None)
+    ] * 2
     assert [len(row["events"]) for row in rows] == [1, 0]
 
 
@@ -301,7 +400,10 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsgd --batch-size 5 --noise-multiplier 1", "--records is missing"),
         ("dpis --sample-rate 0.5 --noise-multiplier 1", "--records is missing"),
         ("dpsgd --sample-rate 0.1", "--noise-multiplier --epsilon"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --epsilon 1", "--noise-multiplier --epsilon not both"),
+        (
+            "dpsgd --sample-rate 0.1 --noise-multiplier 1 --epsilon 1",
+            "--noise-multiplier --epsilon not both",
+        ),
         ("dpsgd --sample-rate 1.5 --noise-multiplier 1", "sample_rate 1.5 (0, 1]"),
         ("dpsgd --sample-rate 0.1 --noise-multiplier 0", "noise_multiplier is 0 above 0"),
         ("dpsgd --sample-rate many --noise-multiplier 1", "sample_rate 'many'"),
@@ -313,7 +415,10 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --trials 3", "--trials leave it out"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --steps 4 --trials 3", "--trials = 3 --steps = 4"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --trials 0", "--trials = 0 --steps = 1"),
-        ("dpis --batch-size 5 --records 9 --noise-multiplier 1 --norm-sum 0", "norm_sum = 0.0 above 0"),
+        (
+            "dpis --batch-size 5 --records 9 --noise-multiplier 1 --norm-sum 0",
+            "norm_sum = 0.0 above 0",
+        ),
         ("--trials 0", "--trials name a mechanism"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --rounds 2 --trials 3", "rounds is 2 --steps"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --trials few", "--trials few an integer"),
@@ -324,7 +429,10 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsgd --ledger runs --sample-rate 0.1 --epsilon 1", "--ledger dpsgd drop one"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 3,x", "--eigenvalues 3,x"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 0", "eigenvalues = [0.0]"),
-        ("dpsur --sample-rate .1 --noise-multiplier 1 --dpsur-accounting all", "accounting all visible"),
+        (
+            "dpsur --sample-rate .1 --noise-multiplier 1 --dpsur-accounting all",
+            "accounting all visible",
+        ),
         ("fedfed --public-labels", "--share-noise --epsilon"),
         ("fedfed --public-labels --share-noise 1 --epsilon 1", "--share-noise --epsilon not both"),
         ("fedfed --share-noise 1 --share-views 0", "share_views 0 at least 1"),
@@ -363,7 +471,15 @@ def test_a_run_that_cannot_be_used_is_one_clear_line_and_status_2(capsys, tmp_pa
 
 
 def test_a_warning_of_the_accountant_is_a_line_beside_clean_json():
-    command = [sys.executable, "-m", "sim.account", "dpsgd", "--sample-rate=1e-3", "--noise-multiplier=50", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "sim.account",
+        "dpsgd",
+        "--sample-rate=1e-3",
+        "--noise-multiplier=50",
+        "--json",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["order"] == 512
     assert "warning: epsilon = " in done.stderr
@@ -378,12 +494,19 @@ def test_help_loads_nothing_heavy():
     assert not loaded & {"scipy", "torch", "ray", "flwr", "rich"}
 
 
-FORMER = "--validation-rate=0.1 --validation-noise 9 --beta -1.5 --accounting selective --cap-share=0.2"
+FORMER = (
+    "--validation-rate=0.1 --validation-noise 9 --beta -1.5 --accounting selective --cap-share=0.2"
+)
 
 
 def test_former_names_of_dpsur_are_taken_after_its_name_alone(capsys):
-    flags, now = ["--sample-rate=0.2", "--noise-multiplier=4", "--steps=12"], FORMER.replace("--", "--dpsur-")
-    assert run(capsys, "dpsur", *flags, *FORMER.split()) == run(capsys, "dpsur", *flags, *now.split())
+    flags, now = (
+        ["--sample-rate=0.2", "--noise-multiplier=4", "--steps=12"],
+        FORMER.replace("--", "--dpsur-"),
+    )
+    assert run(capsys, "dpsur", *flags, *FORMER.split()) == run(
+        capsys, "dpsur", *flags, *now.split()
+    )
     for words in (["dpsgd", *flags, "--beta=-1.5"], ["--mechanism=dpsur", "--beta=-1.5"]):
         with pytest.raises(ValueError, match="--beta is called --dpsur-beta now"):
             command(words)

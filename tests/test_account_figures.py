@@ -1,4 +1,5 @@
-"""Every number that ``python -m sim.account`` prints, as JSON and in its table: all of them, each under its name."""
+"""Every number that ``python -m sim.account`` prints, as JSON and in its table: all of them, each
+under its name."""
 
 import json
 import math
@@ -20,13 +21,28 @@ from sim.showing import wording
 DELTA, ORDERS = 2e-6, [3.0, 5.0, 12.5]
 SGM = {"sample_rate": 0.013, "noise_multiplier": 0.85, "steps": 700}
 STEP = (0.013, 0.85, 0.007, 2.1, -0.9)
-DPSUR = {"dpsur_accounting": "visible", "dpsur_validation_rate": 0.007, "dpsur_validation_noise": 2.1}
+DPSUR = {
+    "dpsur_accounting": "visible",
+    "dpsur_validation_rate": 0.007,
+    "dpsur_validation_noise": 2.1,
+}
 DPSUR |= {"dpsur_loss_clip": 0.004, "dpsur_beta": -0.9}
 DPIS = {"dpis_sampling": "importance", "dpis_slack": 3.0, "dpis_floor": 0.04, "dpis_norm_rate": 0.6}
 DPIS |= {"dpis_norm_share": 0.03, "dpis_clip": None, "dpis_first_phase": 0.3}
-SCREENING = {"screening_data": "own", "screening_gain": 2.0, "screening_q0": None, "screening_stages": 1}
+SCREENING = {
+    "screening_data": "own",
+    "screening_gain": 2.0,
+    "screening_q0": None,
+    "screening_stages": 1,
+}
 OWN_TEST = {"screening_rate": 0.3, "screening_clip": 0.2, "screening_cap_share": 0.2}
-SHARED = {"share_budget": 0.4, "share_rate": 0.3, "share_views": 3, "label_epsilon": 0.9, "public_labels": False}
+SHARED = {
+    "share_budget": 0.4,
+    "share_rate": 0.3,
+    "share_views": 3,
+    "label_epsilon": 0.9,
+    "public_labels": False,
+}
 SCALE = math.sqrt(3 / 14)
 """The smallest of DP-Hero's scales for eigenvalues 3, 2 and 1."""
 LOWEST = Acceptance.of_noisy_loss(0.007, 2.1, -0.9).lowest
@@ -76,14 +92,23 @@ CASES: dict[str, Row] = {
         [],
     ),
     "dphero eigenvalues": (
-        {"hero_floor": 0.2, "hero_refresh": 3, "hero_clipping": "isotropic", "eigenvalues": [3.0, 2.0, 1.0]} | SGM,
+        {
+            "hero_floor": 0.2,
+            "hero_refresh": 3,
+            "hero_clipping": "isotropic",
+            "eigenvalues": [3.0, 2.0, 1.0],
+        }
+        | SGM,
         {events.HeterogeneousGaussian(0.013, 0.85, SCALE): 700},
         {"effective_noise_multiplier": 0.85 * SCALE},
         [],
     ),
     "screening public-test": (
         SGM | SCREENING | {"screening_data": "public", "forced_after": 4, "trials": 900},
-        {events.ScreenedStep(0.013, 0.85, 1.0, 0.0, "public-test"): 900, events.ClassicClaim(0.013, 0.85): 700},
+        {
+            events.ScreenedStep(0.013, 0.85, 1.0, 0.0, "public-test"): 900,
+            events.ClassicClaim(0.013, 0.85): 700,
+        },
         {},
         [],
     ),
@@ -110,7 +135,10 @@ def flags_of(given: dict[str, Any]) -> list[str]:
     """The flags as typed."""
     typed = []
     for name, value in given.items():
-        option, text = "--" + name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, list) else value
+        option, text = (
+            "--" + name.replace("_", "-"),
+            ",".join(map(str, value)) if isinstance(value, list) else value,
+        )
         typed += [] if value is None or value is False else [f"{option}={text}"]
     return typed
 
@@ -118,7 +146,9 @@ def flags_of(given: dict[str, Any]) -> list[str]:
 def expected(case: str) -> dict[str, Any]:
     """All that is to be printed, from the charges."""
     given, charges, extra, limits = CASES[case]
-    certified, published = (accountant.epsilon(charges, DELTA, column) for column in ("certified", "published"))
+    certified, published = (
+        accountant.epsilon(charges, DELTA, column) for column in ("certified", "published")
+    )
     shared = case == "fedfed"
     return {
         "mechanism": case.split()[0],
@@ -142,7 +172,10 @@ def expected(case: str) -> dict[str, Any]:
 
 
 def priced(charges: dict) -> list[dict]:
-    return [{**events.to_dict(event), "count": count} for event, count in sorted(charges.items(), key=repr)]
+    return [
+        {**events.to_dict(event), "count": count}
+        for event, count in sorted(charges.items(), key=repr)
+    ]
 
 
 def words(case: str) -> list[str]:
@@ -159,7 +192,9 @@ def table(capsys, *arguments: str) -> tuple[list[list[str]], list[str]]:
     assert main_guard(command, arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     drawn = [line for line in lines if line[:1] in "┏┃┡│└├"]
-    rows = [[cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in drawn]
+    rows = [
+        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in drawn
+    ]
     return [row for row in rows if len(row) > 1], lines[len(drawn) :]
 
 
@@ -180,7 +215,11 @@ def test_the_figures_of_a_mechanism_are_those_of_its_charges(case, capsys):
     for name, value in right.items():
         measured = isinstance(value, float) or (name.startswith("rdp") and value)
         assert found[name] == (pytest.approx(value, rel=1e-9) if measured else value), name
-    figures = [found[name] for name in ("epsilon_certified", "epsilon_published", "epsilon_pld") if found[name]]
+    figures = [
+        found[name]
+        for name in ("epsilon_certified", "epsilon_published", "epsilon_pld")
+        if found[name]
+    ]
     assert len(set(figures)) == {"dpsgd": 3, "fedfed": 1}.get(case, 2)
 
 
@@ -188,7 +227,9 @@ def same(found: list[dict], right: list[dict]) -> bool:
     """Whether events and counts agree, to the rounding of a rate times a size."""
     return len(found) == len(right) and all(
         a.keys() == b.keys()
-        and all(a[k] == (pytest.approx(b[k], rel=1e-12) if isinstance(b[k], float) else b[k]) for k in b)
+        and all(
+            a[k] == (pytest.approx(b[k], rel=1e-12) if isinstance(b[k], float) else b[k]) for k in b
+        )
         for a, b in zip(found, right, strict=True)
     )
 
@@ -208,11 +249,20 @@ def test_the_table_of_a_mechanism_has_each_figure_under_its_name(case, capsys, m
             return wording.epsilon(value, 6) if name.startswith("epsilon_") else f"{value:.6g}"
         return "-" if value is None else str(value)
 
-    assert sorted(rows) == sorted([name.replace("_", " "), shown(name, value)] for name, value in right.items())
+    assert sorted(rows) == sorted(
+        [name.replace("_", " "), shown(name, value)] for name, value in right.items()
+    )
 
 
 def test_a_calibrated_figure_names_its_target(capsys):
-    arguments = ["dpsgd", "--sample-rate=0.013", "--steps=700", "--epsilon=2", f"--delta={DELTA}", "--json"]
+    arguments = [
+        "dpsgd",
+        "--sample-rate=0.013",
+        "--steps=700",
+        "--epsilon=2",
+        f"--delta={DELTA}",
+        "--json",
+    ]
     assert main_guard(command, arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["epsilon_target"] == 2.0 and 1.99 < found["epsilon_certified"] <= 2.0
@@ -239,7 +289,8 @@ def run_directory(folder):
         with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
             ledger.charge("round-1", 1, [client], charges)
     (folder / "config.toml").write_text(
-        f'[privacy]\nmechanism = "dpsur"\ndelta = {DELTA}\nepsilon = 9.0\nbudget = "certified"\n[data]\nclients = 6\n'
+        f'[privacy]\nmechanism = "dpsur"\ndelta = {DELTA}\nepsilon = 9.0\nbudget = "certified"\n'
+        "[data]\nclients = 6\n"
     )
     return folder
 
@@ -265,9 +316,19 @@ def test_the_figures_of_a_ledger_are_each_clients_own(tmp_path, capsys):
     assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     clients = [row(client) for client in range(6)]
-    assert found == {"finished": True, "note": "", "clients": clients, "limits": [caveats.PUBLIC_LABELS]}
-    figures = {(one["epsilon_certified"], one["epsilon_published"], one["order"]) for one in clients}
-    assert len(figures) == 4 and clients[1]["epsilon_certified"] > 1.2 * clients[1]["epsilon_published"]
+    assert found == {
+        "finished": True,
+        "note": "",
+        "clients": clients,
+        "limits": [caveats.PUBLIC_LABELS],
+    }
+    figures = {
+        (one["epsilon_certified"], one["epsilon_published"], one["order"]) for one in clients
+    }
+    assert (
+        len(figures) == 4
+        and clients[1]["epsilon_certified"] > 1.2 * clients[1]["epsilon_published"]
+    )
 
 
 def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys, monkeypatch):
@@ -277,12 +338,17 @@ def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys, monkey
     (head, *rows), below = table(capsys, "--ledger", str(folder))
     assert head == ["clients", "epsilon (certified)", "epsilon (published)", "delta"]
     names = {"0,2": 0, "1": 1, "3,5": 3, "4": 4}
-    texts = [[wording.epsilon(row(c)[f"epsilon_{k}"], 6) for k in ("certified", "published")] for c in names.values()]
+    texts = [
+        [wording.epsilon(row(c)[f"epsilon_{k}"], 6) for k in ("certified", "published")]
+        for c in names.values()
+    ]
     assert rows == [[name, *text, "2e-06"] for name, text in zip(names, texts, strict=True)]
     assert below == [caveats.PUBLIC_LABELS]
 
 
-def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(tmp_path, capsys, monkeypatch):
+def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "200")
     folder = run_directory(tmp_path)
     lines = [{"order": 3.0, "clients": "0,3-5"}, {"order": 12.0, "clients": "1-2"}]
@@ -291,14 +357,19 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(t
     found = json.loads(capsys.readouterr().out)
     at = {0: 3.0, 1: 12.0, 2: 12.0, 3: 3.0, 4: 3.0, 5: 3.0}
     assert found["clients"] == [row(client, (at[client],)) for client in range(6)]
-    assert (found["finished"], found["note"], found["limits"]) == (False, wording.AT_ONE_ORDER, [caveats.PUBLIC_LABELS])
+    assert (found["finished"], found["note"], found["limits"]) == (
+        False,
+        wording.AT_ONE_ORDER,
+        [caveats.PUBLIC_LABELS],
+    )
     (_, *rows), below = table(capsys, "--ledger", str(folder))
     assert [one[0] for one in rows] == ["0", "1", "2", "3,5", "4"]
     assert below == [caveats.PUBLIC_LABELS, wording.AT_ONE_ORDER]
 
 
 def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_path, capsys):
-    """Client 1's certified figure is above its published one: the budget is compared with what is proved."""
+    """Client 1's certified figure is above its published one: the budget is compared with what is
+    proved."""
     folder = run_directory(tmp_path)
     largest = max(row(client)["epsilon_certified"] for client in PAID)
     assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
@@ -307,7 +378,10 @@ def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_pat
     assert [one["epsilon_certified"] for one in found["clients"]] == [9.0, 9.0, 9.0, 0.0, 9.0, 0.0]
     assert [one["order"] for one in found["clients"]] == [None] * 6
     config = folder / "config.toml"
-    for target, note in ((largest, wording.AT_THE_BUDGET), (math.nextafter(largest, 0), wording.AT_THE_BEST_ORDER)):
+    for target, note in (
+        (largest, wording.AT_THE_BUDGET),
+        (math.nextafter(largest, 0), wording.AT_THE_BEST_ORDER),
+    ):
         config.write_text(config.read_text().replace("epsilon = 9.0", f"epsilon = {target!r}"))
         assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["note"] == note

@@ -1,4 +1,5 @@
-"""From charges to epsilon: reference values, composition, conversion and the exact Gaussian trade-off."""
+"""From charges to epsilon: reference values, composition, conversion and the exact Gaussian
+trade-off."""
 
 import math
 import warnings
@@ -37,7 +38,9 @@ def test_the_grids():
 def test_charges_compose_by_addition_of_every_application(a, b):
     for column in curves.COLUMNS:
         one, two = (curves.rdp(event, accountant.ORDERS, column) for event in (A, B))
-        assert accountant.rdp({A: a, B: b}, accountant.ORDERS, column) == pytest.approx(a * one + b * two, rel=1e-12)
+        assert accountant.rdp({A: a, B: b}, accountant.ORDERS, column) == pytest.approx(
+            a * one + b * two, rel=1e-12
+        )
 
 
 @settings(max_examples=30)
@@ -57,14 +60,20 @@ def test_epsilon_is_the_smallest_conversion_and_never_negative(a, b, delta):
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
 def test_the_guarantee_holds_against_the_exact_gaussian_tradeoff(noise, delta):
-    """The exact delta of a Gaussian at our epsilon (Balle, Wang 2018, Theorem 8) is below delta, but not by far."""
+    """The exact delta of a Gaussian at our epsilon (Balle, Wang 2018, Theorem 8) is below delta,
+    but not by far."""
 
     def exact(epsilon):
         mean = 1 / noise
-        return norm.cdf(mean / 2 - epsilon / mean) - math.exp(epsilon) * norm.cdf(-mean / 2 - epsilon / mean)
+        return norm.cdf(mean / 2 - epsilon / mean) - math.exp(epsilon) * norm.cdf(
+            -mean / 2 - epsilon / mean
+        )
 
     charges = {SampledGaussian(1.0, noise): 1}
-    found, tighter = accountant.epsilon(charges, delta).epsilon, accountant.pld_epsilon(charges, delta)
+    found, tighter = (
+        accountant.epsilon(charges, delta).epsilon,
+        accountant.pld_epsilon(charges, delta),
+    )
     assert exact(found) <= delta
     assert exact(0.8 * found) > delta
     assert exact(tighter) <= delta
@@ -74,7 +83,10 @@ def test_the_guarantee_holds_against_the_exact_gaussian_tradeoff(noise, delta):
 def test_no_distribution_is_built_from_the_limit_on(monkeypatch):
     """That of a large epsilon would fill the memory."""
     charges = {SampledGaussian(0.25, 1.5): 4}
-    found, tighter = accountant.epsilon(charges, 1e-5).epsilon, accountant.pld_epsilon(charges, 1e-5)
+    found, tighter = (
+        accountant.epsilon(charges, 1e-5).epsilon,
+        accountant.pld_epsilon(charges, 1e-5),
+    )
     monkeypatch.setattr(accountant, "PLD_LIMIT", found + 0.01)
     assert 0 < tighter < found and accountant.pld_epsilon(charges, 1e-5) == tighter
     monkeypatch.setattr(accountant, "PLD_LIMIT", found - 0.01)
@@ -84,7 +96,11 @@ def test_no_distribution_is_built_from_the_limit_on(monkeypatch):
 def test_pld_is_tighter_for_sampled_gaussians_and_absent_for_others():
     charges = {A: 300, B: 20}
     tighter = accountant.pld_epsilon(charges, 1e-5)
-    assert 0.5 * accountant.epsilon(charges, 1e-5).epsilon < tighter < accountant.epsilon(charges, 1e-5).epsilon
+    assert (
+        0.5 * accountant.epsilon(charges, 1e-5).epsilon
+        < tighter
+        < accountant.epsilon(charges, 1e-5).epsilon
+    )
     assert accountant.pld_epsilon({A: 300, Unprotected(0.1): 1}, 1e-5) is None
     assert accountant.pld_epsilon({SampledGaussian(1.0, 0.01): 1}, 1e-5) is None
     assert accountant.pld_epsilon({A: 0}, 1e-5) == 0.0

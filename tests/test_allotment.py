@@ -1,4 +1,5 @@
-"""Budgets of adaptive runs: one order, and nothing is released that an allotment has not paid for."""
+"""Budgets of adaptive runs: one order, and nothing is released that an allotment has not paid
+for."""
 
 import json
 import math
@@ -20,7 +21,14 @@ from mechanisms.accounting.allotment import (
     payable,
     total,
 )
-from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian, from_dict, to_dict
+from mechanisms.accounting.events import (
+    Allotment,
+    Covered,
+    PaperClaim,
+    SampledGaussian,
+    from_dict,
+    to_dict,
+)
 from mechanisms.accounting.ledger import Ledger, read
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.settings import Dpis
@@ -31,7 +39,8 @@ FITS = math.floor(0.5 / PRICE)
 
 
 def test_an_allotment_is_a_guarantee_at_its_own_order_alone():
-    """Kills a finite curve at another order: the smallest epsilon over orders is no guarantee of an adaptive run."""
+    """Kills a finite curve at another order: the smallest epsilon over orders is no guarantee of an
+    adaptive run."""
     orders = (2.0, 3.5, 4.0, 64.0)
     assert curves.rdp(SHARE, orders, "certified").tolist() == [math.inf, math.inf, 0.5, math.inf]
     found = accountant.epsilon({SHARE: 3}, 1e-5)
@@ -84,8 +93,12 @@ def test_covered_releases_are_free_as_far_as_their_allotments_go(charges, free):
     """Anyone can check the filter from a ledger. Kills Covered as a free pass."""
     assert overdrawn(charges) is not free
     certified = accountant.epsilon(charges, 1e-5).epsilon
-    assert certified == (accountant.epsilon({SHARE: charges[SHARE]}, 1e-5).epsilon if free else math.inf)
-    assert accountant.epsilon(charges, 1e-5, "published").epsilon == 0.0  # a paper's claim would stand beside them
+    assert certified == (
+        accountant.epsilon({SHARE: charges[SHARE]}, 1e-5).epsilon if free else math.inf
+    )
+    assert (
+        accountant.epsilon(charges, 1e-5, "published").epsilon == 0.0
+    )  # a paper's claim would stand beside them
 
 
 def test_an_account_refuses_what_it_does_not_cover():
@@ -107,7 +120,11 @@ def test_after_a_round_only_covered_releases_and_claims_are_written_down():
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.3, 20.0), st.floats(0.01, 50.0)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.floats(0.01, 1.0), st.floats(0.3, 20.0), st.floats(0.01, 50.0)),
+        min_size=1,
+        max_size=5,
+    ),
     st.sampled_from([1.5, 3.5, 6.0, 32.0]),
 )
 def test_the_noise_that_is_solved_for_meets_its_limit_and_hardly_more(rows, order):
@@ -121,10 +138,13 @@ def test_the_noise_that_is_solved_for_meets_its_limit_and_hardly_more(rows, orde
 
 
 def test_the_noise_that_is_solved_for_leaves_room_for_a_sum_that_is_rounded():
-    """What is left is all but five parts in 10^10 of what the start costs. Kills room on the other side of a limit."""
+    """What is left is all but five parts in 10^10 of what the start costs. Kills room on the other
+    side of a limit."""
     rates, start = np.array([0.1, 0.5]), np.array([2.0, 1.0])
     limits = sampled_gaussian.rdp(rates, start, 4.0) * (1 - 5e-10)
-    assert (sampled_gaussian.rdp(rates, least_multipliers(rates, limits, 4.0, start), 4.0) < limits).all()
+    assert (
+        sampled_gaussian.rdp(rates, least_multipliers(rates, limits, 4.0, start), 4.0) < limits
+    ).all()
 
 
 def test_nothing_left_is_an_error():
@@ -139,7 +159,8 @@ def plan(steps=12, rounds=4, rate=0.2, **own) -> DpisPlan:
 @settings(max_examples=25)
 @given(st.data())
 def test_no_sequence_of_norm_sums_spends_more_than_was_allotted(data):
-    """The filter, over whole runs with any K, any C, and rounds beyond the planned ones; and what is left gets used."""
+    """The filter, over whole runs with any K, any C, and rounds beyond the planned ones; and what
+    is left gets used."""
     draw = data.draw
     own = plan(
         steps=draw(st.integers(1, 13)),
@@ -153,7 +174,14 @@ def test_no_sequence_of_norm_sums_spends_more_than_was_allotted(data):
     for nth in range(1, own.rounds + draw(st.integers(1, 3))):
         account = Account(account.order, account.allotted + own.allotment.rdp, account.spent)
         for number in range(own.epochs):
-            epoch = Epoch(own, nth, number, account, draw(st.floats(own.sample_rate, 1.0)), draw(st.floats(0.01, 1.0)))
+            epoch = Epoch(
+                own,
+                nth,
+                number,
+                account,
+                draw(st.floats(own.sample_rate, 1.0)),
+                draw(st.floats(0.01, 1.0)),
+            )
             ((_, account),) = allocate([epoch])
         assert account.spent <= account.allotted
         if nth == own.rounds and not own.first_phase(nth, own.epochs - 1):
@@ -169,11 +197,14 @@ def test_for_the_worst_norm_sum_the_plan_is_spent_evenly():
             ((multiplier, account),) = allocate([Epoch(own, nth, number, account, 1.0, 1.0)])
             seen.append(multiplier)
     assert seen[: len(seen) // 2] == [1.2] * 6 and seen == pytest.approx([1.2] * 12, rel=2e-2)
-    assert seen == sorted(seen, reverse=True), "what norm sums with more noise have saved goes to later steps"
+    assert seen == sorted(seen, reverse=True), (
+        "what norm sums with more noise have saved goes to later steps"
+    )
 
 
 def test_small_norm_sums_buy_less_noise_afterwards():
-    """Section 4.2: the first phase takes the worst K for granted; the second one uses what it has saved."""
+    """Section 4.2: the first phase takes the worst K for granted; the second one uses what it has
+    saved."""
     own = plan(dpis_first_phase=0.5)
     account, seen = Account(own.allotment.order, 0.0), []
     for nth in range(1, own.rounds + 1):
@@ -181,7 +212,11 @@ def test_small_norm_sums_buy_less_noise_afterwards():
         for number in range(own.epochs):
             ((multiplier, account),) = allocate([Epoch(own, nth, number, account, 0.4, 1.0)])
             seen.append(multiplier)
-    assert seen[:6] == [1.2] * 6 and max(seen[6:]) < 0.93 * 1.2 and seen[6:] == pytest.approx([seen[6]] * 6, rel=1e-2)
+    assert (
+        seen[:6] == [1.2] * 6
+        and max(seen[6:]) < 0.93 * 1.2
+        and seen[6:] == pytest.approx([seen[6]] * 6, rel=1e-2)
+    )
 
 
 def test_several_clients_are_allocated_as_each_alone():
@@ -208,13 +243,16 @@ def test_a_ledger_tells_what_is_left_also_after_it_was_read_again(tmp_path):
                 ledger.charge(f"r{number}", number, [0, 1], {SHARE: 1})
                 ledger.charge(f"r{number}", number, [0], release(number))
             assert ledger.account(0, 4.0) == Account(4.0, 1.0, math.fsum([PRICE, 2 * PRICE]))
-            assert ledger.account(1, 4.0) == Account(4.0, 1.0) and ledger.account(7, 4.0) == Account(4.0, 0.0)
+            assert ledger.account(1, 4.0) == Account(4.0, 1.0) and ledger.account(
+                7, 4.0
+            ) == Account(4.0, 0.0)
             assert ledger.account(0, 5.0) == Account(5.0, 0.0)
     assert not overdrawn(read(tmp_path)[0])
 
 
 def test_a_replayed_round_sees_the_account_as_it_was(tmp_path):
-    """Its own releases and all of later rounds do not count, its own allotment does. Kills a replay that differs."""
+    """Its own releases and all of later rounds do not count, its own allotment does. Kills a replay
+    that differs."""
     with Ledger(tmp_path / "g.jsonl") as ledger:
         seen = []
         for number in (1, 2, 3):

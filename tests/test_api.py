@@ -157,8 +157,12 @@ def test_an_audit_is_the_commands(tmp_path, records):
 
 def test_the_call_goes_over_the_file_and_texts_are_as_in_a_file(tmp_path, records):
     path = tmp_path / "given.toml"
-    path.write_text(f'[data]\ndataset = "{records}"\nclients = 5\nmodel = "linear"\n[rounds]\nrounds = 7\n')
-    config = sim.train(config=path, rounds=np.int64(1), epsilon=2, workers="none", out=tmp_path / "out").config
+    path.write_text(
+        f'[data]\ndataset = "{records}"\nclients = 5\nmodel = "linear"\n[rounds]\nrounds = 7\n'
+    )
+    config = sim.train(
+        config=path, rounds=np.int64(1), epsilon=2, workers="none", out=tmp_path / "out"
+    ).config
     assert [config.value(n) for n in ("clients", "rounds", "epsilon", "workers")] == [
         5,
         1,
@@ -222,7 +226,9 @@ def test_an_unknown_name_gets_the_nearest_one():
         sim.train(resum="x")
     with pytest.raises(ValueError, match="clients is None; it must be an integer"):
         sim.train(clients=None)
-    with pytest.raises(ValueError, match="clients is 5, but one client that holds all records has no choice"):
+    with pytest.raises(
+        ValueError, match="clients is 5, but one client that holds all records has no choice"
+    ):
         sim.train_central(clients=5)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sim.trian
@@ -244,7 +250,10 @@ def process() -> dict:
         "threads of new threads": of_a_new_thread(),
         "pools": sorted((pool["filepath"], pool["num_threads"]) for pool in threadpool_info()),
         "variables": dict(os.environ),
-        "cudnn": [getattr(torch.backends.cudnn, name) for name in ("deterministic", "benchmark", "allow_tf32")],
+        "cudnn": [
+            getattr(torch.backends.cudnn, name)
+            for name in ("deterministic", "benchmark", "allow_tf32")
+        ],
         "precision": torch.get_float32_matmul_precision(),
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
@@ -284,7 +293,10 @@ def test_a_run_sees_a_process_as_a_command_makes_it(tmp_path, records, monkeypat
         True,
         "ignore",
     )
-    assert seen["environment"]["OMP_NUM_THREADS"] == "1" and seen["environment"]["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert (
+        seen["environment"]["OMP_NUM_THREADS"] == "1"
+        and seen["environment"]["FLWR_TELEMETRY_ENABLED"] == "0"
+    )
 
 
 def test_what_a_run_changes_in_the_process_is_put_back():
@@ -301,7 +313,8 @@ def test_what_a_run_changes_in_the_process_is_put_back():
 
 
 def test_threads_train_one_after_the_other(tmp_path, records):
-    """Else the second would take the first one's process for the caller's, and leave that behind."""
+    """Else the second would take the first one's process for the caller's, and leave that
+    behind."""
     before, done = process(), threading.Event()
 
     def train() -> None:
@@ -351,7 +364,9 @@ def test_nothing_is_printed(tmp_path, arrays, capfd):
 def test_a_run_of_arrays_is_a_run_of_their_file(tmp_path, arrays, records):
     settings = SMALL | {"model": "mlp"}
     of_arrays = sim.train(dataset=arrays, **settings, out=tmp_path / "a")
-    of_tensors = sim.train(dataset=[torch.as_tensor(a) for a in arrays], **settings, out=tmp_path / "a", name="t")
+    of_tensors = sim.train(
+        dataset=[torch.as_tensor(a) for a in arrays], **settings, out=tmp_path / "a", name="t"
+    )
     of_file = sim.train(dataset=records, **settings, out=tmp_path / "b")
     assert model(of_arrays.folder) == model(of_tensors.folder) == model(of_file.folder)
     (kept,) = (tmp_path / "a" / "datasets").glob("*.npz")
@@ -408,7 +423,9 @@ def test_a_run_of_arrays_goes_on_where_it_was_in_any_folder(tmp_path, arrays, mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     part = sim.Result(tmp_path / "runs" / "part")
     assert not part.finished and len(part.rounds) == 1
-    assert model(sim.train(resume=part.folder, **({"dataset": arrays} if again else {})).folder) == model(whole.folder)
+    assert model(
+        sim.train(resume=part.folder, **({"dataset": arrays} if again else {})).folder
+    ) == model(whole.folder)
 
 
 @contextlib.contextmanager
@@ -431,7 +448,10 @@ def stopped_after(rounds: int):
 
 def test_a_class_goes_by_its_name(tmp_path, records):
     settings = SMALL | {"dataset": records, "out": tmp_path}
-    results = [sim.train(**settings, model=kind, name=n) for n, kind in (("a", Net), ("b", f"{__name__}:Net"))]
+    results = [
+        sim.train(**settings, model=kind, name=n)
+        for n, kind in (("a", Net), ("b", f"{__name__}:Net"))
+    ]
     assert [r.config.data.model for r in results] == [f"{__name__}:Net"] * 2
     assert model(results[0].folder) == model(results[1].folder)
     nested = sim.train(**settings, model=Net.Inner)
@@ -444,7 +464,9 @@ def test_a_class_that_no_name_leads_to_is_refused():
 
     other = type("Net", (nn.Module,), {"__module__": __name__})
     for kind in (Local, other):
-        with pytest.raises(ValueError, match=r"cannot be found again as .*: define the class at the top level"):
+        with pytest.raises(
+            ValueError, match=r"cannot be found again as .*: define the class at the top level"
+        ):
             sim.train(model=kind)
     with pytest.raises(ValueError, match="dict is no torch"):
         sim.train(model=dict)
@@ -465,7 +487,8 @@ SCRIPT = """
             return self.layer(x)
 
     x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
-    wanted = {"model": Net, "dataset": (x, y), "clients": 2, "min_records": 2, "out": "runs", "name": "one"}
+    wanted = {"model": Net, "dataset": (x, y), "clients": 2, "min_records": 2}
+    wanted |= {"out": "runs", "name": "one"}
     if sys.argv[1] == "start":
         sim.train(rounds=2, **wanted)
     elif sys.argv[1] == "resume":
@@ -476,7 +499,9 @@ SCRIPT = """
 """
 
 
-def test_a_class_of_a_notebook_or_a_script_works_there_and_elsewhere_the_error_says_so(tmp_path, capsys):
+def test_a_class_of_a_notebook_or_a_script_works_there_and_elsewhere_the_error_says_so(
+    tmp_path, capsys
+):
     (tmp_path / "mine.py").write_text(textwrap.dedent(SCRIPT))
 
     def script(word: str) -> subprocess.CompletedProcess:
@@ -490,7 +515,10 @@ def test_a_class_of_a_notebook_or_a_script_works_there_and_elsewhere_the_error_s
     (done := script("resume")).check_returncode()
     assert done.stdout == ""
     assert "which the workers of engine = ray cannot import" in script("ray").stderr
-    assert main_guard(run.command, ["--resume", str(tmp_path / "runs" / "one"), "--engine=inline"]) == 2
+    assert (
+        main_guard(run.command, ["--resume", str(tmp_path / "runs" / "one"), "--engine=inline"])
+        == 2
+    )
     assert "it was defined in a notebook or a script" in capsys.readouterr().err
 
 
@@ -511,7 +539,11 @@ def test_epsilon_is_that_of_the_client_who_has_spent_most(tmp_path, records):
     """Clients of different sizes, at different rates, under noise that is given."""
     unequal = {"partition": "quantity", "batch_size": 5, "noise_multiplier": 2, "epsilon": None}
     result = sim.train(dataset=records, **SMALL, **unequal, out=tmp_path)
-    assert result.epsilon == max(result.summary.epsilon_certified) > min(result.summary.epsilon_certified)
+    assert (
+        result.epsilon
+        == max(result.summary.epsilon_certified)
+        > min(result.summary.epsilon_certified)
+    )
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -521,7 +553,9 @@ def test_the_model_is_the_last_one(tmp_path, arrays, finished):
         contextlib.nullcontext() if finished else stopped_after(2),
         contextlib.suppress(KeyboardInterrupt),
     ):
-        sim.train(dataset=arrays, model="mlp", clients=6, rounds=3, lr=5.0, out=tmp_path, name="one")
+        sim.train(
+            dataset=arrays, model="mlp", clients=6, rounds=3, lr=5.0, out=tmp_path, name="one"
+        )
     result = sim.Result(tmp_path / "one")
     with unusual():
         module = result.model()
@@ -553,7 +587,9 @@ def interrupt(*_: object) -> None:
 
 
 def test_without_privacy_epsilon_is_infinite(tmp_path, records):
-    assert sim.train(dataset=records, mechanism="none", **SMALL, out=tmp_path).epsilon == float("inf")
+    assert sim.train(dataset=records, mechanism="none", **SMALL, out=tmp_path).epsilon == float(
+        "inf"
+    )
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -578,7 +614,9 @@ def test_a_resumed_run_takes_the_engine_of_the_call(tmp_path, records):
     assert sim.train(resume=folder).finished
 
 
-@pytest.mark.parametrize("given", [{"records": [40, 50]}, {"records": 60, "orders": [2.0, 3.5]}, {}])
+@pytest.mark.parametrize(
+    "given", [{"records": [40, 50]}, {"records": 60, "orders": [2.0, 3.5]}, {}]
+)
 def test_a_price_is_that_of_the_command(given, capsys):
     common = {"clients": 2, "batch_size": 20, "rounds": 3, "epsilon": 2.0, "delta": 1e-4}
     found = sim.price(**given, **common)

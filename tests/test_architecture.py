@@ -1,4 +1,5 @@
-"""The architecture's rules, over the syntax trees of the packages; each rule is shown to find a breach."""
+"""The architecture's rules, over the syntax trees of the packages; each rule is shown to find a
+breach."""
 
 import ast
 import re
@@ -29,8 +30,27 @@ RIM = {"sim/engines/cluster.py", "sim/engines/ray_grid.py"}
 
 NUMPY_RANDOM = {"Generator", "Philox", "SeedSequence", "BitGenerator", "bit_generator"}
 DRAWS = {
-    *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like"),
-    *("randn_like", "randint_like", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_"),
+    *(
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "normal",
+        "bernoulli",
+        "multinomial",
+        "poisson",
+        "rand_like",
+    ),
+    *(
+        "randn_like",
+        "randint_like",
+        "normal_",
+        "uniform_",
+        "bernoulli_",
+        "exponential_",
+        "random_",
+        "log_normal_",
+    ),
     *("cauchy_", "geometric_", "trunc_normal_"),
 }
 GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
@@ -38,11 +58,15 @@ DOCUMENTED = {
     ("sim/phases/generator.py", "torch.random.fork_rng"),
     *(
         ("sim/models/networks.py", name)
-        for name in ("torch.default_generator", "torch.default_generator.manual_seed", "torch.random.fork_rng")
+        for name in (
+            "torch.default_generator",
+            "torch.default_generator.manual_seed",
+            "torch.random.fork_rng",
+        )
     ),
 }
-"""A user's model class draws its initial weights from PyTorch's generator, and layers draw some as they are made, which
-are drawn anew; the generator is given back as it was."""
+"""A user's model class draws its initial weights from PyTorch's generator, and layers draw some as
+they are made, which are drawn anew; the generator is given back as it was."""
 
 Rule = Callable[[str, ast.Module], Iterator[str]]
 
@@ -68,13 +92,19 @@ def accounting_alone(file: str, tree: ast.Module) -> Iterator[str]:
     """Whoever reads the accounting need read nothing else."""
     for node, name in imported(tree):
         known = name.startswith("mechanisms.accounting") or name == "mechanisms.durable"
-        if file.startswith("mechanisms/accounting/") and name.partition(".")[0] in OURS and not known:
+        if (
+            file.startswith("mechanisms/accounting/")
+            and name.partition(".")[0] in OURS
+            and not known
+        ):
             yield f"{node.lineno}: imports {name}"
 
 
 def engines_at_the_rim(file: str, tree: ast.Module) -> Iterator[str]:
     for node, name in imported(tree):
-        if name.partition(".")[0] in ("flwr", "ray") and not (file.endswith("/app.py") or file in RIM):
+        if name.partition(".")[0] in ("flwr", "ray") and not (
+            file.endswith("/app.py") or file in RIM
+        ):
             yield f"{node.lineno}: imports {name}"
 
 
@@ -94,7 +124,8 @@ def no_assert(file: str, tree: ast.Module) -> Iterator[str]:
 
 
 def named_randomness(file: str, tree: ast.Module) -> Iterator[str]:
-    """Neither global generators, nor draws without a generator, nor the modules that have only a global one."""
+    """Neither global generators, nor draws without a generator, nor the modules that have only a
+    global one."""
     for node, name in imported(tree):
         if name == "random" or name.startswith("numpy.random") or name.startswith("torch.random"):
             yield f"{node.lineno}: imports {name}"
@@ -108,12 +139,20 @@ def named_randomness(file: str, tree: ast.Module) -> Iterator[str]:
         owner = ast.unparse(node.value)
         if owner in ("np.random", "numpy.random") and node.attr not in NUMPY_RANDOM:
             yield f"{node.lineno}: {ast.unparse(node)}"
-        in_torch = owner in ("torch", "torch.nn.init", "nn.init", "torch.random", "torch.cuda") or node.attr.endswith(
-            "_"
-        )
+        in_torch = owner in (
+            "torch",
+            "torch.nn.init",
+            "nn.init",
+            "torch.random",
+            "torch.cuda",
+        ) or node.attr.endswith("_")
         if in_torch and node.attr in DRAWS and node not in with_generator:
             yield f"{node.lineno}: {ast.unparse(node)} without a generator"
-        if node.attr in GLOBAL_STATE and owner.partition(".")[0] == "torch" and "Generator" not in owner:
+        if (
+            node.attr in GLOBAL_STATE
+            and owner.partition(".")[0] == "torch"
+            and "Generator" not in owner
+        ):
             yield f"{node.lineno}: {ast.unparse(node)}"
 
 
@@ -153,20 +192,29 @@ BREACHES: dict[Rule, list[tuple[str, str]]] = {
 @pytest.mark.parametrize("rule", BREACHES, ids=lambda rule: rule.__name__)
 def test_no_file_breaks_the_rule(rule):
     found = {str(path.relative_to(ROOT)): list(rule(*parsed(path))) for path in FILES}
-    assert len(found) > 40 and {file: breaches for file, breaches in found.items() if breaches} == {}
+    assert (
+        len(found) > 40 and {file: breaches for file, breaches in found.items() if breaches} == {}
+    )
 
 
 @pytest.mark.parametrize(
-    ("rule", "file", "code"), [(rule, *breach) for rule, breaches in BREACHES.items() for breach in breaches]
+    ("rule", "file", "code"),
+    [(rule, *breach) for rule, breaches in BREACHES.items() for breach in breaches],
 )
 def test_the_rule_finds_a_breach(rule, file, code):
     assert list(rule(file, ast.parse(code)))
 
 
 def test_what_is_allowed_is_no_breach():
-    code = "import torch, numpy as np\ng = torch.Generator().manual_seed(0)\nx = torch.randn(3, generator=g)\n"
+    code = (
+        "import torch, numpy as np\ng = torch.Generator().manual_seed(0)\nx = "
+        "torch.randn(3, generator=g)\n"
+    )
     code += "x.normal_(generator=g)\ny = np.random.Generator(np.random.Philox(key=1)).normal()\n"
-    assert [*named_randomness("sim/a.py", ast.parse(code)), *one_way("sim/a.py", ast.parse("import server"))] == []
+    assert [
+        *named_randomness("sim/a.py", ast.parse(code)),
+        *one_way("sim/a.py", ast.parse("import server")),
+    ] == []
 
 
 def parsed(path: Path) -> tuple[str, ast.Module]:
@@ -175,8 +223,11 @@ def parsed(path: Path) -> tuple[str, ast.Module]:
 
 def loaded_by(*modules: str) -> set[str]:
     """Top-level modules that a fresh interpreter has after importing these."""
-    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    names = "{name.partition('.')[0] for name in sys.modules}"
+    code = f"import sys, {', '.join(modules)}; print(*{names})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return set(done.stdout.split())
 
 
@@ -185,13 +236,18 @@ def test_a_run_without_the_ray_engine_loads_neither_flower_nor_ray():
 
 
 def test_accounting_loads_no_torch():
-    accounting = [f"mechanisms.accounting.{path.stem}" for path in (ROOT / "mechanisms/accounting").glob("*.py")]
+    accounting = [
+        f"mechanisms.accounting.{path.stem}"
+        for path in (ROOT / "mechanisms/accounting").glob("*.py")
+    ]
     assert len(accounting) > 15
     assert not loaded_by(*accounting, "mechanisms.plan", "sim.account") & {"torch", "flwr", "ray"}
 
 
 def test_the_server_and_its_strategies_do_not_know_the_simulator():
-    assert "sim" not in loaded_by("server.loop", "server.app", "client.node", "client.app", "strategies.fedavg")
+    assert "sim" not in loaded_by(
+        "server.loop", "server.app", "client.node", "client.app", "strategies.fedavg"
+    )
 
 
 def test_the_fast_tests_use_every_package_and_long_ones_are_files():
@@ -199,4 +255,6 @@ def test_the_fast_tests_use_every_package_and_long_ones_are_files():
     long = {path for path in files if is_long(path)}
     assert len(long) == len(LONG.split())
     code = "".join(path.read_text() for path in files - long)
-    assert all(re.search(rf"^(from|import) {package}\b", code, re.MULTILINE) for package in MAY_IMPORT)
+    assert all(
+        re.search(rf"^(from|import) {package}\b", code, re.MULTILINE) for package in MAY_IMPORT
+    )

@@ -1,4 +1,5 @@
-"""The two arithmetics through one interface: what differs is rounding alone, client by client and under any metric."""
+"""The two arithmetics through one interface: what differs is rounding alone, client by client and
+under any metric."""
 
 import numpy as np
 import pytest
@@ -26,31 +27,43 @@ def test_sums_norms_and_losses_agree_to_rounding(layers):
     """Under metrics of each client's own, clipped at bounds of each client's own."""
     rng = torch.Generator().manual_seed(0)
     sides = {"0": 5, "2": 3}
-    metric = {name: torch.eye(sides[name]) + 0.4 * torch.randn(2, *[sides[name]] * 2, generator=rng) for name in layers}
+    metric = {
+        name: torch.eye(sides[name]) + 0.4 * torch.randn(2, *[sides[name]] * 2, generator=rng)
+        for name in layers
+    }
     gradients, own = RecordGradients(model()), batch()
     params = start(model()) * torch.tensor([[1.0], [0.6]])
     factors = lambda norms: clip_factors(norms, BOUND)  # noqa: E731
     total, norms = FLOATS.gradient_sum(gradients, params, own, factors, BOUND, None, metric)
     whole, found = GRID.gradient_sum(gradients, params, own, factors, BOUND, 7, metric)
     torch.testing.assert_close(found.float(), norms, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close((whole.double() * BOUND[:, None] / grid.PART).float(), total, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        (whole.double() * BOUND[:, None] / grid.PART).float(), total, rtol=1e-4, atol=1e-5
+    )
     if not layers:
         for measure in ("norms", "losses"):
             floats = getattr(FLOATS, measure)(gradients, params, own, None)
-            torch.testing.assert_close(getattr(GRID, measure)(gradients, params, own, 7).float(), floats)
+            torch.testing.assert_close(
+                getattr(GRID, measure)(gradients, params, own, 7).float(), floats
+            )
 
 
 def test_only_clients_with_noise_get_noise():
     total, std = torch.arange(6.0).view(2, 3), torch.tensor([0.0, 2.0])
     noisy = FLOATS.noised(total, BOUND, std, streams([4, 9]), "noise")
     expected = total + std[:, None] * streams([4, 9]).normal("noise", 3)
-    assert torch.equal(noisy, expected) and torch.equal(noisy[0], total[0]) and not torch.equal(noisy[1], total[1])
+    assert (
+        torch.equal(noisy, expected)
+        and torch.equal(noisy[0], total[0])
+        and not torch.equal(noisy[1], total[1])
+    )
     assert torch.equal(FLOATS.noised(total, BOUND, 0 * std, streams([4, 9]), "noise"), total)
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 3.0, 40.0])
 def test_a_point_of_the_grid_is_the_nearest_one(multiplier):
-    """Without draws the released number is within half a step of the sum, and on both sides of it."""
+    """Without draws the released number is within half a step of the sum, and on both sides of
+    it."""
     bound = torch.tensor([0.5, 3.0], dtype=torch.float64)
     rng = np.random.default_rng(0)
     total = torch.from_numpy(rng.integers(-(2**46), 2**46, (2, 500)))

@@ -19,8 +19,11 @@ from sim.config.flags import main_guard
 from sim.phases.build import build
 
 NOISE = 1_000.0
-MEMORY = "--rounds=60 --steps=3 --batch-size=none --sample-rate=0.5 --clip-norm=0.2 --lr=1 --delta=1e-4"
-"""A linear model of 200 random features learns random labels by heart, at a rate of 0.2 where nothing is clipped."""
+MEMORY = (
+    "--rounds=60 --steps=3 --batch-size=none --sample-rate=0.5 --clip-norm=0.2 --lr=1 --delta=1e-4"
+)
+"""A linear model of 200 random features learns random labels by heart, at a rate of 0.2 where
+nothing is clipped."""
 
 
 @pytest.fixture
@@ -38,14 +41,19 @@ def attacked(out: Path, *flags: str) -> dict:
 
 
 def test_memory_is_found_and_nothing_is_found_in_noise(data, tmp_path):
-    """A false alarm of an interval has probability 0.001. Kills: members taken for others, a target trained on all
-    records or on those of the test part, intervals around another attack's figure."""
+    """A false alarm of an interval has probability 0.001. Kills: members taken for others, a target
+    trained on all records or on those of the test part, intervals around another attack's
+    figure."""
     noisy = ("--mechanism=dpsgd", f"--noise-multiplier={NOISE}", "--epsilon=none")
     found = attacked(tmp_path, data, *MEMORY.split(), *noisy, "--confidence=0.999", "--targets=2")
     private, plain = found["trainings"]
     assert (private["mechanism"], private["budget"]) == ("dpsgd", None)
     assert (plain["mechanism"], plain["budget"], plain["epsilon_certified"]) == ("none", None, None)
-    assert private["epsilon_certified"] == epsilon({SampledGaussian(0.5, NOISE): 180}, 1e-4).epsilon < 0.1
+    assert (
+        private["epsilon_certified"]
+        == epsilon({SampledGaussian(0.5, NOISE): 180}, 1e-4).epsilon
+        < 0.1
+    )
     for one in private["successes"]:
         assert one["low"] < 0.5 < one["high"] and one["low"] < one["accuracy"] < one["high"]
     for one in plain["successes"]:
@@ -133,9 +141,14 @@ def test_a_low_success_is_said_to_prove_nothing(data, tmp_path, capsys):
 
 def test_a_preset_takes_the_papers_settings_for_each_epsilon():
     asked = parse(["--preset=dpsur-pvldb-fmnist", "--epsilons=1,3", "--attacks=lira,shadow"])
-    kinds = [(c.privacy.mechanism, c.privacy.epsilon, c.privacy.noise_multiplier) for c in asked.configs[:-1]]
+    kinds = [
+        (c.privacy.mechanism, c.privacy.epsilon, c.privacy.noise_multiplier)
+        for c in asked.configs[:-1]
+    ]
     noise = {1.0: 4.0, 3.0: 2.15}
-    assert kinds == [(name, value, noise[value]) for name in ("dpsur", "dpsgd") for value in (1.0, 3.0)]
+    assert kinds == [
+        (name, value, noise[value]) for name in ("dpsur", "dpsgd") for value in (1.0, 3.0)
+    ]
     assert {c.data.features for c in asked.configs} == {"scattering"} and asked.attacks == (
         "shadow",
         "lira",
@@ -158,9 +171,11 @@ def test_without_privacy_the_rate_is_that_of_gradients_that_nothing_clips():
     )
 
 
-def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(data, tmp_path, monkeypatch):
-    """A shadow model with the target's noise, or one trained on the target's members, would make an attack's figure
-    meaningless; as would a test accuracy on members."""
+def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(
+    data, tmp_path, monkeypatch
+):
+    """A shadow model with the target's noise, or one trained on the target's members, would make an
+    attack's figure meaningless; as would a test accuracy on members."""
     job = build(parse([data, *QUICK]).configs[0])
     calls = []
 
@@ -244,4 +259,6 @@ def test_the_help_names_the_flags(capsys):
     with pytest.raises(SystemExit):
         attack.command(["--help"])
     out = capsys.readouterr().out
-    assert all(flag in out for flag in ("--attacks", "--epsilons", "--targets", "--models", "--mechanism"))
+    assert all(
+        flag in out for flag in ("--attacks", "--epsilons", "--targets", "--models", "--mechanism")
+    )

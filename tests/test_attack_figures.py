@@ -1,4 +1,5 @@
-"""Every number of ``python -m sim.attack``: each under its label, counted as plainly as can be, intervals that hold."""
+"""Every number of ``python -m sim.attack``: each under its label, counted as plainly as can be,
+intervals that hold."""
 
 import dataclasses
 import json
@@ -25,10 +26,14 @@ from sim.showing.attack import RATES, Attacked, Report, Success, notes, show
 from tests import unequal
 
 
-def won(attack: str, right: int, guesses: int, width: float, paper: float | None = None, area=None) -> Success:
+def won(
+    attack: str, right: int, guesses: int, width: float, paper: float | None = None, area=None
+) -> Success:
     middle = right / guesses
     rates = (None, None, None) if area is None else (area - 0.41, area - 0.32, area - 0.23)
-    return Success(attack, right, guesses, middle - width, middle + 2 * width, (middle,), paper, area, rates)
+    return Success(
+        attack, right, guesses, middle - width, middle + 2 * width, (middle,), paper, area, rates
+    )
 
 
 def kind(mechanism: str, budget, certified, published, accuracy, *successes: Success) -> Attacked:
@@ -118,7 +123,9 @@ def printed(capsys, report: Report) -> tuple[list[list[list[str]]], str]:
         if line[:1] in "┏":
             tables.append([])
         elif line[:1] in "┃│":
-            tables[-1].append([cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")])
+            tables[-1].append(
+                [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
+            )
         elif line[:1] not in "┡├└":
             text.append(line)
     return tables, "\n".join(text)
@@ -133,7 +140,9 @@ def test_each_success_stands_at_its_attack_mechanism_and_epsilon(capsys):
     assert rows[0] == ["attack", "guesses", "mechanism", "epsilon 1.5", "epsilon 4", "non-private"]
     expected = []
     for number, (label, count) in enumerate((("Black-Box/Shadow", "600"), ("LiRA", "9000"))):
-        dpsur1, dpsur4, dpsgd1, dpsgd4, none = (cell(one.successes[number]) for one in REPORT.trainings)
+        dpsur1, dpsur4, dpsgd1, dpsgd4, none = (
+            cell(one.successes[number]) for one in REPORT.trainings
+        )
         first = [list(texts) for texts in zip(dpsur1, dpsur4, none, strict=True)]
         second = [list(texts) for texts in zip(dpsgd1, dpsgd4, strict=True)]
         expected += [[label, count, "dpsur", *first[0]], ["", "", "", *first[1]]]
@@ -175,13 +184,18 @@ def test_epsilons_and_accuracies_stand_beside_their_training(capsys):
 
 
 def test_without_lira_and_without_a_budget_nothing_is_shown_of_them(capsys):
-    only = [dataclasses.replace(one, successes=one.successes[:1], budget=None) for one in REPORT.trainings[1::2]]
+    only = [
+        dataclasses.replace(one, successes=one.successes[:1], budget=None)
+        for one in REPORT.trainings[1::2]
+    ]
     only = [
         *only[:1],
         dataclasses.replace(REPORT.trainings[4], successes=REPORT.trainings[4].successes[:1]),
     ]
     only[0] = dataclasses.replace(only[0], test_accuracy=None)
-    tables, text = printed(capsys, dataclasses.replace(REPORT, trainings=tuple(only), targets=1, bounded="published"))
+    tables, text = printed(
+        capsys, dataclasses.replace(REPORT, trainings=tuple(only), targets=1, bounded="published")
+    )
     assert tables[0][0] == ["attack", "guesses", "mechanism", "no budget", "non-private"]
     assert tables[1][0][1:] == [
         "budget (published)",
@@ -212,7 +226,9 @@ def test_each_field_of_the_report_shows_or_is_in_the_file_alone(capsys):
     for one, training in zip(file["trainings"], REPORT.trainings, strict=True):
         for entries, found in zip(one["successes"], training.successes, strict=True):
             assert entries["accuracy"] == found.right / found.guesses
-            assert entries["advantage"] == pytest.approx((found.right - (found.guesses - found.right)) / found.guesses)
+            assert entries["advantage"] == pytest.approx(
+                (found.right - (found.guesses - found.right)) / found.guesses
+            )
 
 
 CURVES = (
@@ -268,13 +284,20 @@ def test_all_targets_are_counted(tmp_path, monkeypatch):
     shares = [np.mean([*RIGHT[0][:, n], *RIGHT[1][:, n]]) for n in range(30)]
     interval = stats.ttest_1samp(shares, 0.0).confidence_interval(0.9)
     assert (lira.low, lira.high) == pytest.approx(tuple(interval))
-    assert lira.area == pytest.approx(0.65) and lira.true_positives == pytest.approx((0.3, 0.3, 0.45))
+    assert lira.area == pytest.approx(0.65) and lira.true_positives == pytest.approx(
+        (0.3, 0.3, 0.45)
+    )
 
 
 def test_the_file_says_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "repetition", lambda job, seed, attacks, models: FOUND[0])
-    flags = f"--model=mlp --seed=9 --delta=1e-4 --epsilon=3 --targets=1 --models=12 --records=90 --out={tmp_path}"
-    report = session.attack(parse([*flags.split(), "--name=a", "--confidence=0.7", "--budget=published"]))
+    flags = (
+        "--model=mlp --seed=9 --delta=1e-4 --epsilon=3 --targets=1 --models=12 --records=90 "
+        f"--out={tmp_path}"
+    )
+    report = session.attack(
+        parse([*flags.split(), "--name=a", "--confidence=0.7", "--budget=published"])
+    )
     said = (
         report.dataset,
         report.model,
@@ -311,15 +334,18 @@ def test_an_interval_of_counts_holds_as_often_as_it_says(guesses, confidence):
 def test_an_interval_of_records_does_not_shrink_with_models_that_repeat_each_other():
     shares = np.random.default_rng(0).random(50)
     low, high = success.of_records(shares, 0.9)
-    assert (low, high) == pytest.approx(tuple(stats.ttest_1samp(shares, 0.0).confidence_interval(0.9)))
+    assert (low, high) == pytest.approx(
+        tuple(stats.ttest_1samp(shares, 0.0).confidence_interval(0.9))
+    )
     assert success.of_records(np.array([0.0, 1.0]), 0.99) == (0.0, 1.0)
 
 
 def test_intervals_of_likelihood_ratios_hold_where_there_is_nothing_to_find():
-    """400 times: models of two kinds, so that guesses about a record hang together, and coins that no confidence knows.
+    """400 times: models of two kinds, so that guesses about a record hang together, and coins that
+    no confidence knows.
 
-    Intervals of confidence 0.9 miss one half too often with probability 0.001; those that take every guess for
-    independent, the negative control, miss it every third time.
+    Intervals of confidence 0.9 miss one half too often with probability 0.001; those that take
+    every guess for independent, the negative control, miss it every third time.
     """
     rng, of_records, of_guesses = np.random.default_rng(0), 0, 0
     for seed in range(400):
@@ -347,11 +373,15 @@ def test_the_papers_figures_are_those_of_its_tables():
     table = entry("dpsur-pvldb-2024/table-4/White-Box Partial")
     assert private["cifar10", "partial", "dpsur", 3.0] == table["DPSUR"]["3"] == 0.502
     assert private["fmnist", "shadow", "dpsgd", 3.0] == 0.493
-    assert found["fmnist", "shadow", "none", None] == 0.582 and found["cifar10", "partial", "none", 4.0] == 0.743
+    assert (
+        found["fmnist", "shadow", "none", None] == 0.582
+        and found["cifar10", "partial", "none", 4.0] == 0.743
+    )
 
 
 def test_guesses_are_counted_on_both_sides():
-    """An attack that always says "member", or never, is right about half; one that sees everything, always."""
+    """An attack that always says "member", or never, is right about half; one that sees everything,
+    always."""
     rng = np.random.default_rng(0)
     members, others = rng.normal(1.0, 0.1, (30, 2)), rng.normal(-1.0, 0.1, (30, 2))
     assert judge((members, others), (members, others), 0) == Tally(60, 60)
@@ -393,21 +423,33 @@ def test_at_a_given_noise_training_ends_with_the_last_round_that_the_budget_pays
 @pytest.mark.parametrize("accounting", ["visible", "selective", "every-trial"])
 def test_the_papers_epsilon_is_that_of_the_steps_that_were_accepted(accounting, monkeypatch):
     flags = (
-        f"--mechanism=dpsur --dpsur-accounting={accounting} --noise-multiplier=2 --epsilon=none --delta=1e-4 --rounds=2"
+        f"--mechanism=dpsur --dpsur-accounting={accounting} --noise-multiplier=2 --epsilon=none "
+        "--delta=1e-4 --rounds=2"
     )
-    job, ends = build(parse([*flags.split(), "--rounds=2", "--steps=20", "--batch-size=20"]).configs[0]), []
+    job, ends = (
+        build(parse([*flags.split(), "--rounds=2", "--steps=20", "--batch-size=20"]).configs[0]),
+        [],
+    )
     real = trainings.local_round
-    monkeypatch.setattr(trainings, "local_round", lambda *given: ends.append(real(*given)) or ends[-1])
+    monkeypatch.setattr(
+        trainings, "local_round", lambda *given: ends.append(real(*given)) or ends[-1]
+    )
     found = train(job, [np.arange(90), np.arange(300)], seed_key(0))
     table = plan_table(job.config.privacy, job.config.dpsur, 40, 1, np.array([90, 300]))
     claims = [table.of(n).claims(int(taken), 1) for n, taken in enumerate(ends[0].taken.tolist())]
-    assert found.epsilon_published == max(epsilon(one, 1e-4, "published").epsilon for one in claims if one)
+    assert found.epsilon_published == max(
+        epsilon(one, 1e-4, "published").epsilon for one in claims if one
+    )
     assert (min(ends[0].taken) < 40) == (accounting != "selective")
 
 
 def test_a_training_that_ends_early_has_the_rates_of_the_whole_and_meets_its_budget(monkeypatch):
-    """Each of another size has its own end; rates fall over the planned length, as in a run that ends early."""
-    flags = "--noise-multiplier=2 --epsilon=4 --rounds=60 --steps=3 --batch-size=20 --delta=1e-3 --lr-schedule=linear"
+    """Each of another size has its own end; rates fall over the planned length, as in a run that
+    ends early."""
+    flags = (
+        "--noise-multiplier=2 --epsilon=4 --rounds=60 --steps=3 --batch-size=20 --delta=1e-3 "
+        "--lr-schedule=linear"
+    )
     job, seen = build(parse([*flags.split(), "--lr=1"]).configs[0]), []
     real = trainings.local_round
     monkeypatch.setattr(
@@ -419,5 +461,7 @@ def test_a_training_that_ends_early_has_the_rates_of_the_whole_and_meets_its_bud
     steps = [plan.steps for plan in seen[0].plans]
     assert steps == [paid_steps(job.config, 180, 90), 180] and steps[0] < 180
     assert seen[0].learning_rate(np.array([90.0, 45.0])) == pytest.approx([0.5, 0.75])
-    assert 3.5 < found.epsilon <= 4.0 and found.epsilon_published == pytest.approx(found.epsilon, rel=0.1)
+    assert 3.5 < found.epsilon <= 4.0 and found.epsilon_published == pytest.approx(
+        found.epsilon, rel=0.1
+    )
     assert found.epsilon_published != found.epsilon

@@ -1,4 +1,5 @@
-"""Attacks on membership: right half of the time where there is nothing to find, nearly always where all is told."""
+"""Attacks on membership: right half of the time where there is nothing to find, nearly always where
+all is told."""
 
 from dataclasses import replace
 
@@ -48,11 +49,17 @@ def accuracy(tally: Tally) -> float:
 
 def test_the_split_is_two_to_one_to_two_to_one():
     parts = split(603, generator(KEY, "split"))
-    sizes = [len(part) for part in (parts.target_in, parts.target_out, parts.shadow_in, parts.shadow_out)]
+    sizes = [
+        len(part) for part in (parts.target_in, parts.target_out, parts.shadow_in, parts.shadow_out)
+    ]
     assert sizes == [200, 100, 200, 100]
-    everything = np.concatenate([parts.target_in, parts.target_out, parts.shadow_in, parts.shadow_out])
+    everything = np.concatenate(
+        [parts.target_in, parts.target_out, parts.shadow_in, parts.shadow_out]
+    )
     assert len(set(everything.tolist())) == 600 and everything.max() < 603
-    assert [len(part) for part in balanced(parts.target_in, parts.target_out, np.random.default_rng(0))] == [100, 100]
+    assert [
+        len(part) for part in balanced(parts.target_in, parts.target_out, np.random.default_rng(0))
+    ] == [100, 100]
     with pytest.raises(ValueError, match="records = 5"):
         split(5, generator(KEY, "split"))
 
@@ -66,7 +73,9 @@ def test_of_unequal_sides_as_many_are_taken_and_drawn_from_the_larger_one():
 
 
 def test_features_are_sorted_probabilities_and_whether_the_answer_is_right():
-    found = posterior_features(torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([1, 2]))
+    found = posterior_features(
+        torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([1, 2])
+    )
     np.testing.assert_allclose(found, [[0.7, 0.2, 0.1, 1.0], [0.5, 0.3, 0.2, 0.0]], rtol=1e-6)
 
 
@@ -76,17 +85,29 @@ def test_trainings_are_those_of_each_alone_and_meet_the_budget(tmp_path, mechani
     owned = [np.arange(40), np.arange(40, 120)]
     both = train(one, owned, KEY)
     assert both.params.shape == (2, 122) and not torch.equal(both.params[0], both.params[1])
-    torch.testing.assert_close(train(one, owned[:1], KEY).params, both.params[:1], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        train(one, owned[:1], KEY).params, both.params[:1], rtol=1e-3, atol=1e-3
+    )
     assert 0 < both.epsilon <= 50.0 if mechanism != "none" else both.epsilon == np.inf
     said = both.probabilities(np.arange(7))
-    assert said.shape == (2, 7, 2) and torch.allclose(said.sum(dim=2), torch.ones(2, 7, dtype=torch.float64))
+    assert said.shape == (2, 7, 2) and torch.allclose(
+        said.sum(dim=2), torch.ones(2, 7, dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("together", [1, 2, 8])
 def test_every_training_is_gradient_descent_on_its_own_records(tmp_path, monkeypatch, together):
-    """Without privacy, on batches that are everything a client has: as plain autograd, chunk by chunk or at once."""
+    """Without privacy, on batches that are everything a client has: as plain autograd, chunk by
+    chunk or at once."""
     monkeypatch.setattr(trainings, "AT_A_TIME", together)
-    flags = ("--sample-rate=1", "--lr-schedule=linear", "--momentum=0.5", "--rounds=2", "--steps=3", "--lr=0.2")
+    flags = (
+        "--sample-rate=1",
+        "--lr-schedule=linear",
+        "--momentum=0.5",
+        "--rounds=2",
+        "--steps=3",
+        "--lr=0.2",
+    )
     one = with_mechanism(job(tmp_path, *flags, features=5), "none", 4.0)
     owned = [np.arange(40), np.arange(40, 120), np.arange(100, 130)]
     x, y = (torch.from_numpy(array) for array in (one.dataset.x, one.dataset.y))
@@ -101,8 +122,11 @@ def test_every_training_is_gradient_descent_on_its_own_records(tmp_path, monkeyp
         torch.testing.assert_close(found, row, rtol=1e-4, atol=1e-5)
 
 
-def test_private_trainings_draw_by_their_number_and_cost_what_their_plans_say(tmp_path, monkeypatch):
-    """How many are computed together changes nothing, and no two of them have the same batches and noise."""
+def test_private_trainings_draw_by_their_number_and_cost_what_their_plans_say(
+    tmp_path, monkeypatch
+):
+    """How many are computed together changes nothing, and no two of them have the same batches and
+    noise."""
     one = with_mechanism(job(tmp_path, "--noise-multiplier=3", features=5), "dpsgd", 50.0)
     assert (one.config.privacy.mechanism, one.config.privacy.epsilon) == ("dpsgd", 50.0)
     owned = [np.arange(40)] * 4
@@ -114,20 +138,26 @@ def test_private_trainings_draw_by_their_number_and_cost_what_their_plans_say(tm
     said, x = at_once.probabilities(np.arange(3, 9)), torch.from_numpy(one.dataset.x[3:9])
     for row, found in zip(at_once.params, said, strict=True):
         scores = (x @ row[:10].view(2, 5).T + row[10:]).double()
-        torch.testing.assert_close(found, scores.exp() / scores.exp().sum(dim=1, keepdim=True), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found, scores.exp() / scores.exp().sum(dim=1, keepdim=True), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_every_training_has_the_plan_and_the_learning_rates_of_its_own_size(tmp_path, monkeypatch):
     """Each alone is what they are together, though steps and rates of sampling differ."""
     one = with_mechanism(job(tmp_path, "--noise-multiplier=3", features=5), "dpsgd", 50.0)
     privacy = one.config.privacy.model_copy(update={"batch_size": 20, "sample_rate": 1.0})
-    local = one.config.local.model_copy(update={"steps": None, "epochs": 2.0, "lr_schedule": "linear"})
+    local = one.config.local.model_copy(
+        update={"steps": None, "epochs": 2.0, "lr_schedule": "linear"}
+    )
     one = replace(one, config=one.config.model_copy(update={"privacy": privacy, "local": local}))
     owned = [np.arange(40), np.arange(100, 220), np.arange(30, 90)]
     at_once = train(one, owned, KEY)
     for together in (1, 2):
         monkeypatch.setattr(trainings, "AT_A_TIME", together)
-        torch.testing.assert_close(train(one, owned, KEY).params, at_once.params, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            train(one, owned, KEY).params, at_once.params, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_memory_is_found_by_all_attacks(tmp_path):
@@ -152,7 +182,9 @@ def test_nothing_is_found_in_a_model_that_never_saw_its_members(tmp_path):
     assert abs(accuracy(shadow_attack(stranger, stranger, parts, KEY)) - 0.5) < 0.25
     assert abs(accuracy(partial_attack(stranger, parts, KEY)) - 0.5) < 0.36
     inside, rng = halves(240, 10, KEY), np.random.default_rng(0)
-    assert abs(roc(likelihood_ratios(rng.normal(size=inside.shape), inside), inside).area - 0.5) < 0.06
+    assert (
+        abs(roc(likelihood_ratios(rng.normal(size=inside.shape), inside), inside).area - 0.5) < 0.06
+    )
 
 
 def test_likelihood_ratios_are_those_of_gaussians_fitted_to_the_other_models():
@@ -182,7 +214,8 @@ def test_confidence_is_the_scaled_probability_of_the_label(tmp_path):
 
 
 def test_scores_are_log_ratios_of_gaussians_with_one_pooled_variance():
-    """Number by number: a record's two means leave the target out; squares are added up over records and models."""
+    """Number by number: a record's two means leave the target out; squares are added up over
+    records and models."""
     rng = np.random.default_rng(1)
     seen, had = rng.normal(size=(9, 4)), rng.random((9, 4)) < 0.5
     had[:, 3] = np.arange(9) < 1  # all but one are without it: nothing can be said
@@ -197,8 +230,12 @@ def test_scores_are_log_ratios_of_gaussians_with_one_pooled_variance():
             parts = {n: [seen[m, n] for m in others if had[m, n] == member] for n in known}
             squares = sum(((np.array(part) - np.mean(part)) ** 2).sum() for part in parts.values())
             spread = np.sqrt(squares / sum(len(part) - 1 for part in parts.values()))
-            logs[member] = [stats.norm.logpdf(seen[target, n], np.mean(parts[n]), spread) for n in known]
-        np.testing.assert_allclose(found[target, known], np.subtract(logs[True], logs[False]), rtol=1e-9)
+            logs[member] = [
+                stats.norm.logpdf(seen[target, n], np.mean(parts[n]), spread) for n in known
+            ]
+        np.testing.assert_allclose(
+            found[target, known], np.subtract(logs[True], logs[False]), rtol=1e-9
+        )
 
 
 def test_models_are_trained_on_fair_coins_of_the_key():
@@ -221,24 +258,33 @@ def test_the_partial_attacker_sees_each_records_own_answers_loss_and_gradient(tm
     for row, record in zip(found, records, strict=True):
         x, label = torch.from_numpy(one.dataset.x[[record]]), int(one.dataset.y[record])
         loss = torch.nn.functional.cross_entropy(one.model(x), torch.tensor([label]))
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(one.model.parameters()))])
+        gradient = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(one.model.parameters()))]
+        )
         said, answer = one.model(x).softmax(dim=1)[0].detach().numpy(), np.eye(2)[label]
         expected = [*sorted(said)[::-1], said.argmax() == label, *answer, *(said - answer)]
-        np.testing.assert_allclose(row, [*expected, float(loss.detach()), float(gradient.norm())], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            row, [*expected, float(loss.detach()), float(gradient.norm())], rtol=1e-4, atol=1e-6
+        )
 
 
 def rows(features: np.ndarray) -> set[bytes]:
     return {row.tobytes() for row in features}
 
 
-def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_records(tmp_path, monkeypatch):
-    """Members and others of each part, as many of one as of the other; nothing that was learnt from is asked."""
+def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_records(
+    tmp_path, monkeypatch
+):
+    """Members and others of each part, as many of one as of the other; nothing that was learnt from
+    is asked."""
     one = job(tmp_path, features=5)
     parts, start = split(240, generator(KEY, "split")), one.gradients.layout.initial(one.model)
     target, other = Trained(one, start[None], np.inf), Trained(one, 2 * start[None] + 0.1, np.inf)
     seen = []
     for module in (partial, shadow):
-        monkeypatch.setattr(module, "judge", lambda known, asked, seed: seen.append((*known, *asked)))
+        monkeypatch.setattr(
+            module, "judge", lambda known, asked, seed: seen.append((*known, *asked))
+        )
     partial_attack(target, parts, KEY)
     shadow_attack(target, other, parts, KEY)
 
@@ -246,11 +292,21 @@ def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_reco
         labels = torch.from_numpy(one.dataset.y[records])
         return rows(posterior_features(trained.probabilities(records)[0], labels))
 
-    inside, outside = (rows(partial._features(target, records)) for records in (parts.target_in, parts.target_out))
+    inside, outside = (
+        rows(partial._features(target, records)) for records in (parts.target_in, parts.target_out)
+    )
     known_in, known_out, asked_in, asked_out = map(rows, seen[0])
-    assert known_in | asked_in <= inside and known_out | asked_out == outside and not (known_in & asked_in)
+    assert (
+        known_in | asked_in <= inside
+        and known_out | asked_out == outside
+        and not (known_in & asked_in)
+    )
     assert [len(one) for one in (known_in, known_out, asked_in, asked_out)] == [20] * 4
     learnt_in, learnt_out, told_in, told_out = map(rows, seen[1])
-    assert learnt_in <= answers(other, parts.shadow_in) and learnt_out == answers(other, parts.shadow_out)
-    assert told_in <= answers(target, parts.target_in) and told_out == answers(target, parts.target_out)
+    assert learnt_in <= answers(other, parts.shadow_in) and learnt_out == answers(
+        other, parts.shadow_out
+    )
+    assert told_in <= answers(target, parts.target_in) and told_out == answers(
+        target, parts.target_out
+    )
     assert [len(one) for one in (learnt_in, learnt_out, told_in, told_out)] == [40] * 4

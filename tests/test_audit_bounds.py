@@ -1,4 +1,5 @@
-"""The audit's bounds: valid as often as they say, near the truth where they can be, 0 where nothing is to be found."""
+"""The audit's bounds: valid as often as they say, near the truth where they can be, 0 where nothing
+is to be found."""
 
 import math
 
@@ -7,7 +8,13 @@ import pytest
 from scipy import stats
 from scipy.optimize import brentq
 
-from sim.auditing.bounds import _choices, one_run_epsilon, one_run_p_value, rates_epsilon, threshold_epsilon
+from sim.auditing.bounds import (
+    _choices,
+    one_run_epsilon,
+    one_run_p_value,
+    rates_epsilon,
+    threshold_epsilon,
+)
 from sim.auditing.one_run import guess
 
 REPETITIONS, CONFIDENCE = 120, 0.95
@@ -16,7 +23,8 @@ MOST_FAILURES = int(stats.binom.isf(1e-6, REPETITIONS, 1 - CONFIDENCE))
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
-    """Of one Gaussian of unit variance whose mean moves by ``shift`` (Balle and Wang 2018, Theorem 8)."""
+    """Of one Gaussian of unit variance whose mean moves by ``shift`` (Balle and Wang 2018, Theorem
+    8)."""
 
     def excess(epsilon: float) -> float:
         far = stats.norm.cdf(-epsilon / shift + shift / 2)
@@ -26,7 +34,9 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
 
 
 def many_runs(rng: np.random.Generator, shift: float, delta: float, runs: int = 20_000) -> float:
-    return threshold_epsilon(shift + rng.normal(size=runs), rng.normal(size=runs), delta, CONFIDENCE)
+    return threshold_epsilon(
+        shift + rng.normal(size=runs), rng.normal(size=runs), delta, CONFIDENCE
+    )
 
 
 def one_run(rng: np.random.Generator, shift: float, delta: float, coins: int = 2_000) -> float:
@@ -37,7 +47,8 @@ def one_run(rng: np.random.Generator, shift: float, delta: float, coins: int = 2
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("audit", [many_runs, one_run])
 def test_the_bound_is_valid_for_a_gaussian(audit, shift):
-    """In 95 % of seeded repetitions. False alarm: 1e-6 in each case, if a bound were no better than it says."""
+    """In 95 % of seeded repetitions. False alarm: 1e-6 in each case, if a bound were no better than
+    it says."""
     truth, rng = gaussian_epsilon(shift, 1e-5), np.random.default_rng(0)
     assert sum(audit(rng, shift, 1e-5) > truth for _ in range(REPETITIONS)) <= MOST_FAILURES
 
@@ -50,7 +61,8 @@ def test_the_bound_of_many_runs_reaches_most_of_the_truth():
 
 
 def test_the_bound_of_one_run_reaches_most_of_the_truth_for_randomized_response():
-    """A mechanism that tells each coin rightly with probability e^eps / (1 + e^eps): the worst of the theorem."""
+    """A mechanism that tells each coin rightly with probability e^eps / (1 + e^eps): the worst of
+    the theorem."""
     rng = np.random.default_rng(0)
     for epsilon in (0.5, 1.0, 3.0):
         right = rng.binomial(5_000, 1 / (1 + math.exp(-epsilon)), size=20)
@@ -60,7 +72,8 @@ def test_the_bound_of_one_run_reaches_most_of_the_truth_for_randomized_response(
 
 @pytest.mark.parametrize("audit", [many_runs, one_run])
 def test_nothing_gives_nothing(audit):
-    """The mechanism that ignores its data; a bound above 0 would be a false one, 5 % of the time at most."""
+    """The mechanism that ignores its data; a bound above 0 would be a false one, 5 % of the time at
+    most."""
     rng = np.random.default_rng(0)
     found = [audit(rng, 0.0, 1e-5) for _ in range(REPETITIONS)]
     assert np.median(found) == 0 and sum(one > 0 for one in found) <= MOST_FAILURES
@@ -68,7 +81,12 @@ def test_nothing_gives_nothing(audit):
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
 def test_the_p_value_is_the_theorem_term_by_term(delta):
-    for guesses, right, coins, epsilon in ((10, 9, 20, 0.5), (40, 35, 100, 1.0), (7, 0, 7, 2.0), (0, 0, 5, 1.0)):
+    for guesses, right, coins, epsilon in (
+        (10, 9, 20, 0.5),
+        (40, 35, 100, 1.0),
+        (7, 0, 7, 2.0),
+        (0, 0, 5, 1.0),
+    ):
         law = stats.binom(guesses, math.exp(epsilon) / (1 + math.exp(epsilon)))
 
         def f(v: int, law=law) -> float:
@@ -76,7 +94,9 @@ def test_the_p_value_is_the_theorem_term_by_term(delta):
 
         slope = max((f(right - i) - f(right)) / i for i in range(1, coins + 1))
         expected = min(1.0, f(right) + 2 * coins * delta * slope)
-        assert one_run_p_value(guesses, right, coins, epsilon, delta) == pytest.approx(expected, rel=1e-12)
+        assert one_run_p_value(guesses, right, coins, epsilon, delta) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 def test_the_one_run_bound_is_where_the_p_value_is_the_error():
@@ -116,7 +136,9 @@ def test_the_runs_that_judge_have_no_part_in_the_choice():
     choices = list(_choices(one, other, 1e-5, CONFIDENCE))
     one[1::2], other[1::2] = 100.0, -100.0
     assert list(_choices(one, other, 1e-5, CONFIDENCE)) == choices
-    assert {threshold for _, threshold in choices} <= set(other[::2].tolist()) and max(choices)[0] > 0
+    assert {threshold for _, threshold in choices} <= set(other[::2].tolist()) and max(choices)[
+        0
+    ] > 0
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -132,7 +154,8 @@ def test_the_side_and_the_order_of_the_data_sets_do_not_matter(sign, spread):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_tail_that_one_data_set_alone_has_is_found_on_either_side(sign):
-    """One run in ten lies far out; elsewhere nothing differs, so that no event on the other side tells anything."""
+    """One run in ten lies far out; elsewhere nothing differs, so that no event on the other side
+    tells anything."""
     other = np.random.default_rng(0).normal(size=4_000)
     one = np.where(np.random.default_rng(1).random(4_000) < 0.1, sign * 100.0, other)
     for pair in ((one, other), (other, one)):
@@ -143,7 +166,11 @@ def test_each_data_set_has_its_own_number_of_runs():
     """Two data sets that are told apart every time, by 2,000 and by 500 runs that judge."""
     one, other = np.ones(4_000), np.zeros(1_000)
     exact = rates_epsilon(np.array(500), 500, np.array(0), 2_000, 0.0, 0.9)
-    assert threshold_epsilon(one, other, 0.0, 0.9) == threshold_epsilon(other, one, 0.0, 0.9) == float(exact)
+    assert (
+        threshold_epsilon(one, other, 0.0, 0.9)
+        == threshold_epsilon(other, one, 0.0, 0.9)
+        == float(exact)
+    )
     assert exact > rates_epsilon(np.array(2_000), 2_000, np.array(0), 500, 0.0, 0.9)
 
 

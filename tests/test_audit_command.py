@@ -1,4 +1,5 @@
-"""``python -m sim.audit``: its result stands beside the ledger's figures, is the same again; faults are one line."""
+"""``python -m sim.audit``: its result stands beside the ledger's figures, is the same again; faults
+are one line."""
 
 import json
 
@@ -34,14 +35,24 @@ def audited(folder, *flags: str) -> dict:
 
 @pytest.mark.parametrize("clients", ["1", "3"])
 def test_the_lower_bound_stands_below_the_certified_epsilon_of_the_ledger(tmp_path, clients):
-    """Kills: scores of the wrong canary, coins that do not decide who is in, a null record that is drawn."""
+    """Kills: scores of the wrong canary, coins that do not decide who is in, a null record that is
+    drawn."""
     found = audited(tmp_path, "--clients", clients, "--epsilon", "8")
-    spent = {client: epsilon(c, 1e-5).epsilon for client, c in read(tmp_path / "a" / "ledger").items()}
+    spent = {
+        client: epsilon(c, 1e-5).epsilon for client, c in read(tmp_path / "a" / "ledger").items()
+    }
     assert found["epsilon_certified"] == pytest.approx(max(spent.values()), rel=1e-12)
     assert 0.15 * 8 < found["epsilon_lower"] < found["epsilon_certified"]
-    assert found["right"] <= found["guesses"] <= found["canaries"] == sum(row[1] for row in found["clients"])
+    assert (
+        found["right"]
+        <= found["guesses"]
+        <= found["canaries"]
+        == sum(row[1] for row in found["clients"])
+    )
     assert [row[0] for row in found["clients"]] == list(range(int(clients)))
-    assert [row[3] for row in found["clients"]] == pytest.approx([spent[c] for c in range(int(clients))])
+    assert [row[3] for row in found["clients"]] == pytest.approx(
+        [spent[c] for c in range(int(clients))]
+    )
 
 
 def test_without_privacy_every_guess_is_right(tmp_path):
@@ -56,14 +67,28 @@ def test_with_much_noise_nothing_is_found(tmp_path):
 
 
 def test_the_black_box_sees_the_final_model_only(tmp_path):
-    flags = ("--clients=1", "--mechanism=none", "--black-box", "--rounds=30", "--lr=2", "--model=mlp")
+    flags = (
+        "--clients=1",
+        "--mechanism=none",
+        "--black-box",
+        "--rounds=30",
+        "--lr=2",
+        "--model=mlp",
+    )
     found = audited(tmp_path, *flags)
     assert found["view"] == "black-box" and found["epsilon_lower"] > 0
 
 
 @pytest.mark.parametrize("mechanism", [name for name, row in MECHANISMS.items() if row.private])
 def test_every_mechanism_can_be_audited(tmp_path, mechanism):
-    flags = ("--clients=2", "--rounds=2", "--mechanism", mechanism, "--noise-multiplier=2", "--epsilon=none")
+    flags = (
+        "--clients=2",
+        "--rounds=2",
+        "--mechanism",
+        mechanism,
+        "--noise-multiplier=2",
+        "--epsilon=none",
+    )
     found = audited(tmp_path, *flags, "--sample-rate=0.5", "--canaries=100", "--delta=1e-4")
     assert found["epsilon_lower"] <= found["epsilon_certified"]
 
@@ -78,20 +103,30 @@ def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsy
 
 
 def test_what_precedes_training_is_part_of_an_audited_run(tmp_path, monkeypatch):
-    """Kills nodes that are made before the shared data set is there, and train without it; and losses of records that
-    are not standardized as those of the training were."""
+    """Kills nodes that are made before the shared data set is there, and train without it; and
+    losses of records that are not standardized as those of the training were."""
     models, looked_at = [], []
     real = one_run.losses
-    monkeypatch.setattr(one_run, "losses", lambda *given: looked_at.append(given[2]) or real(*given))
+    monkeypatch.setattr(
+        one_run, "losses", lambda *given: looked_at.append(given[2]) or real(*given)
+    )
     for weight in ("0", "0.5"):
-        flags = ("--strategy=fedfed", "--standardize=private", "--clients=2", "--canaries=20", "--black-box")
+        flags = (
+            "--strategy=fedfed",
+            "--standardize=private",
+            "--clients=2",
+            "--canaries=20",
+            "--black-box",
+        )
         audited(tmp_path / weight, *flags, f"--shared-weight={weight}")
         models.append((tmp_path / weight / "a" / "model.safetensors").read_bytes())
     assert models[0] != models[1]
     folder = tmp_path / "0" / "a"
     job = jobs.build(load(folder / "config.toml", {}))
     standardized = present(job, folder).dataset.x
-    assert np.array_equal(looked_at[0].numpy(), standardized) and not np.array_equal(standardized, job.dataset.x)
+    assert np.array_equal(looked_at[0].numpy(), standardized) and not np.array_equal(
+        standardized, job.dataset.x
+    )
 
 
 def test_an_audited_run_is_not_resumed(tmp_path, capsys):
@@ -105,8 +140,21 @@ def test_an_audited_run_is_not_resumed(tmp_path, capsys):
 
 def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
     """Also where nobody has said that the run is to be quiet."""
-    command(["--clients=1", "--rounds=1", "--canaries=50", "--json", "--out", str(tmp_path), "--name", "a"])
-    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a" / "audit.json").read_text())
+    command(
+        [
+            "--clients=1",
+            "--rounds=1",
+            "--canaries=50",
+            "--json",
+            "--out",
+            str(tmp_path),
+            "--name",
+            "a",
+        ]
+    )
+    assert json.loads(capsys.readouterr().out) == json.loads(
+        (tmp_path / "a" / "audit.json").read_text()
+    )
 
 
 @pytest.mark.parametrize("view", ["white-box", "black-box"])
@@ -114,7 +162,12 @@ def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
     """And its bounds are at that confidence, shared by the choices, and at the run's delta."""
     flags = ("--clients=3", "--rounds=2", "--mechanism=none", "--delta=1e-3", f"--{view}")
     found = audited(tmp_path, *flags, "--confidence=0.8", "--canaries=90")
-    assert (found["view"], found["confidence"], found["canaries"], found["delta"]) == (view, 0.8, 90, 1e-3)
+    assert (found["view"], found["confidence"], found["canaries"], found["delta"]) == (
+        view,
+        0.8,
+        90,
+        1e-3,
+    )
     counts = found["guesses"], found["right"], found["canaries"]
     assert found["epsilon_lower"] == one_run_epsilon(*counts, 1e-3, 1 - 0.2 / len(SHARES))
     if view == "white-box":
@@ -132,10 +185,21 @@ def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
 
 
 def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):
-    audited(tmp_path, "--clients=1", "--rounds=1", "--canaries=50", "--mechanism=dpsur", "--noise-multiplier=3")
+    audited(
+        tmp_path,
+        "--clients=1",
+        "--rounds=1",
+        "--canaries=50",
+        "--mechanism=dpsur",
+        "--noise-multiplier=3",
+    )
     out = capsys.readouterr().out
     assert "lower bound" in out and "with confidence 0.95" in out
-    assert "certified epsilon" in out and "published epsilon" in out and "50 canaries, white-box" in out
+    assert (
+        "certified epsilon" in out
+        and "published epsilon" in out
+        and "50 canaries, white-box" in out
+    )
 
 
 def test_the_report_has_a_lower_bound_for_each_client(tmp_path):
@@ -169,12 +233,21 @@ def test_a_fault_is_one_line_and_nothing_is_written(tmp_path, capsys, flags, nam
     (tmp_path / "x").mkdir()
     assert main_guard(command, [*flags, "--out", str(tmp_path / "x"), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert named in error.splitlines()[-1] and error.startswith("error: ") and not list((tmp_path / "x").iterdir())
+    assert (
+        named in error.splitlines()[-1]
+        and error.startswith("error: ")
+        and not list((tmp_path / "x").iterdir())
+    )
 
 
 def test_the_help_names_the_flags(capsys):
     with pytest.raises(SystemExit):
         command(["--help"])
     out = capsys.readouterr().out
-    assert all(flag in out for flag in ("--canaries", "--confidence", "--black-box", "--white-box", "sim.run --help"))
-    assert own_flags().get_default("black_box") is False and np.isfinite(float(own_flags().get_default("confidence")))
+    assert all(
+        flag in out
+        for flag in ("--canaries", "--confidence", "--black-box", "--white-box", "sim.run --help")
+    )
+    assert own_flags().get_default("black_box") is False and np.isfinite(
+        float(own_flags().get_default("confidence"))
+    )

@@ -14,7 +14,9 @@ PLAY = book.accepted_by_the_mechanism
 
 
 @pytest.mark.parametrize(
-    ("example", "least"), zip(book.EXAMPLES, (3.7, 4.5), strict=True), ids=["q_v 0.005", "q_v 0.002"]
+    ("example", "least"),
+    zip(book.EXAMPLES, (3.7, 4.5), strict=True),
+    ids=["q_v 0.005", "q_v 0.002"],
 )
 def test_the_published_epsilon_is_exceeded_and_the_certified_one_is_not(example, least):
     plan = example.plan(example.steps)
@@ -31,9 +33,12 @@ def sample(present: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("present", [True, False])
 def test_the_mechanism_releases_what_was_integrated(present, monkeypatch):
-    """Of ``mechanisms/dpsur.py`` itself; false alarm 1e-6. Another threshold or no selection is noticed."""
+    """Of ``mechanisms/dpsur.py`` itself; false alarm 1e-6. Another threshold or no selection is
+    noticed."""
     example = book.EXAMPLES[0]
-    monkeypatch.setattr(book, "accepted_by_the_mechanism", lambda example, present, runs, seed: sample(present))
+    monkeypatch.setattr(
+        book, "accepted_by_the_mechanism", lambda example, present, runs, seed: sample(present)
+    )
     assert book.agreement(example, present, RUNS) > FALSE_ALARM
     for wrong in (
         dataclasses.replace(example, beta=0.0, validation_noise=0.4),

@@ -1,4 +1,5 @@
-"""Every number of an audit: counts of guesses against plain counting, and each figure under its name."""
+"""Every number of an audit: counts of guesses against plain counting, and each figure under its
+name."""
 
 import dataclasses
 import json
@@ -32,13 +33,18 @@ def counted(scores: list[float], included: list[bool]) -> list[Guesses]:
         side = int(len(scores) * share / 2)
         inside, outside = ranked[:side], ranked[len(ranked) - side :]
         right = sum(coin for _, coin in inside) + sum(not coin for _, coin in outside)
-        bound = one_run_epsilon(2 * side, right, len(scores), DELTA, 1 - (1 - CONFIDENCE) / len(SHARES))
+        bound = one_run_epsilon(
+            2 * side, right, len(scores), DELTA, 1 - (1 - CONFIDENCE) / len(SHARES)
+        )
         found.append(Guesses(len(scores), 2 * side, right, bound))
     return found
 
 
-def attack(informed: float, wrong: float, coins: int, included: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and coins: this share of the coins is known, the surer the further from 0, but some wrongly."""
+def attack(
+    informed: float, wrong: float, coins: int, included: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and coins: this share of the coins is known, the surer the further from 0, but some
+    wrongly."""
     rng = np.random.default_rng(0)
     out = rng.permutation(coins) >= included
     sure, guessed = rng.permutation(coins) / coins, np.where(rng.random(coins) < 0.5, 1e-6, -1e-6)
@@ -47,10 +53,13 @@ def attack(informed: float, wrong: float, coins: int, included: int) -> tuple[np
 
 
 @pytest.mark.parametrize("informed", [0.03, 0.1, 0.2, 0.5, 1.0])
-@pytest.mark.parametrize("ends", [(1.0, 1.0), (1.0, 1e-9), (1e-9, 1.0)], ids=["both", "above", "below"])
+@pytest.mark.parametrize(
+    "ends", [(1.0, 1.0), (1.0, 1e-9), (1e-9, 1.0)], ids=["both", "above", "below"]
+)
 def test_guesses_are_counted_as_they_are_made(informed, ends):
-    """An odd number of coins, more out than in, of which those at one end or both are known, some wrongly. Kills a
-    side that is not counted, an end that is taken for the other, and the count of another choice."""
+    """An odd number of coins, more out than in, of which those at one end or both are known, some
+    wrongly. Kills a side that is not counted, an end that is taken for the other, and the count of
+    another choice."""
     scores, included = attack(informed, 0.1, 1_001, 430)
     scores = scores * np.where(scores > 0, *ends)
     choices = counted(scores.tolist(), included.tolist())
@@ -79,7 +88,9 @@ def test_ties_are_broken_before_the_coins_are_seen():
 def test_the_bound_of_a_perfect_attack_ends_at_the_largest():
     assert one_run_epsilon(10**6, 10**6, 10**6, 0.0, 1 - 1e-9) < LARGEST
     assert one_run_p_value(4, 4, 4, 0.0, 0.0) == 1 / 16
-    assert one_run_epsilon(4, 4, 4, 0.0, 1 - 1 / 16) == 0.0 < one_run_epsilon(5, 5, 5, 0.0, 1 - 1 / 16)
+    assert (
+        one_run_epsilon(4, 4, 4, 0.0, 1 - 1 / 16) == 0.0 < one_run_epsilon(5, 5, 5, 0.0, 1 - 1 / 16)
+    )
 
 
 AUDIT = Audit(
@@ -128,21 +139,36 @@ def test_the_reports_section_has_each_figure_under_its_name(tmp_path):
 def test_each_field_of_an_audit_shows_in_its_line(capsys):
     """A new field fails here until it has its line, or is said to have none."""
     before = printed(capsys, AUDIT)
-    other = {"view": "black-box", "confidence": 0.5, "canaries": 500, "guesses": 200, "right": 99, "run_dir": "b"}
+    other = {
+        "view": "black-box",
+        "confidence": 0.5,
+        "canaries": 500,
+        "guesses": 200,
+        "right": 99,
+        "run_dir": "b",
+    }
     other |= {"epsilon_lower": 0.5, "epsilon_certified": 9.5, "epsilon_published": 9.0}
     assert other.keys() | {"delta", "clients"} == unequal.names(Audit)
-    lines = {"confidence": "lower bound", "epsilon_lower": "lower bound", "epsilon_certified": "certified epsilon"}
+    lines = {
+        "confidence": "lower bound",
+        "epsilon_lower": "lower bound",
+        "epsilon_certified": "certified epsilon",
+    }
     lines |= {"epsilon_published": "published epsilon", "run_dir": "run directory"}
     for name, value in other.items():
         after = printed(capsys, dataclasses.replace(AUDIT, **{name: value}))
-        assert {line for line in before if before[line] != after[line]} == {lines.get(name, "attacker")}
+        assert {line for line in before if before[line] != after[line]} == {
+            lines.get(name, "attacker")
+        }
 
 
 def test_the_result_is_what_was_guessed_beside_what_was_spent(tmp_path):
     """Clients without canaries have no line, and the others' certified figures are their own."""
     unequal.run_directory(tmp_path / "run")
     clients = {0: Guesses(87, 40, 31, 0.5), 2: Guesses(244, 84, 62, 0.75), 4: Guesses(9, 2, 1, 0.0)}
-    found = session._result(tmp_path / "run", Guesses(331, 124, 93, 1.2346), clients, "white-box", 0.97)
+    found = session._result(
+        tmp_path / "run", Guesses(331, 124, 93, 1.2346), clients, "white-box", 0.97
+    )
     expected = dataclasses.replace(
         AUDIT,
         clients=((0, 87, 0.5, 4.375), (2, 244, 0.75, 7.25), (4, 9, 0.0, 2.5)),
@@ -165,7 +191,10 @@ def job(tmp_path) -> Job:
     y = rng.integers(0, 2, 60)
     x = (rng.normal(size=(60, 5)) + 2.0 * y[:, None]).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
-    flags = f"--dataset {tmp_path / 'data.npz'} --epsilon 4 --delta 1e-3 --rounds 3 --batch-size 20 --epochs 1 --lr 1"
+    flags = (
+        f"--dataset {tmp_path / 'data.npz'} --epsilon 4 --delta 1e-3 --rounds 3 --batch-size 20 "
+        "--epochs 1 --lr 1"
+    )
     flags += " --clip-norm 0.3"
     return build(parse(flags.split(), "", "", central=True).config)
 
@@ -176,11 +205,14 @@ def test_trainings_have_draws_of_their_own_whatever_the_cohorts(job, monkeypatch
     together = train(job, owned, seed_key(3)).params.double()
     assert torch.pdist(together).min() > 1e-2
     monkeypatch.setattr("sim.auditing.trainings.AT_A_TIME", 1)
-    torch.testing.assert_close(train(job, owned, seed_key(3)).params.double(), together, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        train(job, owned, seed_key(3)).params.double(), together, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_training_has_as_many_steps_as_a_run_of_its_size(job, monkeypatch):
-    """An epoch a round, three rounds; the rate falls over all of them, and the budget pays for all of them."""
+    """An epoch a round, three rounds; the rate falls over all of them, and the budget pays for all
+    of them."""
     seen = []
 
     def watched(mechanism, cohort, params):
@@ -193,7 +225,11 @@ def test_a_training_has_as_many_steps_as_a_run_of_its_size(job, monkeypatch):
     sizes = (40, 60, 20)
     trained = train(falling, [np.arange(size) for size in sizes], seed_key(3))
     (cohort,) = seen
-    assert [(one.steps, one.sample_rate) for one in cohort.plans] == [(6, 0.5), (9, 20 / 60), (3, 1.0)]
+    assert [(one.steps, one.sample_rate) for one in cohort.plans] == [
+        (6, 0.5),
+        (9, 20 / 60),
+        (3, 1.0),
+    ]
     assert [len(own) for own in cohort.data.records] == list(sizes) and cohort.nth == [1, 1, 1]
     rates = cohort.learning_rate(torch.tensor([3.0, 3.0, 3.0]))
     assert rates.tolist() == pytest.approx([0.5, 2 / 3, 0.0])
@@ -228,10 +264,19 @@ def test_another_mechanism_has_its_own_budget_and_the_rest_as_before(job):
 
 @pytest.mark.parametrize(
     ("most", "count", "black_box", "planted"),
-    [(1_000, None, False, 6), (1_000, None, True, 30), (4, None, True, 4), (4, 7, False, 7), (4, 60, True, 60)],
+    [
+        (1_000, None, False, 6),
+        (1_000, None, True, 30),
+        (4, None, True, 4),
+        (4, 7, False, 7),
+        (4, 60, True, 60),
+    ],
 )
-def test_how_many_canaries_there_are_where_nobody_says(job, monkeypatch, most, count, black_box, planted):
-    """Half of the 60 records, or of the 12 parameters for gradient canaries; at most `MAX_CANARIES`."""
+def test_how_many_canaries_there_are_where_nobody_says(
+    job, monkeypatch, most, count, black_box, planted
+):
+    """Half of the 60 records, or of the 12 parameters for gradient canaries; at most
+    `MAX_CANARIES`."""
     monkeypatch.setattr("sim.auditing.one_run.MAX_CANARIES", most)
     found = session._plant(job, count, black_box)
     assert len(found.records) == planted and found.planted.size == (0.0 if black_box else 3.0)

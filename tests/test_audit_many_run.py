@@ -1,4 +1,5 @@
-"""The many-run audit: below what is certified for every mechanism, near it where that can be, above it for faults."""
+"""The many-run audit: below what is certified for every mechanism, near it where that can be, above
+it for faults."""
 
 import dataclasses
 import functools
@@ -21,7 +22,18 @@ from mechanisms.sharing import SharingPlan, SingleRecords
 from sim.auditing.bounds import threshold_epsilon
 from sim.auditing.canaries import CanaryGradients
 from sim.auditing.many_run import Statistic, World, many_run_epsilon
-from tests.audit_worlds import CLASSES, CONFIDENCE, DELTA, KEY, QUIET, alone, claimed, moved, plan, world
+from tests.audit_worlds import (
+    CLASSES,
+    CONFIDENCE,
+    DELTA,
+    KEY,
+    QUIET,
+    alone,
+    claimed,
+    moved,
+    plan,
+    world,
+)
 
 PRIVATE = [name for name, row in MECHANISMS.items() if row.private]
 RUNS = 1_000
@@ -32,14 +44,15 @@ def bound(world: World, statistic: Statistic = moved, runs: int = RUNS) -> float
 
 
 SHOWN = {2.0: 0.05, 4.0: 0.5, 8.0: 1.5}
-"""What 1,000 runs show at least of each certified epsilon, whatever the mechanism; of 1 they show nothing."""
+"""What 1,000 runs show at least of each certified epsilon, whatever the mechanism; of 1 they show
+nothing."""
 
 
 @pytest.mark.parametrize("target", SHOWN)
 @pytest.mark.parametrize("mechanism", PRIVATE)
 def test_no_mechanism_tells_more_than_is_certified(mechanism, target):
-    """With fixed draws; other ones would give a false alarm with a probability below 0.001 in each case. Kills: noise,
-    clip or divisor that differ from what is charged.
+    """With fixed draws; other ones would give a false alarm with a probability below 0.001 in each
+    case. Kills: noise, clip or divisor that differ from what is charged.
     """
     one = plan(mechanism, target)
     found = bound(world(mechanism, one))
@@ -71,14 +84,16 @@ def test_rounds_go_on_from_the_models_before_them_and_adaptive_plans_pay():
 
 
 def models_of(one: World, runs: int) -> torch.Tensor:
-    """All models ``[1 + rounds, 2 runs, P]`` that an audit looks at, those of the first data set first."""
+    """All models ``[1 + rounds, 2 runs, P]`` that an audit looks at, those of the first data set
+    first."""
     seen: list[torch.Tensor] = []
     bound(one, lambda models: seen.append(models) or moved(models), runs=runs)
     return torch.cat(seen, dim=1)
 
 
 def test_no_two_runs_of_an_audit_share_a_draw(monkeypatch):
-    """Neither in one data set nor over both, neither in a cohort nor over two, nor from round to round.
+    """Neither in one data set nor over both, neither in a cohort nor over two, nor from round to
+    round.
 
     The canary is as good as absent, and there is nothing else: each round's move is its noise.
     """
@@ -94,11 +109,14 @@ def test_the_bound_is_that_of_the_statistics_at_the_given_confidence():
     found = bound(one, lambda models: samples.append(moved(models).double()) or moved(models))
     first, second = (sample.numpy() for sample in samples)
     assert found == threshold_epsilon(first, second, DELTA, CONFIDENCE) > 0
-    assert len(first) == len(second) == RUNS and found < threshold_epsilon(first, second, DELTA, 0.9)
+    assert len(first) == len(second) == RUNS and found < threshold_epsilon(
+        first, second, DELTA, 0.9
+    )
 
 
 def test_the_data_sets_of_an_audit_differ_in_the_canary_alone():
-    """Without noise the first one's runs move by the canary, the second one's do not; both count the same records."""
+    """Without noise the first one's runs move by the canary, the second one's do not; both count
+    the same records."""
     one = dataclasses.replace(plan("dpsgd", 8.0, steps=1), noise_multiplier=1e-9)
     models = models_of(world("dpsgd", one), 2).double()
     difference = (models[1] - models[0])[:2] - (models[1] - models[0])[2:]
@@ -124,16 +142,21 @@ def test_an_adaptive_run_pays_for_each_round_out_of_what_it_has_left(monkeypatch
     for rounds in (seen[:3], seen[3:]):
         spent = [0.0] * 4
         for nth, (accounts, charges) in enumerate(rounds, 1):
-            assert [(a.order, a.allotted) for a in accounts] == [(order, nth * own.allotment.rdp)] * 4
+            assert [(a.order, a.allotted) for a in accounts] == [
+                (order, nth * own.allotment.rdp)
+            ] * 4
             assert [a.spent for a in accounts] == pytest.approx(spent)
-            movements = [[movement_of(0, event, count) for event, count in one.items()] for one in charges]
+            movements = [
+                [movement_of(0, event, count) for event, count in one.items()] for one in charges
+            ]
             more = [total([m for m in one if m], order).spent for one in movements]
             spent = [before + now for before, now in zip(spent, more, strict=True)]
             amounts |= {round(one, 6) for one in more}
     assert len(seen) == 6 and len(amounts) > 1
 
 
-# Planted faults. Each is composed of the real parts; what is claimed is what the honest mechanism charges.
+# Planted faults. Each is composed of the real parts; what is claimed is what the honest mechanism
+# charges.
 
 
 class Unclipped:
@@ -143,7 +166,9 @@ class Unclipped:
         self.layout, self._inner = inner.layout, inner
 
     def scaled_sum(self, params, x, y, factors, metric):
-        return self._inner.scaled_sum(params, x, y, lambda norms: (factors(norms) > 0).to(norms), metric)
+        return self._inner.scaled_sum(
+            params, x, y, lambda norms: (factors(norms) > 0).to(norms), metric
+        )
 
 
 def with_a_memory_of_its_own(momentum: float) -> Optimizer:
@@ -186,7 +211,9 @@ def with_the_noise_of_the_first_round() -> Callable[[Cohort, LocalState], LocalS
     def step(cohort: Cohort, state: LocalState) -> LocalState:
         if set(cohort.nth) == {1}:
             first.clear()
-        return dpsgd.step(dataclasses.replace(cohort, streams=SameNoise(cohort.streams, first)), state)
+        return dpsgd.step(
+            dataclasses.replace(cohort, streams=SameNoise(cohort.streams, first)), state
+        )
 
     return step
 
@@ -226,8 +253,19 @@ def drawn_divisor(faulty: bool) -> tuple[World, Statistic, float]:
     one = plan("dpsgd", 2.0, steps=1)
     inner = CanaryGradients(RecordGradients(nn.Linear(10, 10)), 10, torch.tensor([0, 1]), 10.0)
     mechanism = MECHANISMS["dpsgd"]
-    mechanism = dataclasses.replace(mechanism, step=divided_by_the_drawn_size) if faulty else mechanism
-    two = World(mechanism, one, inner, torch.zeros(2, 10), torch.tensor([10, 11]), 1, torch.zeros(110), sgd())
+    mechanism = (
+        dataclasses.replace(mechanism, step=divided_by_the_drawn_size) if faulty else mechanism
+    )
+    two = World(
+        mechanism,
+        one,
+        inner,
+        torch.zeros(2, 10),
+        torch.tensor([10, 11]),
+        1,
+        torch.zeros(110),
+        sgd(),
+    )
     return two, spread, claimed(one)
 
 
@@ -285,16 +323,23 @@ class OneImage:
         self._streams = streams
 
     def of(self, purpose: str) -> list:
-        return [Repeating(one) if purpose == "slot noise" else one for one in self._streams.of(purpose)]
+        return [
+            Repeating(one) if purpose == "slot noise" else one for one in self._streams.of(purpose)
+        ]
 
 
 def shared_pair(faulty: bool, present: bool, plan: SharingPlan) -> np.ndarray:
-    """By how much the second of two single records differs from the first; the second is 0 where it is absent."""
+    """By how much the second of two single records differs from the first; the second is 0 where it
+    is absent."""
     records = torch.tensor([[0.0, 0.0], [1.0 if present else 0.0, 0.0]])
-    streams = Streams(KEY, 1, range(RUNS) if present else range(RUNS, 2 * RUNS), torch.device("cpu"))
+    streams = Streams(
+        KEY, 1, range(RUNS) if present else range(RUNS, 2 * RUNS), torch.device("cpu")
+    )
     release = SingleRecords(plan, lambda x: x, CLASSES)
     given = [records] * RUNS, [torch.zeros(2, dtype=torch.int64)] * RUNS
-    rows = release(*given, OneImage(streams) if faulty else streams).records["x"].reshape(RUNS, 2, 2)
+    rows = (
+        release(*given, OneImage(streams) if faulty else streams).records["x"].reshape(RUNS, 2, 2)
+    )
     return (rows[:, 1, 0] - rows[:, 0, 0]).astype(np.float64)
 
 
@@ -302,7 +347,9 @@ def test_one_noise_image_for_all_shared_records_is_caught():
     """FedFed's fault; false alarm below 0.001."""
     one = SharingPlan(2.0, 1.0, singly=True)
     found = {
-        faulty: threshold_epsilon(*(shared_pair(faulty, p, one) for p in (True, False)), DELTA, CONFIDENCE)
+        faulty: threshold_epsilon(
+            *(shared_pair(faulty, p, one) for p in (True, False)), DELTA, CONFIDENCE
+        )
         for faulty in (True, False)
     }
     assert found[False] <= claimed(one) < found[True]

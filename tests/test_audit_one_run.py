@@ -1,4 +1,5 @@
-"""Canaries stand among the records as they should, and what is scored is what the mechanism released."""
+"""Canaries stand among the records as they should, and what is scored is what the mechanism
+released."""
 
 import dataclasses
 
@@ -44,7 +45,9 @@ def test_the_sum_is_that_of_the_others_outside_the_coordinates_and_of_the_canari
     params = start(model()).repeat(2, 1)
     total, norms = crafted().scaled_sum(params, x, y, clip)
     others = [0, 2, 3]
-    plain, plain_norms = RecordGradients(model()).scaled_sum(params, x[:, others], y[:, others], clip)
+    plain, plain_norms = RecordGradients(model()).scaled_sum(
+        params, x[:, others], y[:, others], clip
+    )
     expected = plain.clone()
     expected[:, COORDINATES] = 0.0
     expected[:, COORDINATES[1]] -= 1.5
@@ -71,7 +74,9 @@ def test_under_a_metric_a_canary_is_measured_and_clipped_in_it():
     torch.testing.assert_close(total, 5 * 1.5 * mapped / length[:, None])
     mixed, _ = crafted().scaled_sum(params, x[:, [0, 2]], y[:, [0, 2]], clip, metric)
     inverse = {"0": torch.linalg.inv(metric["0"])}
-    others, _ = RecordGradients(model()).scaled_sum(params, x[:, [0, 2]], y[:, [0, 2]], clip, metric)
+    others, _ = RecordGradients(model()).scaled_sum(
+        params, x[:, [0, 2]], y[:, [0, 2]], clip, metric
+    )
     expected = transform(inverse, layout, others)
     expected[:, COORDINATES] = 0.0
     torch.testing.assert_close(transform(inverse, layout, mixed), expected, rtol=1e-4, atol=1e-5)
@@ -92,14 +97,18 @@ def test_a_canary_has_the_loss_of_its_gradient():
     step[:, COORDINATES[1]] = torch.tensor([0.25, 0.75])
     before, after = (crafted().losses(p, x, y) for p in (params, params + step))
     torch.testing.assert_close((after - before)[:, 1], torch.tensor([-0.25 * SIZE, -0.75 * SIZE]))
-    torch.testing.assert_close(before[:, 2], RecordGradients(model()).losses(params, x, y.clamp(max=2))[:, 2])
+    torch.testing.assert_close(
+        before[:, 2], RecordGradients(model()).losses(params, x, y.clamp(max=2))[:, 2]
+    )
 
 
 def test_null_records_count_and_are_never_drawn():
     data = ZeroedOut(X, Y, [np.array([1, 4]), np.array([], dtype=np.int64)], (3, 2))
     assert data.sizes().tolist() == [3.0, 2.0]
     drawn = poisson(data, [1.0, 1.0], [np.random.default_rng(0)] * 2)
-    assert drawn.mask.tolist() == [[True, True], [False, False]] and torch.equal(drawn.x[0], X[[1, 4]])
+    assert drawn.mask.tolist() == [[True, True], [False, False]] and torch.equal(
+        drawn.x[0], X[[1, 4]]
+    )
 
 
 def canaries(count: int = 30, size: float = SIZE) -> Canaries:
@@ -112,11 +121,18 @@ def test_canaries_are_planted_among_the_records_of_all():
     assert len(set(found.records.tolist())) == 30 and 0 < found.included.sum() < 30
     assert sorted(found.records[~found.included]) == np.flatnonzero(planted.absent).tolist()
     others = np.setdiff1d(np.arange(60), found.records)
-    assert torch.equal(planted.labels[others], Y[others]) and int(planted.labels[found.records].min()) == CLASSES
+    assert (
+        torch.equal(planted.labels[others], Y[others])
+        and int(planted.labels[found.records].min()) == CLASSES
+    )
     for own in OWNED:
         ranks = planted.labels[found.records[found.places(own)]] - CLASSES
         assert len(set(ranks.tolist())) == len(ranks)
-    assert len(set(planted.coordinates.tolist())) == len(planted.coordinates) > int(planted.labels.max()) - CLASSES
+    assert (
+        len(set(planted.coordinates.tolist()))
+        == len(planted.coordinates)
+        > int(planted.labels.max()) - CLASSES
+    )
     wrong = canaries(size=0.0).planted
     assert not len(wrong.coordinates) and (wrong.labels[found.records] != Y[found.records]).all()
     assert int(wrong.labels.max()) < CLASSES
@@ -124,14 +140,18 @@ def test_canaries_are_planted_among_the_records_of_all():
 
 def test_coins_are_fair_and_named_by_the_key():
     coins = np.concatenate(
-        [plant(Y.numpy(), CLASSES, OWNED, 53, 60, seed_key(n), 0.0, CPU).included for n in range(200)]
+        [
+            plant(Y.numpy(), CLASSES, OWNED, 53, 60, seed_key(n), 0.0, CPU).included
+            for n in range(200)
+        ]
     )
     assert abs(coins.mean() - 0.5) < 5 * 0.5 / len(coins) ** 0.5  # false alarm below 1e-6
     assert np.array_equal(canaries().included, canaries().included)
     assert np.array_equal(canaries().included, generator(KEY, "canary coins").random(30) < 0.5)
     assert np.array_equal(canaries().included, canaries(size=0.0).included)
     assert not np.array_equal(
-        canaries().included, plant(Y.numpy(), CLASSES, OWNED, 53, 30, b"another", SIZE, CPU).included
+        canaries().included,
+        plant(Y.numpy(), CLASSES, OWNED, 53, 30, b"another", SIZE, CPU).included,
     )
 
 
@@ -143,12 +163,15 @@ def test_canaries_that_do_not_fit_are_refused(count, parameters):
 
 
 def test_scores_are_how_far_each_client_moved_along_its_canaries():
-    """Two rounds of all mechanisms' parts but noise: each canary that is in moves its coordinate by clip and rate."""
+    """Two rounds of all mechanisms' parts but noise: each canary that is in moves its coordinate by
+    clip and rate."""
     found = canaries()
     plan = DpsgdPlan(1.0, 1e-9, 0.5, 2)
     watched = Watched(MECHANISMS["dpsgd"], found)
     world = dataclasses.replace(
-        cohort([plan] * 4), learning_rate=lambda taken: torch.full_like(taken, 0.1), gradients=RecordGradients(model())
+        cohort([plan] * 4),
+        learning_rate=lambda taken: torch.full_like(taken, 0.1),
+        gradients=RecordGradients(model()),
     )
     for _ in range(2):
         end = local_round(watched.mechanism, world, start(model()))
@@ -157,12 +180,16 @@ def test_scores_are_how_far_each_client_moved_along_its_canaries():
 
 
 def test_the_watched_mechanism_is_the_mechanism():
-    """With no canary left out and wrong labels that are right, every bit is that of the mechanism itself."""
+    """With no canary left out and wrong labels that are right, every bit is that of the mechanism
+    itself."""
     found = canaries(size=0.0)
     planted = dataclasses.replace(found.planted, labels=Y, absent=np.zeros(60, dtype=bool))
     watched = Watched(MECHANISMS["dpsgd"], dataclasses.replace(found, planted=planted))
     plans = [DpsgdPlan(0.5, 1.0, 1.0, 3)] * 4
-    ends = [local_round(row, cohort(plans), start(model())) for row in (watched.mechanism, MECHANISMS["dpsgd"])]
+    ends = [
+        local_round(row, cohort(plans), start(model()))
+        for row in (watched.mechanism, MECHANISMS["dpsgd"])
+    ]
     assert torch.equal(ends[0].params, ends[1].params)
 
 
@@ -181,14 +208,22 @@ def test_every_part_of_the_mechanism_sees_the_records_with_their_canaries():
     row = MECHANISMS["dpsur"]
     row = dataclasses.replace(row, **{name: noting(name, getattr(row, name)) for name in parts})
     watched = Watched(row, found).mechanism
-    plans = plan_table(Privacy(mechanism="dpsur", noise_multiplier=2.0, epsilon=None), Dpsur(), 2, 1, np.array([8] * 4))
+    plans = plan_table(
+        Privacy(mechanism="dpsur", noise_multiplier=2.0, epsilon=None),
+        Dpsur(),
+        2,
+        1,
+        np.array([8] * 4),
+    )
     world = cohort([plans.of(0)] * 4)
     end = local_round(watched, world, start(model()))
     watched.report(world, end)
     watched.realized(world, end)
     assert seen.keys() == set(parts)
     for one in seen.values():
-        assert isinstance(one.gradients, CanaryGradients) and torch.equal(one.data.y, found.planted.labels)
+        assert isinstance(one.gradients, CanaryGradients) and torch.equal(
+            one.data.y, found.planted.labels
+        )
         assert one.data.sizes().tolist() == [len(own) for own in OWNED]
         held = np.sort(np.concatenate(one.data.records))
         assert np.array_equal(held, np.setdiff1d(np.arange(60), found.records[~found.included]))
@@ -205,7 +240,8 @@ def test_guesses_are_of_the_highest_and_the_lowest_scores():
 
 
 def test_the_error_is_shared_by_the_choices():
-    """All coins guessed rightly: the bound is that of one choice among `SHARES`, at its part of the error."""
+    """All coins guessed rightly: the bound is that of one choice among `SHARES`, at its part of the
+    error."""
     included = np.arange(200) % 2 == 0
     found = guess(1.0 * included, included, 0.0, 0.95)
     assert found.epsilon == one_run_epsilon(200, 200, 200, 0.0, 1 - 0.05 / len(SHARES))

@@ -1,4 +1,5 @@
-"""The audit of a run from beginning to end: what is written is what the attacker found, of each client its own."""
+"""The audit of a run from beginning to end: what is written is what the attacker found, of each
+client its own."""
 
 import json
 from pathlib import Path
@@ -17,7 +18,14 @@ from sim.phases.statistics import FILE
 from tests.test_job import UNLIKE
 
 COUNT, CONFIDENCE, CPU = 80, 0.8, torch.device("cpu")
-GIVEN = UNLIKE | {"clients": 3, "rounds": 4, "mechanism": "none", "standardize": "private", "delta": 0.004, "lr": 2.0}
+GIVEN = UNLIKE | {
+    "clients": 3,
+    "rounds": 4,
+    "mechanism": "none",
+    "standardize": "private",
+    "delta": 0.004,
+    "lr": 2.0,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +45,8 @@ def settings(folder: Path, **given: object) -> config.Config:
 
 
 def test_the_black_box_attacker_compares_losses_of_the_records_as_they_were_trained_on(tmp_path):
-    """All by hand: coins of the run's seed, wrong labels, standardized records, the first model and the last."""
+    """All by hand: coins of the run's seed, wrong labels, standardized records, the first model and
+    the last."""
     session.audit(settings(tmp_path), COUNT, black_box=True, confidence=CONFIDENCE, quiet=True)
     written = json.loads((tmp_path / "a" / "audit.json").read_text())
     job = build(settings(tmp_path))
@@ -48,7 +57,10 @@ def test_the_black_box_attacker_compares_losses_of_the_records_as_they_were_trai
     layout = job.gradients.layout
     tensors = load((tmp_path / "a" / "model.safetensors").read_bytes())
     losses = []
-    for named in (layout.unflatten(layout.initial(job.model)), {k: torch.from_numpy(v) for k, v in tensors.items()}):
+    for named in (
+        layout.unflatten(layout.initial(job.model)),
+        {k: torch.from_numpy(v) for k, v in tensors.items()},
+    ):
         matrix, shift = sorted(named.values(), key=lambda tensor: -tensor.dim())
         scores = x @ matrix.numpy().T + shift.numpy()
         logs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -57,22 +69,39 @@ def test_the_black_box_attacker_compares_losses_of_the_records_as_they_were_trai
     best = guess(fall, canaries.included, 0.004, CONFIDENCE)
     assert 0 < best.right <= best.guesses and best.epsilon > 0
     names = ("canaries", "guesses", "right", "epsilon_lower", "delta", "confidence", "view")
-    expected = [COUNT, best.guesses, best.right, pytest.approx(best.epsilon), 0.004, CONFIDENCE, "black-box"]
+    expected = [
+        COUNT,
+        best.guesses,
+        best.right,
+        pytest.approx(best.epsilon),
+        0.004,
+        CONFIDENCE,
+        "black-box",
+    ]
     assert [written[name] for name in names] == expected
-    assert [row[:2] for row in written["clients"]] == [[k, len(canaries.places(own))] for k, own in enumerate(owned)]
+    assert [row[:2] for row in written["clients"]] == [
+        [k, len(canaries.places(own))] for k, own in enumerate(owned)
+    ]
     for client, _, lower, _ in written["clients"]:
         mine = canaries.places(owned[client])
-        assert lower == pytest.approx(guess(fall[mine], canaries.included[mine], 0.004, CONFIDENCE).epsilon)
+        assert lower == pytest.approx(
+            guess(fall[mine], canaries.included[mine], 0.004, CONFIDENCE).epsilon
+        )
 
 
 def test_canaries_are_as_many_and_as_long_as_there_is_room_for(tmp_path):
-    """Half of the records, or of the parameters for each client; ten clip norms each, but for wrong labels."""
+    """Half of the records, or of the parameters for each client; ten clip norms each, but for wrong
+    labels."""
     job = build(settings(tmp_path, mechanism="dpsgd", clip_norm=0.5))
     white, black = (session._plant(job, None, box) for box in (False, True))
     assert len(white.records) == len(black.records) == 80 < MAX_CANARIES
     assert white.planted.size == LENGTH * 0.5 == 5.0 and black.planted.size == 0.0
-    expected = plant(job.dataset.y, 3, [job.partition.of(k) for k in range(3)], 123, 80, seed_key(11), 5.0, CPU)
-    assert np.array_equal(white.included, expected.included) and np.array_equal(white.records, expected.records)
+    expected = plant(
+        job.dataset.y, 3, [job.partition.of(k) for k in range(3)], 123, 80, seed_key(11), 5.0, CPU
+    )
+    assert np.array_equal(white.included, expected.included) and np.array_equal(
+        white.records, expected.records
+    )
     one = build(settings(tmp_path, clients=1, min_records=7, mechanism="dpsgd"))
     assert len(session._plant(one, None, False).records) == 123 // 2
     assert len(session._plant(one, 7, False).records) == 7
@@ -85,6 +114,10 @@ def test_the_largest_epsilon_is_shown_and_beside_each_client_its_own(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | unequal))
     clients = {0: Guesses(4, 2, 1, 0.1), 2: Guesses(5, 4, 3, 0.2)}
     found = session._result(tmp_path / "a", Guesses(9, 6, 5, 0.3), clients, "white-box", 0.9)
-    assert (found.epsilon_certified, found.epsilon_published, found.epsilon_lower) == (3.0, 2.5, 0.3)
+    assert (found.epsilon_certified, found.epsilon_published, found.epsilon_lower) == (
+        3.0,
+        2.5,
+        0.3,
+    )
     assert (found.canaries, found.guesses, found.right) == (9, 6, 5)
     assert found.clients == ((0, 4, 0.1, 1.0), (2, 5, 0.2, 2.0))

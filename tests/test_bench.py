@@ -1,4 +1,5 @@
-"""Tables of recipes: from the command to the table, killed and continued, and what is lacking is said."""
+"""Tables of recipes: from the command to the table, killed and continued, and what is lacking is
+said."""
 
 import csv
 import json
@@ -78,7 +79,10 @@ def run(path: Path, out: Path, *flags: str, expected: int = 0) -> list[dict[str,
 
 
 def summaries(folder: Path, cell: str) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*/{cell}_seed-*/summary.json"))]
+    return [
+        json.loads(path.read_text())
+        for path in sorted(folder.glob(f"*/{cell}_seed-*/summary.json"))
+    ]
 
 
 def test_from_a_recipe_to_its_table(tmp_path, records, capsys):
@@ -87,16 +91,27 @@ def test_from_a_recipe_to_its_table(tmp_path, records, capsys):
     assert [(line["row"], line["column"], line["state"], line["seeds"]) for line in lines] == [
         (row, column, "done", "2") for row in ("DPSGD", "DPSUR, beta 0") for column in "28"
     ]
-    for line, cell in zip(lines, ("dpsgd_2", "dpsgd_8", "dpsur-beta-0_2", "dpsur-beta-0_8"), strict=True):
+    for line, cell in zip(
+        lines, ("dpsgd_2", "dpsgd_8", "dpsur-beta-0_2", "dpsur-beta-0_8"), strict=True
+    ):
         two = summaries(out, cell)
         accuracies = [100 * one["accuracy"] for one in two]
-        figures = [statistics.mean(accuracies), min(accuracies), max(accuracies), statistics.stdev(accuracies)]
+        figures = [
+            statistics.mean(accuracies),
+            min(accuracies),
+            max(accuracies),
+            statistics.stdev(accuracies),
+        ]
         figures += [max(one[f"epsilon_{c}"][0] for one in two) for c in ("certified", "published")]
         names = ("mean", "least", "largest", "deviation", "certified_epsilon", "published_epsilon")
         assert [float(line[name]) for name in names] == pytest.approx(figures, rel=1e-5)
-        assert len({one["run_dir"] for one in two}) == 2 and float(line["certified_epsilon"]) <= float(line["column"])
+        assert len({one["run_dir"] for one in two}) == 2 and float(
+            line["certified_epsilon"]
+        ) <= float(line["column"])
     assert float(lines[1]["difference"]) == pytest.approx(float(lines[1]["mean"]) - 5, abs=1e-3)
-    assert lines[1]["source"] == "dpis-ccs-2022/table-2/MNIST/k screening-2022/table-3/MNIST/DPSGD/94"
+    assert (
+        lines[1]["source"] == "dpis-ccs-2022/table-2/MNIST/k screening-2022/table-3/MNIST/DPSGD/94"
+    )
     assert lines[0]["paper"] == lines[0]["difference"] == ""
     text = (out / "small-certified.md").read_text()
     assert (
@@ -123,7 +138,13 @@ def test_settings_go_over_each_other_from_the_recipe_to_the_cell(tmp_path, recor
 
 
 def test_the_papers_budget_holds_its_own_column(tmp_path, records):
-    lines = run(recipe(tmp_path, records), tmp_path / "out", "--budget=published", "--rows=DPSUR, beta 0", expected=2)
+    lines = run(
+        recipe(tmp_path, records),
+        tmp_path / "out",
+        "--budget=published",
+        "--rows=DPSUR, beta 0",
+        expected=2,
+    )
     lines = run(recipe(tmp_path, records), tmp_path / "out", "--budget=published", "--columns=2")
     for line in lines:
         assert 1.8 < float(line["published_epsilon"]) <= 2.0
@@ -132,11 +153,18 @@ def test_the_papers_budget_holds_its_own_column(tmp_path, records):
 
 
 def test_what_failed_and_what_is_missing_stands_in_its_cell(tmp_path, records, capsys):
-    """A cell that diverges stops no other, and its reason is given; a seed that is not there yet is counted."""
-    path, out = recipe(tmp_path, records, SECOND.replace("dpsur_beta = 0.5", "lr = 1e30")), tmp_path / "out"
+    """A cell that diverges stops no other, and its reason is given; a seed that is not there yet is
+    counted."""
+    path, out = (
+        recipe(tmp_path, records, SECOND.replace("dpsur_beta = 0.5", "lr = 1e30")),
+        tmp_path / "out",
+    )
     lines = run(path, out, expected=1)
     assert [line["state"] for line in lines] == ["done", "done", "failed", "done"]
-    assert "DPSUR, beta 0, 2, seed 0: " in (text := (out / "small-certified.md").read_text()) and "diverged" in text
+    assert (
+        "DPSUR, beta 0, 2, seed 0: " in (text := (out / "small-certified.md").read_text())
+        and "diverged" in text
+    )
     assert "**failed**" in text and lines[2]["mean"] == ""
     runs = plan(read(path), out / "small-certified", "certified", [0, 1], {})
     states = [line.state for line in table.lines(runs, {})]
@@ -162,11 +190,19 @@ def lanes_of(pid: int) -> list[int]:
 
 @NEEDS_PROC
 def test_a_killed_bench_goes_on_and_repeats_nothing(tmp_path, records):
-    """One lane is killed, then the whole command; its lanes end with it, and what was finished stays as it was."""
-    path, out = recipe(tmp_path, records, SECOND, rounds="keep_checkpoints = 2\nrounds"), tmp_path / "out"
+    """One lane is killed, then the whole command; its lanes end with it, and what was finished
+    stays as it was."""
+    path, out = (
+        recipe(tmp_path, records, SECOND, rounds="keep_checkpoints = 2\nrounds"),
+        tmp_path / "out",
+    )
     words = [sys.executable, "-m", "sim.bench", str(path), f"--out={out}", "--processes=2"]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_for(lambda: len(lanes_of(process.pid)) == 2 and list(out.glob("*/*/rounds.jsonl")), process)
+    process = subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for(
+        lambda: len(lanes_of(process.pid)) == 2 and list(out.glob("*/*/rounds.jsonl")), process
+    )
     os.kill(lanes_of(process.pid)[0], signal.SIGKILL)
     wait_for(lambda: finished(out), process)
     lanes = lanes_of(process.pid)
@@ -185,14 +221,17 @@ def test_a_killed_bench_goes_on_and_repeats_nothing(tmp_path, records):
 
 @NEEDS_PROC
 def test_lanes_end_with_the_command(tmp_path, records):
-    """Killed, it can tell them nothing: they see it themselves, thousands of rounds before the end of their runs."""
+    """Killed, it can tell them nothing: they see it themselves, thousands of rounds before the end
+    of their runs."""
     path, out = recipe(tmp_path, records, "", **{"rounds = 3": "rounds = 5000"}), tmp_path / "out"
     words = [sys.executable, "-m", "sim.bench", str(path), f"--out={out}", "--processes=2"]
 
     def rounds() -> int:
         return sum(path.read_bytes().count(b"\n") for path in out.glob("*/*/rounds.jsonl"))
 
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         wait_for(lambda: len(list(out.glob("*/*/rounds.jsonl"))) == 2, process)
         lanes, before = lanes_of(process.pid), rounds()
         process.send_signal(signal.SIGKILL)
@@ -206,20 +245,31 @@ def test_lanes_end_with_the_command(tmp_path, records):
 
 
 def test_a_dead_lane_costs_its_run_alone(tmp_path, records):
-    """As when the memory does not suffice: the run is said to have failed, another process takes over."""
+    """As when the memory does not suffice: the run is said to have failed, another process takes
+    over."""
     from sim.benching import lanes
 
     runs = plan(read(recipe(tmp_path, records)), tmp_path / "out", "certified", [0], {})
     said = []
     for run_, fault in lanes.played(runs, 2):
         said.append((run_.folder.name, fault))
-        if len(said) == 1:  # one lane is idle and will be given the third run, the other is at the second
+        if (
+            len(said) == 1
+        ):  # one lane is idle and will be given the third run, the other is at the second
             for lane in lanes_of(os.getpid()):
                 os.kill(lane, signal.SIGKILL)
     faults = [fault for _, fault in said if fault]
-    assert len(said) == 4 and 1 <= len(faults) <= 2 and all("its process died" in fault for fault in faults)
+    assert (
+        len(said) == 4
+        and 1 <= len(faults) <= 2
+        and all("its process died" in fault for fault in faults)
+    )
     assert len({name for name, _ in said}) == 4 and lanes_of(os.getpid()) == []
-    assert runs[0].finished and runs[3].finished and sum(run_.finished for run_ in runs) >= 4 - len(faults)
+    assert (
+        runs[0].finished
+        and runs[3].finished
+        and sum(run_.finished for run_ in runs) >= 4 - len(faults)
+    )
 
 
 def test_a_finished_table_is_written_without_training(tmp_path, records, monkeypatch):
@@ -239,7 +289,11 @@ def test_other_settings_need_another_folder(tmp_path, records, capsys):
 @pytest.mark.parametrize(
     ("replaced", "flags", "parts"),
     [
-        ({"mechanism": "mecanism"}, (), ["DPSGD, 2", "unknown setting mecanism", "did you mean mechanism?"]),
+        (
+            {"mechanism": "mecanism"},
+            (),
+            ["DPSGD, 2", "unknown setting mecanism", "did you mean mechanism?"],
+        ),
         ({"epsilon = 2.0": "epsilon = -2.0"}, (), ["DPSGD, 2", "epsilon is -2.0"]),
         ({"rounds = 3": "clients = 3"}, (), ["clients is 3", "sim.run"]),
         ({"paper_cells = { 8": "paper_cells = { 9"}, (), ["small.toml", "'9' is no row or column"]),
@@ -250,14 +304,18 @@ def test_other_settings_need_another_folder(tmp_path, records, capsys):
         ({}, ("--processes=0",), ["processes = 0", "--processes"]),
     ],
 )
-def test_faults_are_one_line_before_anything_runs(tmp_path, records, capsys, replaced, flags, parts):
+def test_faults_are_one_line_before_anything_runs(
+    tmp_path, records, capsys, replaced, flags, parts
+):
     run(recipe(tmp_path, records, **replaced), tmp_path / "out", *flags, expected=2)
     said = capsys.readouterr().err
     assert [part for part in parts if part not in said] == [] and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem
+)
 @pytest.mark.parametrize("budget", ["certified", "published"])
 def test_every_recipe_of_the_project_can_be_planned(tmp_path, path, budget):
     small = read(path)
@@ -269,17 +327,23 @@ def test_every_recipe_of_the_project_can_be_planned(tmp_path, path, budget):
 
 
 def test_plots_by_column_and_by_round(tmp_path, records):
-    """Of columns, points stand in their order; by round, a mean over seeds; figures of the mechanism by their name."""
+    """Of columns, points stand in their order; by round, a mean over seeds; figures of the
+    mechanism by their name."""
     path, out = recipe(tmp_path, records), tmp_path / "out"
     run(path, out, "--seeds=0,1")
     small = read(path)
     lines = table.lines(plan(small, out / "small-certified", "certified", [0, 1], {}), {})
-    drawn = {p: table.points(small.model_copy(update={"plot": p}), lines) for p in (*PLOTS, "acceptance_rate")}
+    drawn = {
+        p: table.points(small.model_copy(update={"plot": p}), lines)
+        for p in (*PLOTS, "acceptance_rate")
+    }
     assert {name: [x for x, _ in one] for name, one in drawn["column"].items()} == {
         "DPSGD": [0, 1],
         "DPSUR, beta 0": [0, 1],
     }
-    assert [x for x, _ in drawn["epsilon"]["DPSGD"]] == [line.epsilon("certified") for line in lines[:2]]
+    assert [x for x, _ in drawn["epsilon"]["DPSGD"]] == [
+        line.epsilon("certified") for line in lines[:2]
+    ]
     two = [[r.accuracy for r in one.rounds] for one in lines[0].results]
     assert drawn["accuracy"]["DPSGD, epsilon 2"] == [
         (n, statistics.mean(pair)) for n, pair in enumerate(zip(*two, strict=True), 1)

@@ -1,4 +1,5 @@
-"""``python -m sim.bench`` over finished runs: which files and lines it writes, of which runs, and its status."""
+"""``python -m sim.bench`` over finished runs: which files and lines it writes, of which runs, and
+its status."""
 
 import csv
 import dataclasses
@@ -36,19 +37,31 @@ ACCURACY = {("A", "3"): 0.625, ("A", "1"): 0.5, ("B", "3"): 0.75, ("B", "1"): 0.
 """Of seed 4; seed 7 has an eighth more."""
 
 
-def finished(folder: Path, name: str = "small", plot: str = "epsilon", budget: str = "certified") -> Path:
-    """A recipe all of whose runs are there; certified epsilons are 8 times the accuracy, published ones 10 times."""
+def finished(
+    folder: Path, name: str = "small", plot: str = "epsilon", budget: str = "certified"
+) -> Path:
+    """A recipe all of whose runs are there; certified epsilons are 8 times the accuracy, published
+    ones 10 times."""
     path = folder / f"{name}.toml"
     path.write_text(RECIPE.format(plot=plot))
-    for run in plan(read(path), folder / "out" / f"{name}-{budget}", budget, [4, 7], {"data_dir": "there"}):
+    for run in plan(
+        read(path), folder / "out" / f"{name}-{budget}", budget, [4, 7], {"data_dir": "there"}
+    ):
         accuracy = ACCURACY[run.cell.row, run.cell.column] + (run.seed == 7) / 8
         run.folder.mkdir(parents=True)
         save(run.config, run.folder / "config.toml")
-        spent = {"epsilon_certified": (8 * accuracy, 0.5), "epsilon_published": (0.25, 10 * accuracy)}
+        spent = {
+            "epsilon_certified": (8 * accuracy, 0.5),
+            "epsilon_published": (0.25, 10 * accuracy),
+        }
         summary = unequal.summary(accuracy=accuracy, **spent)
         (run.folder / "summary.json").write_text(json.dumps(summary.to_json()))
-        rounds = [dataclasses.replace(one, accuracy=accuracy * one.round / 3) for one in unequal.ROUNDS]
-        (run.folder / "rounds.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in rounds))
+        rounds = [
+            dataclasses.replace(one, accuracy=accuracy * one.round / 3) for one in unequal.ROUNDS
+        ]
+        (run.folder / "rounds.jsonl").write_text(
+            "".join(json.dumps(one.to_json()) + "\n" for one in rounds)
+        )
     return path
 
 
@@ -56,7 +69,9 @@ def finished(folder: Path, name: str = "small", plot: str = "epsilon", budget: s
 def figures(monkeypatch) -> list:
     made = []
     monkeypatch.setattr(plots, "svg", lambda figure: made.append(figure) or b"picture")
-    monkeypatch.setattr("sim.benching.lanes.play", lambda run: f"no data {run.config.data.data_dir}")
+    monkeypatch.setattr(
+        "sim.benching.lanes.play", lambda run: f"no data {run.config.data.data_dir}"
+    )
     return made
 
 
@@ -85,7 +100,10 @@ def test_the_table_is_of_all_cells_and_seeds(tmp_path, capsys, budget):
         assert float(one["published_epsilon"]) == 10 * (accuracy + 1 / 8)
     text = (tmp_path / "out" / f"small-{budget}.md").read_text()
     said = capsys.readouterr().out
-    assert said == f"\n{text}\n{tmp_path / 'out' / f'small-{budget}.md'}, .csv, .svg\n" and "# Small" in text
+    assert (
+        said == f"\n{text}\n{tmp_path / 'out' / f'small-{budget}.md'}, .csv, .svg\n"
+        and "# Small" in text
+    )
     assert (tmp_path / "out" / f"small-{budget}.svg").read_bytes() == b"picture"
 
 
@@ -95,7 +113,11 @@ AXES = {
         "accuracy",
         {"A": [(5.0, 0.5625), (6.0, 0.6875)], "B": [(3.0, 0.3125), (7.0, 0.8125)]},
     ),
-    "column": ("noise", "accuracy", {"A": [(0, 0.6875), (1, 0.5625)], "B": [(0, 0.8125), (1, 0.3125)]}),
+    "column": (
+        "noise",
+        "accuracy",
+        {"A": [(0, 0.6875), (1, 0.5625)], "B": [(0, 0.8125), (1, 0.3125)]},
+    ),
     "acceptance_rate": (
         "round",
         "acceptance rate",
@@ -108,20 +130,36 @@ AXES = {
 def test_the_plot_is_of_the_table_and_says_what_its_axes_are(tmp_path, figures, plot):
     assert command(tmp_path, str(finished(tmp_path, plot=plot)), "--seeds=4,7") == 0
     (axes,) = figures[-1].axes
-    drawn = {line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.get_lines()}
+    drawn = {
+        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in axes.get_lines()
+    }
     assert (axes.get_xlabel(), axes.get_ylabel(), drawn) == AXES[plot]
     ticks = [tick.get_text() for tick in axes.get_xticklabels()]
     assert (ticks == ["3", "1"]) is (plot == "column")
 
 
 def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
-    """What is not there is tried, and what was wrong with it is said; what is there is not tried again."""
-    assert command(tmp_path, str(finished(tmp_path)), "--rows=B", "--columns=1, 3", "--seeds=4,5") == 1
-    found = [(one["row"], one["column"], one["seeds"], one["state"], one["mean"]) for one in lines(tmp_path)]
-    assert found == [("B", "3", "1", "failed 1 of 2 seeds", "75"), ("B", "1", "1", "failed 1 of 2 seeds", "25")]
+    """What is not there is tried, and what was wrong with it is said; what is there is not tried
+    again."""
+    assert (
+        command(tmp_path, str(finished(tmp_path)), "--rows=B", "--columns=1, 3", "--seeds=4,5") == 1
+    )
+    found = [
+        (one["row"], one["column"], one["seeds"], one["state"], one["mean"])
+        for one in lines(tmp_path)
+    ]
+    assert found == [
+        ("B", "3", "1", "failed 1 of 2 seeds", "75"),
+        ("B", "1", "1", "failed 1 of 2 seeds", "25"),
+    ]
     said = capsys.readouterr().out
-    assert said.startswith("1/2 small: B, 3, seed 5: failed: no data there\n2/2 small: B, 1, seed 5: failed: no data")
-    assert "- B, 1, seed 5: no data there\n" in (tmp_path / "out" / "small-certified.md").read_text()
+    assert said.startswith(
+        "1/2 small: B, 3, seed 5: failed: no data there\n2/2 small: B, 1, seed 5: failed: no data"
+    )
+    assert (
+        "- B, 1, seed 5: no data there\n" in (tmp_path / "out" / "small-certified.md").read_text()
+    )
 
 
 def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
@@ -132,16 +170,28 @@ def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
         path.unlink()
     assert command(tmp_path, str(whole), str(lacking), "--seeds=4,7") == 1
     assert {one["state"] for one in lines(tmp_path)} == {"done"}
-    assert [one["state"] for one in lines(tmp_path, "other-certified")] == ["done", "done", "failed", "done"]
+    assert [one["state"] for one in lines(tmp_path, "other-certified")] == [
+        "done",
+        "done",
+        "failed",
+        "done",
+    ]
     assert command(tmp_path, str(whole), str(whole)) == 2
     assert "two recipes have the same file name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("fault", "status"), [("", 0), ("no data", 1)])
-def test_with_an_end_what_there_was_no_time_for_is_no_fault_and_a_fault_is_one(tmp_path, monkeypatch, fault, status):
+def test_with_an_end_what_there_was_no_time_for_is_no_fault_and_a_fault_is_one(
+    tmp_path, monkeypatch, fault, status
+):
     """One of four runs was tried."""
     monkeypatch.setattr(bench.lanes, "played", lambda runs, *_: ((run, fault) for run in runs[:1]))
-    flags = ("--hours=1", "--seeds=4,5", f"--cells={tmp_path / 'cells'}", f"--page={tmp_path / 'page.md'}")
+    flags = (
+        "--hours=1",
+        "--seeds=4,5",
+        f"--cells={tmp_path / 'cells'}",
+        f"--page={tmp_path / 'page.md'}",
+    )
     assert command(tmp_path, str(finished(tmp_path)), *flags) == status
 
 
@@ -159,7 +209,9 @@ def test_runs_that_were_finished_before_are_kept_in_small_files(tmp_path):
     assert len(list(cells.glob("small-certified/*.json"))) == 2 * len(ACCURACY)
 
 
-def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere(tmp_path, monkeypatch):
+def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere(
+    tmp_path, monkeypatch
+):
     page = tmp_path / "project" / "docs" / "leaderboard.md"
     page.parent.mkdir(parents=True)
     monkeypatch.setattr(bench, "PACKAGES", tmp_path / "project")
@@ -170,9 +222,13 @@ def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere
 
 def test_a_result_file_that_has_changed_is_read_again(tmp_path):
     path, file, found = finished(tmp_path), tmp_path / "kept.json", []
-    run = plan(read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"})[0]
+    run = plan(
+        read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"}
+    )[0]
     for moment, accuracy in enumerate((0.5, 0.75)):
-        (run.folder / "summary.json").write_text(json.dumps(unequal.summary(accuracy=accuracy).to_json()))
+        (run.folder / "summary.json").write_text(
+            json.dumps(unequal.summary(accuracy=accuracy).to_json())
+        )
         kept.save(file, run.cell, run.config, run.folder)
         os.utime(file, ns=(moment, moment))
         found.append(kept.load(file, run.digest).summary.accuracy)
@@ -187,5 +243,7 @@ def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sim.start.train", train)
     path = finished(tmp_path)
-    run = plan(read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"})[0]
+    run = plan(
+        read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"}
+    )[0]
     assert play(run) == "MemoryError"

@@ -1,4 +1,5 @@
-"""Every number of a bench's table, as Markdown, CSV and plot, under its heading; runs in which no two figures agree."""
+"""Every number of a bench's table, as Markdown, CSV and plot, under its heading; runs in which no
+two figures agree."""
 
 import csv
 import dataclasses
@@ -50,7 +51,8 @@ FIRST = (
     result(0.75, (2.25, 1.25), (4.5, 2.0), None, 9, 0.25, None, 0.5),
     result(0.5, (0.5, 2.5), (1.0, 4.75), 90.0, 10, 0.75),
 )
-"""Of the means, least and largest no two agree; the largest epsilon is the first run's second client's."""
+"""Of the means, least and largest no two agree; the largest epsilon is the first run's second
+client's."""
 SECOND = (result(0.875, (6.5, None), (7.5, 7.0), None, 6, 0.125, 0.875),)
 LINES = [
     table.Line(Cell("A", "3", {}, says(60.5)), 3, FIRST, ()),
@@ -63,17 +65,33 @@ LINES = [
 
 def test_the_markdown_table():
     text = table.markdown(RECIPE, "certified", LINES)
-    head, _, *found = [[cell.strip() for cell in x.strip("|").split("|")] for x in text.splitlines() if x[:1] == "|"]
+    head, _, *found = [
+        [cell.strip() for cell in x.strip("|").split("|")]
+        for x in text.splitlines()
+        if x[:1] == "|"
+    ]
     expected = ["", "noise", "validation accuracy, %", "paper", "difference", "certified epsilon"]
     assert head == [*expected, "published epsilon", "rounds", "seconds"]
     assert found == [
-        ["A", "3", "62.50 (50.00 to 75.00)", "paper 60.5", "+2.00", "2.75", "4.75", "9 to 12", "65"],
+        [
+            "A",
+            "3",
+            "62.50 (50.00 to 75.00)",
+            "paper 60.5",
+            "+2.00",
+            "2.75",
+            "4.75",
+            "9 to 12",
+            "65",
+        ],
         ["A", "1", "87.50 **failed 2 of 3 seeds**", "", "", "infinite", "7.5", "6", ""],
         ["B/C", "3", "**missing**", "paper 71.25", "", "", "", "", ""],
         ["B/C", "1", "**failed**", "paper 70", "", "", "", "", ""],
     ]
     assert text.startswith(f"# Title\n\n{table.NOTES['certified']}\n\n|")
-    assert text.endswith("\n\nWhat failed:\n\n- A, 1, seed 4: it diverged\n- B|C, 1, seed 0: it died\n")
+    assert text.endswith(
+        "\n\nWhat failed:\n\n- A, 1, seed 4: it diverged\n- B|C, 1, seed 0: it died\n"
+    )
     assert table.NOTES["published"] in table.markdown(RECIPE, "published", LINES[:1])
     assert "What failed" not in table.markdown(RECIPE, "published", LINES[:1])
     assert "| test accuracy, % |" in table.markdown(RECIPE, "certified", LINES[2:])
@@ -100,14 +118,31 @@ def test_the_csv_table():
         "seconds": "65",
         "source": "paper/table-1/A",
     }
-    second = {"state": "failed 2 of 3 seeds", "seeds": "1", "mean": "87.5", "least": "87.5", "largest": "87.5"}
-    second |= {"deviation": "", "paper": "", "difference": "", "certified_epsilon": "inf", "published_epsilon": "7.5"}
+    second = {
+        "state": "failed 2 of 3 seeds",
+        "seeds": "1",
+        "mean": "87.5",
+        "least": "87.5",
+        "largest": "87.5",
+    }
+    second |= {
+        "deviation": "",
+        "paper": "",
+        "difference": "",
+        "certified_epsilon": "inf",
+        "published_epsilon": "7.5",
+    }
     second |= {"rounds": "6", "seconds": "", "column": "1"}
     assert {name: found[1][name] for name in second} == second
     for line, state, paper in ((found[2], "missing", "71.25"), (found[3], "failed", "70")):
         given = {name for name, value in line.items() if value}
         assert given == {"recipe", "row", "column", "budget", "state", "seeds", "paper", "source"}
-        assert (line["row"], line["state"], line["seeds"], line["paper"]) == ("B|C", state, "0", paper)
+        assert (line["row"], line["state"], line["seeds"], line["paper"]) == (
+            "B|C",
+            state,
+            "0",
+            paper,
+        )
 
 
 def test_a_cell_is_compared_with_the_first_of_several_claims():
@@ -117,23 +152,31 @@ def test_a_cell_is_compared_with_the_first_of_several_claims():
 
 def test_an_epsilon_is_rounded_up_in_both_tables():
     """What is shown is a guarantee too, as everywhere."""
-    line = table.Line(Cell("A", "3", {}, ()), 1, (result(0.5, (2.7500004,), (4.7500004,), 1.0, 5),), ())
+    line = table.Line(
+        Cell("A", "3", {}, ()), 1, (result(0.5, (2.7500004,), (4.7500004,), 1.0, 5),), ()
+    )
     (found,) = csv.DictReader(io.StringIO(table.as_csv(RECIPE, "certified", [line])))
     assert (found["certified_epsilon"], found["published_epsilon"]) == ("2.75001", "4.75001")
     assert "| 2.751 | 4.751 |" in table.markdown(RECIPE, "certified", [line])
 
 
 def test_a_model_that_was_never_measured_has_no_accuracy_and_hides_no_other():
-    half = table.Line(Cell("A", "3", {}, says(60.0)), 2, (*FIRST[:1], result(None, (9.0,), (8.0,), 20.0, 5)), ())
+    half = table.Line(
+        Cell("A", "3", {}, says(60.0)), 2, (*FIRST[:1], result(None, (9.0,), (8.0,), 20.0, 5)), ()
+    )
     assert (half.measured, half.mean, half.difference) == ([62.5], 62.5, 2.5)
     assert half.epsilon("certified") == 9.0 and half.epsilon("published") == 8.0 and half.complete
-    never = table.Line(Cell("A", "3", {}, says(60.0)), 1, (result(None, (9.0,), (8.0,), 20.0, 5),), ())
+    never = table.Line(
+        Cell("A", "3", {}, says(60.0)), 1, (result(None, (9.0,), (8.0,), 20.0, 5),), ()
+    )
     assert never.mean is None and never.difference is None
 
 
 def test_lines_are_the_cells_with_their_runs_and_faults(tmp_path):
     """Runs of two cells and two seeds; a fault that was mended is none."""
-    runs = [Run(LINES[c].cell, seed, None, tmp_path / f"{c}-{seed}") for c in (0, 1) for seed in (4, 7)]
+    runs = [
+        Run(LINES[c].cell, seed, None, tmp_path / f"{c}-{seed}") for c in (0, 1) for seed in (4, 7)
+    ]
     for run, found in ((runs[0], FIRST[0]), (runs[3], SECOND[0])):
         unequal.run_directory(run.folder, closing=found.summary)
     lines = table.lines(runs, {runs[1]: "it died", runs[3]: ""})
@@ -148,7 +191,9 @@ def test_lines_are_the_cells_with_their_runs_and_faults(tmp_path):
 
 WHOLE = [
     table.Line(Cell("A", "3", {}, ()), 3, FIRST, ()),
-    table.Line(Cell("A", "1", {}, ()), 1, (result(0.375, (1.25,), (9.0,), None, 6, 0.125, 0.375),), ()),
+    table.Line(
+        Cell("A", "1", {}, ()), 1, (result(0.375, (1.25,), (9.0,), None, 6, 0.125, 0.375),), ()
+    ),
     table.Line(Cell("B|C", "3", {}, ()), 1, SECOND, ()),
     table.Line(Cell("B|C", "1", {}, ()), 1, (), ()),
 ]
@@ -170,14 +215,17 @@ BY_ROUND = {
     ],
 )
 def test_the_points_of_each_plot(plot, expected):
-    """Against the certified epsilon, in its order; by column in theirs; by round as means over the seeds that have one.
+    """Against the certified epsilon, in its order; by column in theirs; by round as means over the
+    seeds that have one.
 
     A cell whose epsilon is infinite has no place on the first, one without a run has none anywhere.
     """
     assert table.points(RECIPE.model_copy(update={"plot": plot}), WHOLE) == expected
 
 
-@pytest.mark.parametrize(("rows", "columns", "name"), [(2, 2, "A, noise 3"), (1, 2, "noise 3"), (2, 1, "A")])
+@pytest.mark.parametrize(
+    ("rows", "columns", "name"), [(2, 2, "A, noise 3"), (1, 2, "noise 3"), (2, 1, "A")]
+)
 def test_a_line_by_round_is_named_by_what_tells_it_from_others(rows, columns, name):
     part = {"plot": "accuracy", "rows": RECIPE.rows[:rows], "columns": RECIPE.columns[:columns]}
     assert list(table.points(RECIPE.model_copy(update=part), WHOLE[:1])) == [name]

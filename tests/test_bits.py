@@ -1,4 +1,5 @@
-"""What the last bits of a release tell, and whether its noise is what was charged: for every release that there is."""
+"""What the last bits of a release tell, and whether its noise is what was charged: for every
+release that there is."""
 
 import dataclasses
 import math
@@ -26,8 +27,8 @@ ATTACKED = [name for name in RELEASES if name != "single records"]
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_last_bits_tell_nothing_in_a_release(name):
-    """No better than guessing in 1,000 trials, or 58 % would be right. Kills float noise, and a grid that depends on
-    data. False alarm: 1e-6.
+    """No better than guessing in 1,000 trials, or 58 % would be right. Kills float noise, and a
+    grid that depends on data. False alarm: 1e-6.
     """
     right = sum(releases.successes(RELEASES[name], GRID, CLIENTS, seed) for seed in range(SEEDS))
     assert stats.binomtest(right, SEEDS * CLIENTS).pvalue > 1e-6
@@ -40,20 +41,25 @@ def test_last_bits_tell_everything_in_a_simulation(name):
 
 
 def noise_of(name: str, arithmetic) -> list[tuple[str, np.ndarray, float]]:
-    """By purpose, the noise of each release in units of the bound of a part, and its deviation as it was asked for."""
+    """By purpose, the noise of each release in units of the bound of a part, and its deviation as
+    it was asked for."""
     found, ratios = {}, {}
     for seed in range(3):
         for one in watch(RELEASES[name], np.ones(CLIENTS, dtype=bool), arithmetic, seed).seen:
             noise = (one.released.double() - one.real().double()) / one.bound[:, None].double()
             ratios[one.purpose] = float((one.std.double() / one.bound.double())[0])
             found.setdefault(one.purpose, []).append(noise.numpy().ravel())
-    return [(purpose, np.concatenate(parts)[:20_000], ratios[purpose]) for purpose, parts in found.items()]
+    return [
+        (purpose, np.concatenate(parts)[:20_000], ratios[purpose])
+        for purpose, parts in found.items()
+    ]
 
 
 @pytest.mark.parametrize("arithmetic", [FLOATS, GRID], ids=["simulation", "release"])
 @pytest.mark.parametrize("name", RELEASES)
 def test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged(name, arithmetic):
-    """Noise over sensitivity, taken from what was drawn, is the multiplier in the events. False alarm: 1e-6 each.
+    """Noise over sensitivity, taken from what was drawn, is the multiplier in the events. False
+    alarm: 1e-6 each.
 
     Kills a release without noise or with another one, and a charge of another one.
     """
@@ -72,7 +78,8 @@ def test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged(n
 
 
 def test_every_kind_of_gaussian_event_has_a_release_in_the_table():
-    """A mechanism of the registry without a row here, or an event with noise that no row charges, fails."""
+    """A mechanism of the registry without a row here, or an event with noise that no row charges,
+    fails."""
     trained = {name.split(",")[0] for name in RELEASES}
     assert {name for name, row in MECHANISMS.items() if row.private} <= trained
     charged = {type(event).kind for row in RELEASES.values() for event in row.charges}
@@ -82,9 +89,12 @@ def test_every_kind_of_gaussian_event_has_a_release_in_the_table():
 
 
 def test_without_noise_a_release_and_a_simulation_agree():
-    """The same batches, 20 steps at rates of 1 and 0.4: parameters to 1e-6. Kills a unit or a divisor of its own."""
+    """The same batches, 20 steps at rates of 1 and 0.4: parameters to 1e-6. Kills a unit or a
+    divisor of its own."""
     for rate in (1.0, 0.4):
-        plan = dataclasses.replace(releases._DPSGD, noise_multiplier=0.0, sample_rate=rate, steps=20)
+        plan = dataclasses.replace(
+            releases._DPSGD, noise_multiplier=0.0, sample_rate=rate, steps=20
+        )
         ends = []
         for arithmetic in (FLOATS, GRID):
             world = dataclasses.replace(small.cohort([plan] * 3), arithmetic=arithmetic)
@@ -93,7 +103,8 @@ def test_without_noise_a_release_and_a_simulation_agree():
 
 
 def test_who_is_gathered_in_a_release_depends_on_coins_alone():
-    """Other estimates, the same records at the same places; who of them is proposed follows the estimates.
+    """Other estimates, the same records at the same places; who of them is proposed follows the
+    estimates.
 
     Kills batches of importance sampling in which one record's norm moves the others.
     """
@@ -102,16 +113,26 @@ def test_who_is_gathered_in_a_release_depends_on_coins_alone():
     for level in (1.0, 0.3):
         streams = small.streams(range(3))
         proposals = propose(
-            dataclasses.replace(world, streams=streams), rates, torch.full((3, 39), level, dtype=torch.float64)
+            dataclasses.replace(world, streams=streams),
+            rates,
+            torch.full((3, 39), level, dtype=torch.float64),
         )
         batches.append(proposals.batch.x)
         masks.append(proposals.batch.mask)
-    assert torch.equal(*batches) and masks[1].sum() < masks[0].sum() and not (masks[1] & ~masks[0]).any()
+    assert (
+        torch.equal(*batches)
+        and masks[1].sum() < masks[0].sum()
+        and not (masks[1] & ~masks[0]).any()
+    )
 
 
 def test_proposals_have_the_same_law_in_both_arithmetics():
-    """The same coins propose the same records; kills a mask that is not made, and proposals by the bound alone."""
-    rates, estimates = torch.full((3,), 0.6).double(), torch.rand(3, 39, dtype=torch.float64) * 0.9 + 0.1
+    """The same coins propose the same records; kills a mask that is not made, and proposals by the
+    bound alone."""
+    rates, estimates = (
+        torch.full((3,), 0.6).double(),
+        torch.rand(3, 39, dtype=torch.float64) * 0.9 + 0.1,
+    )
     shown = []
     for arithmetic in (FLOATS, GRID):
         world = dataclasses.replace(small.cohort([releases._DPSGD] * 3), arithmetic=arithmetic)
@@ -122,12 +143,14 @@ def test_proposals_have_the_same_law_in_both_arithmetics():
 
 @pytest.mark.parametrize("mechanism", [name for name, row in MECHANISMS.items() if row.private])
 def test_a_release_trains_on_the_grid(tmp_path, mechanism):
-    """End to end, with the system's entropy, whose float noise is refused: every mechanism has exact sums alone."""
+    """End to end, with the system's entropy, whose float noise is refused: every mechanism has
+    exact sums alone."""
     from sim.config.flags import parse
     from sim.start import train
 
     flags = (
-        f"--release --clients 3 --rounds 2 --steps 2 --sample-rate 0.5 --engine inline --quiet --mechanism {mechanism}"
+        "--release --clients 3 --rounds 2 --steps 2 --sample-rate 0.5 --engine inline --quiet "
+        f"--mechanism {mechanism}"
     )
     folder = train(parse([*flags.split(), "--out", str(tmp_path)], "run", ""))
     assert (folder / "model.safetensors").exists()
@@ -145,6 +168,9 @@ def test_isotropic_noise_has_no_exact_sum():
 
 
 def test_seeded_draws_on_the_grid_are_those_of_their_names():
-    """Twin runs with the same noise, for attacks and audits: same seed, same draws, whoever computes them."""
-    one, two = (Streams(seed_key(1), 2, clients, small.CPU).rounded("noise", 7) for clients in ([3, 5], [5]))
+    """Twin runs with the same noise, for attacks and audits: same seed, same draws, whoever
+    computes them."""
+    one, two = (
+        Streams(seed_key(1), 2, clients, small.CPU).rounded("noise", 7) for clients in ([3, 5], [5])
+    )
     assert torch.equal(one[1:], two) and not torch.equal(one[0], one[1])

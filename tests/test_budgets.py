@@ -27,7 +27,9 @@ def cost(plan: Plan, rounds: int) -> float:
     return epsilon(planned(plan, rounds), DELTA).epsilon
 
 
-def budgets(*plans: Plan, target: float, spent: dict | None = None, taken: list[int] | None = None) -> Budgets:
+def budgets(
+    *plans: Plan, target: float, spent: dict | None = None, taken: list[int] | None = None
+) -> Budgets:
     rounds = np.array(taken or [0] * len(plans))
     return Budgets(plan_table(*plans), ROUNDS, target, DELTA, spent or {}, rounds)
 
@@ -35,7 +37,8 @@ def budgets(*plans: Plan, target: float, spent: dict | None = None, taken: list[
 @settings(max_examples=30)
 @given(st.floats(0.3, 6.0), st.lists(st.sets(st.integers(0, 3)), max_size=12))
 def test_whoever_takes_part_only_when_eligible_never_passes_the_target(target, rounds):
-    """And its spending is that of its own history. Kills `<` a wrong round, another client's count, a stale history."""
+    """And its spending is that of its own history. Kills `<` a wrong round, another client's count,
+    a stale history."""
     plans = [A, B, A, DECAY]
     now, taken = budgets(*plans, target=target), np.zeros(4, dtype=int)
     for asked in rounds:
@@ -44,7 +47,9 @@ def test_whoever_takes_part_only_when_eligible_never_passes_the_target(target, r
         taken[clients] += 1
     spent = [cost(plan, n) for plan, n in zip(plans, taken, strict=True)]
     assert now.epsilons("certified").tolist() == spent and max(spent) <= target
-    assert now.eligible().tolist() == [cost(p, n + 1) <= target for p, n in zip(plans, taken, strict=True)]
+    assert now.eligible().tolist() == [
+        cost(p, n + 1) <= target for p, n in zip(plans, taken, strict=True)
+    ]
     assert now.taken.tolist() == taken.tolist()
 
 
@@ -112,10 +117,11 @@ def test_the_given_counts_are_not_written_into():
 
 
 def true_delta(noise: float, figures: list[float]) -> float:
-    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps is stopped after t + 1, all hold.
+    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps is stopped after
+    t + 1, all hold.
 
-    Whoever stops it sees everything. By backward induction over the sum z of the steps' standard normal draws, exact
-    up to the grid; the loss after t steps is z / noise + t / (2 noise^2).
+    Whoever stops it sees everything. By backward induction over the sum z of the steps' standard
+    normal draws, exact up to the grid; the loss after t steps is z / noise + t / (2 noise^2).
     """
     width = 0.01
     z = np.arange(-45.0, 45.0, width)
@@ -129,7 +135,8 @@ def true_delta(noise: float, figures: list[float]) -> float:
 
 
 def test_what_is_shown_during_a_run_holds_for_whoever_stops_it_by_what_he_sees():
-    """The smallest figure over all orders does not: it is shown when the run is over, as had been planned."""
+    """The smallest figure over all orders does not: it is shown when the run is over, as had been
+    planned."""
     noise = 2.854
     now = budgets(DpsgdPlan(1.0, noise, 1.0, 1), target=8.0)
     shown, smallest = [], []
@@ -137,13 +144,16 @@ def test_what_is_shown_during_a_run_holds_for_whoever_stops_it_by_what_he_sees()
         now.charge(np.array([0]))
         shown.append(now.so_far()[0])
         smallest.append(now.epsilons("certified")[0])
-    assert shown[-1] == smallest[-1] <= 8.0 and all(a >= b for a, b in zip(shown, smallest, strict=True))
+    assert shown[-1] == smallest[-1] <= 8.0 and all(
+        a >= b for a, b in zip(shown, smallest, strict=True)
+    )
     assert true_delta(noise, shown) <= DELTA < 1.5 * DELTA < true_delta(noise, smallest)
 
 
 @pytest.mark.parametrize("paid", [3, 7])
 def test_the_order_is_that_of_the_rounds_that_the_target_pays_for(paid):
-    """And it does not move with what has been spent. Kills the planned rounds, and the order of the moment."""
+    """And it does not move with what has been spent. Kills the planned rounds, and the order of the
+    moment."""
     now = budgets(A, target=cost(A, paid))
     for n in range(1, paid + 1):
         now.charge(np.array([0]))
@@ -158,7 +168,10 @@ def test_every_client_is_shown_at_the_order_of_its_own_plan():
     now = budgets(*plans, target=math.inf)
     now.charge(np.arange(3))
     orders = [epsilon(planned(plan, ROUNDS), DELTA).order for plan in plans]
-    expected = [epsilon(planned(p, 1), DELTA, orders=(o,)).epsilon for p, o in zip(plans, orders, strict=True)]
+    expected = [
+        epsilon(planned(p, 1), DELTA, orders=(o,)).epsilon
+        for p, o in zip(plans, orders, strict=True)
+    ]
     assert len(set(orders)) == 3 and now.so_far().tolist() == expected
 
 
@@ -177,7 +190,10 @@ def test_the_order_in_advance_is_of_the_rounds_that_the_target_pays_for_in_its_c
         accounting="every-trial",
     )
     target = epsilon(planned(plan, 4), DELTA, "published").epsilon
-    paid = {c: sum(epsilon(planned(plan, n), DELTA, c).epsilon <= target for n in range(1, ROUNDS)) for c in COLUMNS}
+    paid = {
+        c: sum(epsilon(planned(plan, n), DELTA, c).epsilon <= target for n in range(1, ROUNDS))
+        for c in COLUMNS
+    }
     assert paid["published"] == 4 != paid["certified"]
     for column, rounds in paid.items():
         expected = epsilon(planned(plan, rounds), DELTA).order

@@ -20,11 +20,20 @@ CASES = [
 @pytest.mark.parametrize(("rate", "steps", "budget", "delta"), CASES)
 def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, delta):
     noise = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, delta)
-    assert budget * (1 - 1e-3) <= accountant.epsilon({SampledGaussian(rate, noise): steps}, delta).epsilon <= budget
-    assert accountant.epsilon({SampledGaussian(rate, noise * (1 - 2e-4)): steps}, delta).epsilon > budget
+    assert (
+        budget * (1 - 1e-3)
+        <= accountant.epsilon({SampledGaussian(rate, noise): steps}, delta).epsilon
+        <= budget
+    )
+    assert (
+        accountant.epsilon({SampledGaussian(rate, noise * (1 - 2e-4)): steps}, delta).epsilon
+        > budget
+    )
 
 
-@pytest.mark.parametrize(("rate", "steps", "noise"), [(0.01, 1000, 1.5), (0.2, 60, 4.0), (1.0, 7, 9.0)])
+@pytest.mark.parametrize(
+    ("rate", "steps", "noise"), [(0.01, 1000, 1.5), (0.2, 60, 4.0), (1.0, 7, 9.0)]
+)
 def test_a_budget_that_the_upper_end_just_meets_is_not_refused(rate, steps, noise):
     """Few orders are looked at first; where none of them meets the budget, another one may."""
     budget = accountant.epsilon({SampledGaussian(rate, noise): steps}, 1e-5).epsilon * (1 + 1e-7)
@@ -46,7 +55,9 @@ def test_a_budget_that_the_lower_end_meets_is_given_the_lower_end():
 
 @pytest.mark.parametrize("charges", [{SampledGaussian(1.0, 1.0): 99}, {Unprotected(1.0): 1}])
 def test_a_budget_that_no_noise_meets_is_refused_with_a_remedy(charges):
-    with pytest.raises(ValueError, match=r"budget too small for a single step: epsilon = 0.5 .* raise epsilon"):
+    with pytest.raises(
+        ValueError, match=r"budget too small for a single step: epsilon = 0.5 .* raise epsilon"
+    ):
         smallest(lambda s: charges, 0.5, 1e-5)
 
 

@@ -1,4 +1,5 @@
-"""One client that holds all records is K = 1 of the same code; batches, validation records, the paper's budget."""
+"""One client that holds all records is K = 1 of the same code; batches, validation records, the
+paper's budget."""
 
 import json
 import math
@@ -59,19 +60,35 @@ def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-# --- one client ----------------------------------------------------------------------------------------------------
+# --- one client
+# --------------------------------------------------------------------------------------------------
 
 CASES = {
     "dpsgd": ("--mechanism=dpsgd", "--batch-size=50", "--epochs=1"),
     "dpsur": ("--mechanism=dpsur", "--batch-size=50", "--steps=4", "--dpsur-validation-rate=0.3"),
     "dpis": ("--mechanism=dpis", "--sample-rate=0.2", "--steps=5", "--optimizer=adam", "--lr=0.05"),
 }
-AS_ONE = ("--clients=1", "--partition=iid", "--server-lr=1", "--server-momentum=0", "--keep-state", "--groups=1")
+AS_ONE = (
+    "--clients=1",
+    "--partition=iid",
+    "--server-lr=1",
+    "--server-momentum=0",
+    "--keep-state",
+    "--groups=1",
+)
 
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES)
 def test_a_federation_of_one_client_is_the_central_run_bit_for_bit(tmp_path, records, flags):
-    same = (f"--dataset={records}", "--rounds=3", "--clip-norm=0.5", "--epsilon=4", "--momentum=0.9", "--lr=1", *flags)
+    same = (
+        f"--dataset={records}",
+        "--rounds=3",
+        "--clip-norm=0.5",
+        "--epsilon=4",
+        "--momentum=0.9",
+        "--lr=1",
+        *flags,
+    )
     alone = run(central.command, tmp_path, "alone", *same)
     many = run(federated.command, tmp_path, "many", *same, *AS_ONE, "--engine=inline")
     assert model(alone) == model(many)
@@ -80,9 +97,16 @@ def test_a_federation_of_one_client_is_the_central_run_bit_for_bit(tmp_path, rec
 
 
 def test_a_round_is_an_interval_between_two_evaluations_and_nothing_else(tmp_path, records):
-    """Full batches without noise: six rounds of one step are one round of six. Kills a momentum that starts afresh, a
-    momentum or a rate of the server's, and a learning rate that follows rounds."""
-    flags = (f"--dataset={records}", "--mechanism=none", "--sample-rate=1", "--lr=0.3", "--lr-schedule=linear")
+    """Full batches without noise: six rounds of one step are one round of six. Kills a momentum
+    that starts afresh, a momentum or a rate of the server's, and a learning rate that follows
+    rounds."""
+    flags = (
+        f"--dataset={records}",
+        "--mechanism=none",
+        "--sample-rate=1",
+        "--lr=0.3",
+        "--lr-schedule=linear",
+    )
     six = run(central.command, tmp_path, "six", *flags, "--rounds=6", "--steps=1")
     one = run(central.command, tmp_path, "one", *flags, "--rounds=1", "--steps=6")
     for name, tensor in load_file(six / "model.safetensors").items():
@@ -95,10 +119,16 @@ def test_a_killed_central_run_goes_on(tmp_path, records):
     flags = (f"--dataset={records}", "--rounds=3", "--steps=3", "--batch-size=60")
     whole = run(central.command, tmp_path, "whole", *flags)
     before = model(whole), rounds(whole)
-    for path in (whole / "model.safetensors", whole / "summary.json", *(whole / "checkpoints").glob("*3.*")):
+    for path in (
+        whole / "model.safetensors",
+        whole / "summary.json",
+        *(whole / "checkpoints").glob("*3.*"),
+    ):
         path.unlink()
     assert main_guard(central.command, ["--resume", str(whole), "--quiet"]) == 0
-    assert model(whole) == before[0] and [r["accuracy"] for r in rounds(whole)] == [r["accuracy"] for r in before[1]]
+    assert model(whole) == before[0] and [r["accuracy"] for r in rounds(whole)] == [
+        r["accuracy"] for r in before[1]
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(FIXED))
@@ -107,7 +137,9 @@ def test_what_one_client_has_no_choice_in_is_refused(name, capsys):
     given = [flag] if SETTINGS[name].kind is bool else [flag, "1"]
     assert main_guard(central.command, given) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ") and flag in said and "sim.run" in said and said.count("\n") == 1
+    assert (
+        said.startswith("error: ") and flag in said and "sim.run" in said and said.count("\n") == 1
+    )
 
 
 def test_files_of_one_client_are_taken_and_others_are_refused(tmp_path, records, capsys):
@@ -129,13 +161,21 @@ def test_the_help_offers_no_flag_that_is_refused(capsys):
 
 
 def test_one_client_is_spoken_of_as_one(tmp_path, records, capsys):
-    assert main_guard(central.command, [f"--dataset={records}", "--rounds=1", f"--out={tmp_path}", "--name=a"]) == 0
+    assert (
+        main_guard(
+            central.command, [f"--dataset={records}", "--rounds=1", f"--out={tmp_path}", "--name=a"]
+        )
+        == 0
+    )
     said, page = capsys.readouterr().out, write_report(tmp_path / "a").read_text()
     assert "clients" not in said and "median" not in said and "budget" in said
-    assert "Clients hold disjoint records" not in page and "One client holds all 300 records" in page
+    assert (
+        "Clients hold disjoint records" not in page and "One client holds all 300 records" in page
+    )
 
 
-# --- the batch -----------------------------------------------------------------------------------------------------
+# --- the batch
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_size_is_a_rate_and_an_amount_of_work_by_client():
@@ -150,12 +190,17 @@ def test_a_batch_size_is_a_rate_and_an_amount_of_work_by_client():
 
 
 def test_the_learning_rate_follows_each_clients_own_steps(tmp_path):
-    """A linear schedule ends at the run's last step for everybody, however many steps a round has."""
-    given = config.load(None, {"lr_schedule": "linear", "rounds": 4, "lr": 2.0, "clients": 2, "batch_size": 9})
+    """A linear schedule ends at the run's last step for everybody, however many steps a round
+    has."""
+    given = config.load(
+        None, {"lr_schedule": "linear", "rounds": 4, "lr": 2.0, "clients": 2, "batch_size": 9}
+    )
     node = training.node(build(given), 0, tmp_path)
     steps = torch.tensor([2.0, 10.0])
     assert node._training.learning_rate(4, steps, steps).tolist() == [0.0, 0.0]
-    np.testing.assert_allclose(node._training.learning_rate(3, steps / 2, steps), 2.0 * (1 - 2.5 / 4), rtol=1e-6)
+    np.testing.assert_allclose(
+        node._training.learning_rate(3, steps / 2, steps), 2.0 * (1 - 2.5 / 4), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,8 +221,11 @@ def test_every_size_meets_its_budget_and_hardly_more(mechanism, own, decay, size
 
 
 def test_thousands_of_sizes_are_calibrated_together(monkeypatch):
-    """One by one they would take minutes. Kills a calibration that goes by the first client's rate or steps."""
-    monkeypatch.setattr("mechanisms.plan.smallest", lambda *given, **named: pytest.fail("one by one"))
+    """One by one they would take minutes. Kills a calibration that goes by the first client's rate
+    or steps."""
+    monkeypatch.setattr(
+        "mechanisms.plan.smallest", lambda *given, **named: pytest.fail("one by one")
+    )
     sizes = np.arange(20, 3_020)
     steps = np.ceil(sizes / 16).astype(int)
     table = plan_table(Privacy(epsilon=5.0, batch_size=16), None, steps, 20, sizes)
@@ -209,14 +257,20 @@ def test_rate_and_batch_contradict_each_other(tmp_path):
         config.load(tmp_path / "a.toml", {})
 
 
-# --- records for tuning --------------------------------------------------------------------------------------------
+# --- records for tuning
+# --------------------------------------------------------------------------------------------
 
 
 def test_validation_records_are_held_by_nobody_and_stand_in_for_the_test(records):
     given = {"dataset": records, "validation_records": 80, "clients": 4}
-    test, validation = (build(config.load(None, {**given, "evaluate_on": part})) for part in ("test", "validation"))
+    test, validation = (
+        build(config.load(None, {**given, "evaluate_on": part})) for part in ("test", "validation")
+    )
     whole = {row.tobytes() for row in build(config.load(None, {"dataset": records})).dataset.x}
-    kept, held = ({row.tobytes() for row in part} for part in (validation.dataset.x, validation.dataset.x_test))
+    kept, held = (
+        {row.tobytes() for row in part}
+        for part in (validation.dataset.x, validation.dataset.x_test)
+    )
     assert len(held) == 80 and kept | held == whole and not kept & held
     assert (test.dataset.x == validation.dataset.x).all() and len(test.dataset.y_test) == 60
     assert sorted(validation.partition.indices) == list(range(220))
@@ -232,14 +286,22 @@ def test_what_models_are_measured_on_changes_no_model(tmp_path, records):
 
 
 def test_the_last_model_is_reported_however_much_better_an_earlier_one_was(tmp_path):
-    """The test part agrees with what is learned first, that most records are of class 0, and not with what is learned
-    next. Kills a selection on the test part, of the figure or of the model."""
+    """The test part agrees with what is learned first, that most records are of class 0, and not
+    with what is learned next. Kills a selection on the test part, of the figure or of the model."""
     rare = np.arange(100) < 10
-    x, test = np.stack([np.ones(100), rare], axis=1).astype(np.float32), np.ones((20, 2), dtype=np.float32)
-    np.savez(tmp_path / "rare.npz", x=x, y=rare.astype(int), x_test=test, y_test=np.zeros(20, dtype=int))
+    x, test = (
+        np.stack([np.ones(100), rare], axis=1).astype(np.float32),
+        np.ones((20, 2), dtype=np.float32),
+    )
+    np.savez(
+        tmp_path / "rare.npz", x=x, y=rare.astype(int), x_test=test, y_test=np.zeros(20, dtype=int)
+    )
     flags = (f"--dataset={tmp_path / 'rare.npz'}", "--mechanism=none", "--sample-rate=1", "--lr=2")
     folder = run(central.command, tmp_path, "a", *flags, "--steps=5", "--rounds=12")
-    found, last = [r["accuracy"] for r in rounds(folder)], load_file(folder / "model.safetensors").values()
+    found, last = (
+        [r["accuracy"] for r in rounds(folder)],
+        load_file(folder / "model.safetensors").values(),
+    )
     assert found[0] == 1.0 and found[-1] == summary(folder)["accuracy"] == 0.0
     weight, bias = sorted(last, key=lambda tensor: -tensor.ndim)
     assert (test @ weight.T + bias).argmax(axis=1).tolist() == [1] * 20
@@ -253,7 +315,8 @@ def test_there_must_be_records_left(records):
         hold_out(dataset, 300, True, np.random.default_rng(0))
 
 
-# --- the paper's budget --------------------------------------------------------------------------------------------
+# --- the paper's budget
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,10 +331,22 @@ def test_there_must_be_records_left(records):
     ],
     ids=lambda flags: flags[0].partition("=")[2],
 )
-def test_a_published_budget_bounds_the_papers_claim_and_certifies_what_is_proved(tmp_path, records, flags, capsys):
+def test_a_published_budget_bounds_the_papers_claim_and_certifies_what_is_proved(
+    tmp_path, records, flags, capsys
+):
     """The claim is met, and nearly; the certified figure is the ledger's own."""
-    flags = (f"--dataset={records}", "--rounds=3", "--steps=4", "--batch-size=60", "--epsilon=2", *flags)
-    assert main_guard(central.command, [*flags, f"--out={tmp_path}", "--name=a", "--budget=published"]) == 0
+    flags = (
+        f"--dataset={records}",
+        "--rounds=3",
+        "--steps=4",
+        "--batch-size=60",
+        "--epsilon=2",
+        *flags,
+    )
+    assert (
+        main_guard(central.command, [*flags, f"--out={tmp_path}", "--name=a", "--budget=published"])
+        == 0
+    )
     said, closing = capsys.readouterr().out, summary(tmp_path / "a")
     charged = ledger.read(tmp_path / "a" / "ledger")[0]
     assert 1.9 < epsilon(charged, 1e-5, "published").epsilon <= 2.0
@@ -308,18 +383,23 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
 def test_a_length_that_would_follow_from_public_outputs_is_refused(mechanism, own):
     """Epsilon at a moment that the outputs choose would be no guarantee."""
     for noise in (None, 9.0):
-        privacy = Privacy(mechanism=mechanism, budget="published", noise_multiplier=noise, sample_rate=0.1)
+        privacy = Privacy(
+            mechanism=mechanism, budget="published", noise_multiplier=noise, sample_rate=0.1
+        )
         with pytest.raises(ValueError, match="run's length would depend"):
             plan_table(privacy, own, 2, 3, np.array([50]))
 
 
 def test_claims_settled_after_a_round_are_expected_before_it():
-    """Noise screening as published: what may be accepted counts, or the claim would pass its budget."""
+    """Noise screening as published: what may be accepted counts, or the claim would pass its
+    budget."""
     privacy = Privacy(mechanism="screening", budget="published", epsilon=2.0, sample_rate=0.2)
     own = Screening(screening_clip=None, allow_unproved=True)
     plan = plan_table(privacy, own, 4, 3, np.array([50])).of(0)
     claims = [epsilon(planned(plan, n), 1e-5, "published").epsilon for n in (3, 4)]
-    assert 1.99 < claims[0] <= 2.0 < claims[1] and epsilon(planned(plan, 1), 1e-5).epsilon == math.inf
+    assert (
+        1.99 < claims[0] <= 2.0 < claims[1] and epsilon(planned(plan, 1), 1e-5).epsilon == math.inf
+    )
     accepted = merge(*(most(plan, nth) for nth in (1, 2, 3)))
     for spent, able in ((planned(plan, 2), True), (accepted, False)):
         now = Budgets(table_of(plan), 3, 2.0, 1e-5, {0: spent}, np.array([2]), "published")

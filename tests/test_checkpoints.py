@@ -52,7 +52,9 @@ def test_there_may_be_none(tmp_path):
 
 def test_the_newest_few_are_kept_and_nothing_else(tmp_path):
     saved(tmp_path, 5, keep=2)
-    assert files(tmp_path) == [f"round-00000{n}.{kind}" for n in (4, 5) for kind in ("json", "safetensors")]
+    assert files(tmp_path) == [
+        f"round-00000{n}.{kind}" for n in (4, 5) for kind in ("json", "safetensors")
+    ]
 
 
 def test_a_run_keeps_two_of_them_at_least():
@@ -103,9 +105,14 @@ def test_missing_tensors_are_damage_and_all_damaged_is_none(tmp_path):
 
 
 def test_what_a_crash_leaves_behind_is_no_checkpoint(tmp_path):
-    """A death before the label is written, or under a temporary name; the round is then saved anew."""
+    """A death before the label is written, or under a temporary name; the round is then saved
+    anew."""
     checkpoints, folder = saved(tmp_path, 2), tmp_path / "checkpoints"
-    for name in ("round-000003.safetensors", "round-000003.json.part", "round-000003.safetensors.part"):
+    for name in (
+        "round-000003.safetensors",
+        "round-000003.json.part",
+        "round-000003.safetensors.part",
+    ):
         (folder / name).write_bytes(b"half")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -115,7 +122,8 @@ def test_what_a_crash_leaves_behind_is_no_checkpoint(tmp_path):
 
 
 def test_a_file_is_replaced_whole_and_flushed_before_its_name_is(tmp_path, monkeypatch):
-    """At every flush the name holds the old content or the new one. Kills writing in place and renaming unflushed."""
+    """At every flush the name holds the old content or the new one. Kills writing in place and
+    renaming unflushed."""
     path, seen, flush = tmp_path / "file", [], os.fsync
     durable.write(path, b"old")
 

@@ -32,11 +32,18 @@ def built(folder: Path, side: int = 8, records: int = 400, **given: object) -> J
 
 def test_small_clients_are_many_and_large_ones_few():
     """Kills a rule that ignores the work of a client, and one that has no bounds."""
-    assert [chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [25, 50, 100, 250]
+    assert [chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [
+        25,
+        50,
+        100,
+        250,
+    ]
     assert [chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
     assert [chunk_width(100, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [25, 8, 2, 1, 1]
     assert [chunk_width(100, 2**n, 0) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
-    widths = itertools.pairwise(chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5))
+    widths = itertools.pairwise(
+        chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5)
+    )
     assert all(wider >= narrower for wider, narrower in widths)
 
 
@@ -49,12 +56,18 @@ def test_the_choice_is_that_of_model_and_sizes_and_is_written_down(tmp_path):
 
 @pytest.mark.parametrize("given", [{"workers": 1}, {"workers": 7}, {"groups": 2}, {"seed": 3}])
 def test_the_choice_does_not_depend_on_who_computes(tmp_path, given):
-    assert built(tmp_path, **given).config.run.chunk_clients == built(tmp_path).config.run.chunk_clients
+    assert (
+        built(tmp_path, **given).config.run.chunk_clients
+        == built(tmp_path).config.run.chunk_clients
+    )
 
 
-@pytest.mark.parametrize(("given", "groups"), [({"workers": 7}, 3), ({"workers": 2}, 2), ({"groups": 5}, 5)])
+@pytest.mark.parametrize(
+    ("given", "groups"), [({"workers": 7}, 3), ({"workers": 2}, 2), ({"groups": 5}, 5)]
+)
 def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, groups):
-    """Unless it is said otherwise: more groups would make chunks smaller on a machine with more cores."""
+    """Unless it is said otherwise: more groups would make chunks smaller on a machine with more
+    cores."""
     assert with_groups(config.load(None, given), 25, most=3).run.groups == groups
 
 
@@ -63,17 +76,22 @@ def test_a_given_number_is_taken(tmp_path):
 
 
 def test_clients_of_one_size_are_chunked_by_number_and_larger_ones_come_first():
-    """On every machine alike, however it sorts. Kills chunks of unlike clients, which are padded to the largest."""
+    """On every machine alike, however it sorts. Kills chunks of unlike clients, which are padded to
+    the largest."""
     sizes = np.array([3, 9] * 60)
     chunks = [chunk.tolist() for chunks in group(sizes, 30, 3) for chunk in chunks]
     odd, even = list(range(1, 120, 2)), list(range(0, 120, 2))
     assert sorted(chunks) == sorted([odd[:30], odd[30:], even[:30], even[30:]])
-    loads = [sum(int(sizes[chunk].max()) * len(chunk) for chunk in chunks) for chunks in group(sizes, 30, 3)]
+    loads = [
+        sum(int(sizes[chunk].max()) * len(chunk) for chunk in chunks)
+        for chunks in group(sizes, 30, 3)
+    ]
     assert sorted(loads) == [180, 270, 270]
 
 
 def test_buffers_are_kept_by_the_process_that_prepares_itself():
-    """Page faults of a second buffer of 64 MiB: thousands, where the first has been returned to the system."""
+    """Page faults of a second buffer of 64 MiB: thousands, where the first has been returned to the
+    system."""
     code = (
         "import resource, sys\n"
         "from sim.engines.environment import prepare\n"
@@ -84,7 +102,9 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     )
 
     def second(word: str) -> int:
-        done = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True, env={})
+        done = subprocess.run(
+            [sys.executable, "-c", code, word], capture_output=True, text=True, check=True, env={}
+        )
         return int(done.stdout)
 
     if second("plain") < 1000:
@@ -97,8 +117,11 @@ def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
     """Otherwise there is one thread, for sums have one order, and no telemetry."""
     names = ["OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED"]
     code = (
-        f"import os; from sim.engines.environment import prepare; prepare(); print(*[os.environ[n] for n in {names}])"
+        "import os; from sim.engines.environment import prepare; prepare(); "
+        f"print(*[os.environ[n] for n in {names}])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=given
+    )
     usual = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     assert done.stdout.split() == [(usual | given)[name] for name in names]

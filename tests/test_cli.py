@@ -16,8 +16,9 @@ from sim.config.topics import COMMON, TOPICS
 from sim.config.use import USES
 
 NAMES = """
-    clients dirichlet partition dataset data-dir model mechanism strategy epsilon delta noise-multiplier clip-norm
-    sample-rate rounds steps epochs fraction lr momentum seed groups workers engine device out name quiet
+    clients dirichlet partition dataset data-dir model mechanism strategy epsilon delta
+    noise-multiplier clip-norm sample-rate rounds steps epochs fraction lr momentum seed groups
+    workers engine device out name quiet
 """
 
 
@@ -48,11 +49,18 @@ def test_both_forms_of_a_flag(setting):
     ]
     if setting.kind is bool:
         off = setting.flag.replace("--", "--no-")
-        assert [ask(*used, flag).config.value(setting.name) for flag in (setting.flag, off)] == [True, False]
+        assert [ask(*used, flag).config.value(setting.name) for flag in (setting.flag, off)] == [
+            True,
+            False,
+        ]
         return
     texts = {int: "3", float: "0.25", str: setting.choices[-1] if setting.choices else "text"}
     spaced, joined = (
-        ask(*used, *flag) for flag in ((setting.flag, texts[setting.kind]), (f"{setting.flag}={texts[setting.kind]}",))
+        ask(*used, *flag)
+        for flag in (
+            (setting.flag, texts[setting.kind]),
+            (f"{setting.flag}={texts[setting.kind]}",),
+        )
     )
     assert spaced == joined
     assert str(spaced.config.value(setting.name)) == texts[setting.kind]
@@ -61,7 +69,12 @@ def test_both_forms_of_a_flag(setting):
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [("--name=none", "none"), ("--name=", None), ("--ray-address=", None), ("--mechanism=none", "none")],
+    [
+        ("--name=none", "none"),
+        ("--name=", None),
+        ("--ray-address=", None),
+        ("--mechanism=none", "none"),
+    ],
 )
 def test_a_text_is_unset_by_an_empty_one(word, value):
     request = ask(word)
@@ -87,20 +100,40 @@ def test_help_of_all_has_every_flag_with_its_default(capsys):
     assert "(default: 100)" in text and "(default: off)" in text and "[privacy]" in text
 
 
-@pytest.mark.parametrize("others", [{}, {"central": True}, {"own": OWN}], ids=["run", "central", "account"])
+@pytest.mark.parametrize(
+    "others", [{}, {"central": True}, {"own": OWN}], ids=["run", "central", "account"]
+)
 def test_help_has_what_everybody_needs_and_how_to_see_the_rest(capsys, others):
     text = shown(capsys, "--clients", "3", "--help", **others)
     assert 30 <= len(flags_of(text)) <= 60
-    assert {"--config", "--resume", "--help", "--mechanism", "--epsilon", "--rounds", "--lr"} <= flags_of(text)
+    assert {
+        "--config",
+        "--resume",
+        "--help",
+        "--mechanism",
+        "--epsilon",
+        "--rounds",
+        "--lr",
+    } <= flags_of(text)
     assert flags_of(text) >= set(others.get("own", ()))
-    assert all(f" {topic}" in " ".join(text.partition("More flags: --help TOPIC")[2].split()) for topic in TOPICS)
+    assert all(
+        f" {topic}" in " ".join(text.partition("More flags: --help TOPIC")[2].split())
+        for topic in TOPICS
+    )
     assert text == shown(capsys, "-h", **others)
 
 
 def test_every_flag_is_in_the_help_of_a_topic_and_the_common_ones_are_in_use():
-    """What everybody sees works by default, but for what a partition or a strategy of another name needs."""
-    assert set().union(*(names for topic, names in TOPICS.items() if topic != "all")) == set(SETTINGS) == TOPICS["all"]
-    assert set(SETTINGS) > COMMON and not COMMON & (USES.keys() - {"dirichlet", "shards_per_client"} - PRIVACY)
+    """What everybody sees works by default, but for what a partition or a strategy of another name
+    needs."""
+    assert (
+        set().union(*(names for topic, names in TOPICS.items() if topic != "all"))
+        == set(SETTINGS)
+        == TOPICS["all"]
+    )
+    assert set(SETTINGS) > COMMON and not COMMON & (
+        USES.keys() - {"dirichlet", "shards_per_client"} - PRIVACY
+    )
 
 
 PRIVACY = {"epsilon", "delta", "budget", "noise_multiplier", "clip_norm", "clipping"}
@@ -120,7 +153,11 @@ PRIVACY = {"epsilon", "delta", "budget", "noise_multiplier", "clip_norm", "clipp
     ],
 )
 def test_help_of_a_part_has_its_own_flags(capsys, topic, expected):
-    assert flags_of(shown(capsys, "--help", topic)) == set(expected) == flags_of(shown(capsys, f"--help={topic}"))
+    assert (
+        flags_of(shown(capsys, "--help", topic))
+        == set(expected)
+        == flags_of(shown(capsys, f"--help={topic}"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,19 +183,27 @@ def test_a_synonym_is_no_flag_and_means_one():
     ("word", "flag"),
     [
         *((f"--{word}", f"--{flag}") for word, flag in SYNONYMS.items()),
-        *((f"--{setting.name}", setting.flag) for setting in SETTINGS.values() if "_" in setting.name),
+        *(
+            (f"--{setting.name}", setting.flag)
+            for setting in SETTINGS.values()
+            if "_" in setting.name
+        ),
         ("--Learning_Rate", "--lr"),
         ("--max_grad_norm=1", "--clip-norm"),
     ],
 )
 def test_what_the_field_says_is_understood_but_not_obeyed(word, flag):
-    with pytest.raises(ValueError, match=f"^unknown flag {word.partition('=')[0]}; did you mean {flag}\\?$"):
+    with pytest.raises(
+        ValueError, match=f"^unknown flag {word.partition('=')[0]}; did you mean {flag}\\?$"
+    ):
         ask(word, "3")
     with pytest.raises(ValueError, match=f"did you mean {flag}"):
         parse([word], "prog", "", central=True)
 
 
-@pytest.mark.parametrize(("central", "words"), [(True, "default: 256; mnist: 1024"), (False, "default: none)")])
+@pytest.mark.parametrize(
+    ("central", "words"), [(True, "default: 256; mnist: 1024"), (False, "default: none)")]
+)
 def test_help_has_the_defaults_of_one_client_or_of_many(central, words):
     said = " ".join(help_text("prog", "", central).split())
     assert words in said.partition("--batch-size INT ")[2].partition("--clipping")[0]
@@ -265,7 +310,12 @@ def test_a_resumed_run_keeps_its_configuration(run_dir):
 
 def test_a_resumed_run_may_have_other_workers(run_dir):
     config = ask("--resume", str(run_dir), "--workers=5", "--engine", "inline", "--quiet").config
-    assert (config.run.workers, config.run.engine, config.run.quiet, config.run.groups) == (5, "inline", True, 2)
+    assert (config.run.workers, config.run.engine, config.run.quiet, config.run.groups) == (
+        5,
+        "inline",
+        True,
+        2,
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ NAMES = ("clip_norm",)
 
 def state(value: float, clients: int) -> LocalState:
     rows = torch.full((clients, 3), value) + torch.arange(clients)[:, None]
-    return LocalState(rows, (10 * rows, -rows), rows[:, 0], {"clip_norm": rows[:, 0] / 2, "other": rows[:, 0]})
+    return LocalState(
+        rows, (10 * rows, -rows), rows[:, 0], {"clip_norm": rows[:, 0] / 2, "other": rows[:, 0]}
+    )
 
 
 def played(folder, rounds: int) -> ClientState:
@@ -33,7 +35,9 @@ def keep(client_state: ClientState, clients: list[int], end: LocalState) -> None
     assert client_state.keep(np.array(clients), lambda resume: end) is end
 
 
-def begun(client_state: ClientState, clients: list[int], round_: int, fresh: LocalState) -> LocalState:
+def begun(
+    client_state: ClientState, clients: list[int], round_: int, fresh: LocalState
+) -> LocalState:
     """What clients begin a round with; the round breaks off then."""
     found = []
 
@@ -53,11 +57,22 @@ def check(client_state: ClientState, after: int, round_: int) -> None:
     assert torch.equal(got.optimizer[0][1], kept.optimizer[0][0]) and torch.equal(
         got.optimizer[0][3], kept.optimizer[0][1]
     )
-    assert torch.equal(got.optimizer[1][1], kept.optimizer[1][0]), "each state of the optimizer stays its own"
+    assert torch.equal(got.optimizer[1][1], kept.optimizer[1][0]), (
+        "each state of the optimizer stays its own"
+    )
     assert got.optimizer[0][0][0] == 1000.0, "kept from an earlier round"
-    assert all(torch.equal(got.optimizer[n][2], fresh.optimizer[n][2]) for n in range(2)), "never took part"
-    assert got.memory["clip_norm"].tolist() == [50.0, after / 2, fresh.memory["clip_norm"][2], (after + 1) / 2]
-    assert torch.equal(got.params, fresh.params) and torch.equal(got.memory["other"], fresh.memory["other"])
+    assert all(torch.equal(got.optimizer[n][2], fresh.optimizer[n][2]) for n in range(2)), (
+        "never took part"
+    )
+    assert got.memory["clip_norm"].tolist() == [
+        50.0,
+        after / 2,
+        fresh.memory["clip_norm"][2],
+        (after + 1) / 2,
+    ]
+    assert torch.equal(got.params, fresh.params) and torch.equal(
+        got.memory["other"], fresh.memory["other"]
+    )
 
 
 def test_rounds_go_on_from_what_was_kept(tmp_path):
@@ -72,7 +87,8 @@ def test_a_new_process_goes_on_where_the_old_one_was(tmp_path):
 
 
 def test_a_replayed_round_starts_from_the_round_before_it(tmp_path):
-    """Kills a resume that reads the newest file: the crash came after the file and before the checkpoint."""
+    """Kills a resume that reads the newest file: the crash came after the file and before the
+    checkpoint."""
     client_state = played(tmp_path, 5)
     for fresh in (client_state, ClientState(tmp_path, NAMES)):
         check(fresh, after=4, round_=5)

@@ -21,7 +21,8 @@ def factor(norm: float, bound: float, clipping: str = "flat") -> float:
 @example(norm=1.9574989580290706e37, bound=2**-7)
 @given(norm=NORMS, bound=BOUNDS.filter(math.isfinite))
 def test_a_scaled_record_is_within_the_bound(clipping, norm, bound):
-    """Kills a factor without its minimum, one that lets a NaN or infinite record through, and a subnormal one."""
+    """Kills a factor without its minimum, one that lets a NaN or infinite record through, and a
+    subnormal one."""
     scale = factor(norm, bound, clipping)
     assert scale == 0 if not math.isfinite(norm) else 0 <= scale * norm <= bound * (1 + 1e-6)
 
@@ -36,7 +37,12 @@ def test_flat_clipping_does_no_more_than_it_must(norm, bound):
 @given(st.floats(2**-20, 2**40, width=32), BOUNDS.filter(math.isfinite))
 def test_automatic_clipping_brings_every_record_near_the_bound(norm, bound):
     """By the share that its stabiliser 0.01 leaves; AUTO-S, equation 4."""
-    assert math.isclose(factor(norm, bound, "auto") * norm, bound * norm / (norm + 0.01), rel_tol=1e-5, abs_tol=1e-37)
+    assert math.isclose(
+        factor(norm, bound, "auto") * norm,
+        bound * norm / (norm + 0.01),
+        rel_tol=1e-5,
+        abs_tol=1e-37,
+    )
 
 
 @pytest.mark.parametrize("wrong", [math.inf, math.nan])

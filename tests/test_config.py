@@ -27,7 +27,9 @@ def values_of(setting: Setting) -> st.SearchStrategy:
     if setting.kind is bool:
         return st.booleans()
     if setting.kind is str:
-        return st.text("abc/é \"'\\#\n" if setting.name != "name" else "ab.0", min_size=1).filter(lambda t: t[0] != ".")
+        return st.text("abc/é \"'\\#\n" if setting.name != "name" else "ab.0", min_size=1).filter(
+            lambda t: t[0] != "."
+        )
     if setting.kind is int:
         return st.integers(2, 2**40)
     return st.floats(0.001, 0.999) | st.sampled_from([1e-6, 0.1, 1 / 3])
@@ -60,7 +62,10 @@ def test_a_saved_configuration_loads_equal(values):
 
 @pytest.mark.parametrize("unset", ["epsilon", "steps", "workers", "name"])
 def test_what_is_unset_stays_unset(tmp_path, unset):
-    config = load(None, {unset: None, "noise_multiplier": 1.0, **({"epochs": 2.0} if unset == "steps" else {})})
+    config = load(
+        None,
+        {unset: None, "noise_multiplier": 1.0, **({"epochs": 2.0} if unset == "steps" else {})},
+    )
     save(config, tmp_path / "config.toml")
     assert load(tmp_path / "config.toml", {}).value(unset) is None
 
@@ -68,7 +73,9 @@ def test_what_is_unset_stays_unset(tmp_path, unset):
 def test_a_saved_configuration_outlives_its_preset(tmp_path, monkeypatch):
     config = load(None, {"dataset": "mnist"})
     save(config, tmp_path / "config.toml")
-    monkeypatch.setitem(presets.PRESETS, "mnist", {"model": "mlp", "epochs": 3.0, "workers": 7, "rounds": 99})
+    monkeypatch.setitem(
+        presets.PRESETS, "mnist", {"model": "mlp", "epochs": 3.0, "workers": 7, "rounds": 99}
+    )
     assert load(tmp_path / "config.toml", {}) == config
 
 
@@ -81,13 +88,48 @@ def test_presets_are_valid(dataset):
 @pytest.mark.parametrize(
     ("dataset", "central", "features", "expected"),
     [
-        ("mnist", False, "pixels", {"model": "cnn", "lr": 4.0, "rounds": 45, "clip_norm": 1.0, "feature_groups": 0}),
-        ("mnist", False, "scattering", {"model": "linear", "lr": 0.2, "rounds": 60, "clip_norm": 5.0}),
-        ("cifar10", False, "scattering", {"model": "linear", "rounds": 20, "clip_norm": 1.0, "feature_groups": 27}),
-        ("digits", True, "pixels", {"model": "linear", "lr": 1.0, "batch_size": 256, "epochs": 1.0, "steps": None}),
-        ("mnist", True, "pixels", {"model": "cnn", "lr": 1.0, "rounds": 20, "batch_size": 1024, "clip_norm": 0.1}),
-        ("fmnist", True, "scattering", {"model": "linear", "lr": 4.0, "rounds": 20, "batch_size": 2048}),
-        ("imdb", True, "pixels", {"model": "lstm", "optimizer": "adam", "lr": 0.02, "momentum": 0.9}),
+        (
+            "mnist",
+            False,
+            "pixels",
+            {"model": "cnn", "lr": 4.0, "rounds": 45, "clip_norm": 1.0, "feature_groups": 0},
+        ),
+        (
+            "mnist",
+            False,
+            "scattering",
+            {"model": "linear", "lr": 0.2, "rounds": 60, "clip_norm": 5.0},
+        ),
+        (
+            "cifar10",
+            False,
+            "scattering",
+            {"model": "linear", "rounds": 20, "clip_norm": 1.0, "feature_groups": 27},
+        ),
+        (
+            "digits",
+            True,
+            "pixels",
+            {"model": "linear", "lr": 1.0, "batch_size": 256, "epochs": 1.0, "steps": None},
+        ),
+        (
+            "mnist",
+            True,
+            "pixels",
+            {"model": "cnn", "lr": 1.0, "rounds": 20, "batch_size": 1024, "clip_norm": 0.1},
+        ),
+        (
+            "fmnist",
+            True,
+            "scattering",
+            {"model": "linear", "lr": 4.0, "rounds": 20, "batch_size": 2048},
+        ),
+        (
+            "imdb",
+            True,
+            "pixels",
+            {"model": "lstm", "optimizer": "adam", "lr": 0.02, "momentum": 0.9},
+        ),
     ],
 )
 def test_defaults_go_from_the_data_set_over_its_features_to_one_client_and_its_data_set(
@@ -96,7 +138,13 @@ def test_defaults_go_from_the_data_set_over_its_features_to_one_client_and_its_d
     """The settings by which the figures of the documentation were made."""
     found = load(None, {"dataset": dataset, "features": features}, central)
     assert {name: found.value(name) for name in expected} == expected
-    alone = {"keep_state": True, "server_momentum": 0.0, "server_lr": 1.0, "clients": 1, "fraction": 1.0}
+    alone = {
+        "keep_state": True,
+        "server_momentum": 0.0,
+        "server_lr": 1.0,
+        "clients": 1,
+        "fraction": 1.0,
+    }
     assert not central or {name: found.value(name) for name in alone} == alone
 
 
@@ -111,7 +159,12 @@ def test_precedence(tmp_path, monkeypatch):
     monkeypatch.setitem(presets.PRESETS, "mnist", {"rounds": 2, "clients": 2, "lr": 2.0})
     file = write(tmp_path, '[data]\ndataset = "mnist"\nclients = 3\n[local]\nlr = 3\n')
     config = load(file, {"lr": 4.0})
-    assert (config.data.min_records, config.rounds.rounds, config.data.clients, config.local.lr) == (2, 2, 3, 4.0)
+    assert (
+        config.data.min_records,
+        config.rounds.rounds,
+        config.data.clients,
+        config.local.lr,
+    ) == (2, 2, 3, 4.0)
 
 
 def test_a_flag_names_the_preset_before_the_file_does(tmp_path):
@@ -126,9 +179,21 @@ def test_a_flag_names_the_preset_before_the_file_does(tmp_path):
         ("[local]\nepochs = 2", {"steps": 3}, {"epochs": None, "steps": 3}),
         ("[local]\nsteps = 2", {"epochs": 3.0}, {"epochs": 3, "steps": None}),
         ("[data]\ndirichlet = 0.1", {}, {"partition": "dirichlet", "dirichlet": 0.1}),
-        ('[data]\npartition = "iid"', {"dirichlet": 0.1}, {"partition": "dirichlet", "dirichlet": 0.1}),
-        ('[data]\npartition = "quantity"', {"dirichlet": 0.1}, {"partition": "quantity", "dirichlet": 0.1}),
-        ("", {"dirichlet": 0.1, "partition": "quantity"}, {"partition": "quantity", "dirichlet": 0.1}),
+        (
+            '[data]\npartition = "iid"',
+            {"dirichlet": 0.1},
+            {"partition": "dirichlet", "dirichlet": 0.1},
+        ),
+        (
+            '[data]\npartition = "quantity"',
+            {"dirichlet": 0.1},
+            {"partition": "quantity", "dirichlet": 0.1},
+        ),
+        (
+            "",
+            {"dirichlet": 0.1, "partition": "quantity"},
+            {"partition": "quantity", "dirichlet": 0.1},
+        ),
         ('[data]\npartition = "iid"\ndirichlet = 0.5', {}, {"partition": "iid", "dirichlet": 0.5}),
         ("", {"shards_per_client": 3}, {"partition": "shards", "shards_per_client": 3}),
     ],
@@ -171,14 +236,18 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_some_amount_of_work_is_asked_for():
-    with pytest.raises(ValueError, match="steps and epochs are both none: give --steps or --epochs"):
+    with pytest.raises(
+        ValueError, match="steps and epochs are both none: give --steps or --epochs"
+    ):
         load(None, {"steps": None})
 
 
 SHARES = ("share_budget", "distill_budget", "shared_weight")
 
 
-@pytest.mark.parametrize("name", [*SHARES, "agd_search_share", "dpsur_cap_share", "screening_cap_share"])
+@pytest.mark.parametrize(
+    "name", [*SHARES, "agd_search_share", "dpsur_cap_share", "screening_cap_share"]
+)
 def test_a_share_leaves_something_for_the_rest(name):
     with pytest.raises(ValueError, match=rf"^{name} is 1\.0; it must be a number in"):
         load(None, {name: 1.0})

@@ -1,6 +1,8 @@
-"""A run dies at every one of its file operations, and is resumed: nothing is lost, nothing is drawn without a charge.
+"""A run dies at every one of its file operations, and is resumed: nothing is lost, nothing is drawn
+without a charge.
 
-The runs are the real command's, with the engine that works in this process, tiny models, and no report.
+The runs are the real command's, with the engine that works in this process, tiny models, and no
+report.
 """
 
 import contextlib
@@ -26,18 +28,30 @@ from sim.config import configuration as config
 from sim.config.flags import parse
 from sim.job.job import Job
 from sim.phases import build as jobs
-from tests.crashing import Crash, Disk, Killed, Noting, Operation, Tree, crashes, killed, lay_out, tree_of
+from tests.crashing import (
+    Crash,
+    Disk,
+    Killed,
+    Noting,
+    Operation,
+    Tree,
+    crashes,
+    killed,
+    lay_out,
+    tree_of,
+)
 
 COMMON = (
-    "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline --quiet --name=run "
-    "--keep-checkpoints=2 --keep-state --momentum=0.5"
+    "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline "
+    "--quiet --name=run --keep-checkpoints=2 --keep-state --momentum=0.5"
 )
 KINDS = {
     "simulation": "--rounds=4 --server-momentum=0.5 --strategy=fedfed",
     "adaptive simulation": "--rounds=2 --mechanism=dpis --sample-rate=0.5",
-    "prepared simulation": "--rounds=2 --standardize=private --strategy=fedfed --shared-source=distilled "
-    "--share-budget=0.5 --distill-rounds=2",
-    "release": "--rounds=2 --release --epsilon=50 --noise-multiplier=3 --strategy=fedfed --share-noise=9",
+    "prepared simulation": "--rounds=2 --standardize=private --strategy=fedfed "
+    "--shared-source=distilled --share-budget=0.5 --distill-rounds=2",
+    "release": "--rounds=2 --release --epsilon=50 --noise-multiplier=3 --strategy=fedfed "
+    "--share-noise=9",
 }
 GROUP = "runs/run/ledger/group-{:04d}.jsonl"
 TIMES = {"seconds", "seconds_training"}
@@ -74,12 +88,18 @@ class World:
         return self.noting
 
     def exchange(self, real: Exchange, requests: list[TrainRequest]) -> Iterator[Upload]:
-        """An exchange that notes what is asked, and that an upload leaves, with the charges of its round by then."""
+        """An exchange that notes what is asked, and that an upload leaves, with the charges of its
+        round by then."""
         for request in requests:
             place = request.round, request.group
             self.noting.mark("asked", *place)
             for upload in real([request]):
-                self.noting.mark("left", *place, tuple(lines(tree_of(self.root), *place)), upload.clients.tolist())
+                self.noting.mark(
+                    "left",
+                    *place,
+                    tuple(lines(tree_of(self.root), *place)),
+                    upload.clients.tolist(),
+                )
                 yield upload
 
 
@@ -100,7 +120,9 @@ def saying(what: str) -> Iterator[None]:
 
 
 def marks(operations: list[Operation], kind: str) -> list[tuple]:
-    return [arguments[1:] for name, arguments in operations if name == "mark" and arguments[0] == kind]
+    return [
+        arguments[1:] for name, arguments in operations if name == "mark" and arguments[0] == kind
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +131,10 @@ def worlds(tmp_path_factory):
     base = tmp_path_factory.mktemp("worlds")
     x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
     np.savez(base / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
-    found = {kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags) for kind, flags in KINDS.items()}
+    found = {
+        kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags)
+        for kind, flags in KINDS.items()
+    }
     built, real = {}, start.inline_exchange
 
     def cached(wanted: config.Config) -> Job:
@@ -129,15 +154,23 @@ def worlds(tmp_path_factory):
         yield found
 
 
-# --- the laws ------------------------------------------------------------------------------------------------------
+# --- the laws
+# --------------------------------------------------------------------------------------------------
 
 
 def facts(tree: Tree) -> Tree:
     """A run's files without times, and without what another run draws anew."""
-    kept = {path: content for path, content in tree.items() if "/inputs." not in path and not path.startswith(PHASES)}
+    kept = {
+        path: content
+        for path, content in tree.items()
+        if "/inputs." not in path and not path.startswith(PHASES)
+    }
     for path, content in kept.items():
         if path.endswith(("rounds.jsonl", "summary.json", "summary.json.part")):
-            entries = [json.loads(part) for part in (content.splitlines() if path.endswith("l") else [content])]
+            entries = [
+                json.loads(part)
+                for part in (content.splitlines() if path.endswith("l") else [content])
+            ]
             kept[path] = [{name: e[name] for name in e.keys() - TIMES} for e in entries]
     return kept
 
@@ -150,23 +183,32 @@ def releases(tree: Tree, round_: int, group: int) -> set[str]:
 def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
     """Go on after a crash, before which this was done. What holds of every run:
 
-    what had left is charged; no round is asked again that another had followed; nothing is damaged; in the end the
-    ledger holds all that it held, and its files say what the run says.
+    what had left is charged; no round is asked again that another had followed; nothing is damaged;
+    in the end the ledger holds all that it held, and its files say what the run says.
     """
     before = crash.tree
     for *place, paid, _ in marks(done, "left"):
-        assert set(paid) <= set(lines(before, *place)), f"{place} had left, and its charges are lost"
+        assert set(paid) <= set(lines(before, *place)), (
+            f"{place} had left, and its charges are lost"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*torn last line")
         resumed = world.go(crash)
     asked, after = marks(resumed.operations, "asked"), tree_of(world.root)
-    assert min(asked, default=(99,)) >= (max(marks(done, "asked"), default=(-99,))[0],), "a finished round is repeated"
+    assert min(asked, default=(99,)) >= (max(marks(done, "asked"), default=(-99,))[0],), (
+        "a finished round is repeated"
+    )
     assert all(after[path] == before.get(path, after[path]) for path in DRAWN)
     for number in range(2):
-        held, holds = (tree.get(GROUP.format(number), b"").split(b"\n")[:-1] for tree in (before, after))
+        held, holds = (
+            tree.get(GROUP.format(number), b"").split(b"\n")[:-1] for tree in (before, after)
+        )
         assert holds[: len(held)] == held
-    summary, spent = json.loads(after["runs/run/summary.json"]), ledger.read(world.folder / "ledger")
+    summary, spent = (
+        json.loads(after["runs/run/summary.json"]),
+        ledger.read(world.folder / "ledger"),
+    )
     assert summary["events"] == [sum(payable(spent[client]).values()) for client in range(4)]
     return resumed
 
@@ -178,21 +220,35 @@ def check_simulation(world: World, done: list[Operation], crash: Crash, uncut: T
 
 
 def check_release(world: World, done: list[Operation], crash: Crash, uncut: Tree) -> None:
-    """A group draws anew where it is asked again, at a charge of its own; where its upload had left it is not asked."""
+    """A group draws anew where it is asked again, at a charge of its own; where its upload had left
+    it is not asked."""
     asked = marks(resume(world, done, crash).operations, "asked")
     after = tree_of(world.root)
     assert not {tuple(place) for *place, _, _ in marks(done, "left")} & set(asked)
     for place in itertools.product(range(3), range(2)):
-        assert len(releases(after, *place)) == len(releases(crash.tree, *place)) + asked.count(place) > 0
-    played = [json.loads(line)["participants"] for line in after["runs/run/rounds.jsonl"].splitlines()]
-    assert played == [4, 4] and after.keys() >= {path for path in uncut if not path.startswith(PHASES)}
+        assert (
+            len(releases(after, *place))
+            == len(releases(crash.tree, *place)) + asked.count(place)
+            > 0
+        )
+    played = [
+        json.loads(line)["participants"] for line in after["runs/run/rounds.jsonl"].splitlines()
+    ]
+    assert played == [4, 4] and after.keys() >= {
+        path for path in uncut if not path.startswith(PHASES)
+    }
     assert np.isfinite(load(after["runs/run/model.safetensors"])["1.weight"]).all()
 
 
-def check(world: World, whole: Noting, uncut: Tree, crash: Crash, before: list[Operation] = ()) -> None:
+def check(
+    world: World, whole: Noting, uncut: Tree, crash: Crash, before: list[Operation] = ()
+) -> None:
     done = [*before, *whole.operations[: crash.done]]
     law = check_release if "--release" in world.flags else check_simulation
-    with saying(f"{crash.death} after {len(before)} + {crash.done}: {done[-1:]}, {whole.operations[crash.done :][:1]}"):
+    with saying(
+        f"{crash.death} after {len(before)} + {crash.done}: {done[-1:]}, "
+        f"{whole.operations[crash.done :][:1]}"
+    ):
         law(world, done, crash, uncut)
 
 
@@ -209,10 +265,13 @@ def once(world: World) -> None:
 
 
 def twice(world: World, firsts: int, seconds: int) -> None:
-    """Die, go on and die again: so many deaths of the program first, each with so many crashes of any kind after it."""
+    """Die, go on and die again: so many deaths of the program first, each with so many crashes of
+    any kind after it."""
     rng, whole = random.Random(0), world.go()
     uncut = tree_of(world.root)
-    for done in sorted(rng.sample(range(len(whole.operations)), min(firsts, len(whole.operations)))):
+    for done in sorted(
+        rng.sample(range(len(whole.operations)), min(firsts, len(whole.operations)))
+    ):
         resumed = world.go(killed(whole.start, whole.operations, done))
         again = crashes(resumed.start, resumed.operations)
         for crash in rng.sample(again, min(seconds, len(again))):
@@ -225,10 +284,13 @@ def test_a_run_that_dies_again_while_it_goes_on_is_resumed(worlds, kind):
 
 
 def test_a_resumed_run_flushes_what_it_finds_before_it_asks_anyone(worlds):
-    """A killed process may have named a checkpoint and not flushed the name: the power may fail in the next one."""
+    """A killed process may have named a checkpoint and not flushed the name: the power may fail in
+    the next one."""
     world = worlds["adaptive simulation"]
     whole = world.go()
-    named = [n for n, (_, what) in enumerate(whole.operations, 1) if what[-1:] == ("round-000001.json",)]
+    named = [
+        n for n, (_, what) in enumerate(whole.operations, 1) if what[-1:] == ("round-000001.json",)
+    ]
     crash = killed(whole.start, whole.operations, named[0])
     resumed = world.go(crash)
     before = [name for name, _ in resumed.operations].index("mark")
@@ -245,7 +307,8 @@ def test_a_run_that_dies_twice_at_any_of_its_operations_is_resumed(worlds, kind)
     twice(worlds[kind], firsts=10**6, seconds=8)
 
 
-# --- the harness ---------------------------------------------------------------------------------------------------
+# --- the harness
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", DEFAULT)
@@ -254,9 +317,15 @@ def test_what_was_noted_lays_out_what_is_there(worlds, kind):
     whole = worlds[kind].go()
     last = killed(whole.start, whole.operations, len(whole.operations))
     assert last.tree == tree_of(worlds[kind].root)
-    kept = [path for path in last.tree if path.startswith("runs/run/clients/group-") and "/round-" in path]
+    kept = [
+        path
+        for path in last.tree
+        if path.startswith("runs/run/clients/group-") and "/round-" in path
+    ]
     assert len(kept) >= 4, "what clients keep is on the disk"
-    assert last.disk.tree(False, False).items() >= last.tree.items(), "a finished run does not survive a power loss"
+    assert last.disk.tree(False, False).items() >= last.tree.items(), (
+        "a finished run does not survive a power loss"
+    )
 
 
 def test_a_program_that_dies_leaves_what_is_laid_out(worlds):
@@ -265,7 +334,10 @@ def test_a_program_that_dies_leaves_what_is_laid_out(worlds):
     for done in range(3, len(whole.operations), 17):
         with pytest.raises(Killed):
             world.go(dies_at=done)
-        left, laid = facts(tree_of(world.root)), facts(killed(whole.start, whole.operations, done).tree)
+        left, laid = (
+            facts(tree_of(world.root)),
+            facts(killed(whole.start, whole.operations, done).tree),
+        )
         assert left == laid and len(left) > 1
 
 

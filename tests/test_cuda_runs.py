@@ -1,4 +1,5 @@
-"""On a GPU: steps of all mechanisms, clients and whole runs do what they do on the CPU. See `tests/test_cuda.py`."""
+"""On a GPU: steps of all mechanisms, clients and whole runs do what they do on the CPU. See
+`tests/test_cuda.py`."""
 
 import dataclasses
 import json
@@ -19,9 +20,12 @@ KEY = seed_key(3)
 MECHANISMS = ["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 
 
-@pytest.mark.parametrize(("device", "name"), on_devices(MECHANISMS, "dpsgd", "dpis"), indirect=["device"])
+@pytest.mark.parametrize(
+    ("device", "name"), on_devices(MECHANISMS, "dpsgd", "dpis"), indirect=["device"]
+)
 def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, exact_products):
-    """Equal draws, so that only the rounding of gradients differs. Little noise: it has the signs of eigenvectors."""
+    """Equal draws, so that only the rounding of gradients differs. Little noise: it has the signs
+    of eigenvectors."""
     small, registry, settings, fields, allotment = needed(
         "tests.small",
         "mechanisms.registry",
@@ -42,22 +46,35 @@ def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, ex
             gradients=RecordGradients(small.model().to(where)),
             data=CohortData(x, y, small.OWNED),
             streams=Streams(KEY, 1, range(4), where),
-            accounts=[allotment.Account(plan.allotment.order, plan.allotment.rdp) for plan in adaptive],
+            accounts=[
+                allotment.Account(plan.allotment.order, plan.allotment.rdp) for plan in adaptive
+            ],
             public=(x, y),
             arithmetic=FLOATS if name == "none" else GRID,
         )
         row = registry.MECHANISMS[name]
         state = registry.local_round(row, cohort, small.start(small.model()).to(where))
-        return state, [list(charges.values()) for charges in row.realized(cohort, state)], row.report(cohort, state)
+        return (
+            state,
+            [list(charges.values()) for charges in row.realized(cohort, state)],
+            row.report(cohort, state),
+        )
 
     (here, paid, figures), (there, expected, reported) = end(device), end(CPU)
-    assert {t.device.type for t in (here.params, here.taken, *here.optimizer, *here.memory.values())} == {device.type}
+    assert {
+        t.device.type for t in (here.params, here.taken, *here.optimizer, *here.memory.values())
+    } == {device.type}
     torch.testing.assert_close(here.params.cpu(), there.params, rtol=1e-3, atol=1e-3)
-    assert torch.equal(here.taken.cpu(), there.taken) and paid == expected and figures.keys() == reported.keys()
+    assert (
+        torch.equal(here.taken.cpu(), there.taken)
+        and paid == expected
+        and figures.keys() == reported.keys()
+    )
 
 
 def test_what_is_shared_on_exact_sums_is_the_cpus(device):
-    """Class sums and statistics to rounding; single records bit by bit: their features are the records."""
+    """Class sums and statistics to rounding; single records bit by bit: their features are the
+    records."""
     rng = generator(KEY, "records")
     x, y = (
         torch.from_numpy(rng.normal(size=(2, 12, 5)).astype(np.float32)),
@@ -110,14 +127,17 @@ def test_clients_keep_their_state_from_round_to_round(device, tmp_path):
 
 @pytest.mark.parametrize("seed", [3, None], ids=["simulation", "release"])
 def test_a_group_charges_the_same_and_its_upload_is_whole_numbers(device, tmp_path, seed):
-    """A release draws anew each time that it is asked, and its upload is found again; a simulation repeats itself."""
+    """A release draws anew each time that it is asked, and its upload is found again; a simulation
+    repeats itself."""
     small, uploads, ledger = needed("tests.small", "client.uploads", "mechanisms.accounting.ledger")
 
     def node(folder: Path, where: torch.device):
         made = small.node(folder, seed=seed)
         x, y = on(where, small.X, small.Y)
         made._data = dataclasses.replace(made._data, x=x, y=y)
-        made._training = dataclasses.replace(made._training, gradients=RecordGradients(small.model().to(where)))
+        made._training = dataclasses.replace(
+            made._training, gradients=RecordGradients(small.model().to(where))
+        )
         return made
 
     asked = small.request(1, [0, 1, 2, 3])
@@ -125,29 +145,41 @@ def test_a_group_charges_the_same_and_its_upload_is_whole_numbers(device, tmp_pa
     node(tmp_path / "cpu", CPU).train(asked)
     charges = [ledger.read(tmp_path / name / "ledger") for name in ("here", "cpu")]
     times = 1 if seed is not None else 2
-    assert {c: {e: n // times for e, n in own.items()} for c, own in charges[0].items()} == charges[1]
-    assert first.total.dtype == np.int64 and np.array_equal(first.total, second.total) is (seed is not None)
+    assert {c: {e: n // times for e, n in own.items()} for c, own in charges[0].items()} == charges[
+        1
+    ]
+    assert first.total.dtype == np.int64 and np.array_equal(first.total, second.total) is (
+        seed is not None
+    )
     found = uploads.Uploads(tmp_path / "here" / "uploads").finished(1, asked.params)
-    assert [one.total.tolist() for one in found] == ([] if seed is not None else [second.total.tolist()])
+    assert [one.total.tolist() for one in found] == (
+        [] if seed is not None else [second.total.tolist()]
+    )
 
 
-# --- whole runs ----------------------------------------------------------------------------------------------------
+# --- whole runs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A function from a device and flags to the directory of a whole run in this process, without a report."""
+    """A function from a device and flags to the directory of a whole run in this process, without a
+    report."""
     cli, start = needed("sim.config.flags", "sim.start")
     monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 2, 8, 8)).astype(np.float32), np.arange(120) % 3
     np.savez(tmp_path / "records.npz", x=x, y=y, x_test=x[:30], y_test=y[:30])
     common = (
-        f"--dataset {tmp_path / 'records.npz'} --clients 6 --partition iid --rounds 2 --steps 2 --engine inline --quiet"
+        f"--dataset {tmp_path / 'records.npz'} --clients 6 --partition iid --rounds 2 --steps 2 "
+        "--engine inline --quiet"
     )
 
     def one(device: torch.device, flags: str, name: str) -> Path:
-        words = f"{common} --device {device.type} --groups 2 --sample-rate 0.5 --out {tmp_path} --name {name} {flags}"
+        words = (
+            f"{common} --device {device.type} --groups 2 --sample-rate 0.5 --out {tmp_path} "
+            f"--name {name} {flags}"
+        )
         return start.train(cli.parse(words.split(), "run", ""))
 
     return one
@@ -167,7 +199,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("device", "kind"), on_devices(RUNS, "features and kept state"), indirect=["device"])
+@pytest.mark.parametrize(
+    ("device", "kind"), on_devices(RUNS, "features and kept state"), indirect=["device"]
+)
 def test_a_whole_run_charges_the_same_and_ends_at_nearly_the_same_model(device, run, kind):
     """Noise so small that its draws, which differ between devices, hardly count."""
     (ledger,) = needed("mechanisms.accounting.ledger")
@@ -179,7 +213,11 @@ def test_a_whole_run_charges_the_same_and_ends_at_nearly_the_same_model(device, 
 
 
 @pytest.mark.parametrize(
-    "flags", ["--model mlp", "--strategy fedfed --shared-source distilled --share-budget 0.5 --distill-rounds 2"]
+    "flags",
+    [
+        "--model mlp",
+        "--strategy fedfed --shared-source distilled --share-budget 0.5 --distill-rounds 2",
+    ],
 )
 def test_the_same_run_gives_the_same_bits_on_the_same_device(device, run, flags):
     """With the settings that a run makes for itself; in any number of groups."""
@@ -189,17 +227,23 @@ def test_the_same_run_gives_the_same_bits_on_the_same_device(device, run, flags)
     assert (here / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("device", "mechanism"), on_devices(MECHANISMS[:-1], "dpsgd"), indirect=["device"])
+@pytest.mark.parametrize(
+    ("device", "mechanism"), on_devices(MECHANISMS[:-1], "dpsgd"), indirect=["device"]
+)
 def test_a_release_trains_within_its_budget(device, run, mechanism):
     ledger, accountant = needed("mechanisms.accounting.ledger", "mechanisms.accounting.accountant")
     folder = run(device, f"--release --epsilon 4 --mechanism {mechanism}", mechanism)
-    spent = [accountant.epsilon(charges, 1e-5).epsilon for charges in ledger.read(folder / "ledger").values()]
+    spent = [
+        accountant.epsilon(charges, 1e-5).epsilon
+        for charges in ledger.read(folder / "ledger").values()
+    ]
     assert len(spent) == 6 and 2 < max(spent) <= 4
     assert all(np.isfinite(tensor).all() for tensor in tensors(folder).values())
 
 
 def test_models_are_scored_by_the_same_records_and_a_run_stays_on_its_kind_of_device(device, run):
-    """Scores are the model's on the test part, computed by hand; the directory says on which kind of device it is."""
+    """Scores are the model's on the test part, computed by hand; the directory says on which kind
+    of device it is."""
     folder = run(device, "--model linear", "a")
     last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
     weight, bias = sorted(tensors(folder).values(), key=lambda tensor: -tensor.ndim)
@@ -210,9 +254,12 @@ def test_models_are_scored_by_the_same_records_and_a_run_stays_on_its_kind_of_de
 
 
 def test_chunks_are_as_wide_as_the_device(device):
-    """On a CPU the cache sets the width for a large model; on others only the memory that parameters take."""
+    """On a CPU the cache sets the width for a large model; on others only the memory that
+    parameters take."""
     config, jobs, chunks = needed("sim.config.configuration", "sim.phases.build", "sim.job.chunks")
-    given = config.load(None, {"clients": 40, "device": device.type, "model": "mlp", "sample_rate": 1.0})
+    given = config.load(
+        None, {"clients": 40, "device": device.type, "model": "mlp", "sample_rate": 1.0}
+    )
     entries = jobs.step_entries(jobs.build(given))
     assert (entries > 0) is (device.type == "cpu")
     assert chunks.chunk_width(1_000, 2**20, entries) == (2 if device.type == "cpu" else 16)

@@ -19,7 +19,9 @@ NOISES = st.floats(min_value=0.02, max_value=200.0)
 
 
 @pytest.mark.parametrize(
-    "row", REFERENCE["sampled_gaussian"], ids=lambda row: f"{row['q']},{row['sigma']},{row['alpha']}"
+    "row",
+    REFERENCE["sampled_gaussian"],
+    ids=lambda row: f"{row['q']},{row['sigma']},{row['alpha']}",
 )
 @pytest.mark.parametrize("column", curves.COLUMNS)
 def test_reference_values(row, column):
@@ -30,25 +32,35 @@ def test_reference_values(row, column):
 @given(NOISES)
 def test_without_sampling_the_curve_is_the_gaussian_one(noise):
     expected = np.array(SOME_ORDERS) / (2 * noise**2)
-    assert curves.rdp(SampledGaussian(1.0, noise), SOME_ORDERS, "certified") == pytest.approx(expected, rel=1e-12)
+    assert curves.rdp(SampledGaussian(1.0, noise), SOME_ORDERS, "certified") == pytest.approx(
+        expected, rel=1e-12
+    )
     general = [float(sampled_gaussian.rdp([1.0], [noise], order)[0]) for order in SOME_ORDERS]
     assert general == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("noise", [0.7, 1.0, 5.0, 50.0])
 def test_small_rates_keep_their_digits(noise):
-    """As q falls, ``rdp -> a q^2 (e^(1/s^2) - 1) / 2``: 1e-15 times smaller than the moment it is taken from."""
+    """As q falls, ``rdp -> a q^2 (e^(1/s^2) - 1) / 2``: 1e-15 times smaller than the moment it is
+    taken from."""
     rate, orders = 1e-9, (1.25, 1.5, 2.0, 2.75, 4.0)
     limit = np.array(orders) / 2 * rate**2 * math.expm1(noise**-2)
-    assert curves.rdp(SampledGaussian(rate, noise), orders, "certified") == pytest.approx(limit, rel=1e-6)
+    assert curves.rdp(SampledGaussian(rate, noise), orders, "certified") == pytest.approx(
+        limit, rel=1e-6
+    )
 
 
 @settings(max_examples=40)
 @given(RATES, NOISES, st.floats(min_value=1.0, max_value=1.5))
 def test_more_sampling_and_less_noise_cost_more(rate, noise, factor):
     base = curves.rdp(SampledGaussian(rate, noise), SOME_ORDERS, "certified") * (1 - 1e-9)
-    assert (curves.rdp(SampledGaussian(min(1.0, rate * factor), noise), SOME_ORDERS, "certified") >= base).all()
-    assert (curves.rdp(SampledGaussian(rate, noise / factor), SOME_ORDERS, "certified") >= base).all()
+    assert (
+        curves.rdp(SampledGaussian(min(1.0, rate * factor), noise), SOME_ORDERS, "certified")
+        >= base
+    ).all()
+    assert (
+        curves.rdp(SampledGaussian(rate, noise / factor), SOME_ORDERS, "certified") >= base
+    ).all()
 
 
 @settings(max_examples=40)
@@ -67,7 +79,10 @@ def test_the_curve_rises_with_the_order_and_its_moment_is_log_convex(rate, noise
 def test_fractional_orders_join_the_integer_ones(rate, noise):
     """The integral next to an integer order meets the finite sum at it."""
     for order in (2.0, 5.0, 9.0):
-        near, at = (float(sampled_gaussian.rdp([rate], [noise], value)[0]) for value in (order + 1e-9, order))
+        near, at = (
+            float(sampled_gaussian.rdp([rate], [noise], value)[0])
+            for value in (order + 1e-9, order)
+        )
         assert near == pytest.approx(at, rel=1e-8)
 
 
@@ -77,7 +92,10 @@ def test_rows_are_computed_alike_alone_and_together(monkeypatch, block):
     monkeypatch.setattr(sampled_gaussian, "BLOCK", block)
     rates, noises = np.array([1e-3, 0.2, 1.0, 0.5, 0.4]), np.array([1.0, 0.02, 3.0, 0.3, 40.0])
     for order in (2.5, 6.0):
-        alone = [float(sampled_gaussian.rdp([q], [s], order)[0]) for q, s in zip(rates, noises, strict=True)]
+        alone = [
+            float(sampled_gaussian.rdp([q], [s], order)[0])
+            for q, s in zip(rates, noises, strict=True)
+        ]
         assert sampled_gaussian.rdp(rates, noises, order) == pytest.approx(alone, rel=1e-12)
 
 
@@ -119,7 +137,8 @@ def test_what_has_no_curve_is_refused():
 
 
 def test_curves_computed_together_are_those_of_each_event_alone(monkeypatch):
-    """To the last digits but a few; also where rates, noises and kinds are mixed. Kills rows that are swapped."""
+    """To the last digits but a few; also where rates, noises and kinds are mixed. Kills rows that
+    are swapped."""
     monkeypatch.setattr(curves, "_KEPT", {})
     rng = np.random.default_rng(3)
     rates, noises = 10 ** rng.uniform(-4, -0.1, 150), rng.uniform(0.4, 9, 150)
@@ -131,7 +150,9 @@ def test_curves_computed_together_are_those_of_each_event_alone(monkeypatch):
     monkeypatch.setattr(curves, "_KEPT", {})
     curves.prepare(many[: curves.MANY - 1], orders, "certified")
     assert not curves._KEPT  # few are computed one by one
-    np.testing.assert_allclose(together, [curves.rdp(event, orders, "certified") for event in many], rtol=1e-9)
+    np.testing.assert_allclose(
+        together, [curves.rdp(event, orders, "certified") for event in many], rtol=1e-9
+    )
 
 
 def test_claims_are_computed_together_in_the_column_that_they_stand_in(monkeypatch):

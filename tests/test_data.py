@@ -21,16 +21,23 @@ from sim.data.torchvision_compat import import_torchvision
 GREY = {"mnist": ("MNIST", 0.1307, 0.3081), "fmnist": ("FashionMNIST", 0.2860, 0.3530)}
 
 
-def write_grey(root: Path, folder: str, train: int = 20, test: int = 10) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A tiny set in the IDX format of MNIST; returns {file prefix: (pixels [N, 28, 28], labels [N])}."""
+def write_grey(
+    root: Path, folder: str, train: int = 20, test: int = 10
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A tiny set in the IDX format of MNIST; returns {file prefix: (pixels [N, 28, 28], labels
+    [N])}."""
     raw = root / folder / "raw"
     raw.mkdir(parents=True)
     rng, parts = np.random.default_rng(0), {}
     for prefix, records in (("train", train), ("t10k", test)):
         pixels = rng.integers(0, 256, (records, 28, 28), dtype=np.uint8)
         labels = rng.integers(0, 10, records, dtype=np.uint8)
-        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 2051, records, 28, 28) + pixels.tobytes())
-        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, records) + labels.tobytes())
+        (raw / f"{prefix}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4i", 2051, records, 28, 28) + pixels.tobytes()
+        )
+        (raw / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">2i", 2049, records) + labels.tobytes()
+        )
         parts[prefix] = pixels, labels
     return parts
 
@@ -39,12 +46,18 @@ def test_fixed_split_is_the_same_everywhere() -> None:
     train, test = fixed_split(10, 3)
     assert test.tolist() == [0, 2, 9] and train.tolist() == [1, 3, 4, 5, 6, 7, 8]
     train, test = fixed_split(1797, 360)
-    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(1797)) and len(test) == 360
+    assert (
+        np.array_equal(np.sort(np.concatenate([train, test])), np.arange(1797)) and len(test) == 360
+    )
 
 
 def test_digits_need_no_files() -> None:
     digits = load("digits", "/nowhere")
-    assert digits.x.shape == (1437, 1, 8, 8) and digits.x_test.shape == (360, 1, 8, 8) and digits.classes == 10
+    assert (
+        digits.x.shape == (1437, 1, 8, 8)
+        and digits.x_test.shape == (360, 1, 8, 8)
+        and digits.classes == 10
+    )
     assert digits.x.dtype == np.float32 and digits.y.dtype == np.int64
     assert digits.x.min() == -1 and digits.x.max() == 1
     assert np.bincount(digits.y_test).tolist() == [25, 36, 42, 29, 46, 37, 21, 50, 41, 33]
@@ -55,7 +68,9 @@ def test_digits_are_scikit_learns() -> None:
     scans, digits = load_digits(), load("digits")
     train, test = fixed_split(1797, 360)
     for indices, x, y in ((train, digits.x, digits.y), (test, digits.x_test, digits.y_test)):
-        assert np.array_equal(x[:, 0], (scans.images[indices] - 8) / 8) and np.array_equal(y, scans.target[indices])
+        assert np.array_equal(x[:, 0], (scans.images[indices] - 8) / 8) and np.array_equal(
+            y, scans.target[indices]
+        )
 
 
 @pytest.mark.parametrize("name", GREY)
@@ -66,12 +81,16 @@ def test_grey_images_are_read_and_normalised(name: str, tmp_path: Path) -> None:
     for (pixels, labels), x, y in zip(
         parts.values(), (images.x, images.x_test), (images.y, images.y_test), strict=True
     ):
-        assert x.shape == (len(pixels), 1, 28, 28) and x.dtype == np.float32 and x.flags.c_contiguous
+        assert (
+            x.shape == (len(pixels), 1, 28, 28) and x.dtype == np.float32 and x.flags.c_contiguous
+        )
         np.testing.assert_allclose(x[:, 0], (pixels / 255 - mean) / deviation, atol=1e-5)
         assert np.array_equal(y, labels) and y.dtype == np.int64
 
 
-def test_colour_images_have_their_channels_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_images_have_their_channels_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, rng = import_torchvision().datasets.CIFAR10, np.random.default_rng(1)
     folder = tmp_path / kind.base_folder
     folder.mkdir()
@@ -82,29 +101,53 @@ def test_colour_images_have_their_channels_first(tmp_path: Path, monkeypatch: py
         return [name, hashlib.md5(blob).hexdigest()]
 
     train, test = (rng.integers(0, 256, (6, 3072), dtype=np.uint8) for _ in range(2))
-    monkeypatch.setattr(kind, "train_list", [write("data_batch_1", {"data": train, "labels": list(range(6))})])
+    monkeypatch.setattr(
+        kind, "train_list", [write("data_batch_1", {"data": train, "labels": list(range(6))})]
+    )
     monkeypatch.setattr(kind, "test_list", [write("test_batch", {"data": test, "labels": [9] * 6})])
     meta = write("batches.meta", {"label_names": list("abcdefghij")})
     monkeypatch.setattr(kind, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
     images = load("cifar10", str(tmp_path))
     planes = train.reshape(6, 3, 32, 32) / 255
-    for channel, (mean, deviation) in enumerate([(0.4914, 0.2470), (0.4822, 0.2435), (0.4465, 0.2616)]):
-        np.testing.assert_allclose(images.x[:, channel], (planes[:, channel] - mean) / deviation, atol=1e-5)
-    assert images.x.flags.c_contiguous and images.y.tolist() == list(range(6)) and images.y_test.tolist() == [9] * 6
+    for channel, (mean, deviation) in enumerate(
+        [(0.4914, 0.2470), (0.4822, 0.2435), (0.4465, 0.2616)]
+    ):
+        np.testing.assert_allclose(
+            images.x[:, channel], (planes[:, channel] - mean) / deviation, atol=1e-5
+        )
+    assert (
+        images.x.flags.c_contiguous
+        and images.y.tolist() == list(range(6))
+        and images.y_test.tolist() == [9] * 6
+    )
 
 
-@pytest.mark.skipif(not os.environ.get("DP_FED_DATA"), reason="DP_FED_DATA names no folder with the real data sets")
-@pytest.mark.parametrize(("name", "records"), [("mnist", 60_000), ("fmnist", 60_000), ("cifar10", 50_000)])
+@pytest.mark.skipif(
+    not os.environ.get("DP_FED_DATA"), reason="DP_FED_DATA names no folder with the real data sets"
+)
+@pytest.mark.parametrize(
+    ("name", "records"), [("mnist", 60_000), ("fmnist", 60_000), ("cifar10", 50_000)]
+)
 def test_real_images_have_mean_zero_and_deviation_one(name: str, records: int) -> None:
     images = load(name)
-    assert len(images.x) == len(images.y) == records and len(images.x_test) == len(images.y_test) == 10_000
+    assert (
+        len(images.x) == len(images.y) == records
+        and len(images.x_test) == len(images.y_test) == 10_000
+    )
     sample = images.x[::20]
-    assert np.abs(sample.mean((0, 2, 3))).max() < 0.03 and np.abs(sample.std((0, 2, 3)) - 1).max() < 0.03
-    expected = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009] if name == "mnist" else [1000] * 10
+    assert (
+        np.abs(sample.mean((0, 2, 3))).max() < 0.03
+        and np.abs(sample.std((0, 2, 3)) - 1).max() < 0.03
+    )
+    expected = (
+        [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009] if name == "mnist" else [1000] * 10
+    )
     assert np.bincount(images.y_test).tolist() == expected
 
 
-def test_the_data_directory_is_the_argument_then_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_directory_is_the_argument_then_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_grey(tmp_path / "argument", "MNIST", train=3)
     write_grey(tmp_path / "variable", "MNIST", train=4)
     monkeypatch.setenv("DP_FED_DATA", str(tmp_path / "variable"))
@@ -120,8 +163,11 @@ def test_the_data_directory_is_the_argument_then_the_variable(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("damage", [None, 100, 2000])
-def test_a_failed_download_says_where_files_belong(damage: int | None, tmp_path: Path, monkeypatch) -> None:
-    """Missing files, a cut header and cut pixels: one download is tried, with a timeout that is gone afterwards."""
+def test_a_failed_download_says_where_files_belong(
+    damage: int | None, tmp_path: Path, monkeypatch
+) -> None:
+    """Missing files, a cut header and cut pixels: one download is tried, with a timeout that is
+    gone afterwards."""
     timeouts = []
 
     def download(self: object) -> None:
@@ -137,17 +183,25 @@ def test_a_failed_download_says_where_files_belong(damage: int | None, tmp_path:
     with pytest.raises(ValueError) as caught:
         load("mnist", str(tmp_path))
     message = str(caught.value)
-    assert str(tmp_path / "MNIST" / "raw") in message and "--dataset digits" in message and "\n" not in message
+    assert (
+        str(tmp_path / "MNIST" / "raw") in message
+        and "--dataset digits" in message
+        and "\n" not in message
+    )
     assert timeouts == [data.TIMEOUT] and socket.getdefaulttimeout() is None
 
 
-@pytest.mark.parametrize(("name", "near"), [("minst", "mnist"), ("MNIST", "mnist"), ("cifar", "cifar10"), ("?", "npz")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("minst", "mnist"), ("MNIST", "mnist"), ("cifar", "cifar10"), ("?", "npz")]
+)
 def test_an_unknown_name_is_answered_by_the_nearest(name: str, near: str) -> None:
     with pytest.raises(ValueError, match=f"is unknown: .*{near}"):
         load(name)
 
 
-def test_torchvision_is_imported_once_and_its_absence_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_is_imported_once_and_its_absence_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert import_torchvision() is import_torchvision()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="torchvision is not installed: install"):
@@ -167,14 +221,23 @@ def test_npz_features_images_and_test_parts(tmp_path: Path) -> None:
     np.testing.assert_allclose(own.x, x[train], rtol=1e-6)
     assert np.array_equal(own.y_test, y[test]) and len(own.x_test) == 5
     pixels = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
-    own = load(saved(tmp_path, x=pixels, y=np.array([0, 2], np.uint8), x_test=pixels[:1], y_test=[1]))
+    own = load(
+        saved(tmp_path, x=pixels, y=np.array([0, 2], np.uint8), x_test=pixels[:1], y_test=[1])
+    )
     assert own.x.shape == (2, 1, 4, 4) and own.classes == 3 and own.y_test.tolist() == [1]
     np.testing.assert_allclose(own.x[:, 0], pixels / 255, rtol=1e-6)
     deep = 1_000 * pixels.astype(np.uint16)  # no bytes: taken as they are
-    np.testing.assert_allclose(load(saved(tmp_path, x=deep, y=[0, 2], x_test=deep[:1], y_test=[1])).x[:, 0], deep)
+    np.testing.assert_allclose(
+        load(saved(tmp_path, x=deep, y=[0, 2], x_test=deep[:1], y_test=[1])).x[:, 0], deep
+    )
     assert load(saved(tmp_path, x=np.zeros((5, 3, 4, 4)), y=y[:5])).x.shape == (4, 3, 4, 4)
     both = load(saved(tmp_path, x=x[:9], y=y[:9], x_test=x[9:], y_test=y[9:]))
-    for found, expected in ((both.x, x[:9]), (both.x_test, x[9:]), (both.y, y[:9]), (both.y_test, y[9:])):
+    for found, expected in (
+        (both.x, x[:9]),
+        (both.x_test, x[9:]),
+        (both.y, y[:9]),
+        (both.y_test, y[9:]),
+    ):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -196,8 +259,14 @@ BAD_ARRAYS = [
     ({"x": X, "y": Y[:, None]}, "y has shape (6, 1)"),
     ({"x": X, "y": Y * 0}, "at least 2 classes"),
     ({"x": X, "y": Y[:5]}, "x holds 6 records, y 5 labels"),
-    ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "y_test holds the label 3, those of y end at 2"),
-    ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, "x_test has records of shape (1,), x of (2,)"),
+    (
+        {"x": X, "y": Y, "x_test": X, "y_test": Y + 1},
+        "y_test holds the label 3, those of y end at 2",
+    ),
+    (
+        {"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y},
+        "x_test has records of shape (1,), x of (2,)",
+    ),
     ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "x is float64, x_test uint8"),
     ({"x": X[:0], "y": Y[:0]}, "x has shape (0, 2)"),
     ({"x": X[:, 0], "y": Y}, "x has shape (6,)"),
@@ -223,7 +292,9 @@ def test_a_file_that_is_no_npz_is_refused(damage: str, tmp_path: Path) -> None:
     whole = path.read_bytes()
     middle = len(whole) // 4
     flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
-    path.write_bytes({"empty": b"", "text": b"hello", "cut": whole[:-30], "flipped": flipped}.get(damage, b""))
+    path.write_bytes(
+        {"empty": b"", "text": b"hello", "cut": whole[:-30], "flipped": flipped}.get(damage, b"")
+    )
     if damage == "npy":
         with path.open("wb") as file:
             np.save(file, X)

@@ -19,7 +19,10 @@ from sim.hidden import LAST, PACKAGES, hiding, put_last
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DPFED = "import sys; sys.argv[0] = 'dpfed'; from sim.__main__ import script; sys.exit(script())"
-RECORDS = "import numpy as np; np.savez('mine.npz', x=np.arange(200.0).reshape(50, 4), y=np.arange(50) % 2)"
+RECORDS = (
+    "import numpy as np; np.savez('mine.npz', x=np.arange(200.0).reshape(50, 4), y=np.arange(50) "
+    "% 2)"
+)
 MODEL = """
 from torch import nn
 class Net(nn.Sequential):
@@ -32,7 +35,9 @@ def start(folder: Path, *words: str, **variables: str) -> subprocess.CompletedPr
     """A program as a user starts it, who has the project on PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name != LAST}
     environment |= {"PYTHONPATH": str(ROOT)} | variables
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
 
 
 def dpfed(folder: Path, *words: str) -> subprocess.CompletedProcess:
@@ -64,13 +69,18 @@ def test_a_fault_is_one_line_and_code_2(words, code, capsys):
 
 def test_an_unknown_command_gets_the_nearest_one(capsys):
     assert main(["rnu"]) == 2
-    assert capsys.readouterr().err == "error: unknown command rnu; did you mean run? (dpfed --help lists all)\n"
+    assert (
+        capsys.readouterr().err
+        == "error: unknown command rnu; did you mean run? (dpfed --help lists all)\n"
+    )
 
 
 def test_help_and_version(capsys):
     assert main(["--version"]) == main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"dpfed {sim.__version__}\n") and all(f"  {name} " in said for name in COMMANDS)
+    assert said.startswith(f"dpfed {sim.__version__}\n") and all(
+        f"  {name} " in said for name in COMMANDS
+    )
     assert main([]) == 2 and sim.__version__ == PROJECT["project"]["version"]
 
 
@@ -85,9 +95,13 @@ def test_the_module_is_the_command(tmp_path):
 
 
 def test_nothing_heavy_is_loaded_before_it_is_used(tmp_path):
-    code = "import sys, sim, sim.__main__, sim.hidden; dir(sim), sim.__version__; print(*sys.modules)"
+    code = (
+        "import sys, sim, sim.__main__, sim.hidden; dir(sim), sim.__version__; print(*sys.modules)"
+    )
     loaded = start(tmp_path, "-P", "-c", code).stdout.split()
-    assert "sim" in loaded and not {"torch", "numpy", "pydantic", "flwr", "ray", "argparse"} & set(loaded)
+    assert "sim" in loaded and not {"torch", "numpy", "pydantic", "flwr", "ray", "argparse"} & set(
+        loaded
+    )
 
 
 # --- hidden packages -----------------------------------------------------------------------------
@@ -110,13 +124,18 @@ def test_what_hides_a_package_is_said_in_one_line(tmp_path, name, command, kind)
         assert done.returncode == 0
         return
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(f"error: {path} hides the package {name} of {ROOT}: rename it, or use")
+    assert done.stderr.startswith(
+        f"error: {path} hides the package {name} of {ROOT}: rename it, or use"
+    )
 
 
 def test_a_program_gets_an_import_error(tmp_path):
     (tmp_path / "server.py").write_text("")
     done = start(tmp_path, "-c", "import sim")
-    assert done.returncode == 1 and f"ImportError: {tmp_path / 'server.py'} hides the package server" in done.stderr
+    assert (
+        done.returncode == 1
+        and f"ImportError: {tmp_path / 'server.py'} hides the package server" in done.stderr
+    )
 
 
 def test_a_folder_that_an_editable_install_is_hidden_by_is_found(tmp_path, monkeypatch):
@@ -151,7 +170,9 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("engine", [("--engine=inline",), ("--engine=ray", "--workers=2", "--groups=2")], ids=str)
+@pytest.mark.parametrize(
+    "engine", [("--engine=inline",), ("--engine=ray", "--workers=2", "--groups=2")], ids=str
+)
 def test_dpfed_finds_the_users_model_and_nothing_hides_a_package(tmp_path, engine):
     """In Ray's workers, too, which look in the current folder first."""
     crowded(tmp_path)
@@ -187,7 +208,9 @@ def test_the_current_folder_goes_after_an_editable_install(tmp_path):
 
 
 def test_the_wheel_has_all_packages():
-    folders = setuptools.find_packages(str(ROOT), include=[f"{name}*" for name in (*PACKAGES, "sim")])
+    folders = setuptools.find_packages(
+        str(ROOT), include=[f"{name}*" for name in (*PACKAGES, "sim")]
+    )
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == {*folders, "sim.recipes"}
     assert all((ROOT / name / "py.typed").is_file() for name in (*PACKAGES, "sim"))
 
@@ -199,7 +222,9 @@ def test_the_command_is_installed():
 
 @pytest.mark.slow
 def test_an_installed_wheel_works_in_an_empty_folder(tmp_path):
-    source, wheels, target, folder = (tmp_path / name for name in ("source", "wheels", "target", "empty"))
+    source, wheels, target, folder = (
+        tmp_path / name for name in ("source", "wheels", "target", "empty")
+    )
     folder.mkdir()
     shutil.copytree(
         ROOT,
@@ -243,5 +268,7 @@ def test_an_installed_wheel_works_in_an_empty_folder(tmp_path):
     found = installed(sys.executable, "-P", "-c", code)
     assert found.split() == [str(target / "sim" / name) for name in ("__init__.py", "recipes")]
     kept = {path.name for path in (target / "sim" / "recipes").rglob("*.toml")}
-    assert kept == {path.name for path in RECIPES.rglob("*.toml")} and re.search(r"mnist", " ".join(kept))
+    assert kept == {path.name for path in RECIPES.rglob("*.toml")} and re.search(
+        r"mnist", " ".join(kept)
+    )
     assert len(list(target.rglob("py.typed"))) == len(PACKAGES) + 1

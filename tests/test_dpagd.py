@@ -1,4 +1,5 @@
-"""DPAGD: what measurements and searches release has the planned noise, and a client does what its search says."""
+"""DPAGD: what measurements and searches release has the planned noise, and a client does what its
+search says."""
 
 import dataclasses
 
@@ -28,10 +29,14 @@ def plan(rate=1.0, noise=2.0, steps=4, rounds=3, **own) -> DpagdPlan:
     return DpagdPlan(rate, noise, 0.8, steps, "flat", rounds, 1e-5, Dpagd(**chosen))
 
 
-def world(plans: list[DpagdPlan], lr: float = 0.5, seed: int = 3, clients: list[int] | None = None) -> Cohort:
+def world(
+    plans: list[DpagdPlan], lr: float = 0.5, seed: int = 3, clients: list[int] | None = None
+) -> Cohort:
     """Some clients (the first ones, by default), with momentum, in their first round."""
     accounts = [Account(p.allotment.order, p.allotment.rdp) for p in plans]
-    here = dataclasses.replace(cohort(plans, clients, seed=seed, optimizer=sgd(0.5)), accounts=accounts)
+    here = dataclasses.replace(
+        cohort(plans, clients, seed=seed, optimizer=sgd(0.5)), accounts=accounts
+    )
     return dataclasses.replace(here, learning_rate=lambda taken: torch.full_like(taken, lr))
 
 
@@ -40,14 +45,17 @@ def first(here: Cohort) -> LocalState:
 
 
 def test_a_cohort_is_its_clients_one_by_one():
-    """Clients that go different ways: other rates and noise, and one that cannot pay for a single step."""
+    """Clients that go different ways: other rates and noise, and one that cannot pay for a single
+    step."""
     terms = ((0.5, 2.0), (0.9, 3.0), (1.0, 2.0), (1.0, 1.0))
     plans = [plan(rate=rate, noise=noise, agd_candidates=1) for rate, noise in terms]
     here = world(plans)
     here.accounts[3:] = [dataclasses.replace(here.accounts[3], spent=here.accounts[3].allotted)]
     together = local_round(DPAGD, here, start(model()))
     assert len({str(row) for row in together.memory["counts"].tolist()}) == 4
-    assert torch.equal(together.params[3], start(model())) and not together.memory["counts"][3].any()
+    assert (
+        torch.equal(together.params[3], start(model())) and not together.memory["counts"][3].any()
+    )
     for k in range(4):
         alone = dataclasses.replace(
             here,
@@ -65,30 +73,40 @@ def test_a_cohort_is_its_clients_one_by_one():
 
 @pytest.mark.filterwarnings("ignore:epsilon")
 def test_a_step_of_size_one_is_that_of_dpsgd():
-    """The special part off: one candidate, the learning rate itself, and a search that is nearly sure of it."""
+    """The special part off: one candidate, the learning rate itself, and a search that is nearly
+    sure of it."""
     quiet = plan(noise=1e-6, agd_search_share=1 - 1e-8, agd_candidates=1, agd_stretch=0.0)
     here = world([quiet] * 4, lr=0.1)
     book = DpsgdPlan(1.0, quiet.gradient_multiplier(0), quiet.clip_norm, 4)
     plain = dataclasses.replace(here, plans=[book] * 4, streams=streams(range(4)))
     assert book.noise_multiplier == pytest.approx(0.01)
-    got, expected = (local_round(m, w, start(model())).params for m, w in ((DPAGD, here), (DPSGD, plain)))
+    got, expected = (
+        local_round(m, w, start(model())).params for m, w in ((DPAGD, here), (DPSGD, plain))
+    )
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert (got - start(model())).norm(dim=1).min() > 0.05
 
 
 def errors(one: DpagdPlan, raises: int, seeds: range) -> np.ndarray:
-    """The noise on the averaged gradient after some raises of its budget, over C, of all clients."""
+    """The noise on the averaged gradient after some raises of its budget, over C, of all
+    clients."""
     sums = []
     for own in OWNED:
         gradients = torch.stack(plain_gradients(model(), start(model()), X[own], Y[own]))
-        sums.append((gradients * (one.clip_norm / gradients.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(dim=0))
+        sums.append(
+            (gradients * (one.clip_norm / gradients.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(
+                dim=0
+            )
+        )
     found = []
     for seed in seeds:
         here = world([one] * 4, seed=seed)
         state = dpagd._measure(here, first(here))
         for _ in range(raises):
             state = dpagd._measure(here, dpagd._raise(here, state))
-        found.append((state.memory["gradient"] - torch.stack(sums)).double().numpy() / one.clip_norm)
+        found.append(
+            (state.memory["gradient"] - torch.stack(sums)).double().numpy() / one.clip_norm
+        )
     return np.stack(found)
 
 
@@ -112,16 +130,22 @@ def test_a_search_has_the_noise_of_its_whole_vector():
         here = world([many] * 4, seed=seed)
         silent = dataclasses.replace(world([many] * 4, seed=seed), plans=[still] * 4)
         move = torch.ones(4, len(start(model())))
-        found.append(dpagd.noisy_changes(here, first(here), move) - dpagd.noisy_changes(silent, first(silent), move))
+        found.append(
+            dpagd.noisy_changes(here, first(here), move)
+            - dpagd.noisy_changes(silent, first(silent), move)
+        )
     noise, std = torch.cat(found).numpy().ravel(), 60**0.5 * 0.2 * 2.0 / 0.1**0.5
     assert not alarms(noise, std)
     for name, spoil in SPOILERS.items():
         assert alarms(spoil(noise, std), std), name
 
 
-@pytest.mark.parametrize("own", [{"agd_change_clip": 0.2}, {"agd_change_clip": None, "agd_loss_clip": 1.5}])
+@pytest.mark.parametrize(
+    "own", [{"agd_change_clip": 0.2}, {"agd_change_clip": None, "agd_loss_clip": 1.5}]
+)
 def test_a_record_moves_a_search_by_at_most_its_sensitivity(own):
-    """Every record of three clients left out in turn; along wild moves the bound is nearly reached, never passed."""
+    """Every record of three clients left out in turn; along wild moves the bound is nearly reached,
+    never passed."""
     one = plan(**own)
     still = dataclasses.replace(one, noise_multiplier=1e-12)
     bound = dpagd.change_clip(still) * 3**0.5
@@ -129,10 +153,14 @@ def test_a_record_moves_a_search_by_at_most_its_sensitivity(own):
     lists = [(k, i) for k in (0, 1, 3) for i in range(len(OWNED[k]))]
     whole = world([one] * len(lists), clients=[k for k, _ in lists])
     whole = dataclasses.replace(whole, plans=[still] * len(lists))
-    without = dataclasses.replace(whole, data=CohortData(X, Y, [np.delete(OWNED[k], i) for k, i in lists]))
+    without = dataclasses.replace(
+        whole, data=CohortData(X, Y, [np.delete(OWNED[k], i) for k, i in lists])
+    )
     largest = []
     for scale in (0.1, 30.0):
-        move = scale * torch.randn(len(lists), len(start(model())), generator=torch.Generator().manual_seed(0))
+        move = scale * torch.randn(
+            len(lists), len(start(model())), generator=torch.Generator().manual_seed(0)
+        )
         a, b = (dpagd.noisy_changes(w, first(w), move) for w in (whole, without))
         largest.append((a - b).norm(dim=1).max().item())
     assert max(largest) <= bound * (1 + 1e-9) and largest[1] > 0.9 * bound
@@ -142,7 +170,8 @@ def test_a_record_moves_a_search_by_at_most_its_sensitivity(own):
 
 
 class Line(nn.Module):
-    """One weight w, logits (0, w x): on records x = 1 the loss is convex, least where sigmoid(w) is label 1's share."""
+    """One weight w, logits (0, w x): on records x = 1 the loss is convex, least where sigmoid(w) is
+    label 1's share."""
 
     def __init__(self):
         super().__init__()
@@ -166,9 +195,10 @@ def valley(*plans: DpagdPlan) -> tuple[Cohort, LocalState]:
 def step(here: Cohort, state: LocalState, choices: list[int]) -> LocalState:
     """A step in which each client, all but certainly, chooses so.
 
-    Its records put the least loss on the other side of 0 than its w, and its learning rate puts there the candidate
-    of that number; for 0, even the first one lands far beyond. The rest are worse by 1 nat at least, and the noise
-    on their difference is 0.016 nats. False alarm: below 1e-100 each.
+    Its records put the least loss on the other side of 0 than its w, and its learning rate puts
+    there the candidate of that number; for 0, even the first one lands far beyond. The rest are
+    worse by 1 nat at least, and the noise on their difference is 0.016 nats. False alarm: below
+    1e-100 each.
     """
     w, alpha = state.params[:, 0], state.memory["alpha_max"]
     side = (w > 0).long()
@@ -176,7 +206,9 @@ def step(here: Cohort, state: LocalState, choices: list[int]) -> LocalState:
     ahead, direction = share.logit() - w, share - w.sigmoid() - 0.5 * state.optimizer[0][:, 0]
     parts = torch.tensor([3 / choice if choice else 3 * 4.0 for choice in choices])
     rate = ahead / direction * parts / alpha
-    data = CohortData(torch.ones(2 * EACH, 1), LABELS, [np.arange(EACH) + EACH * n for n in side.tolist()])
+    data = CohortData(
+        torch.ones(2 * EACH, 1), LABELS, [np.arange(EACH) + EACH * n for n in side.tolist()]
+    )
     return DPAGD.step(dataclasses.replace(here, data=data, learning_rate=lambda taken: rate), state)
 
 
@@ -189,7 +221,10 @@ def test_zero_raises_the_budget_and_another_choice_moves():
     for choices in ([0, 2], [0, 3], [1, 1]):
         before, state = state, step(here, state, choices)
     assert state.memory["level"].tolist() == [2, 0] and state.taken.tolist() == [1, 3]
-    assert state.memory["counts"].tolist() == [[[1, 0, 0, 0], [0, 1, 1, 0]], [[3, 0, 0, 0], [0, 0, 0, 0]]]
+    assert state.memory["counts"].tolist() == [
+        [[1, 0, 0, 0], [0, 1, 1, 0]],
+        [[3, 0, 0, 0], [0, 0, 0, 0]],
+    ]
     assert before.params[0] == 0 and not before.optimizer[0][0].any(), "nothing has moved"
     found = torch.tensor([[SHARES[0]], [SHARES[0]]]).logit()
     torch.testing.assert_close(state.params, found, rtol=1e-2, atol=0.0)
@@ -206,7 +241,8 @@ def test_the_largest_step_size_follows_the_chosen_ones():
 
 
 def test_at_its_bound_a_zero_ends_the_step():
-    """Kills a client that goes on measuring: four zeros, three raises, one step over, and a fresh gradient next."""
+    """Kills a client that goes on measuring: four zeros, three raises, one step over, and a fresh
+    gradient next."""
     here, state = valley(plan(**WIDE))
     for _ in range(4):
         state = step(here, state, [0])

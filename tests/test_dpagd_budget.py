@@ -1,4 +1,5 @@
-"""DPAGD: a client pays for what it releases from its allotments, and never for more than they cover."""
+"""DPAGD: a client pays for what it releases from its allotments, and never for more than they
+cover."""
 
 import dataclasses
 import json
@@ -33,10 +34,15 @@ def rounds(one: DpagdPlan, number: int, keep: bool = True) -> tuple[list[dict], 
     paid: list[dict] = [{} for _ in OWNED]
     kept: dict[str, torch.Tensor] = {}
     for nth in range(1, number + 1):
-        spent = [sum(n * cost(e.event, e.order) for e, n in p.items() if isinstance(e, Covered)) for p in paid]
+        spent = [
+            sum(n * cost(e.event, e.order) for e, n in p.items() if isinstance(e, Covered))
+            for p in paid
+        ]
         accounts = [Account(one.allotment.order, nth * one.allotment.rdp, s) for s in spent]
         here = dataclasses.replace(world([one] * 4, seed=nth), accounts=accounts, nth=[nth] * 4)
-        end = local_round(DPAGD, here, start(model()), lambda fresh, kept=kept: fresh.remember(**kept))
+        end = local_round(
+            DPAGD, here, start(model()), lambda fresh, kept=kept: fresh.remember(**kept)
+        )
         kept = {name: end.memory[name] for name in DPAGD.lasting} if keep else {}
         released = DPAGD.realized(here, end)
         paid = [merge(p, one.round_charges(nth), r) for p, r in zip(paid, released, strict=True)]
@@ -45,7 +51,8 @@ def rounds(one: DpagdPlan, number: int, keep: bool = True) -> tuple[list[dict], 
 
 @pytest.mark.parametrize("raises", [0, 1, 3])
 def test_charged_measurements_have_together_the_precision_that_is_reached(raises):
-    """1/s^2 adds over what is charged for one gradient; kills a further measurement that is free or too cheap."""
+    """1/s^2 adds over what is charged for one gradient; kills a further measurement that is free or
+    too cheap."""
     one = plan(agd_growth=0.3)
     counts = np.zeros((2, 4), dtype=np.int64)
     counts[0, 0], counts[1, 1 : raises + 1] = 1, 1
@@ -54,7 +61,9 @@ def test_charged_measurements_have_together_the_precision_that_is_reached(raises
     assert searches == raises + 1
     precision = sum(n / event.noise_multiplier**2 for event, n in charges.items())
     assert precision == pytest.approx(one.gradient_multiplier(raises) ** -2)
-    assert cost(SampledGaussian(1.0, one.search_multiplier), 3.0) * searches + 1.5 * precision == pytest.approx(
+    assert cost(
+        SampledGaussian(1.0, one.search_multiplier), 3.0
+    ) * searches + 1.5 * precision == pytest.approx(
         rdp(one.releases(counts), (3.0,), "certified")[0]
     )
 
@@ -81,11 +90,15 @@ def test_the_filter_never_overspends(own, rate, noise, steps, keep):
 
 
 def test_without_the_filter_it_would_overspend(monkeypatch):
-    """The test above can fail; and with it clients do stop early, and use later what they did not spend."""
+    """The test above can fail; and with it clients do stop early, and use later what they did not
+    spend."""
     one = plan(agd_search_share=0.5, agd_growth=1.0)
     charges, state = rounds(one, 3)
     assert (state.taken < one.steps).any() and not any(overdrawn(c) for c in charges)
-    spent = [sum(n * cost(e.event, e.order) for e, n in c.items() if isinstance(e, Covered)) for c in charges]
+    spent = [
+        sum(n * cost(e.event, e.order) for e, n in c.items() if isinstance(e, Covered))
+        for c in charges
+    ]
     assert min(spent) > 0.5 * 3 * one.allotment.rdp
     row = dataclasses.replace(DPAGD, active=lambda here, state: state.taken < here.plan("steps"))
     monkeypatch.setitem(globals(), "DPAGD", row)
@@ -93,14 +106,17 @@ def test_without_the_filter_it_would_overspend(monkeypatch):
 
 
 def test_the_plan_is_calibrated_to_its_allotments():
-    """The published column: the planned budget, at full batches that of zCDP, a rho for every order a."""
+    """The published column: the planned budget, at full batches that of zCDP, a rho for every order
+    a."""
     terms = Terms(Privacy(mechanism="dpagd", epsilon=4.0), Dpagd(), 2, 10, 1)
     (found,) = DPAGD.calibrate(DPAGD.plan, [terms])
     charges = planned(found, 10)
     assert {type(e) for e in charges} == {Allotment, PaperClaim}
     assert 3.99 < epsilon(charges, 1e-5).epsilon <= 4.0
     zcdp = 10 * 2 / (2 * found.noise_multiplier**2)
-    np.testing.assert_allclose(rdp(charges, PUBLISHED_ORDERS, "published"), zcdp * np.array(PUBLISHED_ORDERS))
+    np.testing.assert_allclose(
+        rdp(charges, PUBLISHED_ORDERS, "published"), zcdp * np.array(PUBLISHED_ORDERS)
+    )
     assert found.worst_round() == {
         SampledGaussian(1.0, found.gradient_multiplier(0)): 2,
         SampledGaussian(1.0, found.search_multiplier): 2,
@@ -108,13 +124,18 @@ def test_the_plan_is_calibrated_to_its_allotments():
 
 
 def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeypatch):
-    """A target that the planned rounds meet to the last bit. Kills allotments that add up to more."""
+    """A target that the planned rounds meet to the last bit. Kills allotments that add up to
+    more."""
     plain = DpagdPlan.of(Terms(Privacy(mechanism="dpagd"), Dpagd(), 2, 3, 9), 2.0)
-    target = epsilon({event: 3 * count for event, count in plain.worst_round().items()}, 1e-5).epsilon
+    target = epsilon(
+        {event: 3 * count for event, count in plain.worst_round().items()}, 1e-5
+    ).epsilon
     monkeypatch.setattr(shares, "least_noises", lambda run_of, terms: [2.0])
     terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
     (found,) = shares.calibrate(DpagdPlan.of, [terms])
-    assert epsilon(terms.run(found), 1e-5).epsilon <= target and 2.0 < found.noise_multiplier < 2.001
+    assert (
+        epsilon(terms.run(found), 1e-5).epsilon <= target and 2.0 < found.noise_multiplier < 2.001
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,8 +159,12 @@ def test_plans_without_accounts_are_refused():
 
 @pytest.mark.usefixtures("no_report")
 def test_the_command_runs_and_its_ledger_covers_all_releases(tmp_path):
-    """Three rounds in which clients keep their state; the ledger holds the planned charges and what they paid for."""
-    flags = "--mechanism dpagd --engine inline --rounds 3 --clients 6 --steps 2 --keep-state --quiet --name a"
+    """Three rounds in which clients keep their state; the ledger holds the planned charges and what
+    they paid for."""
+    flags = (
+        "--mechanism dpagd --engine inline --rounds 3 --clients 6 --steps 2 --keep-state --quiet "
+        "--name a"
+    )
     command([*flags.split(), "--out", str(tmp_path), "--agd-search-share", "0.5"])
     last = json.loads((tmp_path / "a" / "rounds.jsonl").read_text().splitlines()[-1])
     spent = read(tmp_path / "a" / "ledger")
@@ -170,10 +195,13 @@ def test_a_client_keeps_its_budget_and_its_step_sizes_and_no_measurement(tmp_pat
 
 
 def test_the_figures_are_of_each_clients_own_round():
-    """Steps, measurements, growth of the budget and the largest step size, as the state has them."""
+    """Steps, measurements, growth of the budget and the largest step size, as the state has
+    them."""
     one = plan(agd_growth=0.3, agd_raises=3)
     _, end = rounds(one, 1)
-    here = dataclasses.replace(world([one] * 4), accounts=[Account(one.allotment.order, one.allotment.rdp)] * 4)
+    here = dataclasses.replace(
+        world([one] * 4), accounts=[Account(one.allotment.order, one.allotment.rdp)] * 4
+    )
     levels, counts = torch.tensor([0, 1, 2, 3]), torch.zeros_like(end.memory["counts"])
     counts[:, 0, 0], counts[2:, 1, 1] = torch.tensor([1, 2, 3, 4]), 5
     told = DPAGD.report(here, end.remember(level=levels, counts=counts))

@@ -21,7 +21,9 @@ from tests.small import OWNED, X, cohort, model, start, twins
 
 HERO, DPSGD = MECHANISMS["dphero"], MECHANISMS["dpsgd"]
 WHITENED, ISOTROPIC = HeroPlan(1.0, 1.0, 0.5, 2), HeroPlan(1.0, 1.0, 0.5, 2, isotropic=True)
-WITNESS = Optimizer(lambda params: (torch.zeros_like(params),), lambda gradient, state: (gradient, (gradient,)))
+WITNESS = Optimizer(
+    lambda params: (torch.zeros_like(params),), lambda gradient, state: (gradient, (gradient,))
+)
 """Plain descent whose state is the last noisy gradient as it came."""
 
 
@@ -34,8 +36,11 @@ def identity_model() -> nn.Module:
 
 
 def test_guidance_is_the_eigendecomposition():
-    """Kills: W^T W for W W^T, eigenvalues in another order than their vectors, a norm that is not the paper's."""
-    weight = torch.randn(4, 3, 2, 5, 5, generator=torch.Generator().manual_seed(0))  # a convolution of 3 channels
+    """Kills: W^T W for W W^T, eigenvalues in another order than their vectors, a norm that is not
+    the paper's."""
+    weight = torch.randn(
+        4, 3, 2, 5, 5, generator=torch.Generator().manual_seed(0)
+    )  # a convolution of 3 channels
     basis, scale = guidance(weight, torch.full((4,), 1e-9))
     for w, b, v in zip(weight.flatten(2), basis, scale, strict=True):
         torch.testing.assert_close(b.T @ b, torch.eye(3), atol=1e-5, rtol=0)
@@ -47,13 +52,16 @@ def test_guidance_is_the_eigendecomposition():
 def test_the_scale_is_floored_and_one_for_a_zero_matrix():
     low_rank = torch.zeros(1, 3, 4)
     low_rank[0, 0, 0] = 2.0
-    assert guidance(low_rank, torch.tensor([0.2]))[1].sort().values.tolist() == [pytest.approx([0.2, 0.2, 3**0.5])]
+    assert guidance(low_rank, torch.tensor([0.2]))[1].sort().values.tolist() == [
+        pytest.approx([0.2, 0.2, 3**0.5])
+    ]
     assert guidance(torch.zeros(1, 3, 4), torch.tensor([0.2]))[1].tolist() == [[1.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize("plan", [WHITENED, ISOTROPIC], ids=["whitened", "isotropic"])
 def test_without_shape_it_is_dpsgd(plan):
-    """v = 1: whitening is a rotation, which no norm sees; the noise is rotated, so it is taken away for equality."""
+    """v = 1: whitening is a rotation, which no norm sees; the noise is rotated, so it is taken away
+    for equality."""
     still = dataclasses.replace(plan, noise_multiplier=1e-12, steps=1)
     plain = DpsgdPlan(1.0, 1e-12, 0.5, 1)
     module = identity_model()
@@ -64,7 +72,8 @@ def test_without_shape_it_is_dpsgd(plan):
 
 @pytest.mark.parametrize("plan", [WHITENED, ISOTROPIC], ids=["whitened", "isotropic"])
 def test_without_clipping_and_noise_its_shape_does_not_matter(plan):
-    """What is mapped there is mapped back; kills clipped sums of another geometry than the noise."""
+    """What is mapped there is mapped back; kills clipped sums of another geometry than the
+    noise."""
     loose = dataclasses.replace(plan, clip_norm=1e3, noise_multiplier=1e-12, steps=1)
     hero = local_round(HERO, cohort([loose] * 4), start(model())).params
     book = local_round(DPSGD, cohort([DpsgdPlan(1.0, 1e-12, 1e3, 1)] * 4), start(model())).params
@@ -79,8 +88,11 @@ def noisy_gradients(plan: HeroPlan, count: int) -> torch.Tensor:
 
 
 def whitened_noise(plan: HeroPlan) -> np.ndarray:
-    """Many draws of the released noise, mapped by ``diag(v)^-1 B^T`` and scaled so that it should be N(0, I)."""
-    draws = noisy_gradients(plan, 150) - noisy_gradients(dataclasses.replace(plan, noise_multiplier=1e-12), 1)
+    """Many draws of the released noise, mapped by ``diag(v)^-1 B^T`` and scaled so that it should
+    be N(0, I)."""
+    draws = noisy_gradients(plan, 150) - noisy_gradients(
+        dataclasses.replace(plan, noise_multiplier=1e-12), 1
+    )
     noise = (draws * len(OWNED[0]) / plan.sum_multiplier(1) / plan.clip_norm).float()
     return whitened(plan, noise).double().numpy()
 
@@ -94,7 +106,8 @@ def whitened(plan: HeroPlan, rows: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("plan", [WHITENED, ISOTROPIC], ids=["whitened", "isotropic"])
 def test_the_noise_has_covariance_b_v_squared_bt(plan):
-    """Kills: no way back, B^T for B, v for its inverse, whitening forgotten. False alarms: 1e-6 each."""
+    """Kills: no way back, B^T for B, v for its inverse, whitening forgotten. False alarms: 1e-6
+    each."""
     noise = whitened_noise(plan)
     assert not alarms(noise, 1.0)
     assert all(alarms(spoil(noise.ravel(), 1.0), 1.0) for spoil in SPOILERS.values())
@@ -103,7 +116,8 @@ def test_the_noise_has_covariance_b_v_squared_bt(plan):
 
 
 def whitened_moves(plan: HeroPlan, scale: float) -> torch.Tensor:
-    """How far each of client 0's records moves the sum that is released, in the whitened geometry, ``[8]``."""
+    """How far each of client 0's records moves the sum that is released, in the whitened geometry,
+    ``[8]``."""
     plan = dataclasses.replace(plan, noise_multiplier=1e-12)
     world = dataclasses.replace(cohort([plan], x=scale * X), optimizer=WITNESS)
     first = HERO.start(world, start(model()))
@@ -116,13 +130,15 @@ def whitened_moves(plan: HeroPlan, scale: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("scale", "least"), [(0.1, 0.0), (1.0, 0.1), (100.0, 0.5 * (1 - 1e-3))])
 def test_a_record_moves_the_whitened_sum_by_at_most_c(scale, least):
-    """The sensitivity of what is released, on neighbouring batches; large records meet the bound."""
+    """The sensitivity of what is released, on neighbouring batches; large records meet the
+    bound."""
     moves = whitened_moves(WHITENED, scale)
     assert least < moves.max() <= 0.5 * (1 + 1e-5)
 
 
 def test_the_papers_clipping_does_not_bound_the_whitened_sum():
-    """Negative control of the test above, and the reason why isotropic clipping is charged at the floor."""
+    """Negative control of the test above, and the reason why isotropic clipping is charged at the
+    floor."""
     assert whitened_moves(ISOTROPIC, 100.0).max() > 1.5 * 0.5
 
 
@@ -137,7 +153,8 @@ def test_costs():
     hero, plain = WHITENED.round_charges(1), DpsgdPlan(1.0, 1.0, 0.5, 2).round_charges(1)
     assert hero == plain
     honest, claimed = (
-        epsilon(ISOTROPIC.round_charges(1), 1e-5, column).epsilon for column in ("certified", "published")
+        epsilon(ISOTROPIC.round_charges(1), 1e-5, column).epsilon
+        for column in ("certified", "published")
     )
     assert honest > 20 * claimed
     assert claimed == pytest.approx(epsilon(plain, 1e-5, "published").epsilon)
@@ -147,7 +164,10 @@ def test_costs():
 
 @pytest.mark.parametrize("plan", [WHITENED, ISOTROPIC], ids=["whitened", "isotropic"])
 def test_a_cohort_is_its_clients_one_by_one(plan):
-    plans = [dataclasses.replace(plan, steps=s, sample_rate=q) for s, q in ((1, 1.0), (3, 0.5), (2, 0.3), (3, 1.0))]
+    plans = [
+        dataclasses.replace(plan, steps=s, sample_rate=q)
+        for s, q in ((1, 1.0), (3, 0.5), (2, 0.3), (3, 1.0))
+    ]
     together = local_round(HERO, cohort(plans), start(model())).params
     for client, own in enumerate(plans):
         alone = local_round(HERO, cohort([own], [client]), start(model())).params[0]
@@ -161,13 +181,21 @@ def test_guidance_is_refreshed_when_due():
     for _ in range(3):
         states.append(HERO.step(world, states[-1]))
     seen = [state.memory["0|v"] for state in states]
-    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2]) and torch.equal(seen[2], seen[3])
+    assert (
+        torch.equal(seen[0], seen[1])
+        and not torch.equal(seen[1], seen[2])
+        and torch.equal(seen[2], seen[3])
+    )
     torch.testing.assert_close(seen[2], _look(world, states[2].params)["0|v"])
 
 
 def test_guidance_is_refreshed_for_those_whose_turn_it_is():
-    """Plans of one cohort may differ: of two clients one looks at its model after each step, the other one never."""
-    plans = [dataclasses.replace(WHITENED, steps=2, refresh=1), dataclasses.replace(WHITENED, steps=2, refresh=3)]
+    """Plans of one cohort may differ: of two clients one looks at its model after each step, the
+    other one never."""
+    plans = [
+        dataclasses.replace(WHITENED, steps=2, refresh=1),
+        dataclasses.replace(WHITENED, steps=2, refresh=3),
+    ]
     world = cohort(plans)
     first = HERO.start(world, start(model()))
     after = HERO.step(world, first).memory["0|v"] - first.memory["0|v"]

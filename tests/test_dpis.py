@@ -1,4 +1,5 @@
-"""DPIS: records enter by their norm and add vectors of equal length; what that costs is paid before it is released."""
+"""DPIS: records enter by their norm and add vectors of equal length; what that costs is paid before
+it is released."""
 
 import dataclasses
 import functools
@@ -42,10 +43,14 @@ from tests.small import OWNED, X, cohort, model, start, streams
 from tests.test_loop import World, outcome
 
 DPIS, DPSGD, DELTA = MECHANISMS["dpis"], MECHANISMS["dpsgd"], 1e-5
-WITNESS = Optimizer(lambda params: (torch.zeros_like(params),), lambda gradient, state: (gradient, (gradient,)))
+WITNESS = Optimizer(
+    lambda params: (torch.zeros_like(params),), lambda gradient, state: (gradient, (gradient,))
+)
 """Plain descent whose state is the last noisy gradient as it came."""
 
-NORMS = np.array([0.0, 1e-3, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.7, 50.0])
+NORMS = np.array(
+    [0.0, 1e-3, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.7, 50.0]
+)
 """Of the records of the worlds below; the clip norm is 1."""
 CLIPPED = np.minimum(NORMS, 1.0)
 
@@ -55,7 +60,8 @@ def plan(rate=0.2, noise=2.0, clip=1.0, steps=6, records=8, rounds=1, **own) -> 
 
 
 def funded(world: Cohort, nth: int = 1) -> Cohort:
-    """With an account for each client, as if it had taken part in ``nth - 1`` rounds without spending."""
+    """With an account for each client, as if it had taken part in ``nth - 1`` rounds without
+    spending."""
     allotments = [p.allotment for p in world.plans]
     return dataclasses.replace(world, accounts=[Account(a.order, nth * a.rdp) for a in allotments])
 
@@ -64,7 +70,9 @@ def apart(plans: list[DpisPlan], norms: np.ndarray, optimizer: Optimizer = WITNE
     """Clients whose record i has, at any model, the gradient ``norms[i]`` along axis i."""
     module = nn.Linear(len(norms), 1, bias=False)
     records = [np.arange(len(norms))] * len(plans)
-    data = CohortData(torch.diag(torch.tensor(norms, dtype=torch.float32)), torch.zeros(len(norms)), records)
+    data = CohortData(
+        torch.diag(torch.tensor(norms, dtype=torch.float32)), torch.zeros(len(norms)), records
+    )
     clients = range(len(plans))
     return funded(
         Cohort(
@@ -79,15 +87,19 @@ def apart(plans: list[DpisPlan], norms: np.ndarray, optimizer: Optimizer = WITNE
     )
 
 
-def sums(own: DpisPlan, norms: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The noiseless sums ``[steps, clients, n]`` of a round, and K / (N C) and C at each step ``[steps, clients]``."""
+def sums(
+    own: DpisPlan, norms: np.ndarray, clients: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The noiseless sums ``[steps, clients, n]`` of a round, and K / (N C) and C at each step
+    ``[steps, clients]``."""
     own = dataclasses.replace(own, records=len(norms))
     world, noise = apart([own] * clients, norms), streams(range(clients))
     state, found = DPIS.start(world, torch.zeros(len(norms))), []
     for number in range(own.steps):
         state = DPIS.step(world, state)
         share, clip, multiplier = (
-            state.memory[name][:, number // own.epoch_steps] for name in ("share", "clip_norm", "multiplier")
+            state.memory[name][:, number // own.epoch_steps]
+            for name in ("share", "clip_norm", "multiplier")
         )
         size, draws = own.sample_rate * len(norms), noise.normal("noise", len(norms))
         total = state.optimizer[0] * size - (multiplier * clip).float()[:, None] * draws
@@ -107,13 +119,18 @@ def unlikely(counts: np.ndarray, chances: np.ndarray) -> set[int]:
     The counts' variance is at most that of draws with the mean chance.
     """
     trials, mean = len(chances), chances.mean(axis=0)
-    p_values = 2 * np.minimum(stats.binom.cdf(counts, trials, mean), stats.binom.sf(counts - 1, trials, mean))
+    p_values = 2 * np.minimum(
+        stats.binom.cdf(counts, trials, mean), stats.binom.sf(counts - 1, trials, mean)
+    )
     return set(np.flatnonzero(p_values < 1e-6 / len(counts)).tolist())
 
 
-@pytest.mark.parametrize("own", [{}, {"dpis_norm_rate": 0.4}, {"dpis_floor": 1.0}, {"dpis_slack": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "own", [{}, {"dpis_norm_rate": 0.4}, {"dpis_floor": 1.0}, {"dpis_slack": 1.0}], ids=str
+)
 def test_records_enter_with_probability_b_norm_over_k(own):
-    """Whatever their estimates are. Kills proposals that are not decided on, and estimates below the norm."""
+    """Whatever their estimates are. Kills proposals that are not decided on, and estimates below
+    the norm."""
     total, share, _ = sampled(**own)
     entered = (total.reshape(-1, len(NORMS)) > 1e-3).sum(axis=0)
     chances = 0.1 * CLIPPED / share.reshape(-1, 1)
@@ -139,7 +156,8 @@ def test_any_other_sampling_would_be_noticed(spoil):
 
 
 def test_a_record_whose_norm_has_grown_counts_as_one_of_its_estimate():
-    """The cap of the acceptance probability; a slack of one half stands for norms that have doubled."""
+    """The cap of the acceptance probability; a slack of one half stands for norms that have
+    doubled."""
     total, share, _ = sampled(dpis_slack=0.5)
     entered = (total.reshape(-1, len(NORMS)) > 1e-3).sum(axis=0)
     held = np.minimum(CLIPPED, np.maximum(0.5 * NORMS, 0.05))
@@ -148,7 +166,8 @@ def test_a_record_whose_norm_has_grown_counts_as_one_of_its_estimate():
 
 @pytest.mark.parametrize("own", [{}, {"dpis_norm_rate": 0.4}, {"dpis_clip": 1.5}], ids=str)
 def test_whoever_enters_adds_a_vector_of_norm_k_over_n(own):
-    """Of a step's sum, before it is divided by b: however small or large its gradient, and whatever its chance was.
+    """Of a step's sum, before it is divided by b: however small or large its gradient, and whatever
+    its chance was.
 
     Kills dividing by the probability of the proposal, or by one that was cut off.
     """
@@ -160,7 +179,8 @@ def test_whoever_enters_adds_a_vector_of_norm_k_over_n(own):
 
 
 def test_the_weighted_sum_is_unbiased():
-    """Its mean is the mean of the clipped gradients; that of the unclipped ones lies outside the error allowed."""
+    """Its mean is the mean of the clipped gradients; that of the unclipped ones lies outside the
+    error allowed."""
     total, _, _ = sampled()
     drawn = total.reshape(-1, len(NORMS)) / (0.1 * len(NORMS))
     error = drawn.std(axis=0) / len(drawn) ** 0.5
@@ -170,7 +190,8 @@ def test_the_weighted_sum_is_unbiased():
 
 
 def test_only_proposed_records_are_computed():
-    """About k b gradients in a step, of 400 records of equal norm: 2 x 8 with slack 2, where a uniform batch has 8."""
+    """About k b gradients in a step, of 400 records of equal norm: 2 x 8 with slack 2, where a
+    uniform batch has 8."""
     own = plan(rate=0.02, noise=3.0, steps=50, records=400, dpis_norm_share=0.5)
     world, sizes = apart([own], np.full(400, 0.3)), []
     whole = world.gradients.scaled_sum
@@ -187,7 +208,8 @@ def test_only_proposed_records_are_computed():
 
 @functools.cache
 def noise_of_a_round(phase: float) -> tuple[np.ndarray, float]:
-    """What the steps of one client add to a sum over records without a gradient, over the deviations in its ledger."""
+    """What the steps of one client add to a sum over records without a gradient, over the
+    deviations in its ledger."""
     own = plan(rate=0.3, noise=1.5, clip=0.5, steps=12, records=3000, dpis_first_phase=phase)
     world, state = apart([own], np.zeros(3000)), None
     state, drawn = DPIS.start(world, torch.zeros(3000)), []
@@ -195,7 +217,9 @@ def noise_of_a_round(phase: float) -> tuple[np.ndarray, float]:
         state = DPIS.step(world, state)
         drawn.append(state.optimizer[0][0].double().numpy() * own.sample_rate * own.records)
     (charges,) = DPIS.realized(world, state)
-    events = [(e.event, n) for e, n in charges.items() if isinstance(e.event, ImportanceSampledGaussian)]
+    events = [
+        (e.event, n) for e, n in charges.items() if isinstance(e.event, ImportanceSampledGaussian)
+    ]
     stds = np.concatenate([np.full(n, e.noise_multiplier * e.clip_norm) for e, n in events])
     assert len(stds) == own.steps and (len(set(stds)) > 1) == (phase < 1)
     return np.concatenate([noise / std for noise, std in zip(drawn, stds, strict=True)])
@@ -203,7 +227,8 @@ def noise_of_a_round(phase: float) -> tuple[np.ndarray, float]:
 
 @pytest.mark.parametrize("phase", [1.0, 0.0])
 def test_the_noise_is_gaussian_with_the_charged_scale(phase):
-    """False alarm below 2e-6. Kills a dropped s or C, noise by K, the planned noise where less was charged."""
+    """False alarm below 2e-6. Kills a dropped s or C, noise by K, the planned noise where less was
+    charged."""
     sample = noise_of_a_round(phase)
     assert sample.size == 36_000 and alarms(sample, 1.0) == set()
 
@@ -225,7 +250,9 @@ def test_a_norm_sum_has_noise_outside_the_factor_one_over_p(rate):
     drawn = np.array([dpis.noisy_norm_sum(own, norms, 0.5, stream) for _ in range(3_000)])
     (event,) = own.norm_sum_charges
     assert alarms(drawn - 0.7 / rate, event.noise_multiplier * 0.5) == set()
-    assert cost(event, 4.0) == pytest.approx(cost(SampledGaussian(rate, event.noise_multiplier * rate), 4.0))
+    assert cost(event, 4.0) == pytest.approx(
+        cost(SampledGaussian(rate, event.noise_multiplier * rate), 4.0)
+    )
 
 
 @settings(max_examples=100)
@@ -236,7 +263,8 @@ def test_a_norm_sum_has_noise_outside_the_factor_one_over_p(rate):
     st.integers(0, 2**32),
 )
 def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, seed):
-    """Whatever the norms and the noise: K in [b C, N C], C in its bounds, so no step is charged a rate above 1.
+    """Whatever the norms and the noise: K in [b C, N C], C in its bounds, so no step is charged a
+    rate above 1.
 
     Kills the maximum with b C, and taking it before the minimum.
     """
@@ -251,8 +279,17 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
 
 
 def test_estimates_stay_within_the_clip_bound_when_it_moves():
-    """With norms that are looked at now and then only, so that old estimates meet new bounds. Kills the clamp."""
-    own = plan(0.25, 0.5, steps=40, records=len(NORMS), dpis_norm_rate=0.3, dpis_clip=0.7, dpis_norm_share=0.9)
+    """With norms that are looked at now and then only, so that old estimates meet new bounds. Kills
+    the clamp."""
+    own = plan(
+        0.25,
+        0.5,
+        steps=40,
+        records=len(NORMS),
+        dpis_norm_rate=0.3,
+        dpis_clip=0.7,
+        dpis_norm_share=0.9,
+    )
     world = apart([own] * 5, NORMS)
     state, clips = DPIS.start(world, torch.zeros(len(NORMS))), set()
     while DPIS.active(world, state).any():
@@ -269,7 +306,9 @@ def mixed() -> list[DpisPlan]:
     return [
         plan(0.5, 1.5, 0.5, steps=5, records=8, rounds=2, dpis_first_phase=0.0),
         plan(0.2, 2.0, 3.0, steps=1, records=12, dpis_clip=1.0),
-        plan(0.3, 1.0, 1.0, steps=7, records=39, rounds=3, dpis_norm_rate=0.5, dpis_first_phase=0.3),
+        plan(
+            0.3, 1.0, 1.0, steps=7, records=39, rounds=3, dpis_norm_rate=0.5, dpis_first_phase=0.3
+        ),
         plan(1.0, 1.0, 0.1, steps=2, records=1, dpis_sampling="uniform"),
     ]
 
@@ -286,14 +325,19 @@ def test_a_cohort_is_its_clients_one_by_one():
         torch.testing.assert_close(together.params[client], alone.params[0], rtol=1e-4, atol=1e-4)
         for name in ("share", "clip_norm", "multiplier", "ghat"):
             kept = alone.memory[name][0]
-            torch.testing.assert_close(together.memory[name][client, : len(kept)], kept, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(
+                together.memory[name][client, : len(kept)], kept, rtol=1e-3, atol=1e-3
+            )
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.25])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_uniform_sampling_it_is_dpsgd_bit_for_bit(rate, momentum):
     bounds = (0.1, 1.0, 3.0, 9.0)
-    plans = [plan(rate, 1.3, c, 6, len(own), dpis_sampling="uniform") for own, c in zip(OWNED, bounds, strict=True)]
+    plans = [
+        plan(rate, 1.3, c, 6, len(own), dpis_sampling="uniform")
+        for own, c in zip(OWNED, bounds, strict=True)
+    ]
     plain = [DpsgdPlan(rate, 1.3, p.clip_norm, 6) for p in plans]
     mine = local_round(DPIS, funded(cohort(plans, optimizer=sgd(momentum))), start(model()))
     book = local_round(DPSGD, cohort(plain, optimizer=sgd(momentum)), start(model()))
@@ -301,16 +345,23 @@ def test_with_uniform_sampling_it_is_dpsgd_bit_for_bit(rate, momentum):
 
 
 def test_what_is_released_is_what_was_paid_for():
-    """Every release of the round, with the numbers in use, within the allotment; the figures are public ones."""
+    """Every release of the round, with the numbers in use, within the allotment; the figures are
+    public ones."""
     plans = mixed()
     world = funded(cohort(plans))
     end = local_round(DPIS, world, start(model()))
     figures = DPIS.report(world, end)
     for k, (own, charges) in enumerate(zip(plans, DPIS.realized(world, end), strict=True)):
-        assert all(isinstance(event, Covered) and event.order == own.allotment.order for event in charges)
-        steps = {e.event: n for e, n in charges.items() if isinstance(e.event, ImportanceSampledGaussian)}
+        assert all(
+            isinstance(event, Covered) and event.order == own.allotment.order for event in charges
+        )
+        steps = {
+            e.event: n for e, n in charges.items() if isinstance(e.event, ImportanceSampledGaussian)
+        }
         sums_ = {e.event: n for e, n in charges.items() if isinstance(e.event, NoisyNormSum)}
-        assert sum(steps.values()) == own.steps and sum(sums_.values()) == own.epochs * own.norm_sums
+        assert (
+            sum(steps.values()) == own.steps and sum(sums_.values()) == own.epochs * own.norm_sums
+        )
         used = {round(float(e.norm_sum / (e.clip_norm * own.records)), 9) for e in steps}
         assert used == {round(float(s), 9) for s in end.memory["share"][k, : own.epochs]}
         assert not overdrawn({**charges, own.allotment: 1})
@@ -329,7 +380,8 @@ def test_the_norm_sum_n_c_costs_most():
 
 
 def test_a_plan_charges_what_it_was_calibrated_for():
-    """An allotment a round, at the one order; and what the paper claims: its steps, norm sums, and N once."""
+    """An allotment a round, at the one order; and what the paper claims: its steps, norm sums, and
+    N once."""
     privacy = Privacy(mechanism="dpis", epsilon=3.0, sample_rate=0.2)
     table = plan_table(privacy, Dpis(dpis_clip=1.0), 10, 7, np.array([14, 500, 14]))
     assert len(table.plans) == 2
@@ -340,10 +392,13 @@ def test_a_plan_charges_what_it_was_calibrated_for():
         worst = {event: 7 * n for event, n in own.worst_round().items()}
         assert epsilon(charges, DELTA) == pytest.approx(epsilon(worst, DELTA), rel=1e-6)
         assert (
-            charges[PaperClaim(1.0, 0.02 * own.records)] == 1 and charges[PaperClaim(0.2, own.noise_multiplier)] == 70
+            charges[PaperClaim(1.0, 0.02 * own.records)] == 1
+            and charges[PaperClaim(0.2, own.noise_multiplier)] == 70
         )
         assert charges[PaperClaim(1.0, own.norm_noise)] == 2 * 2 * 7
-        assert set(charges) - {own.allotment} == {event for event in charges if isinstance(event, PaperClaim)}
+        assert set(charges) - {own.allotment} == {
+            event for event in charges if isinstance(event, PaperClaim)
+        }
     small, large = table.plans
     assert small.allotment == large.allotment and small.noise_multiplier == large.noise_multiplier
     assert small.norm_noise > 0.02 * 14 and large.norm_noise >= 0.02 * 500
@@ -358,7 +413,13 @@ def test_a_budget_too_small_is_refused_and_so_are_options_without_a_meaning():
     with pytest.raises(ValueError, match="budget too small"):
         plan_table(Privacy(mechanism="dpis", epsilon=1e-9), Dpis(), 1, 1, np.array([5]))
     with pytest.raises(ValueError, match="is too small for a single round"):
-        plan_table(Privacy(mechanism="dpis", epsilon=0.1, noise_multiplier=1.0), Dpis(), 5, 1, np.array([5]))
+        plan_table(
+            Privacy(mechanism="dpis", epsilon=0.1, noise_multiplier=1.0),
+            Dpis(),
+            5,
+            1,
+            np.array([5]),
+        )
     terms = Terms(Privacy(mechanism="dpis"), Dpis(), 1, 1, 5)
     with pytest.raises(ValueError, match="too small for any guarantee"):
         _ = DpisPlan.of(terms, 1e-200).allotment
@@ -391,7 +452,13 @@ def test_one_record_and_less_than_one_expected():
     assert end.params.isfinite().all() and end.taken.tolist() == [25]
 
 
-SMALL = {"mechanism": "dpis", "sample_rate": 0.3, "steps": 5, "dpis_first_phase": 0.3, "epsilon": 6.0}
+SMALL = {
+    "mechanism": "dpis",
+    "sample_rate": 0.3,
+    "steps": 5,
+    "dpis_first_phase": 0.3,
+    "epsilon": 6.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +470,8 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize("crash", [(1, 1), (3, 2), (5, 1)])
 def test_an_interrupted_run_goes_on_to_the_same_result(uninterrupted, tmp_path, crash):
-    """After groups of the round have released, and written down what: a replay sees only the rounds before."""
+    """After groups of the round have released, and written down what: a replay sees only the rounds
+    before."""
     (straight, expected), broken = uninterrupted, World(tmp_path / "b", SMALL)
     assert outcome(broken.crashed(*crash).run()) == outcome(expected)
     assert ledger.read(broken.folder / "ledger") == ledger.read(straight.folder / "ledger")
@@ -412,7 +480,8 @@ def test_an_interrupted_run_goes_on_to_the_same_result(uninterrupted, tmp_path, 
 
 
 def test_a_release_counts_every_attempt(tmp_path):
-    """Uploads of the last round are lost, in which clients have spent what they had saved: they cannot do so twice."""
+    """Uploads of the last round are lost, in which clients have spent what they had saved: they
+    cannot do so twice."""
     unlimited = {"release": True, "epsilon": None, "noise_multiplier": 1.5, "dpis_first_phase": 0.6}
     world = World(tmp_path, SMALL | unlimited).crashed(5, 2)
     for lost in (tmp_path / "uploads").iterdir():
@@ -420,7 +489,9 @@ def test_a_release_counts_every_attempt(tmp_path):
     standing = world.run()
     paid = ledger.read(tmp_path / "ledger")
     assert not any(overdrawn(charges) for charges in paid.values())
-    allotted = {sum(n for e, n in charges.items() if isinstance(e, Allotment)) for charges in paid.values()}
+    allotted = {
+        sum(n for e, n in charges.items() if isinstance(e, Allotment)) for charges in paid.values()
+    }
     assert allotted == {5, 6} and np.isfinite(standing.budgets.epsilons("certified")).all()
 
 
@@ -435,15 +506,23 @@ def test_a_release_that_dies_keeps_its_target(tmp_path):
 
 @pytest.mark.usefixtures("no_report")
 def test_the_printed_epsilon_is_the_target_and_the_ledger_confirms_it(tmp_path, capsys):
-    """End to end: the certified epsilon is the allotments', what was spent is a figure and lies below it."""
-    flags = "--mechanism dpis --engine inline --rounds 3 --clients 8 --steps 8 --sample-rate 0.2 --epsilon 5 --quiet"
+    """End to end: the certified epsilon is the allotments', what was spent is a figure and lies
+    below it."""
+    flags = (
+        "--mechanism dpis --engine inline --rounds 3 --clients 8 --steps 8 --sample-rate 0.2 "
+        "--epsilon 5 --quiet"
+    )
     folder = train(parse([*flags.split(), "--out", str(tmp_path), "--name", "a"], "run", ""))
     summary = json.loads((folder / "summary.json").read_text())
     last = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
     assert main_guard(account, ["--ledger", str(folder), "--json"]) == 0
     clients = json.loads(capsys.readouterr().out)["clients"]
-    assert [c["epsilon_certified"] for c in clients] == pytest.approx(summary["epsilon_certified"], rel=1e-12)
-    assert [c["epsilon_published"] for c in clients] == pytest.approx(summary["epsilon_published"], rel=1e-12)
+    assert [c["epsilon_certified"] for c in clients] == pytest.approx(
+        summary["epsilon_certified"], rel=1e-12
+    )
+    assert [c["epsilon_published"] for c in clients] == pytest.approx(
+        summary["epsilon_published"], rel=1e-12
+    )
     assert 0.999 * 5 < max(summary["epsilon_certified"]) <= 5
     assert 0.99 * 5 < last["figures"]["dpis_epsilon_spent"] <= max(summary["epsilon_certified"])
     kinds = {event["kind"] for c in clients for event in c["events"]}

@@ -25,19 +25,24 @@ DPIS = MECHANISMS["dpis"]
 
 @functools.cache
 def entered(clip: bool = True, seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Who of 2,000 clients' only records entered the clip sum and the norm sum; and whose norm was looked at.
+    """Who of 2,000 clients' only records entered the clip sum and the norm sum; and whose norm was
+    looked at.
 
-    A record of norm 1/2 makes either sum 1 at rate 1/2, where noise has deviation 0.02; without it there is noise.
+    A record of norm 1/2 makes either sum 1 at rate 1/2, where noise has deviation 0.02; without it
+    there is noise.
     """
     own = plan(0.1, 1e-3, steps=1, records=1, dpis_norm_rate=RATE, dpis_clip=1.0 if clip else None)
-    world = dataclasses.replace(apart([own] * CLIENTS, np.array([0.5])), streams=streams(range(CLIENTS), seed))
+    world = dataclasses.replace(
+        apart([own] * CLIENTS, np.array([0.5])), streams=streams(range(CLIENTS), seed)
+    )
     state = DPIS.step(world, DPIS.start(world, torch.zeros(1)))
     bound, share = (state.memory[name][:, 0].numpy() for name in ("clip_norm", "share"))
     return bound > 0.5, share > 0.5, np.isfinite(state.memory["ghat"][:, 0].numpy())
 
 
 def test_every_record_enters_each_norm_sum_by_a_coin_of_the_charged_rate():
-    """Exact binomial tests at level 1e-6; coins at 1.2 times the rate are noticed. Kills a rate of its own."""
+    """Exact binomial tests at level 1e-6; coins at 1.2 times the rate are noticed. Kills a rate of
+    its own."""
     own = plan(dpis_norm_rate=RATE, dpis_clip=1.0)
     (event,) = own.norm_sum_charges
     assert event.sample_rate == RATE
@@ -47,7 +52,8 @@ def test_every_record_enters_each_norm_sum_by_a_coin_of_the_charged_rate():
 
 
 def test_the_coins_of_the_two_norm_sums_are_independent():
-    """They are charged as two releases. Fisher's exact test at level 1e-6; the same coins for both are noticed."""
+    """They are charged as two releases. Fisher's exact test at level 1e-6; the same coins for both
+    are noticed."""
     clip, norm, seen = entered()
     assert independent(clip, norm) and not independent(clip, clip)
     assert ((clip | norm) == seen).all(), "a record is looked at if and only if it enters a sum"
@@ -60,16 +66,21 @@ def test_the_coins_of_a_norm_sum_do_not_depend_on_whether_there_is_a_clip_sum():
 
 
 def test_the_noise_of_the_two_norm_sums_is_not_one_noise():
-    """Signs of K* and K without a gradient: Fisher's exact test at level 1e-6; one noise for both is noticed."""
+    """Signs of K* and K without a gradient: Fisher's exact test at level 1e-6; one noise for both
+    is noticed."""
     own = plan(0.001, 1e-3, steps=1, records=1, dpis_clip=1e3)
     world = apart([own] * CLIENTS, np.array([0.0]))
     memory = DPIS.step(world, DPIS.start(world, torch.zeros(1))).memory
-    clip, norm = memory["clip_norm"][:, 0].numpy() > 0.5, memory["share"][:, 0].numpy() > own.sample_rate
+    clip, norm = (
+        memory["clip_norm"][:, 0].numpy() > 0.5,
+        memory["share"][:, 0].numpy() > own.sample_rate,
+    )
     assert independent(clip, norm) and not independent(clip, clip) and 0.4 < clip.mean() < 0.6
 
 
 def test_k_is_measured_in_units_of_the_clip_bound_in_use():
-    """Norms of 0.3 under a bound that follows them: K / (N C) is 1, up to noise of 0.02. Kills the configured bound."""
+    """Norms of 0.3 under a bound that follows them: K / (N C) is 1, up to noise of 0.02. Kills the
+    configured bound."""
     own = plan(0.1, 1e-3, steps=1, records=40, dpis_clip=0.9)
     world = apart([own] * 20, np.full(40, 0.3))
     memory = DPIS.step(world, DPIS.start(world, torch.zeros(40))).memory
@@ -80,7 +91,8 @@ def test_k_is_measured_in_units_of_the_clip_bound_in_use():
 @pytest.mark.parametrize("epoch", [0, 1, 2])
 @pytest.mark.parametrize("spent", [0.0, 0.5, 0.9])
 def test_a_step_never_gets_more_than_its_round_and_its_run_have_left(epoch, spent):
-    """Whatever was spent. Kills a round that lives on what later ones have, and norm sums that are not set aside."""
+    """Whatever was spent. Kills a round that lives on what later ones have, and norm sums that are
+    not set aside."""
     own = plan(0.25, 2.0, steps=12, records=50, rounds=4, dpis_norm_share=0.2)
     (event, count), rdp = *own.norm_sum_charges.items(), own.allotment.rdp
     account = Account(own.allotment.order, rdp, spent * rdp)
@@ -94,7 +106,8 @@ def test_a_step_never_gets_more_than_its_round_and_its_run_have_left(epoch, spen
 
 
 def counted(takes: Callable[[np.ndarray], np.ndarray], records: int) -> list[int]:
-    """How many of all coins, multiples of 2^-53, are taken for each record: the lower ones, up to some coin."""
+    """How many of all coins, multiples of 2^-53, are taken for each record: the lower ones, up to
+    some coin."""
     low, high = np.zeros(records, dtype=np.int64), np.full(records, 2**53)
     while (open_ := low < high).any():
         middle = (low + high) // 2
@@ -104,12 +117,15 @@ def counted(takes: Callable[[np.ndarray], np.ndarray], records: int) -> list[int
 
 
 def test_no_record_enters_with_more_than_the_charged_probability():
-    """rate |g| / C, in whole numbers. Kills proposals without room for the rounding of products of floats."""
+    """rate |g| / C, in whole numbers. Kills proposals without room for the rounding of products of
+    floats."""
     records, rate = 200, 0.37
     estimates, parts = np.random.default_rng(0).uniform(0.05, 1.0, (2, records))
     norms, one = estimates * parts, torch.ones(1, dtype=torch.float64)
     x, y = torch.arange(records)[:, None], torch.zeros(records, dtype=torch.int64)
-    world = dataclasses.replace(apart([plan()], np.ones(records)), data=CohortData(x, y, [np.arange(records)]))
+    world = dataclasses.replace(
+        apart([plan()], np.ones(records)), data=CohortData(x, y, [np.arange(records)])
+    )
 
     def proposed(coins: np.ndarray) -> np.ndarray:
         source = SimpleNamespace(random=lambda size: coins[:size])
@@ -122,6 +138,8 @@ def test_no_record_enters_with_more_than_the_charged_probability():
         own, drawn, found = (torch.from_numpy(values)[None] for values in (estimates, coins, norms))
         return importance.Proposals(batch, own, drawn).accepted(found, one)[0].numpy()
 
-    for first, second, norm in zip(counted(proposed, records), counted(accepted, records), norms.tolist(), strict=True):
+    for first, second, norm in zip(
+        counted(proposed, records), counted(accepted, records), norms.tolist(), strict=True
+    ):
         assert 0.999 * rate * norm < first * second * COIN**2
         assert Fraction(first * second, 2**106) <= Fraction(rate) * Fraction(norm)

@@ -1,4 +1,5 @@
-"""DPSGD on the client axis: Algorithm 1 of Abadi et al., record by record, noise draw by noise draw."""
+"""DPSGD on the client axis: Algorithm 1 of Abadi et al., record by record, noise draw by noise
+draw."""
 
 import dataclasses
 import functools
@@ -35,18 +36,29 @@ NEVER = 1e-30
 
 DPSGD = MECHANISMS["dpsgd"]
 
-WITNESS = Optimizer(lambda params: (torch.zeros_like(params),), lambda gradient, state: (gradient, (gradient,)))
+WITNESS = Optimizer(
+    lambda params: (torch.zeros_like(params),), lambda gradient, state: (gradient, (gradient,))
+)
 """Plain descent whose state is the last noisy gradient as it came."""
 
 
-def gradients(world: Cohort, steps: int = 1, params: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """The noisy gradients ``[K, P]`` of successive steps, all at the same parameters (the model's, by default)."""
-    world, params = dataclasses.replace(world, optimizer=WITNESS), start(model()) if params is None else params
+def gradients(
+    world: Cohort, steps: int = 1, params: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """The noisy gradients ``[K, P]`` of successive steps, all at the same parameters (the model's,
+    by default)."""
+    world, params = (
+        dataclasses.replace(world, optimizer=WITNESS),
+        start(model()) if params is None else params,
+    )
     return [DPSGD.step(world, DPSGD.start(world, params)).optimizer[0] for _ in range(steps)]
 
 
-def by_the_book(plan: DpsgdPlan, client: int, drawn: np.ndarray, noise: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Algorithm 1 for one client and step, in float64, from the record numbers drawn and the standard normal draws."""
+def by_the_book(
+    plan: DpsgdPlan, client: int, drawn: np.ndarray, noise: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """Algorithm 1 for one client and step, in float64, from the record numbers drawn and the
+    standard normal draws."""
     total = plan.noise_multiplier * plan.clip_norm * noise.double()
     for gradient in plain_gradients(model(), start(model()), x[drawn], Y[drawn]):
         norm = float(gradient.double().norm())
@@ -55,9 +67,12 @@ def by_the_book(plan: DpsgdPlan, client: int, drawn: np.ndarray, noise: torch.Te
     return total / (plan.sample_rate * len(OWNED[client]))
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0], ids=["no record clipped", "some", "nearly all"])
+@pytest.mark.parametrize(
+    "scale", [0.01, 1.0, 100.0], ids=["no record clipped", "some", "nearly all"]
+)
 def test_a_step_is_that_of_the_book(scale):
-    """Kills: no minimum, clipping by layer, noise without C or without s, a divisor other than q n, counted padding."""
+    """Kills: no minimum, clipping by layer, noise without C or without s, a divisor other than q n,
+    counted padding."""
     got, again = gradients(cohort(PLANS, x=scale * X))[0], streams(range(4))
     noise = again.normal("noise", got.shape[1])
     for client, (plan, stream) in enumerate(zip(PLANS, again.of("batch"), strict=True)):
@@ -77,7 +92,8 @@ def sum_of_clipped(x: torch.Tensor, bound: float, clipping: str = "flat") -> tor
 @pytest.mark.parametrize("bound", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_one_record_moves_the_sum_by_at_most_the_clip_norm(bound, scale, clipping):
-    """Whatever the record holds. In the place of the null record is one without a finite gradient, which adds 0."""
+    """Whatever the record holds. In the place of the null record is one without a finite gradient,
+    which adds 0."""
     largest, whole = 0.0, sum_of_clipped(scale * X, bound, clipping)
     for record in OWNED[0]:
         without = scale * X
@@ -98,7 +114,8 @@ def test_a_record_that_is_not_finite_contributes_zero(wrong):
 
 @functools.cache
 def noise_of_two_steps(rate: float, nth: int = 1) -> tuple[np.ndarray, float]:
-    """What two steps of a client add to its sums of clipped gradients, and the deviation that its ledger says."""
+    """What two steps of a client add to its sums of clipped gradients, and the deviation that its
+    ledger says."""
     module = nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 3))
     plans = [DpsgdPlan(rate, s, 2.0, 2, noise_decay=0.2) for s in (1.5, 0.0)]
     worlds = [cohort([plan], [2], module=module, nth=nth) for plan in plans]
@@ -110,8 +127,8 @@ def noise_of_two_steps(rate: float, nth: int = 1) -> tuple[np.ndarray, float]:
 
 @pytest.mark.parametrize(("rate", "nth"), [(1.0, 1), (0.3, 1), (0.3, 4), (NEVER, 1)])
 def test_the_noise_is_gaussian_with_the_charged_scale_and_new_in_every_step(rate, nth):
-    """False alarm below 4e-6 in all. Kills a dropped s or C, the drawn divisor, noise that the ledger does not know,
-    noise reused between steps, no noise when the batch is empty."""
+    """False alarm below 4e-6 in all. Kills a dropped s or C, the drawn divisor, noise that the
+    ledger does not know, noise reused between steps, no noise when the batch is empty."""
     sample, std = noise_of_two_steps(rate, nth)
     assert sample.size > 30_000 and alarms(sample, std) == set()
 
@@ -131,7 +148,8 @@ def test_an_empty_batch_moves_the_model_and_is_charged():
 
 @pytest.mark.parametrize("optimizer", [sgd(), sgd(0.9), adam()], ids=["sgd", "momentum", "adam"])
 def test_a_cohort_is_its_clients_one_by_one(optimizer):
-    """Different rates, noises, clip norms, sizes and steps in one cohort: a client that is done idles."""
+    """Different rates, noises, clip norms, sizes and steps in one cohort: a client that is done
+    idles."""
     together = local_round(DPSGD, cohort(PLANS, optimizer=optimizer), start(model()))
     assert together.taken.tolist() == [plan.steps for plan in PLANS]
     for client, plan in enumerate(PLANS):
@@ -151,10 +169,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "plan"), [("dpsgd", DpsgdPlan(1.0, 0.0, 1e9, 5)), ("none", NonPrivatePlan(1.0, 5))])
+@pytest.mark.parametrize(
+    ("name", "plan"), [("dpsgd", DpsgdPlan(1.0, 0.0, 1e9, 5)), ("none", NonPrivatePlan(1.0, 5))]
+)
 @pytest.mark.parametrize(("ours", "reference"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_without_noise_and_clipping_it_is_plain_training(name, plan, ours, reference):
-    """Full batches of each client's mean loss, by torch's own optimizers, with the cohort's rates 0.5 / (1 + step)."""
+    """Full batches of each client's mean loss, by torch's own optimizers, with the cohort's rates
+    0.5 / (1 + step)."""
     end = local_round(MECHANISMS[name], cohort([plan] * 3, optimizer=ours), start(model()))
     for client in range(3):
         module = model()
@@ -173,10 +194,14 @@ def test_the_plan_without_privacy_is_charged_an_infinite_epsilon():
     assert epsilon(table.of(1).round_charges(1), 1e-5).epsilon == math.inf
 
 
-BUDGETS = [Privacy(epsilon=e, delta=1e-5, sample_rate=q) for e, q in ((0.5, 0.05), (3.0, 1.0), (8.0, 0.3))]
+BUDGETS = [
+    Privacy(epsilon=e, delta=1e-5, sample_rate=q) for e, q in ((0.5, 0.05), (3.0, 1.0), (8.0, 0.3))
+]
 
 
-@pytest.mark.parametrize("privacy", BUDGETS, ids=lambda p: f"epsilon {p.epsilon:g} rate {p.sample_rate:g}")
+@pytest.mark.parametrize(
+    "privacy", BUDGETS, ids=lambda p: f"epsilon {p.epsilon:g} rate {p.sample_rate:g}"
+)
 def test_a_calibrated_plan_meets_its_target_and_one_more_round_would_overspend(privacy):
     """Kills calibration to the wrong side, to one round, or with other steps than are charged."""
     plan = plan_table(privacy, None, 4, 7, np.array([10, 30])).of(1)
@@ -195,7 +220,9 @@ def test_clients_of_all_sizes_share_one_plan():
 def test_a_given_noise_multiplier_is_used_as_it_is_or_refused():
     given = Privacy(epsilon=1.0, noise_multiplier=40.0)
     assert plan_table(given, None, 2, 5, np.array([9])).of(0) == DpsgdPlan(1.0, 40.0, 1.0, 2)
-    with pytest.raises(ValueError, match=r"epsilon = 1 is too small for a single round, .* raise --epsilon"):
+    with pytest.raises(
+        ValueError, match=r"epsilon = 1 is too small for a single round, .* raise --epsilon"
+    ):
         plan_table(Privacy(epsilon=1.0, noise_multiplier=0.5), None, 2, 5, np.array([9]))
 
 
@@ -206,7 +233,8 @@ def test_a_given_noise_multiplier_is_refused_where_it_is_too_small_for_one_of_th
 
 
 def test_a_given_noise_multiplier_is_held_against_the_figure_that_the_budget_bounds():
-    """Noise screening as published has no proved figure. Kills refusing a round whose claim is paid for."""
+    """Noise screening as published has no proved figure. Kills refusing a round whose claim is paid
+    for."""
     own = Screening(screening_clip=None, allow_unproved=True)
     privacy = Privacy(mechanism="screening", epsilon=8.0, noise_multiplier=3.0, budget="published")
     assert plan_table(privacy, own, 2, 3, np.array([9])).of(0).noise_multiplier == 3.0
@@ -217,16 +245,22 @@ def test_a_given_noise_multiplier_is_held_against_the_figure_that_the_budget_bou
 def tensors(of: LocalState) -> list[torch.Tensor]:
     """All of them, whatever the fields are called."""
     values = [getattr(of, f.name) for f in dataclasses.fields(of)]
-    nested = [v.values() if isinstance(v, dict) else v if isinstance(v, tuple) else [v] for v in values]
+    nested = [
+        v.values() if isinstance(v, dict) else v if isinstance(v, tuple) else [v] for v in values
+    ]
     return [tensor for part in nested for tensor in part]
 
 
 def test_a_rejected_step_leaves_no_trace():
     """Kills a state of which some part (momentum, step counters, memory) outlives the rejection."""
     world = cohort([dataclasses.replace(PLANS[0], clip_quantile=0.5)] * 3, optimizer=adam())
-    before = DPSGD.start(world, start(model())).remember(seen=torch.zeros(3, 2), best=torch.zeros(3))
+    before = DPSGD.start(world, start(model())).remember(
+        seen=torch.zeros(3, 2), best=torch.zeros(3)
+    )
     after = DPSGD.step(world, before).remember(seen=torch.ones(3, 2), best=torch.ones(3))
     mixed = after.where(torch.tensor([True, False, True]), before)
     parts = list(zip(tensors(mixed), tensors(after), tensors(before), strict=True))
     assert len(parts) == 8 and all((new[1] != old[1]).any() for _, new, old in parts)
-    assert all(torch.equal(got[1], old[1]) and torch.equal(got[::2], new[::2]) for got, new, old in parts)
+    assert all(
+        torch.equal(got[1], old[1]) and torch.equal(got[::2], new[::2]) for got, new, old in parts
+    )

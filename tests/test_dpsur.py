@@ -1,4 +1,5 @@
-"""DPSUR: the test is that of the paper, a rejected trial leaves no trace, and every trial is paid for."""
+"""DPSUR: the test is that of the paper, a rejected trial leaves no trace, and every trial is paid
+for."""
 
 import dataclasses
 import itertools
@@ -39,7 +40,9 @@ CLEAR = dataclasses.replace(PLAN, sample_rate=1.0, noise_multiplier=1e-3, loss_c
 """Every change of the loss is beyond the clip."""
 
 
-AT_THE_ENDS = {side: norm.cdf((CLEAR.beta + side) / (2 * CLEAR.validation_noise)) for side in (1, -1)}
+AT_THE_ENDS = {
+    side: norm.cdf((CLEAR.beta + side) / (2 * CLEAR.validation_noise)) for side in (1, -1)
+}
 """Probability of acceptance where the loss falls (1) and where it rises (-1)."""
 
 
@@ -48,15 +51,17 @@ def alter(plan: DpsurPlan, **changes) -> DpsurPlan:
 
 
 def mean_loss(params: torch.Tensor, records: np.ndarray) -> float:
-    named = dict(zip(dict(model().named_parameters()), torch.split(params, [30, 5, 15, 3]), strict=True))
+    named = dict(
+        zip(dict(model().named_parameters()), torch.split(params, [30, 5, 15, 3]), strict=True)
+    )
     shaped = {name: named[name].view(p.shape).double() for name, p in model().named_parameters()}
     logits = torch.func.functional_call(model().double(), shaped, (X[records].double(),))
     return float(torch.nn.functional.cross_entropy(logits, Y[records]))
 
 
 def test_a_trial_is_that_of_the_book():
-    """Kills: another batch for one of the models, an old loss, the training batch, a sum for a mean, no clip, the
-    threshold's sign, the noise without its factor 2."""
+    """Kills: another batch for one of the models, an old loss, the training batch, a sum for a
+    mean, no clip, the threshold's sign, the noise without its factor 2."""
     world, again = crowd(PLAN, 0.5, clients=120), crowd(PLAN, 0.5, clients=120)
     before = DPSUR.start(world, start(model()))
     proposed, got = DPSGD.step(again, before).params, DPSUR.step(world, before)
@@ -65,7 +70,11 @@ def test_a_trial_is_that_of_the_book():
     for client, stream in enumerate(again.streams.of("validation")):
         own = again.data.records[client]
         drawn = own[stream.random(len(own)) < PLAN.validation_rate]
-        change = mean_loss(proposed[client], drawn) - mean_loss(start(model()), drawn) if len(drawn) else 0.0
+        change = (
+            mean_loss(proposed[client], drawn) - mean_loss(start(model()), drawn)
+            if len(drawn)
+            else 0.0
+        )
         clipped = max(-0.01, min(0.01, change))
         seen.add("inside" if abs(change) < 0.01 else "above" if change > 0 else "below")
         verdicts.append(clipped + 2 * 0.01 * 0.75 * float(noise[client]) < -0.5 * 0.01)
@@ -106,7 +115,9 @@ SPOILED = {
 
 @pytest.mark.parametrize("changes", SPOILED.values(), ids=SPOILED)
 def test_another_probability_would_be_noticed(changes):
-    assert "frequency" in alarms(accepted(DPSUR, crowd(alter(CLEAR, **changes), -0.1)), AT_THE_ENDS[-1])
+    assert "frequency" in alarms(
+        accepted(DPSUR, crowd(alter(CLEAR, **changes), -0.1)), AT_THE_ENDS[-1]
+    )
 
 
 def test_coins_that_clients_or_trials_share_would_be_noticed():
@@ -134,7 +145,10 @@ def test_accepting_always_is_dpsgd(optimizer, hides):
 @pytest.mark.parametrize("optimizer", [sgd(0.9), adam()], ids=["momentum", "adam"])
 def test_a_cohort_is_its_clients_one_by_one(plan, optimizer):
     """Clients accept on their own, and one that is done idles."""
-    plans = [alter(plan, steps=steps, beta=beta) for steps, beta in ((3, -0.5), (1, 0.0), (5, -1.0), (2, 1.0))]
+    plans = [
+        alter(plan, steps=steps, beta=beta)
+        for steps, beta in ((3, -0.5), (1, 0.0), (5, -1.0), (2, 1.0))
+    ]
     together = local_round(DPSUR, cohort(plans, optimizer=optimizer), start(model()))
     for client, one in enumerate(plans):
         alone = local_round(DPSUR, cohort([one], [client], optimizer=optimizer), start(model()))
@@ -148,9 +162,11 @@ def test_a_cohort_is_its_clients_one_by_one(plan, optimizer):
 @pytest.mark.parametrize("plan", [PLAN, HIDDEN], ids=["public", "hidden"])
 @pytest.mark.parametrize("optimizer", [sgd(0.9), adam()], ids=["momentum", "adam"])
 def test_a_rejected_trial_leaves_no_trace(plan, optimizer):
-    """Two rounds that differ in the proposals of rejected trials only end in the same state, in every bit.
+    """Two rounds that differ in the proposals of rejected trials only end in the same state, in
+    every bit.
 
-    The test's noise is so large that it alone decides. Kills a state of which some part outlives a rejection.
+    The test's noise is so large that it alone decides. Kills a state of which some part outlives a
+    rejection.
     """
     blind = alter(plan, steps=8, beta=0.0, validation_noise=1e9, clip_quantile=0.5)
     world = cohort([blind] * 4, optimizer=optimizer)
@@ -172,10 +188,14 @@ def test_a_rejected_trial_leaves_no_trace(plan, optimizer):
 def test_the_learning_rate_follows_accepted_steps():
     asked = []
     world = cohort([alter(PLAN, beta=0.0, steps=12)] * 3)
-    world = dataclasses.replace(world, learning_rate=lambda taken: asked.append(taken.tolist()) or 0.1 + 0 * taken)
+    world = dataclasses.replace(
+        world, learning_rate=lambda taken: asked.append(taken.tolist()) or 0.1 + 0 * taken
+    )
     end = local_round(DPSUR, world, start(model()))
     assert len(asked) == 12 and end.taken.min() > 0 and end.taken.max() < 12
-    assert all(np.diff([row[k] for row in asked]).max() <= 1 for k in range(3)) and max(asked[-1]) < 11
+    assert (
+        all(np.diff([row[k] for row in asked]).max() <= 1 for k in range(3)) and max(asked[-1]) < 11
+    )
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -185,7 +205,10 @@ def test_a_loss_that_is_not_finite_counts_as_the_largest_change(wrong):
     x[OWNED[0][3]] = wrong
     quiet = alter(PLAN, validation_rate=1.0, validation_noise=1e-6, steps=1)
     for beta, taken in ((1.1, 1), (0.9, 0)):
-        assert local_round(DPSUR, cohort([alter(quiet, beta=beta)], x=x), start(model())).taken == taken
+        assert (
+            local_round(DPSUR, cohort([alter(quiet, beta=beta)], x=x), start(model())).taken
+            == taken
+        )
 
 
 def test_changes_are_clipped_and_made_finite():
@@ -213,6 +236,10 @@ def test_a_client_gives_up_after_the_cap_and_begins_to_count_again_when_it_accep
         state = DPSUR.step(world, state).where(going, state)
         history.append((state.taken[1].item(), state.memory["refused"][1].item()))
     assert not DPSUR.active(world, state).any()
-    assert state.memory["tried"][0] == 5 and state.taken[0] == 0 and torch.equal(state.params[0], start(model()))
+    assert (
+        state.memory["tried"][0] == 5
+        and state.taken[0] == 0
+        and torch.equal(state.params[0], start(model()))
+    )
     assert state.taken[1] == 4 and any(refused > 0 for _, refused in history)
     assert all(b[1] == 0 for a, b in itertools.pairwise(history) if b[0] > a[0])

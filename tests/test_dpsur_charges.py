@@ -1,4 +1,5 @@
-"""What DPSUR is charged: trials or accepted steps, the cap on rejections out of delta, and claims beside them."""
+"""What DPSUR is charged: trials or accepted steps, the cap on rejections out of delta, and claims
+beside them."""
 
 import html
 import json
@@ -29,15 +30,24 @@ def own_plan(steps: int = 2, rounds: int = 30, **own) -> DpsurPlan:
 
 
 def test_claims_with_equal_parameters_are_both_counted():
-    assert own_plan(dpsur_validation_rate=0.1, dpsur_validation_noise=3.0).claims(10, 1) == {PaperClaim(0.1, 3.0): 20}
+    assert own_plan(dpsur_validation_rate=0.1, dpsur_validation_noise=3.0).claims(10, 1) == {
+        PaperClaim(0.1, 3.0): 20
+    }
 
 
 def test_the_cap_is_the_smallest_that_its_share_of_delta_allows():
     plan = own_plan(dpsur_accounting="selective", dpsur_validation_noise=1.2, dpsur_cap_share=0.2)
     lowest = norm.cdf(-2 / 2.4)
-    assert 60 * (1 - lowest) ** plan.most_rejections <= 0.2 * 1e-5 < 60 * (1 - lowest) ** (plan.most_rejections - 1)
+    assert (
+        60 * (1 - lowest) ** plan.most_rejections
+        <= 0.2 * 1e-5
+        < 60 * (1 - lowest) ** (plan.most_rejections - 1)
+    )
     assert plan.acceptance.lowest == pytest.approx(lowest)
-    assert [own_plan(dpsur_accounting=a).most_rejections for a in ("visible", "every-trial")] == [0, 0]
+    assert [own_plan(dpsur_accounting=a).most_rejections for a in ("visible", "every-trial")] == [
+        0,
+        0,
+    ]
 
 
 def test_a_test_that_hardly_ever_accepts_has_no_cap():
@@ -50,7 +60,9 @@ def test_a_test_that_hardly_ever_accepts_has_no_cap():
 
 
 @pytest.mark.parametrize("accounting", ["visible", "every-trial"])
-def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards(accounting):
+def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_afterwards(
+    accounting,
+):
     plan = own_plan(steps=6, dpsur_accounting=accounting, dpsur_validation_rate=0.3)
     step = DpsurStep(0.1, 3.0, 0.3, 9.0, -1.0, accounting)
     assert plan.round_charges(1) == {step: 6}
@@ -58,7 +70,9 @@ def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_af
     end = local_round(DPSUR, world, start(model()))
     assert end.memory["tried"].tolist() == [6] * 3
     assert DPSUR.report(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
-    claims = [{PaperClaim(0.1, 3.0): n, PaperClaim(0.3, 9.0): n} if n else {} for n in end.taken.tolist()]
+    claims = [
+        {PaperClaim(0.1, 3.0): n, PaperClaim(0.3, 9.0): n} if n else {} for n in end.taken.tolist()
+    ]
     assert DPSUR.realized(world, end) == claims and any(claims)
 
 
@@ -67,14 +81,23 @@ def test_accepted_steps_are_claimed_at_the_noise_of_their_round():
     own = Dpsur(dpsur_validation_rate=0.3, dpsur_validation_noise=9.0)
     plan = DpsurPlan.of(Terms(Privacy(sample_rate=0.1, noise_decay=0.5), own, 6, 3, 9), 3.0)
     world = cohort([plan] * 3, nth=3)
-    claims = [paid for paid in DPSUR.realized(world, local_round(DPSUR, world, start(model()))) if paid]
+    claims = [
+        paid for paid in DPSUR.realized(world, local_round(DPSUR, world, start(model()))) if paid
+    ]
     noise = 3.0 * math.exp(-0.5 * 2)
-    assert claims and all(paid.keys() == {PaperClaim(0.1, noise), PaperClaim(0.3, 9.0)} for paid in claims)
+    assert claims and all(
+        paid.keys() == {PaperClaim(0.1, noise), PaperClaim(0.3, 9.0)} for paid in claims
+    )
 
 
 def test_where_rejections_are_hidden_nothing_tells_them():
-    plan = own_plan(steps=6, dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=3.0)
-    step, cap = DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective"), TrialCap(plan.acceptance.lowest, plan.most_rejections)
+    plan = own_plan(
+        steps=6, dpsur_accounting="selective", dpsur_validation_rate=0.1, dpsur_validation_noise=3.0
+    )
+    step, cap = (
+        DpsurStep(0.1, 3.0, 0.1, 3.0, -1.0, "selective"),
+        TrialCap(plan.acceptance.lowest, plan.most_rejections),
+    )
     assert plan.round_charges(1) == {step: 6, cap: 6, PaperClaim(0.1, 3.0): 12}
     world = cohort([plan] * 3)
     end = local_round(DPSUR, world, start(model()))
@@ -92,7 +115,9 @@ def test_the_cap_is_paid_out_of_delta():
             assert epsilon(charges, 1e-5).epsilon == math.inf
         else:
             within = epsilon({step: count}, 1e-5 - lost).epsilon
-            assert epsilon(charges, 1e-5).epsilon == pytest.approx(within + lost / (1 - lost), rel=1e-12)
+            assert epsilon(charges, 1e-5).epsilon == pytest.approx(
+                within + lost / (1 - lost), rel=1e-12
+            )
     assert (rdp({TrialCap(0.5, 9): 5}, [2.0, 8.0], "certified") == 0).all()
 
 
@@ -105,14 +130,21 @@ def test_a_calibrated_plan_meets_its_target():
 
 @pytest.mark.parametrize("accounting", ["every-trial", "selective"])
 def test_a_run_and_its_ledger_agree(accounting, tmp_path, capsys):
-    words = "--mechanism dpsur --engine inline --rounds 3 --clients 8 --steps 2 --noise-multiplier 5 --quiet --name run"
+    words = (
+        "--mechanism dpsur --engine inline --rounds 3 --clients 8 --steps 2 --noise-multiplier 5 "
+        "--quiet --name run"
+    )
     rates = "--sample-rate 0.2 --dpsur-validation-rate 0.2"
-    command([*words.split(), *rates.split(), "--dpsur-accounting", accounting, "--out", str(tmp_path)])
+    command(
+        [*words.split(), *rates.split(), "--dpsur-accounting", accounting, "--out", str(tmp_path)]
+    )
     capsys.readouterr()
     assert main_guard(account.command, ["--ledger", str(tmp_path / "run"), "--json"]) == 0
     clients = json.loads(capsys.readouterr().out)["clients"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    rounds = [
+        json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    ]
     for column in ("certified", "published"):
         assert [one[f"epsilon_{column}"] for one in clients] == summary[f"epsilon_{column}"]
     assert rounds[-1]["epsilon_published_max"] == max(summary["epsilon_published"]) > 0
@@ -120,4 +152,8 @@ def test_a_run_and_its_ledger_agree(accounting, tmp_path, capsys):
     assert [list(one["figures"]) for one in rounds] == [["acceptance_rate"] if public else []] * 3
     assert (len(set(summary["epsilon_published"])) > 1) == public
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    assert summary["note"] == DPSUR.note and DPSUR.note in page and (caveats.HIDDEN in page) == (not public)
+    assert (
+        summary["note"] == DPSUR.note
+        and DPSUR.note in page
+        and (caveats.HIDDEN in page) == (not public)
+    )

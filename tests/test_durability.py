@@ -1,6 +1,8 @@
-"""Whatever writes a file of a run: once it has returned, nothing of it is lost; within it, the old or the new is there.
+"""Whatever writes a file of a run: once it has returned, nothing of it is lost; within it, the old
+or the new is there.
 
-Each writer runs alone, and every crash within it is laid out: the program's death, or the machine's.
+Each writer runs alone, and every crash within it is laid out: the program's death, or the
+machine's.
 """
 
 import contextlib
@@ -113,7 +115,9 @@ WRITERS = {
     "a file": Writer(lambda root, n: durable.write(root / "file", str(n).encode() * 40), written),
     "what clients keep": Writer(carry, carried),
     "a charge": Writer(charge, charged),
-    "an upload": Writer(lambda root, n: Uploads(root / "share" / "uploads").keep(upload(n), PARAMS), uploaded),
+    "an upload": Writer(
+        lambda root, n: Uploads(root / "share" / "uploads").keep(upload(n), PARAMS), uploaded
+    ),
     "a checkpoint": Writer(checkpoint, checkpointed),
 }
 
@@ -134,7 +138,8 @@ def only_torn_lines():
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_was_written_survives_any_crash_and_before_that_the_old_one_does(tmp_path, name):
-    """The first state and the second, at each crash in writing them; the second is written again after the crash."""
+    """The first state and the second, at each crash in writing them; the second is written again
+    after the crash."""
     writer = WRITERS[name]
     before = tmp_path / "disk"
     before.mkdir()
@@ -145,7 +150,9 @@ def test_what_was_written_survives_any_crash_and_before_that_the_old_one_does(tm
             lay_out(before, crash.tree)
             with only_torn_lines():
                 got = writer.read(before)
-                assert got in (round_ - 1, round_) and (got == round_ or crash.done < len(noting.operations))
+                assert got in (round_ - 1, round_) and (
+                    got == round_ or crash.done < len(noting.operations)
+                )
                 writer.write(before, round_)
                 assert writer.read(before) == round_
         lay_out(before, whole)
@@ -153,7 +160,8 @@ def test_what_was_written_survives_any_crash_and_before_that_the_old_one_does(tm
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_a_dead_process_had_written_survives_once_another_has_gone_on_with_it(tmp_path, name):
-    """Killed between write and flush; the next one finds the files and goes on; then the power fails."""
+    """Killed between write and flush; the next one finds the files and goes on; then the power
+    fails."""
     root, writer = tmp_path / "disk", WRITERS[name]
     root.mkdir()
     noting, _ = every_crash(root, lambda: writer.write(root, 1))
@@ -201,7 +209,8 @@ def test_folders_that_a_dead_process_had_made_survive_once_they_are_flushed(tmp_
 
 
 def test_a_record_of_a_round_survives_and_a_torn_one_is_removed(tmp_path):
-    """Of the records only those of finished rounds count, so what a crash leaves after them goes."""
+    """Of the records only those of finished rounds count, so what a crash leaves after them
+    goes."""
     root = tmp_path / "disk"
     root.mkdir()
     noting, found = every_crash(root, lambda: Store(root / "share", 2).append(round_record(1)))
@@ -219,7 +228,13 @@ def test_a_run_directory_is_whole_or_not_there(tmp_path):
     """Its settings, records of clients and inputs, at any crash in making it."""
     root = tmp_path / "disk"
     root.mkdir()
-    given = {"out": str(root / "a" / "runs"), "name": "run", "clients": 2, "rounds": 1, "model": "linear"}
+    given = {
+        "out": str(root / "a" / "runs"),
+        "name": "run",
+        "clients": 2,
+        "rounds": 1,
+        "model": "linear",
+    }
     job = build(config.load(None, given | {"chunk_clients": 2, "groups": 1}))
 
     def make() -> None:
@@ -239,7 +254,8 @@ def test_a_run_directory_is_whole_or_not_there(tmp_path):
 
 
 def test_the_harness_finds_what_is_not_flushed(tmp_path):
-    """Negative control: without a flush a file comes back empty, without its folder's it does not come back."""
+    """Negative control: without a flush a file comes back empty, without its folder's it does not
+    come back."""
     root, content = tmp_path / "disk", {"file": b"some content"}
     root.mkdir()
 
@@ -254,8 +270,12 @@ def test_the_harness_finds_what_is_not_flushed(tmp_path):
     for flush in (False, True):
         lay_out(root, {})
         noting, found = every_crash(root, lambda flush=flush: careless(flush))
-        left.append(sorted((crash.tree for crash in found if crash.done == len(noting.operations)), key=str))
-        assert {"file": b"some c"} in [crash.tree for crash in found], "a write is cut in its middle"
+        left.append(
+            sorted((crash.tree for crash in found if crash.done == len(noting.operations)), key=str)
+        )
+        assert {"file": b"some c"} in [crash.tree for crash in found], (
+            "a write is cut in its middle"
+        )
     assert left == [[{"file": b""}, content, {}], [content, {}]]
 
 

@@ -34,7 +34,8 @@ class Fatal(Partition):
 
 
 def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path):
-    """A release that is asked again draws again, at a price that nobody had planned; a simulation draws the same."""
+    """A release that is asked again draws again, at a price that nobody had planned; a simulation
+    draws the same."""
     given = {"engine": "ray", "workers": 1, "strategy": "fedavg", "standardize": "none"}
     with starting(phases.job(tmp_path, **given).config) as cluster:
         for release, tries in ((False, TRIES), (True, 1)):
@@ -64,7 +65,9 @@ def test_no_reference_to_ray_goes_while_it_ends(monkeypatch):
     in_cycle.itself = in_cycle
     of_run, of_cycle = weakref.ref(held), weakref.ref(in_cycle)
     monkeypatch.setattr(clusters, "_start", lambda run: None)
-    monkeypatch.setattr(clusters, "_stop", lambda started: there.append((of_run() is None, of_cycle() is None)))
+    monkeypatch.setattr(
+        clusters, "_stop", lambda started: there.append((of_run() is None, of_cycle() is None))
+    )
     gc.disable()
     with starting(load(None, {"engine": "ray"})) as cluster:
         cluster.hold(held)

@@ -31,7 +31,8 @@ def test_words_are_the_sources():
 
 
 def test_uniform_numbers_are_the_first_53_digits():
-    """2,048 words for each multiple of 2^-53. Kills rounding to the nearest, which would give 1 and halve 0."""
+    """2,048 words for each multiple of 2^-53. Kills rounding to the nearest, which would give 1 and
+    halve 0."""
     numbers = [0, 1, 2**52, 2**53 - 1]
     for rest in (0, 1023, 1024, 2047):
         drawn = fed(n * 2048 + rest for n in numbers).random(4)
@@ -41,7 +42,8 @@ def test_uniform_numbers_are_the_first_53_digits():
 
 @pytest.mark.parametrize("width", [1, 2, 6, 10, 1000, 2**32 + 1])
 def test_integers_are_equally_likely(width):
-    """The last words and the first ones: every remainder has as many. Kills a modulus without rejection."""
+    """The last words and the first ones: every remainder has as many. Kills a modulus without
+    rejection."""
     full = 2**64 // width
     last, first = range(max((full - 2) * width, 2**64 - 4000), 2**64), range(min(4 * width, 4000))
     words = [*last, *first]
@@ -57,7 +59,11 @@ def test_integers_of_the_widest_ranges():
     assert fed(ends).integers(-(2**63), 2**63, 3).tolist() == [-(2**63), 0, 2**63 - 1]
     assert fed([2**63 + 1, 2**63]).integers(-1, 2**63) == 2**63 - 1
     drawn = SystemEntropy().integers(2, 5, (40, 5))
-    assert drawn.shape == (40, 5) and {*drawn.ravel().tolist()} == {2, 3, 4}  # misses one: 3 (2/3)^200 < 1e-34
+    assert drawn.shape == (40, 5) and {*drawn.ravel().tolist()} == {
+        2,
+        3,
+        4,
+    }  # misses one: 3 (2/3)^200 < 1e-34
     assert type(SystemEntropy().integers(0, 3)) is int and type(SystemEntropy().random()) is float
 
 
@@ -69,7 +75,10 @@ def test_empty_ranges_and_those_beyond_int64_are_refused(low, high):
 
 def test_every_choice_is_equally_likely():
     """All orders of 4 words: each of the 12 sequences of 2 comes twice."""
-    chosen = Counter(tuple(fed(order).choice(4, 2).tolist()) for order in itertools.permutations([5, 7, 2**63, 9]))
+    chosen = Counter(
+        tuple(fed(order).choice(4, 2).tolist())
+        for order in itertools.permutations([5, 7, 2**63, 9])
+    )
     assert len(chosen) == 12 and {*chosen.values()} == {2}
 
 

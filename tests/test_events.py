@@ -22,7 +22,11 @@ def test_an_event_survives_json_exactly(rate, noise):
 
 def test_equal_parameters_are_one_key_whether_int_or_float():
     assert {SampledGaussian(1, 2): 3}[SampledGaussian(1.0, 2.0)] == 3
-    assert to_dict(SampledGaussian(1, 2)) == {"kind": "sampled_gaussian", "sample_rate": 1.0, "noise_multiplier": 2.0}
+    assert to_dict(SampledGaussian(1, 2)) == {
+        "kind": "sampled_gaussian",
+        "sample_rate": 1.0,
+        "noise_multiplier": 2.0,
+    }
 
 
 def test_events_cannot_be_changed():
@@ -30,7 +34,9 @@ def test_events_cannot_be_changed():
         SampledGaussian(0.1, 1.0).sample_rate = 0.2
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.0000001, float("nan"), float("inf"), "0.1", None, True])
+@pytest.mark.parametrize(
+    "rate", [0.0, -0.1, 1.0000001, float("nan"), float("inf"), "0.1", None, True]
+)
 def test_a_rate_outside_its_bounds_is_refused_by_name(rate):
     with pytest.raises(ValueError, match=r"sample_rate = .* must be"):
         SampledGaussian(rate, 1.0)

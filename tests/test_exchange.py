@@ -26,7 +26,9 @@ class Noting(LocalGrid):
 def test_a_request_goes_to_the_node_of_its_group_and_to_no_other(groups):
     """Some groups are asked and others not. Kills nodes by the place of their request."""
     grid, nobody = Noting(dict.fromkeys((4, 8, 6))), (np.zeros(1, np.int64),) * 2
-    requests = [TrainRequest(1, group, "round-1", *nobody, np.zeros(3, np.float32)) for group in groups]
+    requests = [
+        TrainRequest(1, group, "round-1", *nobody, np.zeros(3, np.float32)) for group in groups
+    ]
     with pytest.raises(RuntimeError, match=f"{len(groups)} of {len(groups)} groups sent no reply"):
         list(exchange_over(grid, [4, 8, 6], {})(requests))
     assert grid.sent == [((4, 8, 6)[group], group) for group in groups]

@@ -33,7 +33,12 @@ def test_these_models_take_the_general_route(case: Case) -> None:
 def network(*tail: nn.Module) -> nn.Sequential:
     """The MNIST network of the DPSUR paper's appendix, with its 26,010 parameters."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, 2), nn.Tanh(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1)
+        nn.Conv2d(1, 16, 8, 2, 2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
     ).extend(tail or [nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)])
 
 
@@ -52,10 +57,14 @@ def test_fast_equals_general_in_float32() -> None:
     expected = general.squared_norms().sqrt()
     assert gradients.layout.size == 26_010 and gradients.is_tapped(x, y)
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(total, general.weighted_sum(clip(expected), None), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        total, general.weighted_sum(clip(expected), None), rtol=1e-4, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("name", ["conv2d, stride, padding", "conv2d, groups", "conv2d, same, even kernel", "in place"])
+@pytest.mark.parametrize(
+    "name", ["conv2d, stride, padding", "conv2d, groups", "conv2d, same, even kernel", "in place"]
+)
 def test_images_in_channels_last_layout(name: str) -> None:
     p = problem(TAPPED[name])
     x = channels_last(p.x.flatten(0, 1)).unflatten(0, p.x.shape[:2])
@@ -65,8 +74,12 @@ def test_images_in_channels_last_layout(name: str) -> None:
     torch.testing.assert_close(total, (clip(norms).unsqueeze(2) * expected).sum(1), **ROUNDING)
 
 
-@pytest.mark.parametrize("arrange", [channels_last, torch.Tensor.contiguous], ids=["channels last", "contiguous"])
-def test_the_gradient_of_flattened_images_keeps_their_format(arrange: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "arrange", [channels_last, torch.Tensor.contiguous], ids=["channels last", "contiguous"]
+)
+def test_the_gradient_of_flattened_images_keeps_their_format(
+    arrange: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     """And is the same gradient."""
     pool, seen = nn.MaxPool2d(2), []
     pool.register_forward_hook(keep_format)
@@ -89,15 +102,23 @@ def test_a_model_that_cannot_take_channels_last_is_fast_without() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1, "groups": 2}, {"padding": "same", "dilation": 2}])
-def test_convolutions_of_all_clients_at_once_are_those_of_each(clients: int, options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"stride": 2, "padding": 1, "groups": 2}, {"padding": "same", "dilation": 2}]
+)
+def test_convolutions_of_all_clients_at_once_are_those_of_each(
+    clients: int, options: dict[str, object]
+) -> None:
     generator = torch.Generator().manual_seed(5)
     layer = nn.Conv2d(4, 6, 3, **options)  # type: ignore[arg-type]
-    weight, bias = (torch.randn(clients, *p.shape, generator=generator) for p in (layer.weight, layer.bias))
+    weight, bias = (
+        torch.randn(clients, *p.shape, generator=generator) for p in (layer.weight, layer.bias)
+    )
     x = torch.randn(clients * 2, 4, 6, 5, generator=generator)
     rest = ((layer.stride, layer.padding, layer.dilation), layer.groups)
     for shift in (bias, None):
-        torch.testing.assert_close(all_clients(x, weight, shift, *rest), each_client(x, weight, shift, *rest))
+        torch.testing.assert_close(
+            all_clients(x, weight, shift, *rest), each_client(x, weight, shift, *rest)
+        )
 
 
 def test_a_tap_follows_one_use_of_its_layer_on_the_records_as_they_come() -> None:
@@ -115,7 +136,8 @@ def test_a_tap_follows_one_use_of_its_layer_on_the_records_as_they_come() -> Non
 
 @pytest.mark.parametrize("name", [name for name in TAPPED if "wide" in name])
 def test_wide_convolutions_in_float32(name: str) -> None:
-    """Many pixels and channels: sums of many terms; and a record that is not finite must not reach others."""
+    """Many pixels and channels: sums of many terms; and a record that is not finite must not reach
+    others."""
     case = TAPPED[name]
     module, generator = case.model(), torch.Generator().manual_seed(3)
     x, y = torch.randn(2, 3, *case.shape, generator=generator), torch.zeros(2, 3, dtype=torch.long)
@@ -125,7 +147,9 @@ def test_wide_convolutions_in_float32(name: str) -> None:
     general = Vectorized(module, cross_entropy, gradients.layout).run(params, x, y, IDENTITY)
     expected = general.squared_norms().sqrt()
     torch.testing.assert_close(norms, expected, rtol=1e-4, atol=0)
-    torch.testing.assert_close(total, general.weighted_sum(clip(expected), None), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        total, general.weighted_sum(clip(expected), None), rtol=1e-4, atol=1e-6
+    )
     x[0, 1] = torch.inf
     finite = gradients.norms(params, x, y).isfinite()
     assert not finite[0, 1] and finite.sum() == 5
@@ -150,7 +174,10 @@ def test_gradients_leave_the_callers_module_and_the_global_generator_alone() -> 
     before, state = [p.clone() for p in module.parameters()], torch.random.get_rng_state()
     gradients = RecordGradients(module)
     gradients.scaled_sum(gradients.layout.initial(module).unsqueeze(0), x, y, clip)
-    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(module.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, q) and p.grad is None
+        for p, q in zip(module.parameters(), before, strict=True)
+    )
     assert torch.equal(torch.random.get_rng_state(), state)
     assert type(module[0]).forward is nn.Conv2d.forward and "forward" not in vars(module[0])
 
@@ -165,15 +192,20 @@ def test_equal_inputs_give_equal_bits() -> None:
     assert torch.equal(*runs)
 
 
-def test_an_embedding_scaled_by_frequency_is_not_tapped_though_a_probe_without_repeats_agrees() -> None:
+def test_an_embedding_scaled_by_frequency_is_not_tapped_though_a_probe_without_repeats_agrees() -> (
+    None
+):
     gradients = RecordGradients(averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)))
-    assert not gradients.is_tapped(torch.arange(6).view(1, 2, 3), torch.zeros(1, 2, dtype=torch.long))
+    assert not gradients.is_tapped(
+        torch.arange(6).view(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
+    )
 
 
 def test_a_loss_bound_to_its_type_is_fast_too() -> None:
     weights = torch.tensor([1.0, 2.0, 0.5])
     gradients = RecordGradients(
-        nn.Linear(4, 3), lambda output, y: nn.functional.cross_entropy(output, y, weights, reduction="none")
+        nn.Linear(4, 3),
+        lambda output, y: nn.functional.cross_entropy(output, y, weights, reduction="none"),
     )
     assert gradients.is_tapped(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
 
@@ -188,13 +220,15 @@ def test_a_loss_without_gradient_takes_the_general_route() -> None:
 
 
 def test_products_whose_terms_cancel_are_clipped_as_they_are_added_up() -> None:
-    """Two positions that cancel but for rounding: what is added up has the norm that was clipped. Kills norms from Gram
-    matrices, which are right about real numbers and not about the sum.
+    """Two positions that cancel but for rounding: what is added up has the norm that was clipped.
+    Kills norms from Gram matrices, which are right about real numbers and not about the sum.
     """
     for size in (1.0, 1e8, 1.7e9, 1e15):
         left = torch.randn(1, 1, 1, 2, 40, generator=torch.Generator().manual_seed(1))
         left[..., 1, :] = -left[..., 0, :]
-        right = size * torch.randn(1, 1, 1, 1, 40, generator=torch.Generator().manual_seed(2)).expand(-1, -1, -1, 2, -1)
+        right = size * torch.randn(
+            1, 1, 1, 1, 40, generator=torch.Generator().manual_seed(2)
+        ).expand(-1, -1, -1, 2, -1)
         form = outer_products(left, right.contiguous(), lambda total: total)
         norm = form.squared_norms().sqrt()
         total = form.weighted_sum(torch.ones(1, 1), None)
@@ -212,7 +246,8 @@ def test_products_at_one_position_are_not_formed_and_others_are(records: int) ->
 
 
 def test_a_tensor_with_two_names_that_is_written_into_is_what_the_model_makes_of_it() -> None:
-    """A graph of operations knows one of the names only. Kills a graph that is not compared with the model."""
+    """A graph of operations knows one of the names only. Kills a graph that is not compared with
+    the model."""
 
     class Aliased(nn.Module):
         def __init__(self) -> None:
@@ -247,5 +282,7 @@ def test_later_changes_of_the_callers_module_change_nothing(hidden: nn.Module) -
     with torch.no_grad():
         for constant in hidden.parameters():
             constant.mul_(3.0).add_(0.5)
-    assert torch.equal(gradients.norms(params, x, y), before[0]) and torch.equal(gradients.logits(params, x), before[1])
+    assert torch.equal(gradients.norms(params, x, y), before[0]) and torch.equal(
+        gradients.logits(params, x), before[1]
+    )
     assert not torch.equal(RecordGradients(module).norms(params, x, y), before[0])

@@ -1,4 +1,5 @@
-"""Features as an option of the data: computed record by record, kept on disk, normalised by group."""
+"""Features as an option of the data: computed record by record, kept on disk, normalised by
+group."""
 
 import os
 import threading
@@ -25,7 +26,9 @@ def images(tmp_path: Path) -> Path:
     """An .npz of images in colour, 20 for training and 5 for the test."""
     rng = np.random.default_rng(0)
     x, x_test = (rng.integers(0, 256, (n, 3, 12, 10), dtype=np.uint8) for n in (20, 5))
-    np.savez(tmp_path / "images.npz", x=x, y=np.arange(20) % 3, x_test=x_test, y_test=np.arange(5) % 3)
+    np.savez(
+        tmp_path / "images.npz", x=x, y=np.arange(20) % 3, x_test=x_test, y_test=np.arange(5) % 3
+    )
     return tmp_path / "images.npz"
 
 
@@ -48,7 +51,11 @@ def test_pixels_are_the_data_set_as_it_is() -> None:
 
 def test_features_are_computed_of_pixels_between_zero_and_one(images: Path) -> None:
     pixels, found = datasets.load(str(images)), load(settings(images), CPU)
-    assert found.x.shape == (20, 243, 3, 2) and found.x_test.shape == (5, 243, 3, 2) and found.x.dtype == np.float32
+    assert (
+        found.x.shape == (20, 243, 3, 2)
+        and found.x_test.shape == (5, 243, 3, 2)
+        and found.x.dtype == np.float32
+    )
     assert np.array_equal(found.x, scatter(torch.from_numpy(pixels.x)))
     assert np.array_equal(found.x_test, scatter(torch.from_numpy(pixels.x_test)))
     assert np.array_equal(found.y, pixels.y) and np.array_equal(found.y_test, pixels.y_test)
@@ -68,7 +75,9 @@ def test_a_record_s_features_do_not_depend_on_other_records(images: Path) -> Non
     before = load(settings(images, feature_groups=9), CPU)
     arrays = dict(np.load(images))
     others = np.arange(20) != 17
-    arrays["x"][others] = np.random.default_rng(1).integers(0, 256, arrays["x"][others].shape, dtype=np.uint8)
+    arrays["x"][others] = np.random.default_rng(1).integers(
+        0, 256, arrays["x"][others].shape, dtype=np.uint8
+    )
     np.savez(images, **arrays)
     after = load(settings(images, feature_groups=9), CPU)
     assert np.array_equal(before.x[17], after.x[17])
@@ -130,7 +139,9 @@ def test_a_damaged_file_is_computed_anew(damage: str, images: Path) -> None:
     assert np.array_equal(np.load(path)["x"], first.x)
 
 
-def test_a_write_that_fails_leaves_nothing_and_stops_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_nothing_and_stops_nothing(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -141,7 +152,9 @@ def test_a_write_that_fails_leaves_nothing_and_stops_nothing(images: Path, monke
     assert np.array_equal(first.x, load(settings(images), CPU).x) and len(kept(images)) == 1
 
 
-def test_features_are_found_in_a_folder_that_cannot_be_written(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_are_found_in_a_folder_that_cannot_be_written(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Folders of the superuser are always writable, so that opening for writing is refused here."""
     first = load(settings(images), CPU)
     plain_open = open
@@ -156,7 +169,9 @@ def test_features_are_found_in_a_folder_that_cannot_be_written(images: Path, mon
     assert np.array_equal(load(settings(images), CPU).x, first.x)
 
 
-def test_one_of_two_at_a_time_computes_and_the_other_reads(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_at_a_time_computes_and_the_other_reads(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computed, compute, found = [], features._computed, []
 
     def counted(*arguments: object) -> np.ndarray:
@@ -164,7 +179,10 @@ def test_one_of_two_at_a_time_computes_and_the_other_reads(images: Path, monkeyp
         return compute(*arguments)
 
     monkeypatch.setattr(features, "_computed", counted)
-    threads = [threading.Thread(target=lambda: found.append(load(settings(images), CPU).x)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: found.append(load(settings(images), CPU).x))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -181,7 +199,9 @@ def test_each_group_of_each_record_has_mean_zero_and_variance_one(groups: int) -
     np.testing.assert_allclose(normal.var(2), 1, atol=1e-3)
     members = x.reshape(5, groups, -1)
     np.testing.assert_allclose(
-        normal, (members - members.mean(2, keepdims=True)) / members.std(2, keepdims=True), atol=1e-4
+        normal,
+        (members - members.mean(2, keepdims=True)) / members.std(2, keepdims=True),
+        atol=1e-4,
     )
 
 
@@ -192,19 +212,26 @@ def test_an_empty_image_stays_zero_and_no_groups_change_nothing() -> None:
 
 
 def test_groups_are_of_as_many_channels_each(images: Path) -> None:
-    with pytest.raises(ValueError, match=r"feature_groups is 26, .* 243 channels .* --feature-groups 27"):
+    with pytest.raises(
+        ValueError, match=r"feature_groups is 26, .* 243 channels .* --feature-groups 27"
+    ):
         load(settings(images, feature_groups=26), CPU)
     assert not (images.parent / "features").exists()
 
 
 def test_groups_without_features_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"feature_groups is 27, .* features is pixels: .*--features scattering"):
+    with pytest.raises(
+        ValueError, match=r"feature_groups is 27, .* features is pixels: .*--features scattering"
+    ):
         load(Data(feature_groups=27), CPU)
 
 
 def test_records_that_are_no_images_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "flat.npz", x=np.ones((10, 5)), y=np.arange(10) % 2)
-    with pytest.raises(ValueError, match=r"records of shape \(5,\) have no scattering features: .* --features pixels"):
+    with pytest.raises(
+        ValueError,
+        match=r"records of shape \(5,\) have no scattering features: .* --features pixels",
+    ):
         load(settings(tmp_path / "flat.npz"), CPU)
     assert not (tmp_path / "features").exists()
 
@@ -215,7 +242,13 @@ def test_features_change_the_model_and_the_user_changes_it_again(dataset: str) -
     config = configured(None, {"dataset": dataset, "features": "scattering"})
     assert config.data.model == "linear" and config.data.feature_groups == 27
     model = build(config.data.model, (243, 8, 8), 10, 0)
-    assert model(torch.zeros(2, 243, 8, 8)).shape == (2, 10) and 243 % config.data.feature_groups == 0
-    own = configured(None, {"dataset": dataset, "features": "scattering", "model": "mlp", "feature_groups": 0})
+    assert (
+        model(torch.zeros(2, 243, 8, 8)).shape == (2, 10) and 243 % config.data.feature_groups == 0
+    )
+    own = configured(
+        None, {"dataset": dataset, "features": "scattering", "model": "mlp", "feature_groups": 0}
+    )
     assert own.data.model == "mlp" and own.data.feature_groups == 0
-    assert configured(None, {"dataset": dataset, "features": "pixels"}) == configured(None, {"dataset": dataset})
+    assert configured(None, {"dataset": dataset, "features": "pixels"}) == configured(
+        None, {"dataset": dataset}
+    )

@@ -24,7 +24,9 @@ def path(**settings: float) -> np.ndarray:
 
 def test_without_momentum_a_round_adds_the_mean_update():
     np.testing.assert_allclose(path(server_momentum=0.0), UPDATES.cumsum(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(path(server_momentum=0.0, server_lr=0.5), UPDATES.cumsum(axis=0) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        path(server_momentum=0.0, server_lr=0.5), UPDATES.cumsum(axis=0) / 2, rtol=1e-6
+    )
 
 
 def test_momentum_repeats_earlier_updates_with_decay():
@@ -42,7 +44,9 @@ def test_models_stay_float32_and_the_state_is_not_written_into():
     assert {name: value.shape for name, value in after.items()} == {"velocity": (4,)}
 
 
-@pytest.mark.parametrize(("weighting", "expected"), [("records", [3, 1, 40]), ("uniform", [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("weighting", "expected"), [("records", [3, 1, 40]), ("uniform", [1, 1, 1])]
+)
 def test_weights_are_whole_numbers_of_public_counts(weighting, expected):
     weights = STRATEGIES["fedavg"](Aggregation(weighting=weighting)).weights(SIZES)
     assert weights.tolist() == expected and weights.dtype == np.int64

@@ -1,4 +1,5 @@
-"""FedFed end to end, over real clients in this process: what is shared, what it costs, and what a crash leaves."""
+"""FedFed end to end, over real clients in this process: what is shared, what it costs, and what a
+crash leaves."""
 
 import json
 import signal
@@ -35,11 +36,27 @@ from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ROOT = Path(__file__).parent.parent
-SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "sample_rate": 0.5, "engine": "inline", "chunk_clients": 2}
+SETTINGS = {
+    "clients": 6,
+    "partition": "iid",
+    "rounds": 2,
+    "sample_rate": 0.5,
+    "engine": "inline",
+    "chunk_clients": 2,
+}
 SOURCES = {
     "prototypes": {"shared_source": "prototypes"},
-    "distilled": {"shared_source": "distilled", "share_budget": 0.5, "share_rate": 0.7, "distill_rounds": 3},
-    "distilled prototypes": {"prototype_features": "distilled", "share_budget": 0.5, "distill_rounds": 3},
+    "distilled": {
+        "shared_source": "distilled",
+        "share_budget": 0.5,
+        "share_rate": 0.7,
+        "distill_rounds": 3,
+    },
+    "distilled prototypes": {
+        "prototype_features": "distilled",
+        "share_budget": 0.5,
+        "distill_rounds": 3,
+    },
 }
 
 
@@ -73,7 +90,9 @@ class World(worlds.World):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("mechanism", ["dpsgd", "dpis"])
-def test_every_client_pays_for_sharing_and_training_what_was_planned_and_no_more(tmp_path, source, mechanism):
+def test_every_client_pays_for_sharing_and_training_what_was_planned_and_no_more(
+    tmp_path, source, mechanism
+):
     """Kills a release that is not charged, or that training's calibration does not know of."""
     world = World(tmp_path, SOURCES[source] | {"quiet": True, "mechanism": mechanism}).run()
     job, before, after = world.job, world.spent(up_to_round=0), world.spent()
@@ -83,15 +102,22 @@ def test_every_client_pays_for_sharing_and_training_what_was_planned_and_no_more
         share = job.config.fedfed.share_budget * 8.0
         assert 0.98 * share < epsilon(before[client], 1e-5).epsilon <= share
         if mechanism == "dpsgd":
-            assert after[client] == merge(cost_before_training(job), planned(job.plans.of(client), 2))
+            assert after[client] == merge(
+                cost_before_training(job), planned(job.plans.of(client), 2)
+            )
         assert 7.9 < epsilon(after[client], 1e-5).epsilon <= 8.0
     summary = json.loads((world.run_dir / "summary.json").read_text())
-    assert max(summary["epsilon_certified"]) == max(epsilon(charges, 1e-5).epsilon for charges in after.values())
+    assert max(summary["epsilon_certified"]) == max(
+        epsilon(charges, 1e-5).epsilon for charges in after.values()
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_is_shared_and_what_is_learned_do_not_depend_on_the_grouping(tmp_path, source):
-    both = [World(tmp_path / str(n), SOURCES[source] | {"quiet": True, "groups": n}).run() for n in (1, 3)]
+    both = [
+        World(tmp_path / str(n), SOURCES[source] | {"quiet": True, "groups": n}).run()
+        for n in (1, 3)
+    ]
     one, three = (world.shared for world in both)
     assert all(np.array_equal(one[name], three[name]) for name in ("x", "y"))
     assert both[0].model == both[1].model
@@ -113,7 +139,11 @@ def test_a_release_that_was_finished_is_not_made_again(tmp_path, at):
     world = World(tmp_path, given).crashed(*at)
     held = world.shared if at[0] > 0 else None
     again = World(tmp_path, given).run()
-    asked = [(request.round, request.group) for request in world.asked + again.asked if request.round <= 0]
+    asked = [
+        (request.round, request.group)
+        for request in world.asked + again.asked
+        if request.round <= 0
+    ]
     assert len(asked) == len(set(asked)), "no group was asked twice"
     for client in range(6):
         assert again.spent(up_to_round=0)[client] == cost_before_training(world.job)
@@ -123,21 +153,47 @@ def test_a_release_that_was_finished_is_not_made_again(tmp_path, at):
 @pytest.mark.parametrize("sign", ["distill/checkpoints/*.json", "share/uploads/*", SHARED_FILE])
 def test_a_killed_server_goes_on_without_releasing_twice(tmp_path, sign):
     """Killed for real while the generator trains, while groups release, and once D^s is there."""
-    np.savez(tmp_path / "records.npz", x=np.random.default_rng(0).normal(size=(120, 4)), y=np.arange(120) % 3)
-    given = SETTINGS | SOURCES["distilled"] | {"strategy": "fedfed", "groups": 3, "dataset": tmp_path / "records.npz"}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in (given | {"rounds": 40}).items()]
-    words = [sys.executable, "-m", "sim.run", "--quiet", "--release", f"--out={tmp_path}", "--name=run", *flags]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    np.savez(
+        tmp_path / "records.npz",
+        x=np.random.default_rng(0).normal(size=(120, 4)),
+        y=np.arange(120) % 3,
+    )
+    given = (
+        SETTINGS
+        | SOURCES["distilled"]
+        | {"strategy": "fedfed", "groups": 3, "dataset": tmp_path / "records.npz"}
+    )
+    flags = [
+        f"--{name.replace('_', '-')}={value}" for name, value in (given | {"rounds": 40}).items()
+    ]
+    words = [
+        sys.executable,
+        "-m",
+        "sim.run",
+        "--quiet",
+        "--release",
+        f"--out={tmp_path}",
+        "--name=run",
+        *flags,
+    ]
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         wait_for(lambda: list((tmp_path / "run").glob(sign)), process)
         process.send_signal(signal.SIGKILL)
     path = tmp_path / "run" / SHARED_FILE
     held = path.read_bytes() if path.exists() else None
     assert main_guard(command, ["--resume", str(tmp_path / "run"), "--quiet"]) == 0
     assert held is None or path.read_bytes() == held
-    spent, before = ledger.read(tmp_path / "run" / "ledger"), ledger.read(tmp_path / "run" / "ledger", up_to_round=0)
+    spent, before = (
+        ledger.read(tmp_path / "run" / "ledger"),
+        ledger.read(tmp_path / "run" / "ledger", up_to_round=0),
+    )
     assert max(epsilon(charges, 1e-5).epsilon for charges in spent.values()) <= 8.0
     if sign == SHARED_FILE:
-        releases = {kind: count for kind, count in before[0].items() if isinstance(kind, VisibleChoice)}
+        releases = {
+            kind: count for kind, count in before[0].items() if isinstance(kind, VisibleChoice)
+        }
         assert list(releases.values()) == [1]
 
 
@@ -161,8 +217,12 @@ def test_without_a_shared_set_it_is_fedavg_bit_for_bit(tmp_path):
     none = World(tmp_path / "none", {"shared_source": "none", "quiet": True}).run()
     fedavg = World(tmp_path / "fedavg", {"strategy": "fedavg", "quiet": True}).run()
     assert none.model == fedavg.model and none.spent() == fedavg.spent()
-    weightless = World(tmp_path / "zero", {"shared_weight": 0.0, "mechanism": "none", "quiet": True}).run()
-    plain = World(tmp_path / "plain", {"strategy": "fedavg", "mechanism": "none", "quiet": True}).run()
+    weightless = World(
+        tmp_path / "zero", {"shared_weight": 0.0, "mechanism": "none", "quiet": True}
+    ).run()
+    plain = World(
+        tmp_path / "plain", {"strategy": "fedavg", "mechanism": "none", "quiet": True}
+    ).run()
     assert weightless.model == plain.model
 
 
@@ -171,7 +231,12 @@ def test_what_is_shared_leads_the_training(tmp_path):
     models = {}
     for source in ("prototypes", "none"):
         for weight in (0.1, 0.6):
-            given = {"shared_source": source, "shared_weight": weight, "mechanism": "none", "quiet": True}
+            given = {
+                "shared_source": source,
+                "shared_weight": weight,
+                "mechanism": "none",
+                "quiet": True,
+            }
             models[source, weight] = World(tmp_path / f"{source}-{weight}", given).run().model
     assert models["none", 0.1] == models["none", 0.6] and len(set(models.values())) == 3
 
@@ -181,7 +246,9 @@ def test_the_report_shows_what_is_shared_and_its_price(tmp_path, source):
     world = World(tmp_path, SOURCES[source] | {"quiet": True}).run()
     page = write_report(world.run_dir).read_text()
     price = epsilon(cost_before_training(world.job), 1e-5).epsilon
-    assert "What clients share" in page and f"came before training: {wording.epsilon(price)}" in page
+    assert (
+        "What clients share" in page and f"came before training: {wording.epsilon(price)}" in page
+    )
 
 
 def test_where_nothing_is_shared_the_report_says_nothing_of_it(tmp_path):
@@ -208,7 +275,8 @@ def test_without_privacy_prototypes_are_the_scaled_sums_of_the_classes(tmp_path)
 
 @pytest.mark.parametrize("mechanism", ["dpsgd", "dpsur", "dphero"])
 def test_shared_records_join_the_step_after_the_private_sum_and_stay_out_of_it(mechanism):
-    """g' = (1 - w) g + w (mean gradient of D^s): the private part of a step is the same whatever D^s is."""
+    """g' = (1 - w) g + w (mean gradient of D^s): the private part of a step is the same whatever
+    D^s is."""
     row, plans = MECHANISMS[mechanism], small_plans(mechanism)
     shared = small.X[:5], small.Y[:5]
     far = 100 * small.X[5:10], small.Y[5:10]
@@ -263,7 +331,9 @@ def test_the_generator_splits_a_record_in_two_and_its_weights_depend_on_the_seed
     job = World(tmp_path, SOURCES["distilled"]).job
     first, second = distiller(job), distiller(job)
     torch.rand(3)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     assert isinstance(first, Distiller)
     x = torch.from_numpy(job.dataset.x[:7])
     robust = first.splitter.decoder(first.splitter.encoder(x))
@@ -272,11 +342,19 @@ def test_the_generator_splits_a_record_in_two_and_its_weights_depend_on_the_seed
 
 
 def test_the_generator_learns_to_keep_what_tells_the_class(tmp_path):
-    """Without privacy the objective falls: classes are told from the sensitive part, and that part gets small."""
-    given = SOURCES["distilled"] | {"mechanism": "none", "distill_rounds": 100, "distill_lr": 0.03, "quiet": True}
+    """Without privacy the objective falls: classes are told from the sensitive part, and that part
+    gets small."""
+    given = SOURCES["distilled"] | {
+        "mechanism": "none",
+        "distill_rounds": 100,
+        "distill_lr": 0.03,
+        "quiet": True,
+    }
     x = np.random.default_rng(0).normal(size=(120, 4)) + np.eye(3, 4)[np.arange(120) % 3] * 4
     tmp_path.mkdir(exist_ok=True)
-    np.savez(tmp_path / "apart.npz", x=x, y=np.arange(120) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
+    np.savez(
+        tmp_path / "apart.npz", x=x, y=np.arange(120) % 3, x_test=x[:9], y_test=np.arange(9) % 3
+    )
     world = World(tmp_path, given | {"dataset": str(tmp_path / "apart.npz")}).run()
     sent, labels = world.shared["x"], world.shared["y"]
     means = np.stack([sent[labels == label].mean(axis=0) for label in range(3)])
@@ -301,4 +379,6 @@ def test_what_cannot_be_shared_is_refused_with_a_remedy(tmp_path, given, words):
 
 def test_nothing_is_prepared_for_other_strategies(tmp_path):
     world = World(tmp_path, {"strategy": "fedavg"})
-    before_training(world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked"))
+    before_training(
+        world.job, tmp_path, exchange=lambda requests: pytest.fail("somebody was asked")
+    )

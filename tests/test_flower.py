@@ -1,6 +1,8 @@
-"""``flwr run``: Flower's own engines compute the same bits and charge the same privacy as the inline engine.
+"""``flwr run``: Flower's own engines compute the same bits and charge the same privacy as the
+inline engine.
 
-Every process that Flower starts inherits a FLWR_HOME of this file, by which it is found again and ended.
+Every process that Flower starts inherits a FLWR_HOME of this file, by which it is found again and
+ended.
 """
 
 import contextlib
@@ -43,7 +45,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONFIG = PROJECT["tool"]["flwr"]["app"]["config"]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-COMMANDS = ("flwr", "flower-superlink", "flower-supernode", "flower-superexec", "flwr-simulation", "flwr-serverapp")
+COMMANDS = (
+    "flwr",
+    "flower-superlink",
+    "flower-supernode",
+    "flower-superexec",
+    "flwr-simulation",
+    "flwr-serverapp",
+)
 
 ROUNDS = 2
 SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
@@ -54,7 +63,9 @@ MISSING = [command for command in COMMANDS if shutil.which(command, path=PATH) i
 def words(given: Mapping[str, object]) -> list[str]:
     """The command line that gives these flags."""
     switches = {True: "--{}", False: "--no-{}"}
-    form = {name: switches[v] if isinstance(v, bool) else f"--{{}}={v}" for name, v in given.items()}
+    form = {
+        name: switches[v] if isinstance(v, bool) else f"--{{}}={v}" for name, v in given.items()
+    }
     return [form[name].format(name.replace("_", "-")) for name in given]
 
 
@@ -81,7 +92,12 @@ class Flower:
     def start(self, *command: str) -> None:
         with (self.home / f"{command[0]}-{len(self.started)}.log").open("wb") as log:
             started = subprocess.Popen(
-                command, cwd=self.home, env=self._environment, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.home,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.started.append(started)
 
@@ -90,7 +106,11 @@ class Flower:
         line = f"{app.FLAGS}={json.dumps(shlex.join(words(given)))}"
         command = ["flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line]
         done = subprocess.run(
-            command, cwd=self.home, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=self.home,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         return done.stdout.decode()
 
@@ -129,7 +149,8 @@ def listens(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory) -> Iterator[Flower]:
-    """The simulation engine: ``flwr run`` starts a SuperLink of its own, on ports that nobody else uses."""
+    """The simulation engine: ``flwr run`` starts a SuperLink of its own, on ports that nobody else
+    uses."""
     http, control = map(str, free_ports(2))
     ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http, "FLWR_LOCAL_CONTROL_API_PORT": control}
     flower = Flower(tmp_path_factory.mktemp("simulation"), **ports)
@@ -145,9 +166,13 @@ def deployment(tmp_path_factory) -> Iterator[Flower]:
     flower = Flower(tmp_path_factory.mktemp("deployment"))
     superlink, *nodes = free_ports(3)
     address = f"127.0.0.1:{superlink}"
-    (flower.home / "config.toml").write_text(f'[superlink.lab]\naddress = "{address}"\ninsecure = true\n')
+    (flower.home / "config.toml").write_text(
+        f'[superlink.lab]\naddress = "{address}"\ninsecure = true\n'
+    )
     try:
-        flower.start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(superlink))
+        flower.start(
+            "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(superlink)
+        )
         for group, port in enumerate(nodes):
             place = ("--node-config", f"partition-id={group} num-partitions=2")
             listen = ("--host", "127.0.0.1", "--port", str(port))
@@ -172,7 +197,10 @@ def settings(tmp_path_factory) -> dict:
 def reference(tmp_path_factory, settings) -> Path:
     """The same run by ``python -m sim.run --engine inline``."""
     out = tmp_path_factory.mktemp("reference")
-    line = words(settings | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True})
+    line = words(
+        settings
+        | {"engine": "inline", "groups": 2, "out": str(out), "name": "inline", "quiet": True}
+    )
     return start.train(parse(line, "", ""))
 
 
@@ -187,12 +215,17 @@ def epsilons(folder: Path, capsys) -> dict:
 def rounds(folder: Path) -> list[dict]:
     """The rounds' records without their durations."""
     records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in r.items() if not name.startswith("seconds")} for r in records]
+    return [
+        {name: value for name, value in r.items() if not name.startswith("seconds")}
+        for r in records
+    ]
 
 
 def assert_same_run(folder: Path, reference: Path, capsys, log: str = "") -> None:
     assert (folder / "summary.json").is_file(), log
-    assert (folder / "model.safetensors").read_bytes() == (reference / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == (
+        reference / "model.safetensors"
+    ).read_bytes()
     assert [record["round"] for record in rounds(folder)] == list(range(1, ROUNDS + 1))
     assert rounds(folder) == rounds(reference)
     assert epsilons(folder, capsys) == epsilons(reference, capsys)
@@ -212,13 +245,19 @@ def bundled(home: Path) -> set[str]:
     """The files that ``flwr run`` sent to its engine, the project's own description aside."""
     (bundle,) = (home / "apps").iterdir()
     files = (path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
-    return {str(file) for file in files if not {"__pycache__", ".info"} & set(file.parts)} - {"pyproject.toml"}
+    return {str(file) for file in files if not {"__pycache__", ".info"} & set(file.parts)} - {
+        "pyproject.toml"
+    }
 
 
 def modules() -> set[str]:
     """The modules of the project's packages."""
     packages = {name.partition(".")[0] for name in PROJECT["tool"]["setuptools"]["packages"]}
-    return {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
+    return {
+        str(path.relative_to(ROOT))
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+    }
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
@@ -229,7 +268,9 @@ class TestEngines:
         log = simulation.run("local", *SIMULATED, **settings, out="results", name="simulated")
         assert_same_run(simulation.home / "results" / "simulated", reference, capsys, log)
         assert (simulation.home / "results" / "simulated" / "report.html").is_file()
-        assert bundled(simulation.home) == modules(), "not what fab-include in pyproject.toml is meant to pick"
+        assert bundled(simulation.home) == modules(), (
+            "not what fab-include in pyproject.toml is meant to pick"
+        )
 
     @pytest.mark.slow  # `test_a_resumed_run_is_the_same_run` resumes in this process
     def test_resume_in_simulation(self, simulation, reference, capsys):
@@ -238,7 +279,9 @@ class TestEngines:
         assert_same_run(folder, reference, capsys, log)
 
     def test_deployment(self, deployment, settings, reference, capsys):
-        log = deployment.run("lab", **settings, out=str(deployment.home / "results"), name="deployed")
+        log = deployment.run(
+            "lab", **settings, out=str(deployment.home / "results"), name="deployed"
+        )
         assert_same_run(deployment.home / "results" / "deployed", reference, capsys, log)
 
     def test_a_fault_is_named_in_the_log_and_leaves_nothing(self, deployment):
@@ -248,9 +291,11 @@ class TestEngines:
 
 
 class LocalGrid(Grid):
-    """Flower nodes in this process, by id: a node configuration, or None for a node that is registered but gone.
+    """Flower nodes in this process, by id: a node configuration, or None for a node that is
+    registered but gone.
 
-    The client apps take turns, as Flower's simulation hands a node's messages to any of its workers.
+    The client apps take turns, as Flower's simulation hands a node's messages to any of its
+    workers.
     """
 
     def __init__(self, nodes: Mapping[int, dict | None], *clients: ClientApp):
@@ -281,15 +326,21 @@ class LocalGrid(Grid):
         message.metadata.__dict__["_message_id"] = name  # as Flower's grids do
         if (config := self.nodes[node]) is not None:
             try:
-                self._replies[name] = next(self._clients)(message, Context(1, node, config, RecordDict(), {}))
+                self._replies[name] = next(self._clients)(
+                    message, Context(1, node, config, RecordDict(), {})
+                )
             except Exception as fault:
-                self._replies[name] = Message(Error(2, f"{type(fault)}:<'{fault}'>"), reply_to=message)
+                self._replies[name] = Message(
+                    Error(2, f"{type(fault)}:<'{fault}'>"), reply_to=message
+                )
         return name
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._replies.pop(name) for name in set(message_ids) & self._replies.keys()]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
 
@@ -358,24 +409,38 @@ def test_both_apps_compute_what_the_inline_engine_computes(tmp_path, settings, r
     assert_same_run(tmp_path / "local", reference, capsys)
 
 
-SHARING = {"strategy": "fedfed", "shared-source": "distilled", "share-budget": 0.5, "distill-rounds": 2}
+SHARING = {
+    "strategy": "fedfed",
+    "shared-source": "distilled",
+    "share-budget": 0.5,
+    "distill-rounds": 2,
+}
 
 
 @pytest.mark.parametrize(
     "given",
-    [{"mechanism": "dpis", "momentum": 0.5, "keep-state": True}, SHARING | {"standardize": "private"}],
+    [
+        {"mechanism": "dpis", "momentum": 0.5, "keep-state": True},
+        SHARING | {"standardize": "private"},
+    ],
     ids=["kept state", "phases before training"],
 )
 def test_a_group_may_wander_between_processes(tmp_path, settings, given):
-    """What clients keep from round to round (state, and what is left of an allotment) and what all of them share are on
-    disk and nowhere else."""
+    """What clients keep from round to round (state, and what is left of an allotment) and what all
+    of them share are on disk and nowhere else."""
     lasting = settings | {"rounds": 4, "clients": 4} | given
     lasting |= {"out": str(tmp_path), "quiet": True}
     inline = {"engine": "inline", "groups": 2, "name": "inline"}
     start.train(parse(words(lasting | inline), "", ""))
-    there = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("there", app.__file__))
+    there = importlib.util.module_from_spec(
+        spec := importlib.util.spec_from_file_location("there", app.__file__)
+    )
     spec.loader.exec_module(there)
-    serve(LocalGrid({4: place(0), 8: place(1)}, app.client, app.client, there.client), **lasting, name="local")
+    serve(
+        LocalGrid({4: place(0), 8: place(1)}, app.client, app.client, there.client),
+        **lasting,
+        name="local",
+    )
     for path in ("model.safetensors", "ledger/group-0000.jsonl", "ledger/group-0001.jsonl"):
         assert (tmp_path / "local" / path).read_bytes() == (tmp_path / "inline" / path).read_bytes()
 
@@ -428,7 +493,9 @@ def test_a_node_that_fails_is_named(tmp_path):
     request = TrainRequest(1, 1, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
     run = {"settings": "{}", "run_dir": str(tmp_path / "elsewhere")}
     exchange = exchange_over(LocalGrid({4: place(0), 8: place(1)}), [4, 8], run)
-    with pytest.raises(RuntimeError, match=r"group 1 failed.*elsewhere is not there for the Flower node of group 1"):
+    with pytest.raises(
+        RuntimeError, match=r"group 1 failed.*elsewhere is not there for the Flower node of group 1"
+    ):
         list(exchange([request]))
 
 
@@ -441,10 +508,15 @@ def test_each_group_is_asked_at_its_own_node():
             return super()._push(message)
 
     requests = [
-        TrainRequest(1, n, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32)) for n in (2, 0, 1)
+        TrainRequest(1, n, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
+        for n in (2, 0, 1)
     ]
     with pytest.raises(RuntimeError, match="3 of 3 groups"):
-        list(exchange_over(Watching({4: None, 8: None, 6: None}), [8, 4, 6], {"settings": "", "run_dir": ""})(requests))
+        list(
+            exchange_over(
+                Watching({4: None, 8: None, 6: None}), [8, 4, 6], {"settings": "", "run_dir": ""}
+            )(requests)
+        )
     assert asked == {0: 8, 1: 4, 2: 6}
 
 
@@ -484,9 +556,14 @@ def test_an_upload_survives_the_journey(figures):
 
 def test_what_clients_really_paid_survives_the_journey():
     nothing, paid = np.zeros(1, np.int64), {Gaussian(0.1): 3}
-    upload = Upload(2, 0, nothing, nothing, 1, {}, [(np.array([1, 2, 5], np.int64), paid), (nothing, paid)])
+    upload = Upload(
+        2, 0, nothing, nothing, 1, {}, [(np.array([1, 2, 5], np.int64), paid), (nothing, paid)]
+    )
     realized = decode_upload(encode_upload(upload)).realized
-    assert [(clients.tolist(), charges) for clients, charges in realized] == [([1, 2, 5], paid), ([0], paid)]
+    assert [(clients.tolist(), charges) for clients, charges in realized] == [
+        ([1, 2, 5], paid),
+        ([0], paid),
+    ]
 
 
 def test_every_claim_of_a_client_survives_the_journey():
@@ -506,7 +583,10 @@ def test_the_run_configuration_is_one_command_line():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"clients": 20}, """clients = 20 is no key of the run configuration, which is one command line: give """),
+        (
+            {"clients": 20},
+            """clients = 20 is no key of the run configuration, which is one command line: give """,
+        ),
         ({app.FLAGS: "--out 'a folder"}, "is no command line (No closing quotation)"),
     ],
 )

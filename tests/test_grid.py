@@ -1,4 +1,5 @@
-"""Laws of exact sums and of the grid they are noised on: what one record can move, and by how much."""
+"""Laws of exact sums and of the grid they are noised on: what one record can move, and by how
+much."""
 
 import dataclasses
 import math
@@ -45,7 +46,8 @@ class Opposed(nn.Module):
 
 
 class Problem:
-    """A model in float32 on random records of one size, with clip norms of its own for each client."""
+    """A model in float32 on random records of one size, with clip norms of its own for each
+    client."""
 
     def __init__(self, case: Case, records: int = 5, scale: float = 1.0, seed: int = 7) -> None:
         with torch.random.fork_rng():
@@ -58,7 +60,9 @@ class Problem:
             self.y = torch.randint(0, 3, (2, records))
         self.bound = torch.tensor([0.5, 3.0])
 
-    def sum(self, mask: Tensor, clip: str = "flat", x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def sum(
+        self, mask: Tensor, clip: str = "flat", x: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The exact sum over the records of a mask ``[K, B]``, and all norms."""
         x = self.x if x is None else x
         factors = lambda norms: CLIPPING[clip](norms, self.bound) * mask  # noqa: E731
@@ -71,7 +75,8 @@ class Problem:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_exact_sum_is_the_sum_of_each_record_s_own_part(name):
-    """To the last unit: one record moves it by its own part, whoever the others are. Kills rounding after the sum."""
+    """To the last unit: one record moves it by its own part, whoever the others are. Kills rounding
+    after the sum."""
     p = Problem(CASES[name])
     whole, norms = p.sum(torch.ones(2, 5))
     parts = torch.stack([p.sum(mask)[0] for mask in p.masks()])
@@ -86,14 +91,21 @@ def test_it_agrees_with_the_sum_in_floats(name):
     """Kills a wrong unit, and a form that adds up something else."""
     p = Problem(CASES[name])
     whole, norms = p.sum(torch.ones(2, 5))
-    total, found = p.gradients.scaled_sum(p.params, p.x, p.y, lambda n: CLIPPING["flat"](n, p.bound))
+    total, found = p.gradients.scaled_sum(
+        p.params, p.x, p.y, lambda n: CLIPPING["flat"](n, p.bound)
+    )
     torch.testing.assert_close(norms.float(), found, rtol=1e-5, atol=1e-12)
-    assert (whole.double() * p.bound[:, None] / grid.PART - total).abs().max() <= ROUNDING * p.bound.max()
+    assert (
+        whole.double() * p.bound[:, None] / grid.PART - total
+    ).abs().max() <= ROUNDING * p.bound.max()
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv2d", "embedding", "lstm", "groupnorm", "own parameter"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "conv2d", "embedding", "lstm", "groupnorm", "own parameter"]
+)
 def test_a_record_has_the_same_part_at_every_place_and_in_every_batch(name):
-    """Order, batch size and cut change no bit. Kills passes whose shape follows from who was drawn."""
+    """Order, batch size and cut change no bit. Kills passes whose shape follows from who was
+    drawn."""
     p = Problem(CASES[name], records=37)
     whole, norms = p.sum(torch.ones(2, 37))
     order = torch.from_numpy(np.random.default_rng(0).permutation(37))
@@ -117,8 +129,12 @@ def worst_part(case: Case, scale: float, seed: int, clip: str) -> float:
 
 ADVERSE = {
     "positions that cancel": Case(Opposed, (2, 8)),
-    "numbers that are alike": Case(lambda: nn.Sequential(Apply(lambda x: 0 * x + x[:, :1]), nn.Linear(8, 8)), (8,)),
-    "steep": Case(lambda: nn.Sequential(nn.Linear(8, 8), Apply(lambda x: 1e6 * x), nn.Linear(8, 3)), (8,)),
+    "numbers that are alike": Case(
+        lambda: nn.Sequential(Apply(lambda x: 0 * x + x[:, :1]), nn.Linear(8, 8)), (8,)
+    ),
+    "steep": Case(
+        lambda: nn.Sequential(nn.Linear(8, 8), Apply(lambda x: 1e6 * x), nn.Linear(8, 3)), (8,)
+    ),
 }
 
 
@@ -130,21 +146,25 @@ ADVERSE = {
     st.sampled_from(["flat", "auto"]),
 )
 def test_a_record_moves_the_sum_by_the_clip_norm_at_most(name, exponent, seed, clip):
-    """One record replaced by the null record, inputs from 1e-30 to 1e38. Kills norms that cancellation, overflow or
-    underflow makes too small.
+    """One record replaced by the null record, inputs from 1e-30 to 1e38. Kills norms that
+    cancellation, overflow or underflow makes too small.
     """
     case = ADVERSE.get(name) or CASES[name]
     assert worst_part(case, 10.0**exponent, seed, clip) <= 1.0 + 1e-6
 
 
 def test_positions_that_cancel_are_clipped_in_floats_too():
-    """Both positions equal: a record's own sum, in a batch of two, has the norm that was clipped. Inputs to 1e15."""
+    """Both positions equal: a record's own sum, in a batch of two, has the norm that was clipped.
+    Inputs to 1e15."""
     case = ADVERSE["positions that cancel"]
     for scale in (1.0, 1e8, 1.7e9, 1e15):
         p = Problem(case, records=2, scale=scale)
         p.x[:, :, 1] = p.x[:, :, 0]
         for clip in CLIPPING:
-            first = lambda n, clip=clip, bound=p.bound: CLIPPING[clip](n, bound) * torch.tensor([1.0, 0.0])  # noqa: E731
+
+            def first(norms, clip=clip, bound=p.bound):
+                return CLIPPING[clip](norms, bound) * torch.tensor([1.0, 0.0])
+
             total, _ = p.gradients.scaled_sum(p.params, p.x, p.y, first)
             assert (total.norm(dim=1) <= p.bound * (1 + 1e-6)).all()
 
@@ -154,12 +174,17 @@ def test_a_factor_too_large_is_cut():
     p = Problem(CASES["mlp"])
     factors = lambda norms: 1e6 + 0 * norms  # noqa: E731
     for mask in p.masks():
-        total, _ = p.gradients.whole_sum(p.params, p.x, p.y, lambda n, mask=mask: factors(n) * mask, p.bound, WIDTH)
-        assert (total.double().norm(dim=1) <= grid.PART * (1 + 2.0**-22 * p.params.shape[1] ** 0.5)).all()
+        total, _ = p.gradients.whole_sum(
+            p.params, p.x, p.y, lambda n, mask=mask: factors(n) * mask, p.bound, WIDTH
+        )
+        assert (
+            total.double().norm(dim=1) <= grid.PART * (1 + 2.0**-22 * p.params.shape[1] ** 0.5)
+        ).all()
 
 
 def test_the_norm_of_an_outer_product_covers_its_rounding():
-    """A direction whose entries all round up is longer than the vector; the norm is that of the longer one."""
+    """A direction whose entries all round up is longer than the vector; the norm is that of the
+    longer one."""
     left, right = torch.ones(1, 1, 1, 1), torch.full((1, 1, 1, 4000), 1.0)
     for size in np.random.default_rng(0).uniform(1.0, 2.0, 50):
         form = Outer(left, float(size) * right + 0.3 * torch.sin(torch.arange(4000.0)))
@@ -171,27 +196,35 @@ def test_the_norm_of_an_outer_product_covers_its_rounding():
 def test_a_sum_of_many_parts_of_full_size_is_exact():
     """An odd number of odd parts of nearly 2^44: kills stretches whose sum float64 would round."""
     parts = 2**44 - 1 - 2 * torch.arange(1_999)
-    assert Held(torch.ones(1, 1_999, 1)).whole_sum(parts.double()[None], None).item() == sum(parts.tolist())
+    assert Held(torch.ones(1, 1_999, 1)).whole_sum(parts.double()[None], None).item() == sum(
+        parts.tolist()
+    )
 
 
 def test_passes_have_one_shape_whoever_was_drawn():
-    """Kills a shape that follows from the number of records drawn, which tells a coin to all other records."""
+    """Kills a shape that follows from the number of records drawn, which tells a coin to all other
+    records."""
     passes, seen = Passes(None, None, 4), set()
     for drawn in (1, 17, 40, 95):
         for _, b in passes.cut(torch.zeros(3, drawn, 5), 10, False, 40):
             seen.add(b.stop - b.start)
     assert seen == {48}
-    assert {b.stop - b.start for _, b in passes.cut(torch.zeros(3, 95, 5), 10**6, False, 40)} == {16}
+    assert {b.stop - b.start for _, b in passes.cut(torch.zeros(3, 95, 5), 10**6, False, 40)} == {
+        16
+    }
 
 
 def test_a_pass_is_a_copy():
-    """Kernels look at where in memory numbers stand: each pass begins where any other does, full or not."""
+    """Kernels look at where in memory numbers stand: each pass begins where any other does, full or
+    not."""
     x, y = torch.arange(60.0).view(1, 20, 3), torch.zeros(1, 20, dtype=torch.int64)
     shown = lambda x, y: (x.sum(2), x.double().sum((1, 2)).round())  # noqa: E731
     for b in (slice(0, 16), slice(4, 20), slice(16, 32)):
         ((_, xs, ys),) = Passes(None, None, 4).of_shape(x[:, b], y[:, b], b, (), shown)
         assert xs.shape == (1, 16, 3) and torch.equal(xs[:, : 20 - b.start], x[:, b])
-        assert xs.data_ptr() % 64 == 0 and xs.data_ptr() != x[:, b].data_ptr() and ys.shape == (1, 16)
+        assert (
+            xs.data_ptr() % 64 == 0 and xs.data_ptr() != x[:, b].data_ptr() and ys.shape == (1, 16)
+        )
 
 
 class Own(nn.Module):
@@ -199,17 +232,24 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.scale, self.second = nn.Linear(17, 33), nn.Parameter(torch.ones(33)), nn.Linear(33, 3)
+        self.first, self.scale, self.second = (
+            nn.Linear(17, 33),
+            nn.Parameter(torch.ones(33)),
+            nn.Linear(33, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)) * self.scale)
 
 
-@pytest.mark.parametrize("case", [Case(Own, (17,)), Case(lambda: nn.Linear(13, 3), (13,))], ids=["untapped", "odd"])
+@pytest.mark.parametrize(
+    "case", [Case(Own, (17,)), Case(lambda: nn.Linear(13, 3), (13,))], ids=["untapped", "odd"]
+)
 def test_norms_and_losses_are_the_same_wherever_a_record_stands(case):
     """In every batch, for gradients and losses, whichever of both is asked first, to the last bit.
 
-    Kills products by kernels that take a batch's rows in another order, and a route that depends on what came first.
+    Kills products by kernels that take a batch's rows in another order, and a route that depends on
+    what came first.
     """
     p, again = Problem(case, records=45), Problem(case, records=45)
     norms = p.gradients.norms(p.params, p.x, p.y, width=40)
@@ -268,20 +308,30 @@ def test_too_many_records_for_an_exact_sum_are_refused_by_their_public_number():
     """Of those that hold them, not of those that were drawn; class sums and statistics, too."""
     few, many = np.arange(grid.MAX_RECORDS - 1), np.arange(grid.MAX_RECORDS)
     world = small.cohort([DpsgdPlan(1e-6, 1.0, 1.0, 1)])
-    for arithmetic, records, refused in ((FLOATS, many, False), (GRID, few, False), (GRID, many, True)):
+    for arithmetic, records, refused in (
+        (FLOATS, many, False),
+        (GRID, few, False),
+        (GRID, many, True),
+    ):
         data = dataclasses.replace(world.data, records=[records])
         with pytest.raises(ValueError, match="262144") if refused else nullcontext():
             dataclasses.replace(world, arithmetic=arithmetic, data=data)
     x, y = torch.zeros(grid.MAX_RECORDS, 1), torch.zeros(grid.MAX_RECORDS, dtype=torch.int64)
-    for release in (ClassSums(SharingPlan(1.0, 1.0), torch.clone, 2, 1), Sum(SharingPlan(1.0, 1.0), torch.clone, 1)):
+    for release in (
+        ClassSums(SharingPlan(1.0, 1.0), torch.clone, 2, 1),
+        Sum(SharingPlan(1.0, 1.0), torch.clone, 1),
+    ):
         with pytest.raises(ValueError, match="262144"):
             release([x], [y], SystemStreams(1, CPU), GRID)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 400), st.floats(1e-3, 1e4), st.integers(0, 2**31), st.floats(1e-6, 1e6))
-def test_the_noise_is_at_least_the_charged_multiple_of_what_a_record_moves(entries, multiplier, seed, clip):
-    """Deviation over the distance of the points of neighbouring sums: at least s. Kills a slack that is too small."""
+def test_the_noise_is_at_least_the_charged_multiple_of_what_a_record_moves(
+    entries, multiplier, seed, clip
+):
+    """Deviation over the distance of the points of neighbouring sums: at least s. Kills a slack
+    that is too small."""
     rng = np.random.default_rng(seed)
     part = rng.normal(size=entries) if seed % 2 else np.ones(entries)
     part = np.rint(part / np.linalg.norm(part) * grid.PART * (1 + 2.0**-22 * math.sqrt(entries)))
@@ -289,7 +339,10 @@ def test_the_noise_is_at_least_the_charged_multiple_of_what_a_record_moves(entri
     neighbours = torch.cat([sums, sums + torch.from_numpy(part).to(torch.int64)])
     std = torch.full((2,), clip * multiplier)  # float32, as plans give it
     noisy = grid.noised(neighbours, torch.full((2,), clip), std, torch.zeros_like(neighbours))
-    steps = grid.noised(neighbours, torch.full((2,), clip), std, torch.full_like(neighbours, 2**50)) - noisy
+    steps = (
+        grid.noised(neighbours, torch.full((2,), clip), std, torch.full_like(neighbours, 2**50))
+        - noisy
+    )
     points = noisy / (steps[:, :1] * 2.0**-50)
     assert multiplier * float((points[1] - points[0]).norm()) <= 2.0**SCALE_BITS
 
@@ -311,7 +364,8 @@ def test_a_noisy_sum_is_the_sum_and_so_many_steps_of_the_grid():
 
 
 def test_sums_beyond_the_grid_are_held_at_its_edge():
-    """There float64 would no longer tell neighbours apart. Only a noise multiplier that proves nothing leads there."""
+    """There float64 would no longer tell neighbours apart. Only a noise multiplier that proves
+    nothing leads there."""
     total = torch.tensor([[2**61, -(2**61)]])
     noisy = grid.noised(total, torch.ones(1), torch.full((1,), 2.0**-12), torch.zeros_like(total))
     raised = 2.0**-12 * (1 + grid.slack(2, 2.0**-12))
@@ -324,7 +378,9 @@ def test_a_mean_loss_does_not_depend_on_the_order_of_records():
     sums = [GRID.total(rows[:, order]) for order in orders]
     assert all(torch.equal(one, sums[0]) for one in sums)
     torch.testing.assert_close(sums[0], FLOATS.total(rows))
-    assert GRID.total(torch.tensor([[1.0, torch.inf], [torch.nan, 0.0], [1.0, 2.0]])).isnan().tolist() == [1, 1, 0]
+    assert GRID.total(
+        torch.tensor([[1.0, torch.inf], [torch.nan, 0.0], [1.0, 2.0]])
+    ).isnan().tolist() == [1, 1, 0]
 
 
 class Chosen:
@@ -340,11 +396,15 @@ class Chosen:
 @settings(max_examples=300, deadline=None)
 @given(st.floats(1e-6, 1e3), st.floats(0.01, 1e4), st.floats(-50, 50), st.sampled_from([-1.0, 1.0]))
 def test_a_test_s_acceptance_lies_within_what_is_charged(bound, noise, beta, side):
-    """At both ends of a change, the draws that are accepted are no more and no fewer than the charged normal law has.
+    """At both ends of a change, the draws that are accepted are no more and no fewer than the
+    charged normal law has.
 
     Kills a clip on the grid's outer side, and a threshold that rounding moves out.
     """
-    change, test = torch.tensor([side * bound], dtype=torch.float64), LossTest([bound], [noise], [beta])
+    change, test = (
+        torch.tensor([side * bound], dtype=torch.float64),
+        LossTest([bound], [noise], [beta]),
+    )
 
     def accepted(draw: int) -> bool:
         return bool(GRID.below(change, test, Chosen(draw), "test"))
@@ -373,12 +433,15 @@ def test_a_test_on_the_grid_is_that_in_floats():
 
     change = torch.linspace(-0.5, 0.5, 400, dtype=torch.float64)
     test = LossTest([0.5] * 400, [0.7] * 400, [-0.3] * 400)
-    assert torch.equal(GRID.below(change, test, Same(), "x"), FLOATS.below(change, test, Same(), "x"))
+    assert torch.equal(
+        GRID.below(change, test, Same(), "x"), FLOATS.below(change, test, Same(), "x")
+    )
 
 
 @given(st.floats(0.0, 1.0))
 def test_a_coin_is_below_its_threshold_with_the_charged_probability_at_most(rate):
-    """Coins are multiples of 2^-53: the number of them below a threshold that is one is exact. Kills rounding up."""
+    """Coins are multiples of 2^-53: the number of them below a threshold that is one is exact.
+    Kills rounding up."""
     assert float(threshold(rate) / COIN).is_integer() and rate - COIN <= threshold(rate) <= rate
 
 
@@ -389,5 +452,11 @@ def test_a_release_has_no_float_noise_and_never_the_same_draws():
     with pytest.raises(TypeError, match="grid"):
         FLOATS.noised_from(streams.of("noise")[0], torch.zeros(1, 1), 1.0, 1.0)
     assert len(streams) == len(streams.of("coins")) == 3
-    draws = [streams.rounded("noise", 4), streams.rounded("noise", 4), SystemStreams(3, CPU).rounded("noise", 4)]
-    assert draws[0].shape == (3, 4) and len({int(n) for part in draws for n in part.flatten()}) == 36
+    draws = [
+        streams.rounded("noise", 4),
+        streams.rounded("noise", 4),
+        SystemStreams(3, CPU).rounded("noise", 4),
+    ]
+    assert (
+        draws[0].shape == (3, 4) and len({int(n) for part in draws for n in part.flatten()}) == 36
+    )

@@ -1,4 +1,5 @@
-"""IMDB: reviews as Keras reads them, files that are not what they should be, and vectors of words."""
+"""IMDB: reviews as Keras reads them, files that are not what they should be, and vectors of
+words."""
 
 import hashlib
 import io
@@ -44,7 +45,9 @@ def test_parts_labels_and_types(tmp_path: Path) -> None:
     reviews = load("imdb", str(tmp_path))
     assert reviews.y_test.tolist() == [n // 10 for n in range(20)]
     assert reviews.x.shape == (31, 80) and reviews.x_test.shape == (20, 80) and reviews.classes == 2
-    assert {a.dtype for a in (reviews.x, reviews.y, reviews.x_test, reviews.y_test)} == {np.dtype(np.int64)}
+    assert {a.dtype for a in (reviews.x, reviews.y, reviews.x_test, reviews.y_test)} == {
+        np.dtype(np.int64)
+    }
     assert reviews.y.tolist() == [n % 2 for n in range(31)] and reviews.words == 20_000
     for row, label in zip(reviews.x, reviews.y, strict=True):
         assert np.isin(row, (0, 1, 2, 4, *((5, 6) if label else (7, 8)))).all()
@@ -63,7 +66,9 @@ def rewrite(path: Path, pickled: bytes) -> None:
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "|O", "fortran_order": False, "shape": (60,)})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "|O", "fortran_order": False, "shape": (60,)}
+    )
     parts["x_train.npy"] = head.getvalue() + pickled
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in parts.items():
@@ -105,7 +110,11 @@ def test_faulty_reviews_are_named(arrays: dict, words: str, tmp_path: Path) -> N
     write(tmp_path, **arrays)
     with pytest.raises(ValueError) as caught:
         load("imdb", str(tmp_path))
-    assert words in str(caught.value) and "imdb.npz" in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        words in str(caught.value)
+        and "imdb.npz" in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "other", "flipped"])
@@ -125,7 +134,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which files are downloaded, as if it were Keras'."""
     folder = write(tmp_path / "source")
     monkeypatch.setattr(imdb, "SOURCE", folder.as_uri())
-    monkeypatch.setattr(imdb, "SHA256", {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()})
+    monkeypatch.setattr(
+        imdb,
+        "SHA256",
+        {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()},
+    )
     (tmp_path / "data").mkdir()
     return folder
 
@@ -137,12 +150,18 @@ def test_missing_files_are_downloaded_once(source: Path, tmp_path: Path) -> None
         assert (tmp_path / "data" / "imdb" / name).read_bytes() == (source / name).read_bytes()
         (source / name).unlink()
     assert np.array_equal(load("imdb", str(tmp_path / "data")).x, first.x)
-    assert imdb.numbers(tmp_path / "data") == numbers == {"the": 4, "good": 5, "fine": 6, "bad": 7, "poor": 8}
+    assert (
+        imdb.numbers(tmp_path / "data")
+        == numbers
+        == {"the": 4, "good": 5, "fine": 6, "bad": 7, "poor": 8}
+    )
 
 
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize("fault", ["another file", "no network"])
-def test_a_failed_download_leaves_nothing(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_leaves_nothing(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timeouts = []
     if fault == "another file":
         monkeypatch.setitem(imdb.SHA256, imdb.REVIEWS, "0" * 64)
@@ -153,7 +172,9 @@ def test_a_failed_download_leaves_nothing(fault: str, tmp_path: Path, monkeypatc
             raise TimeoutError("timed out")
 
         monkeypatch.setattr(imdb.urllib.request, "urlopen", urlopen)
-    with pytest.raises(ValueError, match=r"imdb\.npz is missing and could not be downloaded.*--dataset digits"):
+    with pytest.raises(
+        ValueError, match=r"imdb\.npz is missing and could not be downloaded.*--dataset digits"
+    ):
         load("imdb", str(tmp_path / "data"))
     assert list((tmp_path / "data").iterdir()) == [] and timeouts in ([], [TIMEOUT])
 
@@ -174,7 +195,11 @@ def test_words_are_as_the_settings_want_them(trained: bool, tmp_path: Path) -> N
     own = {"dataset": "imdb", "data_dir": str(tmp_path), "train_embedding": trained}
     dataset = load("imdb", str(tmp_path))
     found = words_of(Data(**own, word_vectors=str(tmp_path / "vectors.txt")), dataset)
-    assert (found.count, found.trained, found.vectors[[5, 8]].tolist()) == (20_000, trained, [[1, 2], [3, 4]])
+    assert (found.count, found.trained, found.vectors[[5, 8]].tolist()) == (
+        20_000,
+        trained,
+        [[1, 2], [3, 4]],
+    )
     drawn = words_of(Data(**own), dataset)
     assert (drawn.count, drawn.trained, drawn.vectors) == (20_000, trained, None)
 
@@ -199,11 +224,17 @@ def test_faulty_vectors_are_named(text: str | None, words: str, tmp_path: Path) 
         read_vectors(path, {"the": 4, "good": 5}, 8)
 
 
-@pytest.mark.skipif(not os.environ.get("DP_FED_DATA"), reason="DP_FED_DATA names no folder with the real data sets")
+@pytest.mark.skipif(
+    not os.environ.get("DP_FED_DATA"), reason="DP_FED_DATA names no folder with the real data sets"
+)
 def test_the_real_reviews_are_those_that_keras_gives() -> None:
-    """The end of the first review that `keras.datasets.imdb.load_data` gives, after its shuffling."""
+    """The end of the first review that `keras.datasets.imdb.load_data` gives, after its
+    shuffling."""
     reviews = load("imdb")
-    assert reviews.x.shape == reviews.x_test.shape == (25_000, 80) and reviews.y.sum() == reviews.y_test.sum() == 12_500
+    assert (
+        reviews.x.shape == reviews.x_test.shape == (25_000, 80)
+        and reviews.y.sum() == reviews.y_test.sum() == 12_500
+    )
     order = np.arange(25_000)
     np.random.RandomState(113).shuffle(order)
     assert reviews.x[order[0], -10:].tolist() == [4472, 113, 103, 32, 15, 16, 5345, 19, 178, 32]

@@ -1,7 +1,7 @@
 """A record's gradient is its own: what is computed together, what one by one, and what is refused.
 
-The laws are of programs (no operation of a batch reaches from record to record) and of twin batches (a record that is
-replaced changes nothing of the others).
+The laws are of programs (no operation of a batch reaches from record to record) and of twin batches
+(a record that is replaced changes nothing of the others).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,9 @@ WIDTH = 3
 class Net(nn.Module):
     """A layer, a function of its output and of the records, and another layer."""
 
-    def __init__(self, function: Callable[..., Tensor], shape: tuple[int, ...] = (WIDTH,), end: int = WIDTH) -> None:
+    def __init__(
+        self, function: Callable[..., Tensor], shape: tuple[int, ...] = (WIDTH,), end: int = WIDTH
+    ) -> None:
         super().__init__()
         self.function, self.shape = function, shape
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(end, 3)
@@ -93,7 +95,8 @@ MIXES = {
 def test_what_may_reach_from_record_to_record_is_not_computed_together(
     function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kills a rule that is too generous: most give the right shapes for a batch of three, and rules must do."""
+    """Each kills a rule that is too generous: most give the right shapes for a batch of three, and
+    rules must do."""
     monkeypatch.setattr(program, "_SIZES", (3,))
     assert not together(Net(function))
 
@@ -135,7 +138,9 @@ IDIOMS = {
     "outer product": lambda m, h: torch.bmm(h.unsqueeze(2), h.unsqueeze(1)).sum(2),
     "attention": _split_heads,
     "positions": lambda m, h: h + m.table[0, : h.size(1)],
-    "token in front": lambda m, h: torch.cat([m.row.expand(h.size(0), 1, -1), h.unsqueeze(1)], 1).mean(1),
+    "token in front": lambda m, h: torch.cat(
+        [m.row.expand(h.size(0), 1, -1), h.unsqueeze(1)], 1
+    ).mean(1),
     "transposed there and back": lambda m, h: h.T.relu().T,
     "chunks": lambda m, h: torch.cat(h.chunk(3, dim=1)[::-1], dim=1),
     "layer norm": lambda m, h: F.layer_norm(h, (WIDTH,)),
@@ -145,7 +150,9 @@ IDIOMS = {
 
 
 @pytest.mark.parametrize("function", IDIOMS.values(), ids=IDIOMS.keys())
-def test_what_users_write_takes_the_fast_route_and_gives_what_the_model_gives(function: Callable[..., Tensor]) -> None:
+def test_what_users_write_takes_the_fast_route_and_gives_what_the_model_gives(
+    function: Callable[..., Tensor],
+) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         module, x = Net(function), torch.randn(1, 4, WIDTH)
@@ -161,21 +168,26 @@ LOSSES_THAT_MIX = {
     "shared": lambda output, y: F.cross_entropy(output, y, reduction="none") / len(y),
     "centred": lambda output, y: F.cross_entropy(output - output.mean(0), y, reduction="none"),
     "total": lambda output, y: F.cross_entropy(output, y, reduction="none") + output.sum(),
-    "weighed by labels": lambda output, y: F.cross_entropy(output, y, reduction="none") * y.float().mean(),
+    "weighed by labels": lambda output, y: (
+        F.cross_entropy(output, y, reduction="none") * y.float().mean()
+    ),
     "contrast": lambda output, y: (output @ output.T).logsumexp(1),
     "broadcast": lambda output, y: (output - F.one_hot(y, 3).float().sum(1)).square().sum(1),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES_THAT_MIX.values(), ids=LOSSES_THAT_MIX.keys())
-def test_a_loss_that_may_mix_records_is_not_computed_together(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_a_loss_that_may_mix_records_is_not_computed_together(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
     outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)
     assert outputs is not None
     assert graph is None or not loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
 
 
 def test_losses_that_mix_where_no_trial_looks_are_those_of_each_record_alone() -> None:
-    """A loss that looks at the batch for label 2 alone, which no trial has. Kills losses of a batch as one."""
+    """A loss that looks at the batch for label 2 alone, which no trial has. Kills losses of a batch
+    as one."""
     module, y = nn.Linear(3, 3), torch.tensor([[0, 2, 2, 1]])
 
     def mixing(output: Tensor, targets: Tensor) -> Tensor:
@@ -184,12 +196,16 @@ def test_losses_that_mix_where_no_trial_looks_are_those_of_each_record_alone() -
 
     gradients, x = RecordGradients(module, mixing), torch.randn(1, 4, 3)
     params = gradients.layout.initial(module)[None]
-    expected = torch.stack([mixing(module(one[None]), target[None])[0] for one, target in zip(x[0], y[0], strict=True)])
+    expected = torch.stack(
+        [mixing(module(one[None]), target[None])[0] for one, target in zip(x[0], y[0], strict=True)]
+    )
     for width in (None, 4):
         torch.testing.assert_close(gradients.losses(params, x, y, width)[0], expected.detach())
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, nn.CrossEntropyLoss(reduction="none"), lambda o, y: -o[:, 0] * y])
+@pytest.mark.parametrize(
+    "loss", [cross_entropy, nn.CrossEntropyLoss(reduction="none"), lambda o, y: -o[:, 0] * y]
+)
 def test_a_loss_of_each_record_is(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)
     assert outputs and graph and loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
@@ -201,7 +217,8 @@ def test_a_distiller_takes_the_fast_route() -> None:
 
 
 def hidden_imputing(x: Tensor) -> Tensor:
-    """The same, of which no trial on waves can know: entries that are exactly 0.125 are the missing ones."""
+    """The same, of which no trial on waves can know: entries that are exactly 0.125 are the missing
+    ones."""
     return torch.where(x == 0.125, x.mean(0, keepdim=True), x)
 
 
@@ -211,8 +228,11 @@ def looking(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operation", [hidden_imputing, looking], ids=["traceable", "by a branch"])
-def test_a_record_that_is_replaced_changes_no_other_though_the_trial_sees_nothing(operation) -> None:
-    """Twin batches, one of which has a record that sets the mixing off: gradients, losses and outputs of the others."""
+def test_a_record_that_is_replaced_changes_no_other_though_the_trial_sees_nothing(
+    operation,
+) -> None:
+    """Twin batches, one of which has a record that sets the mixing off: gradients, losses and
+    outputs of the others."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         module, x = nn.Sequential(Apply(operation), nn.Linear(4, 3)), torch.randn(2, 6, 4)
@@ -265,7 +285,9 @@ class Stateful(nn.Module):
 
 STATES = {
     "buffer in place": lambda m, x: m.largest.copy_(torch.maximum(m.largest, x.amax(0))),
-    "buffer by equal numbers": lambda m, x: m.largest.copy_(torch.maximum(m.largest, -x.abs().amax(0))),
+    "buffer by equal numbers": lambda m, x: m.largest.copy_(
+        torch.maximum(m.largest, -x.abs().amax(0))
+    ),
     "buffer replaced": lambda m, x: setattr(m, "largest", torch.maximum(m.largest, x.amax(0))),
     "parameter": lambda m, x: m.scale.data.mul_(0.9),
     "counter": lambda m, x: setattr(m, "count", m.count + 1),
@@ -277,20 +299,27 @@ STATES = {
 
 @pytest.mark.parametrize("keep", STATES.values(), ids=STATES.keys())
 @pytest.mark.parametrize("ask", ["losses", "norms", "refuse_mixing"])
-def test_a_layer_that_keeps_something_is_refused_by_its_path(keep: Callable[..., object], ask: str) -> None:
+def test_a_layer_that_keeps_something_is_refused_by_its_path(
+    keep: Callable[..., object], ask: str
+) -> None:
     gradients = RecordGradients(
         module := nn.Sequential(nn.Sequential(nn.Linear(4, 4), Stateful(keep)), nn.Linear(4, 3))
     )
     x, y = torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
     arguments = (x, y) if ask == "refuse_mixing" else (gradients.layout.initial(module)[None], x, y)
-    with pytest.raises(ValueError, match=r"layer '0\.1' \(Stateful\) changes its '\w+'.*influence cannot be bounded"):
+    with pytest.raises(
+        ValueError,
+        match=r"layer '0\.1' \(Stateful\) changes its '\w+'.*influence cannot be bounded",
+    ):
         getattr(gradients, ask)(*arguments)
 
 
 def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
     module = nn.Sequential(nn.Linear(4, 4), Fitted(), nn.Linear(4, 3))
     with pytest.raises(ValueError, match=r"layer '1' \(Fitted\) changes its"):
-        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+        RecordGradients(module).refuse_mixing(
+            torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+        )
 
 
 def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed() -> None:
@@ -308,7 +337,7 @@ def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed(
             ask(torch.full((1, 2, 4), 0.125))
 
 
-def test_a_state_that_shows_where_a_record_is_alone_is_refused_also_where_outputs_are_all_that_is_wanted() -> None:
+def test_a_state_that_shows_where_a_record_is_alone_is_refused_also_for_outputs_alone() -> None:
     """Made-up records come in pairs at first. Kills evaluating a model that has a state."""
 
     def keep(m: Stateful, x: Tensor) -> None:
@@ -321,8 +350,12 @@ def test_a_state_that_shows_where_a_record_is_alone_is_refused_also_where_output
 
 def test_a_layer_that_computes_with_the_size_of_a_batch_is_refused_by_its_path() -> None:
     module = nn.Sequential(nn.Linear(4, 4), Apply(lambda h: h / h.size(0)), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"layer '1' computes with the number of records.*reshape only"):
-        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+    with pytest.raises(
+        ValueError, match=r"layer '1' computes with the number of records.*reshape only"
+    ):
+        RecordGradients(module).refuse_mixing(
+            torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+        )
 
 
 def test_a_layer_that_works_otherwise_in_training_is_refused_by_its_path() -> None:
@@ -331,20 +364,29 @@ def test_a_layer_that_works_otherwise_in_training_is_refused_by_its_path() -> No
             return x.clamp(-1e9, 1e9) if self.training else x
 
     module = nn.Sequential(nn.Linear(4, 4), Noisy(), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"layer '1' \(Noisy\) computes something else in training mode"):
-        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+    with pytest.raises(
+        ValueError, match=r"layer '1' \(Noisy\) computes something else in training mode"
+    ):
+        RecordGradients(module).refuse_mixing(
+            torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+        )
 
 
 @pytest.mark.parametrize("records", [3, 8, 64])
 def test_mixing_in_larger_batches_only_is_seen(records: int) -> None:
     """By a branch on the size, which leaves no graph: kills a trial of pairs."""
-    module = nn.Sequential(Apply(lambda h: h - h.mean(0) if len(h) >= records else h), nn.Linear(4, 3))
+    module = nn.Sequential(
+        Apply(lambda h: h - h.mean(0) if len(h) >= records else h), nn.Linear(4, 3)
+    )
     with pytest.raises(ValueError, match="influence cannot be bounded"):
-        RecordGradients(module).refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+        RecordGradients(module).refuse_mixing(
+            torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
+        )
 
 
 def test_missing_entries_filled_in_by_the_batch_are_seen() -> None:
-    """Also where not all of a record is missing: kills a trial without entries that are 0 among others."""
+    """Also where not all of a record is missing: kills a trial without entries that are 0 among
+    others."""
     some = lambda x: torch.where((x != 0).any(1, keepdim=True), impute(x), x)  # noqa: E731
     x, y = torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
     for operation in (impute, some):

@@ -1,4 +1,5 @@
-"""From a configuration to a run's inputs: each part gets its own settings, of its own clients, from its own stream."""
+"""From a configuration to a run's inputs: each part gets its own settings, of its own clients, from
+its own stream."""
 
 import warnings
 from dataclasses import replace
@@ -29,17 +30,25 @@ UNLIKE = {"clients": 5, "partition": "quantity", "engine": "inline", "min_record
 def built(folder: Path, **given: object) -> Job:
     """A job on 120 records of 3 classes, none of which is among its 9 test records."""
     rng = np.random.default_rng(4)
-    x, y = rng.normal(size=(RECORDS + TESTS, 4)).astype(np.float32), rng.permutation(np.arange(RECORDS + TESTS) % 3)
+    x, y = (
+        rng.normal(size=(RECORDS + TESTS, 4)).astype(np.float32),
+        rng.permutation(np.arange(RECORDS + TESTS) % 3),
+    )
     folder.mkdir(exist_ok=True)
     np.savez(folder / "records.npz", x=x[TESTS:], y=y[TESTS:], x_test=x[:TESTS], y_test=y[:TESTS])
-    return build(config.load(None, UNLIKE | {"dataset": str(folder / "records.npz")} | given, lenient=config.SETTINGS))
+    return build(
+        config.load(
+            None, UNLIKE | {"dataset": str(folder / "records.npz")} | given, lenient=config.SETTINGS
+        )
+    )
 
 
 def parameters(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-# --- who holds what ------------------------------------------------------------------------------------------------
+# --- who holds what
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,11 @@ def parameters(module: torch.nn.Module) -> torch.Tensor:
 def test_records_are_dealt_out_as_the_settings_and_the_seed_say(tmp_path, given):
     job = built(tmp_path, **given)
     data, rng = job.config.data, generator(seed_key(job.config.run.seed), "partition")
-    options = {"alpha": data.dirichlet, "shards_per_client": data.shards_per_client, "minimum": data.min_records}
+    options = {
+        "alpha": data.dirichlet,
+        "shards_per_client": data.shards_per_client,
+        "minimum": data.min_records,
+    }
     expected = partition(job.dataset.y, 5, data.partition, rng, **options)
     assert np.array_equal(job.partition.indices, expected.indices)
     assert np.array_equal(job.partition.offsets, expected.offsets)
@@ -86,10 +99,13 @@ def test_public_and_validation_records_are_in_nobodys_hands_and_keep_their_label
     for held, first in ((rows[0], 50), (rows[1], 20)):
         assert not set(held) <= {row.tobytes() for row in whole.x[:first]}
     tested = built(tmp_path, validation_records=20).dataset
-    assert np.array_equal(tested.x_test, whole.x_test) and np.array_equal(tested.y_test, whole.y_test)
+    assert np.array_equal(tested.x_test, whole.x_test) and np.array_equal(
+        tested.y_test, whole.y_test
+    )
 
 
-# --- the model -----------------------------------------------------------------------------------------------------
+# --- the model
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_first_model_is_that_of_its_name_its_activation_and_the_seed(tmp_path):
@@ -99,7 +115,9 @@ def test_the_first_model_is_that_of_its_name_its_activation_and_the_seed(tmp_pat
     assert [type(layer) for layer in job.model] == [type(layer) for layer in expected]
     assert torch.equal(parameters(job.model), parameters(expected))
     assert torch.equal(torch.from_numpy(training.federation(job).initial), parameters(expected))
-    assert not torch.equal(parameters(built(tmp_path, model="mlp", seed=12).model), parameters(expected))
+    assert not torch.equal(
+        parameters(built(tmp_path, model="mlp", seed=12).model), parameters(expected)
+    )
 
 
 def test_passes_are_as_large_as_the_settings_allow(tmp_path):
@@ -109,7 +127,8 @@ def test_passes_are_as_large_as_the_settings_allow(tmp_path):
     assert {b.stop - b.start for _, b in job.gradients._passes.cut(x, 1, alone=True)} == {2}
 
 
-# --- what each client plans ----------------------------------------------------------------------------------------
+# --- what each client plans
+# ----------------------------------------------------------------------------------------
 
 
 def test_every_client_plans_by_its_own_size(tmp_path):
@@ -133,7 +152,12 @@ def test_every_client_plans_by_its_own_size(tmp_path):
 )
 def test_the_budget_is_planned_for_the_rounds_that_a_client_takes_part_in(tmp_path, given, rounds):
     plan = built(tmp_path, epsilon=3.0, delta=1e-4, **given).plans.of(0)
-    assert 2.98 < epsilon(planned(plan, rounds), 1e-4).epsilon <= 3.0 < epsilon(planned(plan, rounds + 1), 1e-4).epsilon
+    assert (
+        2.98
+        < epsilon(planned(plan, rounds), 1e-4).epsilon
+        <= 3.0
+        < epsilon(planned(plan, rounds + 1), 1e-4).epsilon
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +186,8 @@ def test_without_privacy_there_is_no_budget_and_no_noise_on_statistics(tmp_path)
     assert bound.target == 2.5 and bound.plans_of["statistics"].of(0).noise_multiplier == 6.0
 
 
-# --- what is refused or said ---------------------------------------------------------------------------------------
+# --- what is refused or said
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -185,15 +210,28 @@ def test_a_release_is_not_begun_with_a_client_whose_sums_may_overflow(tmp_path, 
         built(tmp_path, release=True)
 
 
-# --- the server's end ----------------------------------------------------------------------------------------------
+# --- the server's end
+# ----------------------------------------------------------------------------------------------
 
 
 def test_the_server_is_given_what_the_configuration_says(tmp_path):
-    given = {"rounds": 9, "fraction": 0.4, "epsilon": 2.5, "delta": 3e-5, "evaluate_every": 4, "groups": 3}
+    given = {
+        "rounds": 9,
+        "fraction": 0.4,
+        "epsilon": 2.5,
+        "delta": 3e-5,
+        "evaluate_every": 4,
+        "groups": 3,
+    }
     job = built(tmp_path, **given, chunk_clients=1, budget="published", server_momentum=0.25)
     server = training.federation(job)
     assert (server.rounds, server.fraction, server.target, server.delta) == (9, 0.4, 2.5, 3e-5)
-    assert (server.column, server.seed, server.evaluate_every, server.clients) == ("published", 11, 4, 5)
+    assert (server.column, server.seed, server.evaluate_every, server.clients) == (
+        "published",
+        11,
+        4,
+        5,
+    )
     assert server.plans is job.plans and (server.before, server.phase) == (0, "train")
     _, after = server.strategy.aggregate({"velocity": np.ones(1)}, np.zeros(1), np.zeros(1))
     assert after.tolist() == [0.25]
@@ -204,7 +242,9 @@ def test_the_server_is_given_what_the_configuration_says(tmp_path):
 def test_every_client_is_asked_through_the_group_that_computes_it(tmp_path):
     job = built(tmp_path, clients=9, groups=3, chunk_clients=2, min_records=2)
     found = training.federation(job).group_of
-    assert len(job.groups) == 3 and sorted(np.concatenate([c for g in job.groups for c in g])) == list(range(9))
+    assert len(job.groups) == 3 and sorted(
+        np.concatenate([c for g in job.groups for c in g])
+    ) == list(range(9))
     for number, chunks in enumerate(job.groups):
         assert set(np.flatnonzero(found == number)) == set(np.concatenate(chunks))
 
@@ -221,7 +261,8 @@ def test_a_model_is_measured_on_all_test_records_and_no_others(tmp_path, monkeyp
     assert loss == pytest.approx(-logs[np.arange(TESTS), job.dataset.y_test].mean(), rel=1e-5)
 
 
-# --- the clients' end ----------------------------------------------------------------------------------------------
+# --- the clients' end
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_group_computes_its_own_clients_with_everybodys_public_weights(tmp_path):
@@ -232,7 +273,9 @@ def test_a_group_computes_its_own_clients_with_everybodys_public_weights(tmp_pat
         job = replace(job, config=job.config.model_copy(update={"strategy": own}))
         for group in range(2):
             data = training.node(job, group, tmp_path)._data
-            assert [chunk.tolist() for chunk in data.chunks] == [chunk.tolist() for chunk in job.groups[group]]
+            assert [chunk.tolist() for chunk in data.chunks] == [
+                chunk.tolist() for chunk in job.groups[group]
+            ]
             assert data.weights.tolist() == expected
             assert [data.records(client).tolist() for client in range(5)] == [
                 job.partition.of(client).tolist() for client in range(5)
@@ -248,7 +291,8 @@ def test_a_group_computes_its_own_clients_with_everybodys_public_weights(tmp_pat
     ],
 )
 def test_clients_step_by_the_optimizer_that_was_asked_for(tmp_path, given, expected):
-    """Along two equal gradients of 3: momentum adds the first one again, Adam's steps have length 1."""
+    """Along two equal gradients of 3: momentum adds the first one again, Adam's steps have length
+    1."""
     optimizer = training.node(built(tmp_path, **given), 0, tmp_path)._training.optimizer
     gradient, found = torch.full((1, 2), 3.0), []
     state = optimizer.init(gradient)

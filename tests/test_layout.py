@@ -7,7 +7,9 @@ from tests.record_models import Tied, frozen
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3), nn.BatchNorm1d(3, affine=False))
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3), nn.BatchNorm1d(3, affine=False)
+    )
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (2, 5), (0,)])
@@ -20,10 +22,14 @@ def test_unflatten_and_flatten_are_inverse(lead: tuple[int, ...]) -> None:
 def test_a_row_is_in_the_models_order_whatever_the_order_of_the_names() -> None:
     layout = Layout.of(model())
     named = layout.unflatten(torch.arange(float(layout.size)))
-    assert torch.equal(layout.flatten(dict(reversed(named.items()))), torch.arange(float(layout.size)))
+    assert torch.equal(
+        layout.flatten(dict(reversed(named.items()))), torch.arange(float(layout.size))
+    )
 
 
-@pytest.mark.parametrize("module", [nn.Linear(3, 2, bias=False), nn.Linear(3, 2)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "module", [nn.Linear(3, 2, bias=False), nn.Linear(3, 2)], ids=["one", "two"]
+)
 def test_the_initial_row_is_a_copy(module: nn.Module) -> None:
     row = Layout.of(module).initial(module)
     kept = row.clone()

@@ -1,4 +1,5 @@
-"""The leaderboard fills itself: which cell comes next, what another machine needs to go on, and what the page says."""
+"""The leaderboard fills itself: which cell comes next, what another machine needs to go on, and
+what the page says."""
 
 import json
 import math
@@ -37,7 +38,9 @@ def test_small_files_are_all_that_another_machine_needs(filled, monkeypatch, cap
     assert [line["state"] for line in lines] == ["done", "done"]
     stored = json.loads((files / "small-certified" / "dpsgd_2_seed-0.json").read_text())
     assert float(lines[0]["mean"]) == pytest.approx(100 * stored["summary"]["accuracy"], rel=1e-5)
-    assert float(lines[0]["certified_epsilon"]) == pytest.approx(stored["summary"]["epsilon_certified"][0], rel=1e-5)
+    assert float(lines[0]["certified_epsilon"]) == pytest.approx(
+        stored["summary"]["epsilon_certified"][0], rel=1e-5
+    )
     assert stored["settings"]["mechanism"] == "dpsgd" and stored["seed"] == 0 and stored["code"]
     text = page.read_text()
     body = [line for line in text.splitlines() if line.startswith("| ") and "small, 2" in line]
@@ -48,8 +51,12 @@ def test_small_files_are_all_that_another_machine_needs(filled, monkeypatch, cap
 def test_a_file_of_other_settings_counts_for_nothing(filled, records):
     path, out, files = filled
     folder = out / "small-certified"
-    same, other = (plan(read(path), folder, "certified", [0], given, files)[0] for given in ({}, {"lr": 9.0}))
-    assert same.finished and result(same) is not None and not other.finished and result(other) is None
+    same, other = (
+        plan(read(path), folder, "certified", [0], given, files)[0] for given in ({}, {"lr": 9.0})
+    )
+    assert (
+        same.finished and result(same) is not None and not other.finished and result(other) is None
+    )
     free = plan(read(path), folder, "certified", [0], {"data_dir": "elsewhere"}, files)[0]
     assert free.finished
 
@@ -58,9 +65,14 @@ def test_cells_with_the_fewest_seeds_come_first_and_of_them_the_cheapest(filled)
     path, out, files = filled
     runs = plan(read(path), out / "small-certified", "certified", [0, 1, 2], {}, files)
     order = [(one.cell.row, one.cell.column, one.seed) for one in queue.ordered(runs)]
-    assert sorted(order) == sorted((r.cell.row, r.cell.column, r.seed) for r in runs if not r.finished)
+    assert sorted(order) == sorted(
+        (r.cell.row, r.cell.column, r.seed) for r in runs if not r.finished
+    )
     done = {("DPSGD", "2"): 2, ("DPSUR, beta 0", "2"): 1}
-    had = [done.get(one[:2], 0) + sum(o[:2] == one[:2] for o in order[:place]) for place, one in enumerate(order)]
+    had = [
+        done.get(one[:2], 0) + sum(o[:2] == one[:2] for o in order[:place])
+        for place, one in enumerate(order)
+    ]
     assert had == sorted(had) and order[:2] == [("DPSGD", "8", 0), ("DPSUR, beta 0", "8", 0)]
 
 
@@ -68,8 +80,15 @@ def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled, cap
     path, out, files = filled
     page = out.with_name("page.md")
     lines = run(path, out, "--hours=0", f"--cells={files}", f"--page={page}")
-    assert [line["state"] for line in lines] == ["missing 3 of 5 seeds", "missing", "missing 4 of 5 seeds", "missing"]
-    assert not list(out.glob("*/*/")) and "| 2 | 0 | DPSGD: 8; DPSUR, beta 0: 8 |" in page.read_text()
+    assert [line["state"] for line in lines] == [
+        "missing 3 of 5 seeds",
+        "missing",
+        "missing 4 of 5 seeds",
+        "missing",
+    ]
+    assert (
+        not list(out.glob("*/*/")) and "| 2 | 0 | DPSGD: 8; DPSUR, beta 0: 8 |" in page.read_text()
+    )
     run(path, out, "--hours=0", "--rows=DPSGD", "--columns=8", f"--cells={files}", f"--page={page}")
     assert "| small | certified | 1 | 0 | 0 | all |" in page.read_text()
 
@@ -95,7 +114,9 @@ def test_of_many_clients_the_largest_figure_is_kept_and_infinite_stays_infinite(
         read_back = kept.load(tmp_path / f"{len(values)}.json", kept.digest(config))
         assert read_back is not None and read_back.summary.epsilon_certified == (largest,)
         rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-        assert [r.accuracy for r in read_back.rounds] == pytest.approx([r["accuracy"] for r in rounds], rel=1e-5)
+        assert [r.accuracy for r in read_back.rounds] == pytest.approx(
+            [r["accuracy"] for r in rounds], rel=1e-5
+        )
     assert (tmp_path / "3.json").stat().st_size < 4_000
 
 
@@ -103,7 +124,9 @@ def test_estimates_grow_with_the_work_and_end_with_the_budget():
     def seconds(**given) -> float:
         return queue.seconds(load(None, {"dataset": "mnist", "rounds": 10, **given}, central=True))
 
-    assert seconds(rounds=20) == pytest.approx(2 * seconds()) and seconds(model="cnn-cifar") > seconds(model="linear")
+    assert seconds(rounds=20) == pytest.approx(2 * seconds()) and seconds(
+        model="cnn-cifar"
+    ) > seconds(model="linear")
     fixed = {"noise_multiplier": 1.23, "batch_size": 512, "epsilon": 3.0}
     assert seconds(rounds=400, **fixed) == seconds(rounds=4_000, **fixed)
     assert seconds(rounds=400, **fixed) < seconds(rounds=400, **fixed | {"epsilon": 6.0})
@@ -118,7 +141,8 @@ def test_times_of_day_are_ahead_of_us_and_no_end_is_none():
 
 
 @pytest.mark.parametrize(
-    ("flags", "part"), [(("--hours=-1",), "at least 0"), (("--hours=1", "--until=09:30"), "not allowed with")]
+    ("flags", "part"),
+    [(("--hours=-1",), "at least 0"), (("--hours=1", "--until=09:30"), "not allowed with")],
 )
 def test_an_end_that_cannot_be_is_refused(tmp_path, records, capsys, flags, part):
     with pytest.raises((SystemExit, ValueError)) as fault:

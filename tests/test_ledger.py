@@ -40,7 +40,12 @@ def charge(path, *charges):
 def test_every_client_is_charged_with_every_event_of_every_release(tmp_path):
     charge(tmp_path / "g0.jsonl", ("one", range(3), {A: 5, B: 2}), ("two", [1], {A: 7}))
     charge(tmp_path / "g1.jsonl", ("one", [10], {A: 5}))
-    expected = {0: Counter({A: 5, B: 2}), 1: Counter({A: 12, B: 2}), 2: Counter({A: 5, B: 2}), 10: Counter({A: 5})}
+    expected = {
+        0: Counter({A: 5, B: 2}),
+        1: Counter({A: 12, B: 2}),
+        2: Counter({A: 5, B: 2}),
+        10: Counter({A: 5}),
+    }
     assert read(tmp_path) == expected
 
 
@@ -117,20 +122,28 @@ def test_the_lines_and_the_files_name_are_flushed_before_charge_returns(tmp_path
     monkeypatch.setattr(os, "fsync", fsync)
     path = tmp_path / "new" / "ledger" / "g.jsonl"
     with Ledger(path) as ledger:
-        assert {folder.stat().st_ino for folder in (tmp_path, tmp_path / "new", path.parent)} <= set(flushed)
+        assert {
+            folder.stat().st_ino for folder in (tmp_path, tmp_path / "new", path.parent)
+        } <= set(flushed)
         for number in range(3):
             ledger.charge(f"r{number}", number, range(100), {A: 1, B: 2})
             assert flushed[path.stat().st_ino] == path.stat().st_size > 0
 
 
 def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_them_all(tmp_path):
-    """A short write is no error, so nobody says that the rest is missing. Kills one that is taken for the whole."""
+    """A short write is no error, so nobody says that the rest is missing. Kills one that is taken
+    for the whole."""
     for folder, longest in (("whole", 2**30), ("short", 7)):
         (tmp_path / folder).mkdir()
         with Noting(tmp_path / folder, longest=longest):
-            charge(tmp_path / folder / "g.jsonl", ("one", [0, 1], {A: 5, B: 2}), ("two", [1], {A: 7}))
+            charge(
+                tmp_path / folder / "g.jsonl", ("one", [0, 1], {A: 5, B: 2}), ("two", [1], {A: 7})
+            )
     files = [tmp_path / folder / "g.jsonl" for folder in ("whole", "short")]
-    assert files[0].read_bytes() == files[1].read_bytes() and read(tmp_path / "short")[1] == {A: 12, B: 2}
+    assert files[0].read_bytes() == files[1].read_bytes() and read(tmp_path / "short")[1] == {
+        A: 12,
+        B: 2,
+    }
 
 
 def test_a_disk_that_refuses_leaves_no_charge_and_a_closed_ledger(tmp_path, monkeypatch):
@@ -147,7 +160,9 @@ def test_a_disk_that_refuses_leaves_no_charge_and_a_closed_ledger(tmp_path, monk
             ledger.charge("two", 1, [0], {A: 1})
 
 
-@pytest.mark.parametrize("torn", [b'{"release": "two", "ro', b"\0\0\0\0", b'{"release": "tw\n', b"\0\0\n"])
+@pytest.mark.parametrize(
+    "torn", [b'{"release": "two", "ro', b"\0\0\0\0", b'{"release": "tw\n', b"\0\0\n"]
+)
 def test_a_torn_last_line_is_cut_off_with_a_warning(tmp_path, torn):
     path = tmp_path / "g.jsonl"
     charge(path, ("one", [0], {A: 1}))
@@ -205,7 +220,8 @@ def test_a_missing_folder_is_an_error(tmp_path):
 
 
 def test_every_acknowledged_charge_survives_the_death_of_the_writer(tmp_path):
-    """The child is killed at random moments, mostly while it writes; each charge that returned must be in the file."""
+    """The child is killed at random moments, mostly while it writes; each charge that returned must
+    be in the file."""
     path, rng = tmp_path / "g.jsonl", random.Random(7)
     acknowledged = -1
     for _ in range(5):

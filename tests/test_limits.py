@@ -1,4 +1,5 @@
-"""What a guarantee leaves out or takes for granted is said wherever its epsilon is; and what must stay hidden does."""
+"""What a guarantee leaves out or takes for granted is said wherever its epsilon is; and what must
+stay hidden does."""
 
 import html
 import json
@@ -23,7 +24,10 @@ from sim.showing.report import read_run
 FEDFED = "--strategy fedfed --shared-source distilled --rounds 2"
 RECIPE = Recipe(title="title", columns=(Column(name="column"),), rows=(Row(name="row"),))
 DPSUR = "--mechanism dpsur --noise-multiplier 5 --dpsur-validation-noise 8 --steps 2 --rounds 2"
-SCREENING = "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 --steps 2 --rounds 2"
+SCREENING = (
+    "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 "
+    "--steps 2 --rounds 2"
+)
 
 
 def run(folder, flags: str):
@@ -38,7 +42,9 @@ def configured(given: dict) -> config.Config:
     found = config.load(None, given, lenient=config.SETTINGS)
     for name, value in given.items():
         table = config.SETTINGS[name].table
-        found = found.model_copy(update={table: getattr(found, table).model_copy(update={name: value})})
+        found = found.model_copy(
+            update={table: getattr(found, table).model_copy(update={name: value})}
+        )
     return found
 
 
@@ -51,7 +57,12 @@ class Net(torch.nn.Sequential):
 
 HOLDS = {
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
-    caveats.TIMES: [{}, {"release": True}, {"mechanism": "dpsur"}, {"mechanism": "dpsgd", "release": True}],
+    caveats.TIMES: [
+        {},
+        {"release": True},
+        {"mechanism": "dpsur"},
+        {"mechanism": "dpsgd", "release": True},
+    ],
     caveats.TRIES: [{}, {"release": True}],
     caveats.SEEDED: [{}],
     caveats.PLACES: [{"release": True}],
@@ -59,12 +70,17 @@ HOLDS = {
     caveats.PARTITION_BY_LABEL: [{"release": True}],
     caveats.OWN_MODEL: [{"model": "package.module:Class"}],
     caveats.PUBLIC_RECORDS: [{"public_records": 5}],
-    caveats.VALIDATION: [{"validation_records": 5}, {"validation_records": 5, "evaluate_on": "validation"}],
+    caveats.VALIDATION: [
+        {"validation_records": 5},
+        {"validation_records": 5, "evaluate_on": "validation"},
+    ],
     caveats.HIDDEN: [
         {"mechanism": "dpsur", "dpsur_accounting": "selective"},
         {"mechanism": "screening", "screening_data": "own", "screening_clip": 0.5},
     ],
-    caveats.PUBLIC_LABELS: [{"strategy": "fedfed", "shared_source": "distilled", "public_labels": True}],
+    caveats.PUBLIC_LABELS: [
+        {"strategy": "fedfed", "shared_source": "distilled", "public_labels": True}
+    ],
     caveats.PUBLISHED_BUDGET: [{"budget": "published"}],
 }
 FAILS = {
@@ -83,7 +99,12 @@ FAILS = {
         {"dpsur_accounting": "selective"},
         {"mechanism": "dpsur", "dpsur_accounting": "visible"},
         {"mechanism": "screening", "screening_data": "own", "screening_clip": None},
-        {"mechanism": "screening", "screening_data": "public", "screening_clip": 0.5, "public_records": 9},
+        {
+            "mechanism": "screening",
+            "screening_data": "public",
+            "screening_clip": 0.5,
+            "public_records": 9,
+        },
     ],
     caveats.PUBLIC_LABELS: [
         {},
@@ -92,7 +113,10 @@ FAILS = {
         {"public_labels": True, "shared_source": "distilled"},
         {"public_labels": False, "strategy": "fedfed", "shared_source": "distilled"},
     ],
-    caveats.PUBLISHED_BUDGET: [{}, {"budget": "published", "epsilon": None, "noise_multiplier": 3.0}],
+    caveats.PUBLISHED_BUDGET: [
+        {},
+        {"budget": "published", "epsilon": None, "noise_multiplier": 3.0},
+    ],
 }
 
 
@@ -108,14 +132,20 @@ def test_a_limit_is_named_where_it_holds_and_not_elsewhere(text):
 WHOLE = [
     ("", 4),
     ("--release", 5),
-    ("--model tests.test_limits:Net --public-records 20 --validation-records 20 --budget published", 8),
+    (
+        "--model tests.test_limits:Net --public-records 20 --validation-records 20 --budget "
+        "published",
+        8,
+    ),
     (f"--release {DPSUR} --dpsur-accounting selective", 5),
     ("--mechanism none", 0),
 ]
 
 
 @pytest.mark.parametrize(("flags", "lines"), WHOLE)
-def test_every_limit_is_one_line_in_the_terminal_the_summary_and_the_report(tmp_path, capsys, flags, lines):
+def test_every_limit_is_one_line_in_the_terminal_the_summary_and_the_report(
+    tmp_path, capsys, flags, lines
+):
     """The terminal stays short: nothing is said twice, and nothing else follows the table."""
     folder = run(tmp_path, f"--rounds 1 {flags}")
     shown = capsys.readouterr().out.splitlines()
@@ -136,16 +166,22 @@ def guarantee(folder) -> str:
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(tmp_path, capsys, public):
+def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
+    tmp_path, capsys, public
+):
     folder = run(tmp_path, FEDFED + " --public-labels" * public)
     assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
     named = json.loads((folder / "summary.json").read_text())["limits"]
-    assert (caveats.PUBLIC_LABELS in named) is public and "features of records alone" in caveats.PUBLIC_LABELS
+    assert (
+        caveats.PUBLIC_LABELS in named
+    ) is public and "features of records alone" in caveats.PUBLIC_LABELS
     assert (caveats.PUBLIC_LABELS in guarantee(folder)) is public
     spent = ledger.read(folder / "ledger")
     assert len(spent) == 5
     for charges in spent.values():
-        labels = [event for event in charges if isinstance(event, PublicLabels | RandomizedResponse)]
+        labels = [
+            event for event in charges if isinstance(event, PublicLabels | RandomizedResponse)
+        ]
         assert [type(event) for event in labels] == [PublicLabels if public else RandomizedResponse]
     assert main_guard(account.command, ["--ledger", str(folder)]) == 0
     assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
@@ -156,27 +192,42 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
 
 
 def test_labels_are_no_matter_where_they_are_not_shared_one_by_one(tmp_path):
-    for flags in ("--strategy fedfed --public-labels", f"{FEDFED} --public-labels --mechanism none"):
+    for flags in (
+        "--strategy fedfed --public-labels",
+        f"{FEDFED} --public-labels --mechanism none",
+    ):
         with pytest.raises(ValueError, match="public_labels is on, which"):
             run(tmp_path, flags)
 
 
-@pytest.mark.parametrize("flags", [f"{DPSUR} --dpsur-accounting selective", SCREENING], ids=["dpsur", "screening"])
+@pytest.mark.parametrize(
+    "flags", [f"{DPSUR} --dpsur-accounting selective", SCREENING], ids=["dpsur", "screening"]
+)
 @pytest.mark.parametrize("release", [True, False])
 def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsys, flags, release):
-    """The time of a round tells the number of its trials. A simulation is for the one who has the records anyway."""
+    """The time of a round tells the number of its trials. A simulation is for the one who has the
+    records anyway."""
     folder = run(tmp_path, flags + " --release" * release)
     shown = capsys.readouterr().out
     assert caveats.HIDDEN in shown and caveats.HIDDEN in guarantee(folder)
     assert (re.search(r"^time  ", shown, re.MULTILINE) is None) is release
     found = read_run(folder)
-    assert caveats.HIDDEN in found.summary.limits and (caveats.TIMES in found.summary.limits) is not release
-    times = [found.summary.seconds, *(r.seconds for r in found.records), *(r.seconds_training for r in found.records)]
+    assert (
+        caveats.HIDDEN in found.summary.limits
+        and (caveats.TIMES in found.summary.limits) is not release
+    )
+    times = [
+        found.summary.seconds,
+        *(r.seconds for r in found.records),
+        *(r.seconds_training for r in found.records),
+    ]
     assert len(times) == 5 and all((time is None) is release for time in times)
     page = (folder / "report.html").read_text()
     assert (re.search(r"2 of 2 rounds, finished", page) is not None) is release
     if release:
-        line = table.Line(Cell("row", "column", {}, ()), 1, (Result(found.summary, found.records),), ())
+        line = table.Line(
+            Cell("row", "column", {}, ()), 1, (Result(found.summary, found.records),), ()
+        )
         assert table.markdown(RECIPE, "certified", [line]).endswith("| 2 |  |\n")
         assert table.as_csv(RECIPE, "certified", [line]).endswith(",2,,\n")
 
@@ -186,7 +237,10 @@ def test_other_releases_tell_their_times(tmp_path, capsys, flags):
     folder = run(tmp_path, f"{flags} --release")
     assert caveats.HIDDEN not in capsys.readouterr().out and caveats.HIDDEN not in guarantee(folder)
     found = read_run(folder)
-    assert min(found.summary.seconds, *(record.seconds for record in found.records)) > 0 and len(found.records) == 2
+    assert (
+        min(found.summary.seconds, *(record.seconds for record in found.records)) > 0
+        and len(found.records) == 2
+    )
 
 
 def test_a_release_without_exact_sums_is_refused_before_it_is_made(tmp_path):

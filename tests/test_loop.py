@@ -1,4 +1,5 @@
-"""The round loop, over real clients in this process: who is asked, what is written down, and how it goes on."""
+"""The round loop, over real clients in this process: who is asked, what is written down, and how it
+goes on."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +18,14 @@ from sim.phases import training
 from tests import worlds
 
 CLIENTS = 10
-SETTINGS = {"clients": CLIENTS, "partition": "iid", "groups": 3, "rounds": 5, "sample_rate": 0.5, "engine": "inline"}
+SETTINGS = {
+    "clients": CLIENTS,
+    "partition": "iid",
+    "groups": 3,
+    "rounds": 5,
+    "sample_rate": 0.5,
+    "engine": "inline",
+}
 
 
 @dataclass
@@ -38,19 +46,28 @@ class World(worlds.World):
     def picks(self) -> dict[int, list[int]]:
         """The clients that were asked, by round."""
         rounds = {request.round for request in self.asked}
-        return {n: sorted(int(c) for r in self.asked if r.round == n for c in r.clients) for n in rounds}
+        return {
+            n: sorted(int(c) for r in self.asked if r.round == n for c in r.clients) for n in rounds
+        }
 
     def lines(self) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / "rounds.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.folder / "rounds.jsonl").read_text().splitlines()
+        ]
 
 
 def outcome(standing: Standing) -> tuple:
     """Everything of a result but the times."""
-    records = [{k: v for k, v in r.to_json().items() if not k.startswith("seconds")} for r in standing.records]
+    records = [
+        {k: v for k, v in r.to_json().items() if not k.startswith("seconds")}
+        for r in standing.records
+    ]
     return standing.now.params.tobytes(), standing.now.taken.tolist(), json.dumps(records)
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0.05, 1), (0.3, 3), (0.7, 7), (0.75, 8), (1.0, 10)])
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.05, 1), (0.3, 3), (0.7, 7), (0.75, 8), (1.0, 10)]
+)
 def test_a_fraction_of_the_clients_is_asked_in_each_round(tmp_path, fraction, expected):
     world = World(tmp_path, {"fraction": fraction, "rounds": 3, "max_participations": 3})
     standing = world.run()
@@ -63,7 +80,9 @@ def test_models_are_looked_at_now_and_then_and_the_last_one_always(tmp_path):
     every, seldom = ({"rounds": 5, "evaluate_every": n} for n in (1, 3))
     each, some = World(tmp_path / "1", every).run(), World(tmp_path / "3", seldom).run()
     assert [r.accuracy is None for r in some.records] == [True, True, False, True, False]
-    assert (some.now.params == each.now.params).all() and some.records[-1].loss == each.records[-1].loss
+    assert (some.now.params == each.now.params).all() and some.records[-1].loss == each.records[
+        -1
+    ].loss
     short = {"epsilon": 3.0, "noise_multiplier": 3.0, "rounds": 50, "evaluate_every": 50}
     ended = World(tmp_path / "short", short).run()
     assert 0 < len(ended.records) < 50 and ended.records[-1].accuracy is not None
@@ -87,7 +106,8 @@ def test_picks_depend_on_the_seed_and_the_round_alone(tmp_path):
 
 
 def test_picks_of_a_release_follow_no_seed(tmp_path):
-    """Whoever knew them would know which clients a round is about: two runs agree with probability 120^-5."""
+    """Whoever knew them would know which clients a round is about: two runs agree with probability
+    120^-5."""
     given = {"fraction": 0.3, "max_participations": 5, "epsilon": None, "noise_multiplier": 1.0}
     worlds_ = [World(tmp_path / str(n), given | {"release": n < 2}) for n in range(3)]
     for world in worlds_:
@@ -97,7 +117,8 @@ def test_picks_of_a_release_follow_no_seed(tmp_path):
 
 
 def test_figures_of_a_run_that_goes_on_are_at_the_order_that_was_fixed_in_advance(tmp_path):
-    """And those of its end at the best one. Kills the best order of the moment, which stopping may exploit."""
+    """And those of its end at the best one. Kills the best order of the moment, which stopping may
+    exploit."""
     world = World(tmp_path, {})
     standing, plan = world.run(), world.job.plans.of(0)
     order = epsilon(planned(plan, 5), 1e-5).order
@@ -112,7 +133,9 @@ def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
     world.run()
     group_of = training.federation(world.job).group_of
     assert all((group_of[request.clients] == request.group).all() for request in world.asked)
-    assert all((np.diff(request.clients) > 0).all() and len(request.clients) for request in world.asked)
+    assert all(
+        (np.diff(request.clients) > 0).all() and len(request.clients) for request in world.asked
+    )
 
 
 def test_clients_are_told_which_of_their_rounds_it_is(tmp_path):
@@ -125,7 +148,8 @@ def test_clients_are_told_which_of_their_rounds_it_is(tmp_path):
 
 
 def test_the_run_ends_when_every_client_has_retired(tmp_path):
-    """A budget for two rounds and some: three rounds would overspend, so there are two, and no client passes it."""
+    """A budget for two rounds and some: three rounds would overspend, so there are two, and no
+    client passes it."""
     world = World(tmp_path, {"rounds": 9, "epsilon": 1.5, "noise_multiplier": 3.0})
     standing = world.run()
     assert 0 < len(standing.records) < 9 and standing.records[-1].retired == CLIENTS
@@ -181,8 +205,11 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 
 def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_path):
-    """Kills paying twice for an upload that is on disk, and forgetting that its clients took part."""
-    world = World(tmp_path, {"release": True, "epsilon": None, "noise_multiplier": 1.0}).crashed(2, 2)
+    """Kills paying twice for an upload that is on disk, and forgetting that its clients took
+    part."""
+    world = World(tmp_path, {"release": True, "epsilon": None, "noise_multiplier": 1.0}).crashed(
+        2, 2
+    )
     asked = len(world.asked)
     standing = world.run()
     assert [r.group for r in world.asked[asked:] if r.round == 2] == [2]
@@ -192,7 +219,8 @@ def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_p
 
 
 def test_a_resumed_release_asks_nobody_else_of_a_group_whose_upload_is_there(tmp_path, monkeypatch):
-    """Half of the clients in each round. Kills asking those of the group who were not picked, for a second upload."""
+    """Half of the clients in each round. Kills asking those of the group who were not picked, for a
+    second upload."""
     monkeypatch.setattr(loop, "fresh_key", lambda: b"the same picks each time")
     given = {"release": True, "fraction": 0.5, "epsilon": None, "noise_multiplier": 1.0}
     world = World(tmp_path, given).crashed(2, 2)
@@ -204,14 +232,16 @@ def test_a_resumed_release_asks_nobody_else_of_a_group_whose_upload_is_there(tmp
 
 
 def test_a_release_never_passes_its_target_however_often_it_dies(tmp_path):
-    """Two deaths in round 2 after groups 0 and 1 have paid, the first of which loses their uploads: a planned round is
-    gone, and their clients retire a round early."""
+    """Two deaths in round 2 after groups 0 and 1 have paid, the first of which loses their uploads:
+    a planned round is gone, and their clients retire a round early."""
     world = World(tmp_path, {"release": True}).crashed(2, 2)
     for lost in (tmp_path / "uploads").iterdir():
         lost.unlink()
     standing = world.crashed(2, 2).run()
     paid = ledger.read(tmp_path / "ledger")
-    assert {client: sum(paid[client].values()) for client in paid} == dict.fromkeys(range(CLIENTS), 5)
+    assert {client: sum(paid[client].values()) for client in paid} == dict.fromkeys(
+        range(CLIENTS), 5
+    )
     last = np.concatenate(world.job.groups[2])
     assert [record.participants for record in standing.records] == [10, 10, 10, 10, len(last)]
     assert 7.9 < standing.budgets.epsilons("certified").max() <= 8.0

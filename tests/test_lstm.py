@@ -1,4 +1,5 @@
-"""The LSTM of IMDB: its recurrence, its gradients record by record, its weights, and a whole run."""
+"""The LSTM of IMDB: its recurrence, its gradients record by record, its weights, and a whole
+run."""
 
 import math
 from pathlib import Path
@@ -44,12 +45,17 @@ def reviews(clients: int, records: int) -> tuple[Tensor, Tensor]:
 def test_the_recurrence_has_the_gradient_of_its_differences() -> None:
     """Of all states and of c_T, by finite differences."""
     generator = torch.Generator().manual_seed(2)
-    z, weight = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((2, 4, 3, 8), (2, 8, 2)))
+    z, weight = (
+        torch.randn(s, generator=generator, dtype=torch.float64) for s in ((2, 4, 3, 8), (2, 8, 2))
+    )
     assert torch.autograd.gradcheck(lambda z: recurrence(z, weight), z.requires_grad_())
 
 
 def test_the_recurrence_is_that_of_torch() -> None:
-    cells, x = nn.LSTM(3, 4, batch_first=True), torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(0))
+    cells, x = (
+        nn.LSTM(3, 4, batch_first=True),
+        torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(0)),
+    )
     z = x @ cells.weight_ih_l0.T + cells.bias_ih_l0 + cells.bias_hh_l0
     h, c = recurrence(z.transpose(0, 1).unsqueeze(0), cells.weight_hh_l0.unsqueeze(0))
     expected, (_, last) = cells(x)
@@ -61,7 +67,9 @@ def test_the_recurrence_is_that_of_torch() -> None:
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("max_records", [None, 2])
-def test_gradients_are_those_of_autograd(trained: bool, clients: int, max_records: int | None) -> None:
+def test_gradients_are_those_of_autograd(
+    trained: bool, clients: int, max_records: int | None
+) -> None:
     module, (x, y) = network(trained), reviews(clients, 5)
     gradients = RecordGradients(module, max_records=max_records)
     params = gradients.layout.initial(module) * torch.tensor([1.0, 0.5, 2.0])[:clients, None]
@@ -77,7 +85,10 @@ def test_no_records_and_no_clients_have_no_gradient() -> None:
     gradients = RecordGradients(module)
     params = gradients.layout.initial(module).expand(2, -1)
     for some in (params, params[:0]):
-        x, y = torch.zeros(len(some), 0, 20, dtype=torch.long), torch.zeros(len(some), 0, dtype=torch.long)
+        x, y = (
+            torch.zeros(len(some), 0, 20, dtype=torch.long),
+            torch.zeros(len(some), 0, dtype=torch.long),
+        )
         total, norms = gradients.scaled_sum(some, x, y, clip)
         assert torch.equal(total, torch.zeros_like(some)) and norms.shape == (len(some), 0)
 
@@ -99,13 +110,17 @@ def test_vectors_are_constants_unless_they_are_trained() -> None:
 def test_given_vectors_are_taken_as_they_are() -> None:
     given = np.arange(WORDS * 7, dtype=np.float32).reshape(WORDS, 7)
     module = build("lstm", (20,), 2, 0, words=Words(WORDS, given))
-    assert torch.equal(module[0].weight[1:], torch.from_numpy(given[1:])) and not module[0].weight[0].any()
+    assert (
+        torch.equal(module[0].weight[1:], torch.from_numpy(given[1:]))
+        and not module[0].weight[0].any()
+    )
     assert given[0].any() and module(torch.ones(3, 20, dtype=torch.long)).shape == (3, 2)
 
 
 @pytest.mark.parametrize(("activation", "applied"), [("tanh", torch.tanh), ("relu", torch.relu)])
 def test_the_network_is_that_of_the_appendix(activation: str, applied) -> None:
-    """Vectors, a layer, both directions, the mean of all states, two layers; given vectors stay as they were."""
+    """Vectors, a layer, both directions, the mean of all states, two layers; given vectors stay as
+    they were."""
     given = np.random.default_rng(0).normal(size=(WORDS, 7)).astype(np.float32)
     kept, (x, _) = given.copy(), reviews(1, 5)
     module = build("lstm", (20,), 4, 0, activation, Words(WORDS, given))
@@ -127,9 +142,14 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_weights_of_the_lstm_are_uniform_within_one_over_root_units() -> None:
-    """16,896 draws: the mean square strays by 0.7 per cent; 6 deviations: false alarms below 1e-8."""
+    """16,896 draws: the mean square strays by 0.7 per cent; 6 deviations: false alarms below
+    1e-8."""
     drawn = torch.cat([p.detach().flatten() for p in network()[3].parameters()]) * math.sqrt(32)
-    assert len(drawn) == 2 * 128 * 66 and drawn.abs().max() <= 1 and abs(3 * drawn.square().mean() - 1) < 0.042
+    assert (
+        len(drawn) == 2 * 128 * 66
+        and drawn.abs().max() <= 1
+        and abs(3 * drawn.square().mean() - 1) < 0.042
+    )
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +158,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(out: Path, folder: Path, name: str, *flags: str) -> int:
-    argv = f"--dataset=imdb --data-dir={folder} --clients=4 --chunk-clients=2 --rounds=2 --sample-rate=0.5".split()
-    return main_guard(command, [*argv, "--engine=inline", "--quiet", f"--out={out}", f"--name={name}", *flags])
+    argv = (
+        f"--dataset=imdb --data-dir={folder} --clients=4 --chunk-clients=2 --rounds=2 "
+        "--sample-rate=0.5"
+    ).split()
+    return main_guard(
+        command, [*argv, "--engine=inline", "--quiet", f"--out={out}", f"--name={name}", *flags]
+    )
 
 
 @pytest.mark.usefixtures("no_report")
@@ -171,13 +196,25 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--model=linear"], "'linear' takes numbers, and records here are sequences of words: take one of lstm"),
-        (["--dataset=digits", "--model=lstm"], "'lstm' takes sequences of words, and records here are numbers"),
-        (["--dataset=digits", "--train-embedding"], "train_embedding is on, which dataset = digits does not use"),
+        (
+            ["--model=linear"],
+            "'linear' takes numbers, and records here are sequences of words: take one of lstm",
+        ),
+        (
+            ["--dataset=digits", "--model=lstm"],
+            "'lstm' takes sequences of words, and records here are numbers",
+        ),
+        (
+            ["--dataset=digits", "--train-embedding"],
+            "train_embedding is on, which dataset = digits does not use",
+        ),
         (["--word-vectors=absent.txt"], "word_vectors = absent.txt cannot be read"),
         (["--features=scattering"], "no scattering features"),
         (["--standardize=private"], "standardize is private, but the numbers of words"),
-        (["--strategy=fedfed", "--shared-source=prototypes"], "shared_source is prototypes, but noise on the numbers"),
+        (
+            ["--strategy=fedfed", "--shared-source=prototypes"],
+            "shared_source is prototypes, but noise on the numbers",
+        ),
     ],
 )
 def test_what_cannot_be_used_together_is_named(flags, words, folder, tmp_path, capsys) -> None:
@@ -185,7 +222,9 @@ def test_what_cannot_be_used_together_is_named(flags, words, folder, tmp_path, c
     assert words in capsys.readouterr().err and not (tmp_path / "runs" / "a").exists()
 
 
-def test_a_model_of_ones_own_is_told_how_many_words_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_told_how_many_words_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "own_words.py").write_text(
         "from torch import nn\n"
         "class Net(nn.Module):\n"

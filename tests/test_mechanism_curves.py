@@ -1,4 +1,5 @@
-"""The curves of mechanisms other than DPSGD, and the charges that put their two columns together."""
+"""The curves of mechanisms other than DPSGD, and the charges that put their two columns
+together."""
 
 import dataclasses
 import json
@@ -87,7 +88,11 @@ def test_extremes_give_no_nan(event):
 def test_importance_sampling_reference(row):
     sizes = (row["batch_size"], row["clip_norm"], row["norm_sum"], row["records"])
     for column in curves.COLUMNS:
-        value = rdp(events.ImportanceSampledGaussian(*sizes, row["noise_multiplier"]), column, [row["alpha"]])
+        value = rdp(
+            events.ImportanceSampledGaussian(*sizes, row["noise_multiplier"]),
+            column,
+            [row["alpha"]],
+        )
         assert value == pytest.approx([row["rdp"]], rel=1e-9)
 
 
@@ -102,7 +107,9 @@ def test_importance_sampling_with_equal_norms_is_uniform_sampling():
 @pytest.mark.parametrize("row", REFERENCE["heterogeneous_noise"])
 def test_heterogeneous_noise_reference(row):
     smallest = noise_shape.smallest_scale([row["eigenvalues"]])
-    assert row["noise_multiplier"] * smallest == pytest.approx(row["effective_noise_multiplier"], rel=1e-12)
+    assert row["noise_multiplier"] * smallest == pytest.approx(
+        row["effective_noise_multiplier"], rel=1e-12
+    )
     event = events.HeterogeneousGaussian(0.1, row["noise_multiplier"], smallest)
     assert rdp(event) == pytest.approx(sgm(0.1, row["effective_noise_multiplier"]), rel=1e-9)
     assert np.array_equal(rdp(event, "published"), sgm(0.1, row["noise_multiplier"]))
@@ -111,8 +118,12 @@ def test_heterogeneous_noise_reference(row):
 def test_noise_scales_keep_the_mean_square_and_refuse_what_is_no_spectrum():
     assert np.mean(np.square(noise_shape.scales([9.0, 0.5, 0.0, 1e-200]))) == pytest.approx(1.0)
     assert noise_shape.smallest_scale([]) == 1.0
-    assert noise_shape.smallest_scale([[1.0], [1.0, 2.0], [3.0, 4.0]]) == pytest.approx(math.sqrt(2 / 5))
-    assert np.isinf(rdp(events.HeterogeneousGaussian(0.1, 1.0, noise_shape.smallest_scale([[1.0, 0.0]])))).all()
+    assert noise_shape.smallest_scale([[1.0], [1.0, 2.0], [3.0, 4.0]]) == pytest.approx(
+        math.sqrt(2 / 5)
+    )
+    assert np.isinf(
+        rdp(events.HeterogeneousGaussian(0.1, 1.0, noise_shape.smallest_scale([[1.0, 0.0]])))
+    ).all()
     for bad in ([], [0.0, 0.0], [1.0, -1.0], [math.inf], [math.nan]):
         with pytest.raises(ValueError, match="eigenvalues = "):
             noise_shape.scales(bad)
@@ -120,13 +131,17 @@ def test_noise_scales_keep_the_mean_square_and_refuse_what_is_no_spectrum():
 
 @pytest.mark.parametrize("row", REFERENCE["visible_choice"])
 def test_visible_choice_reference(row):
-    value = rdp(events.VisibleChoice(row["share_rate"], row["noise_multiplier"]), orders=[row["alpha"]])
+    value = rdp(
+        events.VisibleChoice(row["share_rate"], row["noise_multiplier"]), orders=[row["alpha"]]
+    )
     assert value == pytest.approx([row["rdp"]], rel=1e-12)
 
 
 def test_a_visible_choice_is_linear_in_small_shares_and_gaussian_at_one():
     orders = np.array(ORDERS)
-    assert rdp(events.VisibleChoice(1.0, 3.0)) == pytest.approx(rdp(events.Gaussian(3.0)), rel=1e-12)
+    assert rdp(events.VisibleChoice(1.0, 3.0)) == pytest.approx(
+        rdp(events.Gaussian(3.0)), rel=1e-12
+    )
     limit = 1e-12 * np.expm1(orders * (orders - 1) / (2 * 50.0**2)) / (orders - 1)
     assert rdp(events.VisibleChoice(1e-12, 50.0)) == pytest.approx(limit, rel=1e-6)
 
@@ -137,7 +152,11 @@ def test_randomized_response_costs_at_least_its_divergence(epsilon, labels):
     orders = np.array(ORDERS)
     kept = math.exp(epsilon) / (math.exp(epsilon) + labels - 1)
     other = kept / math.exp(epsilon)
-    moments = kept**orders * other ** (1 - orders) + other**orders * kept ** (1 - orders) + (labels - 2) * other
+    moments = (
+        kept**orders * other ** (1 - orders)
+        + other**orders * kept ** (1 - orders)
+        + (labels - 2) * other
+    )
     exact = np.log(moments) / (orders - 1)
     found = rdp(events.RandomizedResponse(epsilon))
     assert (exact <= found).all()
@@ -152,13 +171,18 @@ def test_a_noisy_norm_sum_is_charged_with_the_noise_that_is_inside_the_average()
 
 
 def test_screening_claims_what_its_theorem_1_claims_and_proves_what_it_did():
-    """Integer orders from 2 to 64 and the conversion of Lemma 2, which is above the tighter one; MNIST of Table 2."""
+    """Integer orders from 2 to 64 and the conversion of Lemma 2, which is above the tighter one;
+    MNIST of Table 2."""
     rate, noise, steps, delta = 512 / 60_000, 1.23, 4_698, 1e-5
     orders = np.arange(2.0, 65.0)
     claimed = (steps * sgm(rate, noise, tuple(orders)) - math.log(delta) / (orders - 1)).min()
-    step = dataclasses.replace(SCREENED, sample_rate=rate, noise_multiplier=noise, accounting="public-test")
+    step = dataclasses.replace(
+        SCREENED, sample_rate=rate, noise_multiplier=noise, accounting="public-test"
+    )
     charges = {step: steps, events.ClassicClaim(rate, noise): steps}
-    assert accountant.epsilon(charges, delta, "published").epsilon == pytest.approx(claimed, rel=1e-12)
+    assert accountant.epsilon(charges, delta, "published").epsilon == pytest.approx(
+        claimed, rel=1e-12
+    )
     more = {event: count + 1 for event, count in charges.items()}
     assert 2.999 < claimed <= 3.0 < accountant.epsilon(more, delta, "published").epsilon
     tighter = {step: steps, events.PaperClaim(rate, noise): steps}
@@ -180,7 +204,8 @@ def test_claims_cost_nothing_certified_and_what_is_unproved_costs_nothing_publis
 
 
 @pytest.mark.parametrize(
-    ("mode", "price"), [("visible", visible), ("selective", selective), ("every-trial", every_trial)]
+    ("mode", "price"),
+    [("visible", visible), ("selective", selective), ("every-trial", every_trial)],
 )
 def test_dpsur_is_priced_by_its_accounting(mode, price):
     event = dataclasses.replace(DPSUR, accounting=mode)
@@ -190,7 +215,9 @@ def test_dpsur_is_priced_by_its_accounting(mode, price):
 
 
 def test_screening_is_priced_by_where_its_test_runs():
-    public, unproved = (dataclasses.replace(SCREENED, accounting=mode) for mode in ("public-test", "unproved"))
+    public, unproved = (
+        dataclasses.replace(SCREENED, accounting=mode) for mode in ("public-test", "unproved")
+    )
     assert np.array_equal(rdp(public), sgm(0.05, 2.0))
     assert np.isinf(rdp(unproved)).all()
     assert np.array_equal(rdp(SCREENED), selective(0.05, 2.0, Acceptance(0.2, 1.0, 0.1), ORDERS))
@@ -209,9 +236,13 @@ def test_the_smallest_cap_is_the_smallest_one(lowest, delta_cap):
 def test_a_cap_is_paid_from_epsilon_and_delta():
     charges, cap = {events.SampledGaussian(0.01, 1.1): 1000}, events.TrialCap(0.2, 90)
     lost = 1000 * 0.8**90
-    assert trial_cap.guarantee(2.0, 1e-5, 1e-6) == pytest.approx((2.0 + 1e-6 / (1 - 1e-6), 1.1e-5), rel=1e-15)
+    assert trial_cap.guarantee(2.0, 1e-5, 1e-6) == pytest.approx(
+        (2.0 + 1e-6 / (1 - 1e-6), 1.1e-5), rel=1e-15
+    )
     expected = accountant.epsilon(charges, 1e-5 - lost).epsilon + lost / (1 - lost)
-    assert accountant.epsilon({**charges, cap: 1000}, 1e-5).epsilon == pytest.approx(expected, rel=1e-9)
+    assert accountant.epsilon({**charges, cap: 1000}, 1e-5).epsilon == pytest.approx(
+        expected, rel=1e-9
+    )
     assert accountant.epsilon({**charges, cap: 1000}, 1e-5, "published") == accountant.epsilon(
         charges, 1e-5, "published"
     )
@@ -220,7 +251,9 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
         trial_cap.guarantee(2.0, 1e-5, 1.0)
 
 
-@pytest.mark.parametrize("arguments", [(0.0, 10, 0.1), (1.1, 10, 0.1), (0.5, 0, 0.1), (0.5, 10, 0.0), (0.5, 10, 1.0)])
+@pytest.mark.parametrize(
+    "arguments", [(0.0, 10, 0.1), (1.1, 10, 0.1), (0.5, 0, 0.1), (0.5, 10, 0.0), (0.5, 10, 1.0)]
+)
 def test_a_cap_that_cannot_be_is_refused(arguments):
     with pytest.raises(ValueError, match="must be"):
         trial_cap.smallest_cap(*arguments)

@@ -1,4 +1,5 @@
-"""Laws of every mechanism: each row of the registry, and the worked example of docs/new-mechanism.md."""
+"""Laws of every mechanism: each row of the registry, and the worked example of
+docs/new-mechanism.md."""
 
 import json
 import re
@@ -19,7 +20,9 @@ from sim.start import train
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "new-mechanism.md"
 PRIVATE = [name for name, row in MECHANISMS.items() if row.private]
-SMALL = "--clients=6 --rounds=3 --steps=2 --sample-rate=0.5 --engine=inline --quiet --chunk-clients=2"
+SMALL = (
+    "--clients=6 --rounds=3 --steps=2 --sample-rate=0.5 --engine=inline --quiet --chunk-clients=2"
+)
 
 
 @pytest.fixture
@@ -56,7 +59,10 @@ def test_a_run_meets_its_budget_and_its_files_say_so(tmp_path, mechanism):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_grouping_changes_no_bit(tmp_path, mechanism):
     models = [
-        load_file(run(tmp_path, f"g{groups}", "--mechanism", mechanism, "--groups", groups) / "model.safetensors")
+        load_file(
+            run(tmp_path, f"g{groups}", "--mechanism", mechanism, "--groups", groups)
+            / "model.safetensors"
+        )
         for groups in ("1", "3")
     ]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
@@ -65,10 +71,13 @@ def test_grouping_changes_no_bit(tmp_path, mechanism):
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_chunks_change_rounding_only(tmp_path, mechanism):
-    """A cohort of two clients is two cohorts of one. (One step: DP-Hero's eigenvectors amplify rounding.)"""
+    """A cohort of two clients is two cohorts of one. (One step: DP-Hero's eigenvectors amplify
+    rounding.)"""
     flags = ("--mechanism", mechanism, "--rounds", "1", "--steps", "1")
     models = [
-        load_file(run(tmp_path, f"c{width}", *flags, "--chunk-clients", width) / "model.safetensors")
+        load_file(
+            run(tmp_path, f"c{width}", *flags, "--chunk-clients", width) / "model.safetensors"
+        )
         for width in ("2", "1")
     ]
     for name in models[0]:

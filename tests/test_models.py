@@ -35,13 +35,17 @@ def parameters(module: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "size"), SIZES)
-def test_models_have_their_papers_sizes(name: str, shape: tuple[int, ...], classes: int, size: int) -> None:
+def test_models_have_their_papers_sizes(
+    name: str, shape: tuple[int, ...], classes: int, size: int
+) -> None:
     module = build(name, shape, classes, 0)
     assert parameters(module).numel() == size
     assert module(torch.randn(3, *shape)).shape == (3, classes) and module.training
 
 
-@pytest.mark.parametrize(("dataset", "shape"), [("digits", (1, 8, 8)), ("mnist", (1, 28, 28)), ("fmnist", (1, 28, 28))])
+@pytest.mark.parametrize(
+    ("dataset", "shape"), [("digits", (1, 8, 8)), ("mnist", (1, 28, 28)), ("fmnist", (1, 28, 28))]
+)
 def test_default_models_fit_their_data(dataset: str, shape: tuple[int, ...]) -> None:
     assert build(preset(dataset)["model"], shape, 10, 0)(torch.zeros(1, *shape)).shape == (1, 10)
 
@@ -56,10 +60,17 @@ def test_weights_depend_on_the_seed_alone(name: str) -> None:
     assert not torch.equal(first, parameters(build(name, (1, 28, 28), 10, 8)))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("cnn", (1, 28, 28)), ("cnn-cifar", (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (1, 28, 28)), ("cnn", (1, 28, 28)), ("cnn-cifar", (3, 32, 32))]
+)
 def test_weights_are_uniform_within_one_over_root_fan_in(name: str, shape: tuple[int, ...]) -> None:
-    """The variance of n uniform draws strays by 0.9 / sqrt(n); 6 deviations: false alarms below 1e-8."""
-    layers = [layer for layer in build(name, shape, 10, 1).modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    """The variance of n uniform draws strays by 0.9 / sqrt(n); 6 deviations: false alarms below
+    1e-8."""
+    layers = [
+        layer
+        for layer in build(name, shape, 10, 1).modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+    ]
     assert len(layers) >= 2
     for layer in layers:
         bound = 1 / math.sqrt(layer.weight[0].numel())
@@ -102,7 +113,10 @@ FAULTS = [
     ({"input_shape": (0,)}, "input_shape = (0,)"),
     ({"seed": -1}, "seed = -1"),
     ({"seed": 2**63}, "outside 0 .. 2**63 - 1"),
-    ({"name": "no.such.module:Net"}, "module 'no.such.module' cannot be imported (ModuleNotFoundError"),
+    (
+        {"name": "no.such.module:Net"},
+        "module 'no.such.module' cannot be imported (ModuleNotFoundError",
+    ),
     ({"name": "own_nets:Absent"}, "has no such class"),
     ({"name": "own_nets:"}, "has no such class"),
     ({"name": ":Net"}, "cannot be imported"),
@@ -122,7 +136,8 @@ class Plain: pass
 class Net(nn.Module):
     def __init__(self, classes, hidden=4, *, input_shape):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(input_shape[0], hidden), nn.Dropout(), nn.Linear(hidden, classes))
+        first, last = nn.Linear(input_shape[0], hidden), nn.Linear(hidden, classes)
+        self.layers = nn.Sequential(first, nn.Dropout(), last)
     def forward(self, x):
         return self.layers(x)
 class Fixed(nn.Module):

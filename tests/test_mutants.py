@@ -1,4 +1,5 @@
-"""The tables of mutants fit the code; the mutants themselves run by ``python tests/mutants/run.py``."""
+"""The tables of mutants fit the code; the mutants themselves run by ``python
+tests/mutants/run.py``."""
 
 import dataclasses
 import json
@@ -33,10 +34,15 @@ def test_a_stale_table_is_noticed(tmp_path: Path):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A line of code, a test that cannot fail, one that fails for the mutant, and one that cannot run."""
+    """A line of code, a test that cannot fail, one that fails for the mutant, and one that cannot
+    run."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "code_.py").write_text("noise = 1.0\n")
-    tests = {"blind": "assert True", "sees": "import code_ as c\n    assert c.noise == 1.0", "broken": "assert ("}
+    tests = {
+        "blind": "assert True",
+        "sees": "import code_ as c\n    assert c.noise == 1.0",
+        "broken": "assert (",
+    }
     for name, body in tests.items():
         (tmp_path / "tests" / f"test_{name}.py").write_text(f"def test_it():\n    {body}\n")
     return tmp_path
@@ -49,14 +55,17 @@ from tests.mutants.run import is_killed
 from tests.mutants.table import Mutant
 folder = Path(sys.argv[1])
 for test in ("blind", "sees", "broken"):
-    print(test, is_killed(Mutant("quiet", "code_.py", "1.0", "0.0", (f"test_{test}.py",)), folder)[0])
+    mutant = Mutant("quiet", "code_.py", "1.0", "0.0", (f"test_{test}.py",))
+    print(test, is_killed(mutant, folder)[0])
 """
 """In a process of its own: one with threads, as this may be, must not fork."""
 
 
 def test_a_mutant_that_no_test_kills_survives(project: Path):
     """A test that cannot run is no kill either."""
-    done = subprocess.run([sys.executable, "-c", FORKS, str(project)], capture_output=True, text=True, cwd=table.ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, str(project)], capture_output=True, text=True, cwd=table.ROOT
+    )
     assert done.stdout.split() == ["blind", "False", "sees", "True", "broken", "False"]
     assert (project / "code_.py").read_text() == "noise = 1.0\n"
 
@@ -73,8 +82,11 @@ def test_changed_mutants_come_first_and_the_order_of_the_others_follows_the_code
     assert run.in_turn(ALL[1:])[1:] != [m for m in order if m in ALL[1:]][1:]
 
 
-def test_of_a_mutant_that_was_not_tried_the_last_result_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Killed before and now, killed now only, killed before only and not tried, survived now, never tried."""
+def test_of_a_mutant_that_was_not_tried_the_last_result_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Killed before and now, killed now only, killed before only and not tried, survived now, never
+    tried."""
     both, now, before, survivor, never = some = ALL[:5]
     monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
     old = {both.name: "old", before.name: "old", survivor.name: "old", "gone": "old"}
@@ -83,6 +95,8 @@ def test_of_a_mutant_that_was_not_tried_the_last_result_stands(tmp_path: Path, m
     results = json.loads(run.RESULTS.read_text())
     expected = {both.name: both.digest(), now.name: now.digest(), before.name: "old"}
     assert results["mutants"] == expected and results["killed"] == 3
-    assert results["mutants in all"] == 5 and results["not killed"] == sorted([survivor.name, never.name])
+    assert results["mutants in all"] == 5 and results["not killed"] == sorted(
+        [survivor.name, never.name]
+    )
     counted = [text.split(" of ") for text in results["files"].values()]
     assert [sum(int(pair[k]) for pair in counted) for k in (0, 1)] == [3, 5]

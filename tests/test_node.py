@@ -13,7 +13,7 @@ from torch import nn
 from client.client_state import ClientState
 from client.figures import means
 from client.messages import Upload
-from client.node import GroupData
+from client.node import GroupData, Node
 from client.sums import SCALE
 from client.uploads import Uploads
 from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian, Unprotected
@@ -33,7 +33,9 @@ ONCE = {SampledGaussian(0.5, 1.0): 3}
 
 
 def releases(folder: Path) -> list[str]:
-    lines = (line for path in (folder / "ledger").iterdir() for line in path.read_text().splitlines())
+    lines = (
+        line for path in (folder / "ledger").iterdir() for line in path.read_text().splitlines()
+    )
     return [json.loads(line)["release"] for line in lines]
 
 
@@ -64,7 +66,8 @@ def test_every_asked_client_pays_for_its_own_plan(tmp_path):
 
 
 def test_every_round_is_charged_as_the_round_that_it_is(tmp_path):
-    """A plan whose noise falls from round to round; client 1 joins late, so its second round is its first."""
+    """A plan whose noise falls from round to round; client 1 joins late, so its second round is its
+    first."""
     here = node(tmp_path, plans=plan_table(*[dataclasses.replace(A, noise_decay=0.5)] * 4))
     here.train(request(1, [0]))
     here.train(dataclasses.replace(request(2, [0, 1]), nth=np.array([2, 1])))
@@ -83,26 +86,34 @@ def test_a_round_of_a_release_that_is_asked_again_is_drawn_and_charged_anew(tmp_
     here = node(tmp_path, seed=None)
     first, again = (here.train(request(1, [0, 1])) for _ in range(2))
     assert (first.total != again.total).all()
-    assert read(tmp_path / "ledger") == {client: Counter({SampledGaussian(0.5, 1.0): 6}) for client in (0, 1)}
+    assert read(tmp_path / "ledger") == {
+        client: Counter({SampledGaussian(0.5, 1.0): 6}) for client in (0, 1)
+    }
     assert len(set(releases(tmp_path))) == 2
 
 
 def test_an_upload_is_the_exact_weighted_sum_of_the_clients_updates(tmp_path):
     """Whatever asks for it: one node with both chunks, or two nodes with one each."""
     whole = node(tmp_path / "one").train(request(1, [0, 1, 2, 3]))
-    parts = [node(tmp_path / "two", chunks=[c], group=g).train(request(1, c, group=g)) for g, c in enumerate(CHUNKS)]
+    parts = [
+        node(tmp_path / "two", chunks=[c], group=g).train(request(1, c, group=g))
+        for g, c in enumerate(CHUNKS)
+    ]
     assert (whole.total == parts[0].total + parts[1].total).all()
     assert whole.weight == sum(part.weight for part in parts) == 60
     weighted = torch.zeros(len(whole.total), dtype=torch.float64)
     for chunk in CHUNKS:
         end = local_round(MECHANISMS["dpsgd"], cohort([A] * 2, chunk), start(model())).params
-        weighted += torch.tensor([len(OWNED[c]) for c in chunk]).double() @ (end - start(model())).double()
+        weighted += (
+            torch.tensor([len(OWNED[c]) for c in chunk]).double() @ (end - start(model())).double()
+        )
     np.testing.assert_allclose(whole.total / SCALE, weighted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("asked", [[], [3], [2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 5]])
 def test_asked_clients_are_parted_by_their_chunks(asked):
-    """Each in the place where it was asked, in the order of the chunks. Kills a chunk that is asked for nobody."""
+    """Each in the place where it was asked, in the order of the chunks. Kills a chunk that is asked
+    for nobody."""
     chunks = [np.array([1, 5]), np.array([0, 2, 3])]
     data = GroupData(X, Y, OWNED.__getitem__, chunks, np.ones(6, dtype=np.int64))
     parts = [np.array(asked)[part].tolist() for part in data.parts(np.array(asked, dtype=np.int64))]
@@ -112,7 +123,11 @@ def test_asked_clients_are_parted_by_their_chunks(asked):
 
 def test_a_client_that_is_not_asked_neither_trains_nor_pays(tmp_path):
     upload = node(tmp_path).train(request(1, [2]))
-    assert upload.weight == 39 and upload.clients.tolist() == [2] and set(read(tmp_path / "ledger")) == {2}
+    assert (
+        upload.weight == 39
+        and upload.clients.tolist() == [2]
+        and set(read(tmp_path / "ledger")) == {2}
+    )
 
 
 def test_a_diverged_client_is_refused(tmp_path):
@@ -121,11 +136,20 @@ def test_a_diverged_client_is_refused(tmp_path):
 
 
 def test_a_release_keeps_its_upload_until_the_next_one(tmp_path):
-    here, uploads, params = node(tmp_path, seed=None), Uploads(tmp_path / "uploads"), start(model()).numpy()
+    here, uploads, params = (
+        node(tmp_path, seed=None),
+        Uploads(tmp_path / "uploads"),
+        start(model()).numpy(),
+    )
     first = here.train(request(1, [0, 3]))
     (found,) = uploads.finished(1, params)
     assert (found.total == first.total).all() and found.clients.tolist() == [0, 3]
-    assert (found.round, found.group, found.weight, found.figures) == (1, 0, first.weight, first.figures)
+    assert (found.round, found.group, found.weight, found.figures) == (
+        1,
+        0,
+        first.weight,
+        first.figures,
+    )
     node(tmp_path, seed=None, group=1).train(request(1, [1], group=1))
     assert [upload.group for upload in uploads.finished(1, params)] == [0, 1]
     here.train(request(2, [0, 3]))
@@ -147,30 +171,43 @@ def test_only_a_whole_upload_of_this_round_and_this_model_is_found(tmp_path):
 
 def test_a_simulation_keeps_no_uploads(tmp_path):
     node(tmp_path).train(request(1, [0]))
-    assert not (tmp_path / "uploads").exists() and Uploads(tmp_path / "uploads").finished(1, np.zeros(1)) == []
+    assert (
+        not (tmp_path / "uploads").exists()
+        and Uploads(tmp_path / "uploads").finished(1, np.zeros(1)) == []
+    )
 
 
 @pytest.mark.parametrize("unpaid", [SampledGaussian(0.5, 1.0), Unprotected(1.0)], ids=str)
 def test_what_a_round_has_released_beyond_its_charge_is_refused(tmp_path, unpaid):
-    """A mechanism that settles what nothing has paid for gets no upload, and no line. Kills an unchecked settlement."""
-    greedy = dataclasses.replace(MECHANISMS["dpsgd"], realized=lambda cohort, state: [{}, {unpaid: 1}])
+    """A mechanism that settles what nothing has paid for gets no upload, and no line. Kills an
+    unchecked settlement."""
+    greedy = dataclasses.replace(
+        MECHANISMS["dpsgd"], realized=lambda cohort, state: [{}, {unpaid: 1}]
+    )
     with pytest.raises(ValueError, match="was not paid for when its round started"):
         node(tmp_path, mechanism=greedy).train(request(1, [0, 2]))
     assert read(tmp_path / "ledger") == dict.fromkeys((0, 2), ONCE)
 
 
 def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp_path):
-    """Client by client: a claim is told and charged, what an allotment has paid for is charged alone."""
+    """Client by client: a claim is told and charged, what an allotment has paid for is charged
+    alone."""
     claim, covered = PaperClaim(0.5, 1.0), Covered(SampledGaussian(0.5, 9.0), 4.0)
     by_size = {8: {claim: 2, covered: 1}, 12: {claim: 3}, 39: {}, 1: {claim: 2, covered: 1}}
     kept = dataclasses.replace(
-        MECHANISMS["dpsgd"], realized=lambda cohort, state: [by_size[len(own)] for own in cohort.data.records]
+        MECHANISMS["dpsgd"],
+        realized=lambda cohort, state: [by_size[len(own)] for own in cohort.data.records],
     )
     upload = node(tmp_path, mechanism=kept, chunks=[[0, 1, 2, 3]]).train(request(1, [0, 1, 2, 3]))
     told = {int(c): charges for clients, charges in upload.realized for c in clients}
     assert told == {0: {claim: 2}, 3: {claim: 2}, 1: {claim: 3}}
     paid = read(tmp_path / "ledger")
-    assert paid == {0: ONCE | {claim: 2, covered: 1}, 1: ONCE | {claim: 3}, 2: ONCE, 3: ONCE | {claim: 2, covered: 1}}
+    assert paid == {
+        0: ONCE | {claim: 2, covered: 1},
+        1: ONCE | {claim: 3},
+        2: ONCE,
+        3: ONCE | {claim: 2, covered: 1},
+    }
 
 
 def test_a_round_in_a_cohort_has_the_rates_of_its_round_and_the_steps_of_its_clients(tmp_path):
@@ -187,15 +224,22 @@ def test_a_round_in_a_cohort_has_the_rates_of_its_round_and_the_steps_of_its_cli
 
 
 def test_every_client_of_a_chunk_is_in_its_own_round(tmp_path):
-    """Two chunks whose clients take turns in the request: noise, as it falls, is that of the client's own count."""
+    """Two chunks whose clients take turns in the request: noise, as it falls, is that of the
+    client's own count."""
     falling = plan_table(*[dataclasses.replace(A, noise_decay=0.7)] * 4)
     nth = np.array([1, 4, 2, 1])
-    whole = node(tmp_path / "all", plans=falling).train(dataclasses.replace(request(1, [0, 1, 2, 3]), nth=nth))
+    whole = node(tmp_path / "all", plans=falling).train(
+        dataclasses.replace(request(1, [0, 1, 2, 3]), nth=nth)
+    )
     alone = [
-        node(tmp_path / str(c), plans=falling).train(dataclasses.replace(request(1, [c]), nth=nth[c : c + 1]))
+        node(tmp_path / str(c), plans=falling).train(
+            dataclasses.replace(request(1, [c]), nth=nth[c : c + 1])
+        )
         for c in range(4)
     ]
-    np.testing.assert_allclose(whole.total / SCALE, sum(one.total for one in alone) / SCALE, atol=1e-3)
+    np.testing.assert_allclose(
+        whole.total / SCALE, sum(one.total for one in alone) / SCALE, atol=1e-3
+    )
 
 
 def test_a_strategy_is_told_of_the_model_the_shared_records_and_the_draws_of_its_clients(tmp_path):
@@ -211,12 +255,19 @@ def test_a_strategy_is_told_of_the_model_the_shared_records_and_the_draws_of_its
     (around,) = seen
     assert around.shared is shared and torch.equal(around.start, params)
     own = Streams(seed_key(SEED), 2, [1, 2], CPU)
-    assert [s.random() for s in around.streams.of("shared")] == [s.random() for s in own.of("shared")]
+    assert [s.random() for s in around.streams.of("shared")] == [
+        s.random() for s in own.of("shared")
+    ]
 
 
 def test_a_replayed_round_starts_from_what_clients_kept_before_it(tmp_path):
-    """Momentum that is kept: round 2 asked again, by another process, is round 2. Kills the state after it."""
-    kept = lambda: node(tmp_path, client_state=ClientState(tmp_path / "kept", ("clip_norm",)), optimizer=sgd(0.9))  # noqa: E731
+    """Momentum that is kept: round 2 asked again, by another process, is round 2. Kills the state
+    after it."""
+
+    def kept() -> Node:
+        state = ClientState(tmp_path / "kept", ("clip_norm",))
+        return node(tmp_path, client_state=state, optimizer=sgd(0.9))
+
     first, second, third = (kept().train(request(n, [0, 1])).total for n in (1, 2, 3))
     for n, total in ((3, third), (2, second), (1, first)):
         assert (kept().train(request(n, [0, 1])).total == total).all()
@@ -228,9 +279,18 @@ def test_clients_whose_rounds_have_unlike_numbers_of_epochs_meet_though_they_kee
     """Client 0 trains alone, then with client 1. Kills keeping what has a column for each epoch."""
     dpis = MECHANISMS["dpis"]
     rates = (0.25, 0.5, 0.25, 0.5)
-    plans = [DpisPlan(q, 2.0, 1.0, 4, len(own), 2, 1e-5, Dpis()) for q, own in zip(rates, OWNED, strict=True)]
+    plans = [
+        DpisPlan(q, 2.0, 1.0, 4, len(own), 2, 1e-5, Dpis())
+        for q, own in zip(rates, OWNED, strict=True)
+    ]
     client_state = ClientState(tmp_path / "kept", dpis.lasting)
-    here = node(tmp_path, mechanism=dpis, plans=plan_table(*plans), chunks=[[0, 1]], client_state=client_state)
+    here = node(
+        tmp_path,
+        mechanism=dpis,
+        plans=plan_table(*plans),
+        chunks=[[0, 1]],
+        client_state=client_state,
+    )
     here.train(request(1, [0]))
     both = here.train(dataclasses.replace(request(2, [0, 1]), nth=np.array([2, 1])))
     assert both.clients.tolist() == [0, 1] and both.weight == len(OWNED[0]) + len(OWNED[1])
@@ -243,7 +303,9 @@ def test_a_finished_upload_is_found_as_it_was_kept(tmp_path):
     kept = Upload(0, 3, clients, np.array([5, -(2**40)]), 9, {"rate": (1.5, 2)}, shared=shared)
     Uploads(tmp_path).keep(kept, params)
     (found,) = Uploads(tmp_path).finished(0, params)
-    assert (found.round, found.group, found.weight) == (0, 3, 9) and means([found.figures]) == {"rate": 0.75}
+    assert (found.round, found.group, found.weight) == (0, 3, 9) and means([found.figures]) == {
+        "rate": 0.75
+    }
     assert found.clients.tolist() == [4, 7] and found.total.tolist() == kept.total.tolist()
     assert found.shared.keys() == shared.keys()
     assert all(np.array_equal(found.shared[name], part) for name, part in shared.items())

@@ -1,4 +1,5 @@
-"""The nodes of each phase: whose records they hold, by which settings they train or release, where they write."""
+"""The nodes of each phase: whose records they hold, by which settings they train or release, where
+they write."""
 
 from pathlib import Path
 
@@ -36,10 +37,23 @@ DISTILLED = {
 
 
 def test_the_generator_descends_by_its_own_settings(tmp_path):
-    """Two rounds without noise, as plain autograd: each client one step, then the mean by numbers of records."""
-    job = built(tmp_path, mechanism="none", server_momentum=0.0, lr=9.0, groups=2, chunk_clients=2, **DISTILLED)
+    """Two rounds without noise, as plain autograd: each client one step, then the mean by numbers
+    of records."""
+    job = built(
+        tmp_path,
+        mechanism="none",
+        server_momentum=0.0,
+        lr=9.0,
+        groups=2,
+        chunk_clients=2,
+        **DISTILLED,
+    )
     module = distiller(job)
-    layout, x, y = Layout.of(module), torch.from_numpy(job.dataset.x), torch.from_numpy(job.dataset.y)
+    layout, x, y = (
+        Layout.of(module),
+        torch.from_numpy(job.dataset.x),
+        torch.from_numpy(job.dataset.y),
+    )
     row = layout.initial(module)
     for _ in range(2):
         after, sizes = [], []
@@ -49,7 +63,9 @@ def test_the_generator_descends_by_its_own_settings(tmp_path):
             output = module(x[own])
             loss = F.cross_entropy(output[:, :-2], y[own]) + 2.5 * output[:, -2].mean()
             loss = loss + CODE_WEIGHT * output[:, -1].mean()
-            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+            gradient = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]
+            )
             after.append(row - 0.07 * gradient)
             sizes.append(float(len(own)))
         row = (torch.tensor(sizes) / sum(sizes)) @ torch.stack(after)
@@ -64,7 +80,10 @@ def test_the_generator_has_the_code_that_was_asked_for_and_its_weights_follow_th
     first, other = (distiller(built(tmp_path, seed=seed, **DISTILLED)) for seed in (11, 12))
     assert first.splitter.encoder[-1].out_features == first.splitter.decoder[0].in_features == 3
     assert not torch.equal(first.splitter.encoder[1].weight, other.splitter.encoder[1].weight)
-    layers, rng = [m for m in first.modules() if isinstance(m, torch.nn.Linear)], generator(seed_key(11), "generator")
+    layers, rng = (
+        [m for m in first.modules() if isinstance(m, torch.nn.Linear)],
+        generator(seed_key(11), "generator"),
+    )
     before = [layer.weight.detach().clone() for layer in layers]
     for layer in layers:
         initialise(layer, rng)
@@ -72,12 +91,16 @@ def test_the_generator_has_the_code_that_was_asked_for_and_its_weights_follow_th
 
 
 @pytest.mark.parametrize("source", ["prototypes", "distilled"])
-def test_what_is_released_are_the_parts_of_records_that_the_trained_generator_leaves(tmp_path, source):
+def test_what_is_released_are_the_parts_of_records_that_the_trained_generator_leaves(
+    tmp_path, source
+):
     given = DISTILLED | {"shared_source": source, "prototype_features": "distilled"}
     job = built(tmp_path, **given)
     module, x = distiller(job), torch.from_numpy(job.dataset.x[:6])
     layout = Layout.of(module)
-    row = layout.initial(module) + 0.3 * torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
+    row = layout.initial(module) + 0.3 * torch.randn(
+        layout.size, generator=torch.Generator().manual_seed(0)
+    )
     module.load_state_dict(layout.unflatten(row))
     found = release_of(job, row.numpy())
     torch.testing.assert_close(found.features(x), module.splitter(x)[0].detach())
@@ -88,8 +111,12 @@ def test_what_is_released_are_the_parts_of_records_that_the_trained_generator_le
 
 
 @pytest.mark.parametrize("release", [False, True])
-def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_of_its_own(tmp_path, release):
-    job = built(tmp_path, groups=2, chunk_clients=2, standardize="private", release=release, **DISTILLED)
+def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_of_its_own(
+    tmp_path, release
+):
+    job = built(
+        tmp_path, groups=2, chunk_clients=2, standardize="private", release=release, **DISTILLED
+    )
     host, seen = Host(job, tmp_path), set()
     for phase in (phase.name for phase in course.PHASES):
         for group in (0, 1):
@@ -97,18 +124,25 @@ def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_
             assert node is host.node(group, phase)
             assert node._data.chunks == job.groups[group]
             assert node._purse.seed == (None if release else 11)
-            assert not hasattr(node, "_training") or node._training.seed == (None if release else 11)
+            assert not hasattr(node, "_training") or node._training.seed == (
+                None if release else 11
+            )
             assert node._purse.ledger.path == tmp_path / "ledger" / f"group-{group:04d}.jsonl"
             seen.add(node._uploads._folder)
     assert len(seen) == 4
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_clients_train_by_the_mechanism_that_was_asked_for_and_keep_what_lasts_by_group(tmp_path, name):
+def test_clients_train_by_the_mechanism_that_was_asked_for_and_keep_what_lasts_by_group(
+    tmp_path, name
+):
     job = built(tmp_path, mechanism=name, groups=2, chunk_clients=2, keep_state=True)
     own = [training.node(job, group, tmp_path) for group in (0, 1)]
     assert all(node._training.mechanism is MECHANISMS[name] for node in own)
-    assert training.node(job, 0, tmp_path, MECHANISMS["none"])._training.mechanism is MECHANISMS["none"]
+    assert (
+        training.node(job, 0, tmp_path, MECHANISMS["none"])._training.mechanism
+        is MECHANISMS["none"]
+    )
     folders = [node._client_state._folder for node in own]
     assert folders == [tmp_path / "clients" / f"group-{group:04d}" for group in (0, 1)]
     assert own[0]._client_state._lasting == MECHANISMS[name].lasting
@@ -143,6 +177,8 @@ def test_clients_train_beside_what_their_settings_share_and_nothing_else(tmp_pat
     assert shared(run, made) == [x.tolist(), y.tolist()]
     public = built(tmp_path, shared_source="public", **fedfed)
     assert shared(run, public) == [part.tolist() for part in public.public]
-    assert [part.tolist() for part in training.node(public, 0, run)._data.public] == shared(run, public)
+    assert [part.tolist() for part in training.node(public, 0, run)._data.public] == shared(
+        run, public
+    )
     assert shared(run, built(tmp_path, shared_source="none", **fedfed)) is None
     assert shared(run, built(tmp_path, public_records=15)) is None

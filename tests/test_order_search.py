@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from mechanisms.accounting import accountant, curves
 from mechanisms.accounting.accountant import ORDERS
-from mechanisms.accounting.events import DpsurStep, RandomizedResponse, SampledGaussian, ScreenedStep, TrialCap
+from mechanisms.accounting.events import (
+    DpsurStep,
+    RandomizedResponse,
+    SampledGaussian,
+    ScreenedStep,
+    TrialCap,
+)
 from mechanisms.accounting.order_search import least
 
 GRID = np.array(ORDERS)
@@ -38,7 +44,10 @@ def test_nothing_is_lost_whatever_else_is_paid(steepening, others, finite, scale
 @pytest.mark.parametrize("count", [1, 30, 1_000, 30_000])
 @pytest.mark.parametrize("event", [VISIBLE, SELECTIVE, SCREENED], ids=lambda event: event.kind)
 def test_epsilon_is_that_of_the_whole_grid_and_few_orders_are_looked_at(event, count):
-    for charges in ({event: count}, {event: count, SampledGaussian(0.2, 3.0): 9, RandomizedResponse(1.5): 1}):
+    for charges in (
+        {event: count},
+        {event: count, SampledGaussian(0.2, 3.0): 9, RandomizedResponse(1.5): 1},
+    ):
         curves._POINTS.clear()
         found = accountant.guarantee(charges, 1e-5, "certified", ORDERS)
         looked_at = len(curves._POINTS[event, "certified"])

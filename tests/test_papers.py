@@ -1,4 +1,5 @@
-"""The transcribed tables agree with themselves and with what can be computed, and every recipe agrees with them."""
+"""The transcribed tables agree with themselves and with what can be computed, and every recipe
+agrees with them."""
 
 import math
 import re
@@ -18,12 +19,27 @@ from sim.data.words import Words
 from sim.models.networks import build
 
 RECIPES = {path.stem: read(path) for path in sorted(papers.RECIPES.glob("*.toml"))}
-PAPERS = {path.stem: tomllib.loads(path.read_text()) for path in sorted((papers.RECIPES / "papers").glob("*.toml"))}
+PAPERS = {
+    path.stem: tomllib.loads(path.read_text())
+    for path in sorted((papers.RECIPES / "papers").glob("*.toml"))
+}
 DATA = {"mnist": "MNIST", "fmnist": "FMNIST", "cifar10": "CIFAR-10", "imdb": "IMDb"}
 DPSUR, DPIS, SCREENING = "dpsur-pvldb-2024", "dpis-ccs-2022", "screening-2022"
-MECHANISM = {"DPSUR": "dpsur", "DPIS": "dpis", "DPAGD": "dpagd", "DP-Hero": "dphero", "non-private": "none"}
-MECHANISM |= {"screening": "screening", "screening, free": "screening", "AC": "dpis", "fixed": "dpis"}
-"""A row's name in a paper, and what trains it; all other rows that are cited are variants of DPSGD."""
+MECHANISM = {
+    "DPSUR": "dpsur",
+    "DPIS": "dpis",
+    "DPAGD": "dpagd",
+    "DP-Hero": "dphero",
+    "non-private": "none",
+}
+MECHANISM |= {
+    "screening": "screening",
+    "screening, free": "screening",
+    "AC": "dpis",
+    "fixed": "dpis",
+}
+"""A row's name in a paper, and what trains it; all other rows that are cited are variants of
+DPSGD."""
 
 
 def leaves(value: Any, way: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,10 +81,14 @@ def test_a_transcription_is_numbers_with_their_places(stem):
 def test_both_versions_of_dpsur_give_the_same_figures():
     journal, preprint = PAPERS[DPSUR], PAPERS["dpsur-arxiv"]
     own = {"name", "title", "uncertain", "table-5", "table-6", "table-7"}
-    assert {k: v for k, v in journal.items() if k not in own} == {k: v for k, v in preprint.items() if k not in own}
+    assert {k: v for k, v in journal.items() if k not in own} == {
+        k: v for k, v in preprint.items() if k not in own
+    }
 
 
-@pytest.mark.parametrize(("stem", "place", "data"), [(DPSUR, "table-2", DATA), (DPIS, "table-3", DATA)])
+@pytest.mark.parametrize(
+    ("stem", "place", "data"), [(DPSUR, "table-2", DATA), (DPIS, "table-3", DATA)]
+)
 def test_accuracies_rise_with_epsilon_but_where_the_paper_has_it_otherwise(stem, place, data):
     falls = []
     for name in data.values():
@@ -81,13 +101,17 @@ def test_accuracies_rise_with_epsilon_but_where_the_paper_has_it_otherwise(stem,
 
 
 def test_dpis_agrees_with_itself():
-    """Table 4 without adaptive clipping is Table 3 on images; with it, on IMDb, but for one figure that is marked."""
+    """Table 4 without adaptive clipping is Table 3 on images; with it, on IMDb, but for one figure
+    that is marked."""
     main, clipping = PAPERS[DPIS]["table-3"], PAPERS[DPIS]["table-4"]
     for name in DATA.values():
         same = {e: value for e, value in main[name]["DPIS"].items() if e != "4"}
         other = dict(clipping[name]["AC" if name == "IMDb" else "fixed"])
         if name == "IMDb":
-            assert "table-4/IMDb/AC/1" in PAPERS[DPIS]["uncertain"] and other.pop("1") == same.pop("1") + 0.1
+            assert (
+                "table-4/IMDb/AC/1" in PAPERS[DPIS]["uncertain"]
+                and other.pop("1") == same.pop("1") + 0.1
+            )
         assert other == same
     assert len(dict(leaves(main))) == (3 * 5 + 4) * 5 + 4 + 1
 
@@ -109,7 +133,8 @@ def test_dpsurs_probabilities_of_acceptance_are_those_of_its_formula():
 
 @pytest.mark.parametrize(("data", "epochs"), [("MNIST", 40), ("FMNIST", 40), ("CIFAR-10", 30)])
 def test_screenings_noise_pays_for_whole_epochs_by_its_own_conversion_alone(data, epochs):
-    """Table 2's noise at epsilon 3 is 40, 40 and 30 epochs by Lemma 2, as its sources have it; 30 % more otherwise."""
+    """Table 2's noise at epsilon 3 is 40, 40 and 30 epochs by Lemma 2, as its sources have it; 30 %
+    more otherwise."""
     row, records = PAPERS[SCREENING]["table-2"][data], PAPERS[DPSUR]["records"][data]
     rate = row["B"] / records
 
@@ -148,7 +173,9 @@ def test_figures_stand_beside_the_data_set_the_epsilon_and_the_mechanism_that_th
         settings = cell.settings
         for claim in cell.claims:
             file, place, data, *row, column = claim.reference.split("/")
-            assert place.startswith(("table", "figure")) and claim.value == papers.entry(claim.reference)
+            assert place.startswith(("table", "figure")) and claim.value == papers.entry(
+                claim.reference
+            )
             if place.startswith("table"):
                 assert data == DATA[settings["dataset"]], (stem, cell.label, claim.reference)
             name = row[-1] if row else column
@@ -164,7 +191,9 @@ def test_figures_stand_beside_the_data_set_the_epsilon_and_the_mechanism_that_th
                 assert settings["epsilon"] == "none"
             else:
                 assert settings["epsilon"] == float(column), (stem, cell.label, claim.reference)
-            expected = MECHANISM.get(name, "dpsgd") if column != "inf" or name == "DP-Hero" else "none"
+            expected = (
+                MECHANISM.get(name, "dpsgd") if column != "inf" or name == "DP-Hero" else "none"
+            )
             assert settings["mechanism"] == expected, (stem, cell.label)
 
 
@@ -177,7 +206,8 @@ FOLLOWED = {
 
 @pytest.mark.parametrize("budget", CELLS)
 def test_settings_are_the_papers_or_a_deviation_says_why(budget):
-    """Of every cell that is compared with a mechanism's own paper; in an ablation, but for what it varies."""
+    """Of every cell that is compared with a mechanism's own paper; in an ablation, but for what it
+    varies."""
     seen = set()
     for stem, cell in CELLS[budget]:
         data = DATA.get(cell.settings.get("dataset", ""), "")
@@ -191,7 +221,11 @@ def test_settings_are_the_papers_or_a_deviation_says_why(budget):
             allowed = deviating(RECIPES[stem])
             differs = [key for key, value in given.items() if cell.settings.get(key) != value]
             differs = [key for key in differs if key not in ("epsilon",) and key not in allowed]
-            assert differs == [], (stem, cell.label, {key: cell.settings.get(key) for key in differs})
+            assert differs == [], (
+                stem,
+                cell.label,
+                {key: cell.settings.get(key) for key in differs},
+            )
     assert len(seen) == 4 + 4 + 3
 
 
@@ -203,7 +237,11 @@ def test_what_goes_over_a_followed_setting_is_a_deviation(stem, recipe):
     for budget in CELLS:
         for cell in cells(recipe, budget):
             given = papers.settings([*recipe.follows, *rows[cell.row].follows], cell.column)
-            over = [key for key, value in given.items() if cell.settings[key] != value and key not in allowed]
+            over = [
+                key
+                for key, value in given.items()
+                if cell.settings[key] != value and key not in allowed
+            ]
             over = [key for key in over if key not in varied[cell.column] and key != "epsilon"]
             if cell.settings.get("mechanism") != "none":
                 assert over == [], (cell.label, over)
@@ -211,10 +249,16 @@ def test_what_goes_over_a_followed_setting_is_a_deviation(stem, recipe):
 
 def test_dpis_norm_sums_are_of_a_batch():
     for stem, cell in CELLS["certified"]:
-        if cell.row == "DPIS" and "dpis_norm_rate" in cell.settings and "batch_size" in cell.settings:
+        if (
+            cell.row == "DPIS"
+            and "dpis_norm_rate" in cell.settings
+            and "batch_size" in cell.settings
+        ):
             records = PAPERS[DPSUR]["records"][DATA[cell.settings["dataset"]]]
             given = cell.settings["dpis_norm_rate"]
-            assert given == 1.0 or given == pytest.approx(cell.settings["batch_size"] / records, rel=1e-5), stem
+            assert given == 1.0 or given == pytest.approx(
+                cell.settings["batch_size"] / records, rel=1e-5
+            ), stem
 
 
 def described(module: nn.Module) -> list[str]:
@@ -223,7 +267,9 @@ def described(module: nn.Module) -> list[str]:
     for layer in module.children():
         if isinstance(layer, nn.Conv2d):
             (kernel, _), (stride, _), (padding, _) = layer.kernel_size, layer.stride, layer.padding
-            words.append(f"conv {layer.out_channels} {kernel}x{kernel} stride {stride} padding {padding}")
+            words.append(
+                f"conv {layer.out_channels} {kernel}x{kernel} stride {stride} padding {padding}"
+            )
         elif isinstance(layer, nn.MaxPool2d):
             words.append(f"max-pool {layer.kernel_size}x{layer.kernel_size} stride {layer.stride}")
         elif isinstance(layer, nn.Linear):
@@ -260,8 +306,15 @@ def test_dp_heros_networks_have_what_its_text_names():
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
 def test_dp_heros_figures_have_its_levels_and_lots(number):
     stem = f"dphero-figure-{number}"
-    drawn = [cell.settings for cell in cells(RECIPES[stem], "published") if cell.settings["mechanism"] == "dphero"]
-    setup, figure = PAPERS["dphero-fedfed"]["experimental-setup"], PAPERS["dphero-fedfed"].get(stem[7:], {})
+    drawn = [
+        cell.settings
+        for cell in cells(RECIPES[stem], "published")
+        if cell.settings["mechanism"] == "dphero"
+    ]
+    setup, figure = (
+        PAPERS["dphero-fedfed"]["experimental-setup"],
+        PAPERS["dphero-fedfed"].get(stem[7:], {}),
+    )
     wanted = figure.get("noise", setup["noise"])
     assert {one["noise_multiplier"] for one in drawn} == set(wanted)
     assert {one["lr"] for one in drawn} == {figure.get("rate", setup["rates"][0])}
@@ -298,10 +351,13 @@ def test_settings_come_from_rows_by_symbol_by_column_and_by_share():
 
 
 def test_screening_runs_at_the_papers_strength():
-    """Published: Q0 10 for each step, to the last; certified: minimal clipping, c times the last gain is 2."""
+    """Published: Q0 10 for each step, to the last; certified: minimal clipping, c times the last
+    gain is 2."""
     for name in ("mnist", "fmnist", "cifar10"):
         for budget in CELLS:
-            found = {c.row: c for c in cells(RECIPES[f"screening-{name}"], budget) if c.column == "3"}
+            found = {
+                c.row: c for c in cells(RECIPES[f"screening-{name}"], budget) if c.column == "3"
+            }
             config = found["noise screening"].config({}, central=True)
             own = config.screening
             if budget == "published":
@@ -314,5 +370,8 @@ def test_screening_runs_at_the_papers_strength():
 def test_recipes_hold_no_figure_of_a_paper_themselves():
     for path in papers.RECIPES.glob("*.toml"):
         for row in tomllib.loads(path.read_text())["rows"]:
-            cited = [*row.get("paper", []), *(one for some in row.get("paper_cells", {}).values() for one in some)]
+            cited = [
+                *row.get("paper", []),
+                *(one for some in row.get("paper_cells", {}).values() for one in some),
+            ]
             assert all(isinstance(one, str) and Path(one).parts[0] in PAPERS for one in cited), path

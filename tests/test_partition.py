@@ -1,4 +1,5 @@
-"""Laws of the partitions: one owner per record, a guaranteed minimum, and the skew that was asked for."""
+"""Laws of the partitions: one owner per record, a guaranteed minimum, and the skew that was asked
+for."""
 
 import numpy as np
 import pytest
@@ -30,7 +31,14 @@ def balanced(records: int, classes: int) -> np.ndarray:
     seed=st.integers(0, 2**32),
 )
 def test_each_record_has_one_owner_and_each_client_its_minimum(
-    kind: str, records: int, clients: int, classes: int, alpha: float, shards: int, wish: int, seed: int
+    kind: str,
+    records: int,
+    clients: int,
+    classes: int,
+    alpha: float,
+    shards: int,
+    wish: int,
+    seed: int,
 ) -> None:
     labels = rng(seed).integers(0, classes, records)
     minimum = min(wish, records // clients)
@@ -42,19 +50,25 @@ def test_each_record_has_one_owner_and_each_client_its_minimum(
     options = {"alpha": alpha, "shards_per_client": shards, "minimum": minimum}
     parts = partition(labels, clients, kind, rng(seed), **options)
     assert np.array_equal(np.sort(parts.indices), np.arange(records))
-    assert parts.clients == clients and parts.sizes.sum() == records and parts.sizes.min() >= minimum
+    assert (
+        parts.clients == clients and parts.sizes.sum() == records and parts.sizes.min() >= minimum
+    )
     assert all((np.diff(parts.of(client)) > 0).all() for client in range(clients))
     counts = parts.counts(labels, classes)
     assert np.array_equal(counts[-1], np.bincount(labels[parts.of(clients - 1)], minlength=classes))
     assert np.array_equal(counts.sum(0), np.bincount(labels, minlength=classes))
     again = partition(labels, clients, kind, rng(seed), **options)
-    assert np.array_equal(parts.indices, again.indices) and np.array_equal(parts.offsets, again.offsets)
+    assert np.array_equal(parts.indices, again.indices) and np.array_equal(
+        parts.offsets, again.offsets
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_seed_gives_another_partition(kind: str) -> None:
     labels = balanced(1000, 10)
-    assert not np.array_equal(partition(labels, 10, kind, rng(0)).indices, partition(labels, 10, kind, rng(1)).indices)
+    assert not np.array_equal(
+        partition(labels, 10, kind, rng(0)).indices, partition(labels, 10, kind, rng(1)).indices
+    )
 
 
 def concentration(shares: np.ndarray) -> float:
@@ -77,15 +91,22 @@ def dirichlet_shares(alpha: float) -> np.ndarray:
 def quantity_shares(alpha: float) -> np.ndarray:
     """The sizes of 20 clients in 300 partitions [300, 20]."""
     labels, stream = np.zeros(2000, np.int64), rng(2)
-    return np.stack([partition(labels, 20, "quantity", stream, alpha=alpha, minimum=0).sizes for _ in range(300)])
+    return np.stack(
+        [
+            partition(labels, 20, "quantity", stream, alpha=alpha, minimum=0).sizes
+            for _ in range(300)
+        ]
+    )
 
 
 @pytest.mark.parametrize("shares_of", [dirichlet_shares, quantity_shares])
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
 def test_shares_are_those_of_a_dirichlet_draw(shares_of, alpha: float) -> None:
-    """Over seeds the mean has a deviation of 2.6 %, 1.3 %, 0.2 %; bounds of at least 5 deviations: false alarms 1e-6.
+    """Over seeds the mean has a deviation of 2.6 %, 1.3 %, 0.2 %; bounds of at least 5 deviations:
+    false alarms 1e-6.
 
-    Negative control: half and twice alpha, which move the law by 35 %, 23 %, 4 % or more, are rejected.
+    Negative control: half and twice alpha, which move the law by 35 %, 23 %, 4 % or more, are
+    rejected.
     """
     bound = {0.1: 0.15, 1.0: 0.08, 10.0: 0.02}[alpha]
     measured = concentration(shares_of(alpha))
@@ -95,22 +116,28 @@ def test_shares_are_those_of_a_dirichlet_draw(shares_of, alpha: float) -> None:
 
 
 def label_distance(parts: Partition, labels: np.ndarray) -> float:
-    """Mean over clients of the total variation distance between a client's label distribution and everyone's."""
+    """Mean over clients of the total variation distance between a client's label distribution and
+    everyone's."""
     counts = parts.counts(labels, 10).astype(float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return float(np.abs(shares - counts.sum(0) / counts.sum()).sum(1).mean() / 2)
 
 
 def test_label_skew_grows_as_alpha_falls() -> None:
-    """A distance has a deviation of at most 0.011 (means 0.04, 0.21, 0.45, 0.79): 0.1 is 5 deviations off."""
+    """A distance has a deviation of at most 0.011 (means 0.04, 0.21, 0.45, 0.79): 0.1 is 5
+    deviations off."""
     labels = balanced(40_000, 10)
-    skews = [label_distance(partition(labels, 50, "dirichlet", rng(3), alpha=a), labels) for a in (100, 3, 0.5, 0.05)]
+    skews = [
+        label_distance(partition(labels, 50, "dirichlet", rng(3), alpha=a), labels)
+        for a in (100, 3, 0.5, 0.05)
+    ]
     assert (np.diff(skews) > 0.1).all()
     assert label_distance(partition(labels, 50, "iid", rng(3)), labels) < 0.06
 
 
 def independence(kind: str, alpha: float) -> float:
-    """p-value of labels being independent of the client, over the clients with at least 100 records."""
+    """p-value of labels being independent of the client, over the clients with at least 100
+    records."""
     labels = balanced(40_000, 10)
     counts = partition(labels, 50, kind, rng(4), alpha=alpha).counts(labels, 10)
     return float(chi2_contingency(counts[counts.sum(1) >= 100]).pvalue)
@@ -139,19 +166,23 @@ def test_even_shares_are_cut_at_the_nearest_record(kind: str, records: int, clie
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
 def test_shards_hold_few_classes(shards: int) -> None:
-    """Shards that end with a class hold one each; else at most two, and only at the borders between classes."""
+    """Shards that end with a class hold one each; else at most two, and only at the borders between
+    classes."""
     labels = balanced(6000, 10)
     aligned = partition(labels, 20, "shards", rng(5), shards_per_client=shards).counts(labels, 10)
     assert ((aligned > 0).sum(1) <= shards).all()
     assert aligned.sum(1).min() == aligned.sum(1).max() == 300
     labels = labels[:5837]
-    held = (partition(labels, 17, "shards", rng(5), shards_per_client=shards).counts(labels, 10) > 0).sum(1)
+    held = (
+        partition(labels, 17, "shards", rng(5), shards_per_client=shards).counts(labels, 10) > 0
+    ).sum(1)
     assert (held <= 2 * shards).all() and held.sum() <= 17 * shards + 9
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "quantity"])
 def test_repair_takes_from_the_largest_only(kind: str) -> None:
-    """The clients between the minimum and the common level keep their records; the small ones lose none of theirs."""
+    """The clients between the minimum and the common level keep their records; the small ones lose
+    none of theirs."""
     labels, minimum = balanced(5000, 10), 20
     before = partition(labels, 100, kind, rng(6), alpha=0.1, minimum=0)
     after = partition(labels, 100, kind, rng(6), alpha=0.1, minimum=minimum)
@@ -167,18 +198,23 @@ def test_repair_takes_from_the_largest_only(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_records_owner_does_not_follow_from_its_place_in_the_file(kind: str) -> None:
-    """One class, two clients: a mean place strays by 0.29 / sqrt(1,000) = 0.009; 6 deviations: below 1e-8."""
+    """One class, two clients: a mean place strays by 0.29 / sqrt(1,000) = 0.009; 6 deviations:
+    below 1e-8."""
     parts = partition(np.zeros(4000, np.int64), 2, kind, rng(7), alpha=50.0)
     assert parts.sizes.min() > 1000
     assert all(abs(parts.of(client).mean() / 4000 - 0.5) < 0.055 for client in range(2))
 
 
 def test_which_records_the_largest_give_up_does_not_follow_from_their_place() -> None:
-    """Ranks among the giver's own, in [0, 1]: means of some 1,100 of them stray by 0.009; bound of 6 deviations."""
+    """Ranks among the giver's own, in [0, 1]: means of some 1,100 of them stray by 0.009; bound of
+    6 deviations."""
     labels = np.zeros(5000, np.int64)
     before = partition(labels, 100, "dirichlet", rng(6), alpha=0.1, minimum=0)
     after = partition(labels, 100, "dirichlet", rng(6), alpha=0.1, minimum=20)
-    ranks = [np.flatnonzero(~np.isin(before.of(k), after.of(k))) / max(before.sizes[k], 1) for k in range(100)]
+    ranks = [
+        np.flatnonzero(~np.isin(before.of(k), after.of(k))) / max(before.sizes[k], 1)
+        for k in range(100)
+    ]
     given = np.concatenate([own for k, own in enumerate(ranks) if before.sizes[k] > after.sizes[k]])
     assert len(given) > 900 and abs(given.mean() - 0.5) < 0.055
 
@@ -204,7 +240,10 @@ FAULTS = [
     ({"alpha": float("inf")}, "alpha = inf"),
     ({"shards_per_client": 0}, "shards_per_client = 0"),
     ({"kind": "shards", "clients": 60}, "more shards than records"),
-    ({"kind": "shards", "clients": 9, "shards_per_client": 2, "minimum": 11}, "smallest client's 10"),
+    (
+        {"kind": "shards", "clients": 9, "shards_per_client": 2, "minimum": 11},
+        "smallest client's 10",
+    ),
     ({"labels": np.zeros(0, np.int64)}, "shape (0,)"),
     ({"labels": np.zeros((5, 1), np.int64)}, "shape (5, 1)"),
     ({"labels": np.zeros(5)}, "float64"),

@@ -50,7 +50,8 @@ def test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says(tmp_path, n
 
 @pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
 def test_noise_is_drawn_anew_for_every_round_client_and_phase(tmp_path, release):
-    """From one model in two rounds, whose noise is all that is uploaded: no two are correlated. False alarm: 1e-6.
+    """From one model in two rounds, whose noise is all that is uploaded: no two are correlated.
+    False alarm: 1e-6.
 
     Kills a node that asks for the draws of another round, or of another client.
     """
@@ -74,12 +75,15 @@ def test_clients_draw_together_what_each_draws_alone(tmp_path, name):
     if whole.shared:
         order = np.argsort(whole.shared["client"], kind="stable")
         for part in ("x", "y", "client"):
-            assert np.array_equal(whole.shared[part][order], np.concatenate([one.shared[part] for one in alone]))
+            assert np.array_equal(
+                whole.shared[part][order], np.concatenate([one.shared[part] for one in alone])
+            )
 
 
 @pytest.mark.parametrize("name", PHASES)
 def test_no_client_of_a_release_has_the_noise_of_another(tmp_path, name):
-    """Together it is that of independent clients. False alarm: 1e-6; one noise for all must be noticed."""
+    """Together it is that of independent clients. False alarm: 1e-6; one noise for all must be
+    noticed."""
     phase, job, node = phases.node(name, tmp_path, release=True)
     upload = node.train(ask(phase, job, 1, [0, 1, 2]))
     sample, std = phase.noise(job, upload)[:20_000], phase.multiplier(charged(tmp_path, 0))
@@ -93,7 +97,8 @@ def test_no_client_of_a_release_has_the_noise_of_another(tmp_path, name):
 @pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("name", PHASES)
 def test_the_charge_of_every_phase_is_on_disk_before_a_record_is_looked_at(tmp_path, name, release):
-    """That of every asked client. Kills a charge that is written after what it pays for was drawn."""
+    """That of every asked client. Kills a charge that is written after what it pays for was
+    drawn."""
     phase = PHASES[name]
     job = phases.job(tmp_path, release, phase.width, **phase.given)
     broken = replace(job, partition=Broken(job.partition.indices, job.partition.offsets))
@@ -105,7 +110,9 @@ def test_the_charge_of_every_phase_is_on_disk_before_a_record_is_looked_at(tmp_p
 
 @pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("name", PHASES)
-def test_what_is_asked_again_is_the_same_draw_in_a_simulation_and_another_one_in_a_release(tmp_path, name, release):
+def test_what_is_asked_again_is_the_same_draw_in_a_simulation_and_another_one_in_a_release(
+    tmp_path, name, release
+):
     """And is charged so: once, or twice."""
     phase, job, node = phases.node(name, tmp_path, release)
     first, again = (phase.noise(job, node.train(ask(phase, job, 1, [2]))) for _ in range(2))
@@ -125,10 +132,17 @@ def prepared(folder: Path, given: dict) -> tuple[World, Job]:
 @pytest.mark.parametrize("release", SOURCES.values(), ids=SOURCES)
 def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
     """Over a whole run with all phases: a second release under a name would not be charged."""
-    given = {"standardize": "private", "shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 2}
+    given = {
+        "standardize": "private",
+        "shared_source": "distilled",
+        "share_budget": 0.5,
+        "distill_rounds": 2,
+    }
     world, job = prepared(tmp_path, given | {"release": release})
     exchange, store = world.exchange(world.run_dir, None), Store(world.run_dir, keep_checkpoints=2)
-    loop.run(training.federation(job), exchange, store, loop.restore(training.federation(job), store), [])
+    loop.run(
+        training.federation(job), exchange, store, loop.restore(training.federation(job), store), []
+    )
     asked = {(request.phase, request.round, request.release) for request in world.asked}
     assert [len({one[part] for one in asked}) for part in (0, 1, 2)] == [4, len(asked), len(asked)]
     assert {phase for phase, _, _ in asked} == {phase.name for phase in PHASES.values()}
@@ -138,8 +152,13 @@ def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
 
 def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_path):
     """Whatever number its first round has."""
-    world, _ = prepared(tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3})
-    lines = [json.loads(line) for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()]
+    world, _ = prepared(
+        tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3}
+    )
+    lines = [
+        json.loads(line)
+        for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()
+    ]
     plan = world.job.plans_of["distill"].plans[0]
     order = epsilon(planned(plan, 3), 1e-5).order
     fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in (1, 2)]
@@ -149,7 +168,9 @@ def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_p
 
 def test_rounds_before_training_that_were_finished_keep_their_records_when_a_run_goes_on(tmp_path):
     """Whatever number the first of them has. Kills a file that is cut back to none of them."""
-    world = World(tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3})
+    world = World(
+        tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3}
+    )
     (world.run_dir / "ledger").mkdir(parents=True)
     with pytest.raises(Crash):
         before_training(world.job, world.run_dir, world.exchange(world.run_dir, (-1, 0)))
@@ -160,12 +181,19 @@ def test_rounds_before_training_that_were_finished_keep_their_records_when_a_run
 
 def test_rounds_before_training_have_their_numbers_whichever_phases_take_place(tmp_path):
     """No generator is trained here: its two numbers stay free. Kills numbers that depend on it."""
-    world, _ = prepared(tmp_path, {"standardize": "private", "shared_source": "prototypes", "distill_rounds": 2})
-    assert {(request.phase, request.round) for request in world.asked} == {("statistics", -3), ("share", 0)}
+    world, _ = prepared(
+        tmp_path, {"standardize": "private", "shared_source": "prototypes", "distill_rounds": 2}
+    )
+    assert {(request.phase, request.round) for request in world.asked} == {
+        ("statistics", -3),
+        ("share", 0),
+    }
 
 
 def test_everybody_takes_part_in_what_precedes_training_whatever_the_fraction(tmp_path):
-    world, _ = prepared(tmp_path, {"standardize": "private", "shared_source": "prototypes", "fraction": 0.5})
+    world, _ = prepared(
+        tmp_path, {"standardize": "private", "shared_source": "prototypes", "fraction": 0.5}
+    )
     asked = {
         phase: sorted(c for r in world.asked if r.phase == phase for c in r.clients)
         for phase in ("statistics", "share")
@@ -174,7 +202,8 @@ def test_everybody_takes_part_in_what_precedes_training_whatever_the_fraction(tm
 
 
 def test_a_release_that_nobody_can_pay_is_refused_before_training(tmp_path):
-    """Everything was spent by attempts that are lost. Kills a run that trains without what it was to share."""
+    """Everything was spent by attempts that are lost. Kills a run that trains without what it was
+    to share."""
     world = World(tmp_path, {"shared_source": "prototypes"})
     for group in range(3):
         with ledger.Ledger(world.run_dir / "ledger" / f"group-{group:04d}.jsonl") as file:
@@ -184,10 +213,17 @@ def test_a_release_that_nobody_can_pay_is_refused_before_training(tmp_path):
     assert not world.asked
 
 
-@pytest.mark.parametrize("given", [{"standardize": "private"}, {"shared_source": "prototypes"}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"standardize": "private"}, {"shared_source": "prototypes"}], ids=str
+)
 def test_means_over_clients_of_unequal_sizes_are_means_over_records(tmp_path, given):
     """Without noise. Kills the size of one client for the mean of all."""
-    plain = {"mechanism": "none", "partition": "quantity", "dirichlet": 0.7, "shared_source": "none"}
+    plain = {
+        "mechanism": "none",
+        "partition": "quantity",
+        "dirichlet": 0.7,
+        "shared_source": "none",
+    }
     world, after = prepared(tmp_path, plain | given)
     data, sizes = world.job.dataset, world.job.partition.sizes
     assert len(set(sizes)) > 3
@@ -200,7 +236,8 @@ def test_means_over_clients_of_unequal_sizes_are_means_over_records(tmp_path, gi
 
 
 def test_two_phases_with_the_same_noise_are_charged_twice(tmp_path):
-    """Statistics and class sums, each a Gaussian release of multiplier 8. Kills one name for both."""
+    """Statistics and class sums, each a Gaussian release of multiplier 8. Kills one name for
+    both."""
     same = {"standardize": "private", "standardize_noise": 8.0, "share_noise": 8.0}
     world, _ = prepared(tmp_path, same | {"shared_source": "prototypes"})
     assert [paid[Gaussian(8.0)] for paid in world.spent().values()] == [2] * 6

@@ -1,4 +1,5 @@
-"""What a picture shows is what its labels say: read from the axes, series by series, of unequal figures."""
+"""What a picture shows is what its labels say: read from the axes, series by series, of unequal
+figures."""
 
 import dataclasses
 import math
@@ -18,7 +19,9 @@ NUMBERS = [1, 2, 3]
 
 def series(axes: Axes) -> dict[str, tuple[list, list]]:
     """The lines of a picture by their label, as places and values."""
-    return {str(one.get_label()): (list(one.get_xdata()), list(one.get_ydata())) for one in axes.lines}
+    return {
+        str(one.get_label()): (list(one.get_xdata()), list(one.get_ydata())) for one in axes.lines
+    }
 
 
 def legend(axes: Axes) -> dict[str, tuple[str, str]]:
@@ -33,8 +36,14 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 
 def test_accuracy_and_loss_by_round():
     left, right = plots.accuracy_and_loss(unequal.ROUNDS, "validation").axes
-    assert (left.get_ylabel(), right.get_ylabel()) == ("validation accuracy", "validation loss [nats]")
-    assert [(list(a.lines[0].get_xdata()), list(a.lines[0].get_ydata()), len(a.lines)) for a in (left, right)] == [
+    assert (left.get_ylabel(), right.get_ylabel()) == (
+        "validation accuracy",
+        "validation loss [nats]",
+    )
+    assert [
+        (list(a.lines[0].get_xdata()), list(a.lines[0].get_ydata()), len(a.lines))
+        for a in (left, right)
+    ] == [
         (NUMBERS, [0.31, 0.57, 0.43], 1),
         (NUMBERS, [1.91, 1.13, 1.42], 1),
     ]
@@ -55,41 +64,63 @@ def test_epsilon_by_round():
     }
     assert [xs for xs, _ in found.values()][:3] == [NUMBERS] * 3
     assert set(legend(axes)) == set(found) and len(set(legend(axes).values())) == 4
-    assert axes.get_ylim()[0] == 0 and (axes.get_ylabel(), axes.get_xlabel()) == ("epsilon spent", "round")
+    assert axes.get_ylim()[0] == 0 and (axes.get_ylabel(), axes.get_xlabel()) == (
+        "epsilon spent",
+        "round",
+    )
     assert "target 9.5" not in series(plots.epsilon_by_round(unequal.ROUNDS, None).axes[0])
 
 
 def test_what_is_no_number_is_not_drawn():
-    """A round that was not evaluated, or a figure without a guarantee, leaves a gap and shifts nothing."""
+    """A round that was not evaluated, or a figure without a guarantee, leaves a gap and shifts
+    nothing."""
     open_ = RoundRecord(2, None, math.nan, math.inf, None, math.inf, 0, 1, 1.0, 1.0)
     records = (unequal.ROUNDS[0], open_, unequal.ROUNDS[2])
-    drawn = [*plots.accuracy_and_loss(records, "test").axes, *plots.epsilon_by_round(records, None).axes]
+    drawn = [
+        *plots.accuracy_and_loss(records, "test").axes,
+        *plots.epsilon_by_round(records, None).axes,
+    ]
     lines = [line for axes in drawn for line in axes.lines]
     ends = [(0.31, 0.43), (1.91, 1.42), (2.75, 7.25), (1.25, 3.125), (3.875, 8.375)]
     for line, (first, last) in zip(lines, ends, strict=True):
-        assert (line.get_ydata()[0], line.get_ydata()[2]) == (first, last) and math.isnan(line.get_ydata()[1])
+        assert (line.get_ydata()[0], line.get_ydata()[2]) == (first, last) and math.isnan(
+            line.get_ydata()[1]
+        )
 
 
 def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
     left, right = plots.mechanism_figures(unequal.ROUNDS).axes
     assert left.get_ylabel() == "acceptance rate" and right.get_ylabel() == "noise"
-    assert (list(left.lines[0].get_xdata()), list(left.lines[0].get_ydata())) == (NUMBERS, [0.75, 0.25, 0.625])
-    assert (list(right.lines[0].get_xdata()), list(right.lines[0].get_ydata())) == ([1, 2], [1.5, 4.5])
+    assert (list(left.lines[0].get_xdata()), list(left.lines[0].get_ydata())) == (
+        NUMBERS,
+        [0.75, 0.25, 0.625],
+    )
+    assert (list(right.lines[0].get_xdata()), list(right.lines[0].get_ydata())) == (
+        [1, 2],
+        [1.5, 4.5],
+    )
     three = [RoundRecord(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, {"a": 1.0, "b": 2.0, "c_d": 3.0})]
     assert [a.get_ylabel() for a in plots.mechanism_figures(three).axes] == ["a", "b", "c d"]
 
 
 @pytest.mark.parametrize("infinite", [False, True])
 def test_epsilon_of_each_client_in_the_order_of_the_certified_one(infinite):
-    """Each client's two figures stand above each other. Kills a claim that is sorted by itself, or not at all."""
+    """Each client's two figures stand above each other. Kills a claim that is sorted by itself, or
+    not at all."""
     published = (math.inf, *unequal.PUBLISHED[1:]) if infinite else unequal.PUBLISHED
     (axes,) = plots.epsilon_per_client(unequal.CERTIFIED, published, 9.5).axes
     filled, certified, claimed = axes.patches
     assert (certified.get_label(), claimed.get_label()) == ("certified", "published")
-    assert filled.get_data().values.tolist() == certified.get_data().values.tolist() == sorted(unequal.CERTIFIED)
+    assert (
+        filled.get_data().values.tolist()
+        == certified.get_data().values.tolist()
+        == sorted(unequal.CERTIFIED)
+    )
     others = [8.375, 2.125, 0.875, math.nan if infinite else 6.125, 5.25]
     np.testing.assert_array_equal(claimed.get_data().values, others)
-    assert all(patch.get_data().edges.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5] for patch in axes.patches)
+    assert all(
+        patch.get_data().edges.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5] for patch in axes.patches
+    )
     assert axes.get_xlim() == (0.5, 5.5) and axes.get_ylim()[0] == 0
     assert series(axes)["target 9.5"][1] == [9.5, 9.5]
     shown = legend(axes)
@@ -119,7 +150,11 @@ def test_lines_by_name_with_axes_and_ticks():
     (axes,) = plots.curves(lines, "spent", "gained", ("a", "b", "c")).axes
     assert series(axes) == {"first": ([0.5, 2.0], [3.0, 1.0]), "second": ([1.0], [7.0])}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("spent", "gained")
-    assert [(t.get_text(), t.get_position()[0]) for t in axes.get_xticklabels()] == [("a", 0), ("b", 1), ("c", 2)]
+    assert [(t.get_text(), t.get_position()[0]) for t in axes.get_xticklabels()] == [
+        ("a", 0),
+        ("b", 1),
+        ("c", 2),
+    ]
     assert list(legend(axes)) == ["first", "second"]
     many = {f"line {n}": [(0.0, n), (1.0, n)] for n in range(30)}
     (axes,) = plots.curves(many, "", "").axes
@@ -140,7 +175,8 @@ def test_who_holds_which_records():
 
 
 def test_bands_of_many_clients_are_means_of_neighbours_by_main_class_and_size():
-    """450 clients, of whom each holds one class alone: bands are ascending in class, and in size within a class."""
+    """450 clients, of whom each holds one class alone: bands are ascending in class, and in size
+    within a class."""
     rng = np.random.default_rng(0)
     main, size = rng.integers(0, 3, 450), rng.integers(1, 1_000, 450)
     counts = np.zeros((450, 3), dtype=np.int64)

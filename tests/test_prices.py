@@ -1,4 +1,5 @@
-"""What ``python -m sim.account`` prices are the plans that a run with the same flags uses: its ledger says the same."""
+"""What ``python -m sim.account`` prices are the plans that a run with the same flags uses: its
+ledger says the same."""
 
 import json
 from collections import Counter
@@ -16,7 +17,9 @@ from sim.config.flags import main_guard
 from sim.phases.course import BEFORE
 from sim.run import command as run
 
-COMMON = "--clients 5 --partition quantity --batch-size 40 --steps 2 --rounds 3 --epsilon 6 --delta 1e-4"
+COMMON = (
+    "--clients 5 --partition quantity --batch-size 40 --steps 2 --rounds 3 --epsilon 6 --delta 1e-4"
+)
 RUNS = {
     "dpsgd": "--noise-decay 0.2",
     "dpsgd noise": "--noise-multiplier 3 --epsilon 3",
@@ -42,7 +45,9 @@ def price(capsys, flags: str) -> dict:
 
 
 def counted(events: list[dict]) -> Counter:
-    return Counter({json.dumps({k: v for k, v in e.items() if k != "count"}): e["count"] for e in events})
+    return Counter(
+        {json.dumps({k: v for k, v in e.items() if k != "count"}): e["count"] for e in events}
+    )
 
 
 def kind(event: str) -> str:
@@ -57,20 +62,28 @@ def test_every_mechanism_and_every_phase_is_priced():
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_priced_is_what_a_run_pays(name, capsys, tmp_path):
-    """Event by event and client by client; clients differ in size, so in rate and noise. What an allotment covers is
-    paid with it."""
+    """Event by event and client by client; clients differ in size, so in rate and noise. What an
+    allotment covers is paid with it."""
     flags = f"{COMMON} {RUNS[name]}"
     run([*flags.split(), "--engine=inline", "--quiet", "--name=run", f"--out={tmp_path}"])
     answered, paid = price(capsys, flags), ledger.read(tmp_path / "run" / "ledger")
-    assert sorted(paid) == list(range(5)) and len({tuple(sorted(map(repr, c))) for c in paid.values()}) > 1
+    assert (
+        sorted(paid) == list(range(5))
+        and len({tuple(sorted(map(repr, c))) for c in paid.values()}) > 1
+    )
     for client, charges in paid.items():
         planned, known = Counter(), Counter()
         for row in answered["phases"]:
-            planned += counted(row["events"]) if client in parse_ranges(row["clients"]) else Counter()
+            planned += (
+                counted(row["events"]) if client in parse_ranges(row["clients"]) else Counter()
+            )
         for event, count in charges.items():
             known[json.dumps(to_dict(event))] += count if not isinstance(event, Covered) else 0
         late = () if "selective" in name or name != "dpsur" else CLAIMS
-        planned, known = (Counter({e: c for e, c in some.items() if kind(e) not in late}) for some in (planned, known))
+        planned, known = (
+            Counter({e: c for e, c in some.items() if kind(e) not in late})
+            for some in (planned, known)
+        )
         assert planned == known
     spent = [epsilon(charges, 1e-4).epsilon for charges in paid.values()]
     assert answered["epsilon_certified"] == pytest.approx(max(spent), rel=1e-12)
@@ -94,8 +107,14 @@ def test_one_number_of_records_is_that_of_every_client(capsys):
 
 
 def test_a_run_stops_paying_where_the_next_round_would_pass_the_budget(capsys):
-    flags = "--clients 2 --records 50 --batch-size 10 --rounds 9 --delta 1e-3 --noise-multiplier 1 --epsilon"
+    flags = (
+        "--clients 2 --records 50 --batch-size 10 --rounds 9 --delta 1e-3 --noise-multiplier 1 "
+        "--epsilon"
+    )
     whole = price(capsys, f"{flags} none")
     some = price(capsys, f"{flags} {whole['epsilon_certified'] / 1.5}")
-    assert whole["rounds"] == 9 > some["rounds"] and some["epsilon_certified"] < whole["epsilon_certified"] / 1.5
+    assert (
+        whole["rounds"] == 9 > some["rounds"]
+        and some["epsilon_certified"] < whole["epsilon_certified"] / 1.5
+    )
     assert [event["count"] for event in some["events"]] == [some["rounds"]]

@@ -1,4 +1,5 @@
-"""Products of many small matrices are what torch gives, in every layout, and leave the process as it was."""
+"""Products of many small matrices are what torch gives, in every layout, and leave the process as
+it was."""
 
 import itertools
 import warnings
@@ -8,12 +9,24 @@ import torch
 
 from mechanisms.gradients.products import products
 
-SIZES = [((3,), 4, 5, 6), ((2, 3, 1), 32, 25, 16), ((2,), 1, 7, 3), ((2,), 3, 7, 1), ((2,), 4, 1, 5), ((), 3, 4, 2)]
+SIZES = [
+    ((3,), 4, 5, 6),
+    ((2, 3, 1), 32, 25, 16),
+    ((2,), 1, 7, 3),
+    ((2,), 3, 7, 1),
+    ((2,), 4, 1, 5),
+    ((), 3, 4, 2),
+]
 
 
-def matrices(lead: tuple[int, ...], m: int, t: int, n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def matrices(
+    lead: tuple[int, ...], m: int, t: int, n: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    left, right = torch.randn(*lead, m, t, generator=generator), torch.randn(*lead, t, n, generator=generator)
+    left, right = (
+        torch.randn(*lead, m, t, generator=generator),
+        torch.randn(*lead, t, n, generator=generator),
+    )
     return left.to(dtype), right.to(dtype)
 
 
@@ -27,7 +40,9 @@ def layouts(matrix: torch.Tensor) -> list[torch.Tensor]:
 def test_products_are_those_of_torch_in_every_layout(size: tuple, dtype: torch.dtype) -> None:
     left, right = matrices(*size, dtype)
     expected = left.double() @ right.double()
-    tolerance = {"rtol": 0.05, "atol": 0.1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = (
+        {"rtol": 0.05, "atol": 0.1} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    )
     for one, other in itertools.product(layouts(left), layouts(right)):
         found = products(one, other)
         assert found.dtype == dtype and found.shape == expected.shape
@@ -39,11 +54,15 @@ def test_a_result_is_written_where_it_is_wanted(dtype: torch.dtype) -> None:
     left, right = matrices((4,), 3, 5, 2, dtype)
     whole = torch.zeros(6, 3, 2, dtype=dtype)
     found = products(left, right, whole[1:5])
-    assert found.data_ptr() == whole[1:5].data_ptr() and torch.equal(whole[1:5], products(left, right))
+    assert found.data_ptr() == whole[1:5].data_ptr() and torch.equal(
+        whole[1:5], products(left, right)
+    )
     assert not whole[0].any() and not whole[5].any()
 
 
-@pytest.mark.parametrize("size", [((0,), 2, 3, 4), ((2,), 0, 3, 4), ((2,), 2, 3, 0), ((2,), 2, 0, 4)])
+@pytest.mark.parametrize(
+    "size", [((0,), 2, 3, 4), ((2,), 0, 3, 4), ((2,), 2, 3, 0), ((2,), 2, 0, 4)]
+)
 def test_empty_products_are_zero(size: tuple) -> None:
     left, right = matrices(*size, torch.float32)
     assert torch.equal(products(left, right), left @ right)

@@ -1,4 +1,5 @@
-"""What the terminal shows: a line per round on a terminal, the closing table elsewhere, nothing when quiet."""
+"""What the terminal shows: a line per round on a terminal, the closing table elsewhere, nothing
+when quiet."""
 
 import dataclasses
 import io
@@ -21,11 +22,15 @@ INFO = RunInfo(rounds=4, finished=1, clients=3, run_dir="runs/one", together=2)
 def show(quiet=False, terminal=False, epsilon=2.5, width=120, release=False):
     """All that a run of rounds 2 to 4 prints."""
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=width, highlight=False, color_system=None)
+    console = Console(
+        file=text, force_terminal=terminal, width=width, highlight=False, color_system=None
+    )
     with Progress(quiet, console) as progress:
         progress.started(INFO)
         for n in (2, 3, 4):
-            progress.round(RoundRecord(n, 0.2 * n, 0.5, epsilon, epsilon, epsilon, 1, 3, 60.0, 50.0))
+            progress.round(
+                RoundRecord(n, 0.2 * n, 0.5, epsilon, epsilon, epsilon, 1, 3, 60.0, 50.0)
+            )
         each, noise = (epsilon,) * 3, (1.5, 1.5, 2.0)
         head = (0.8, 0.5, each, each, 2.25, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release)
         progress.finished(Summary(*head, limits=() if release else (caveats.SEEDED, caveats.TEST)))
@@ -41,14 +46,28 @@ def test_without_a_terminal_there_is_the_closing_table_only():
     assert "left" not in text and "\x1b" not in text and "\r" not in text
     table = dict(line.split(maxsplit=2)[::2] for line in text.splitlines()[:3])
     assert table["test"] and "certified epsilon  2.5 (median 2.5), delta 1e-05" in text
-    for part in ("0.8000", "PLD epsilon        2.25", "1.5 to 2", "1 of 3", "1 min 15 s", "runs/one"):
+    for part in (
+        "0.8000",
+        "PLD epsilon        2.25",
+        "1.5 to 2",
+        "1 of 3",
+        "1 min 15 s",
+        "runs/one",
+    ):
         assert part in text
 
 
 def test_a_terminal_has_a_line_per_round():
     text = show(terminal=True)
     first = ("round 1/4", "starting, 2 clients at a time")
-    for part in (*first, "round 2/4", "acc 0.400", "eps 2.5 (median 2.5)", "retired 1", "2:00 left"):
+    for part in (
+        *first,
+        "round 2/4",
+        "acc 0.400",
+        "eps 2.5 (median 2.5)",
+        "retired 1",
+        "2:00 left",
+    ):
         assert part in text
     assert "1:00 left" in text and "test accuracy" in text
 
@@ -67,7 +86,10 @@ def test_without_privacy_there_is_no_number(epsilon):
 
 
 def test_limits_are_printed_in_their_order_and_once():
-    assert show().splitlines()[-2:] == [caveats.SEEDED, caveats.TEST] and show().count("seeded simulation") == 1
+    assert (
+        show().splitlines()[-2:] == [caveats.SEEDED, caveats.TEST]
+        and show().count("seeded simulation") == 1
+    )
     assert "seeded simulation" not in show(release=True)
 
 
@@ -153,42 +175,73 @@ def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
         "rounds": (8, {"rounds"}),
         "seconds": (3.0, {"time"}),
         "run_dir": ("elsewhere", {"run directory"}),
-        "evaluated_on": ("validation", {"test accuracy", "test loss", "validation accuracy", "validation loss"}),
+        "evaluated_on": (
+            "validation",
+            {"test accuracy", "test loss", "validation accuracy", "validation loss"},
+        ),
         **{name: (None, set()) for name in (*SILENT, *BELOW)},
     }
     assert other.keys() == unequal.names(Summary)
     for name, (value, lines) in other.items():
         after = dict(closing_table(unequal.summary(**{name: value})))
-        assert {line for line in before.keys() | after.keys() if before.get(line) != after.get(line)} == lines
+        assert {
+            line for line in before.keys() | after.keys() if before.get(line) != after.get(line)
+        } == lines
 
 
 def test_what_there_is_not_has_no_line():
-    """One column that is infinite leaves the other as it is; nothing is shown of what was not computed."""
+    """One column that is infinite leaves the other as it is; nothing is shown of what was not
+    computed."""
     table = dict(closing_table(unequal.summary(epsilon_certified=(None,) * 5)))
-    assert table["certified epsilon"] == "infinite (not private)" and table["published epsilon"] == "8.375"
+    assert (
+        table["certified epsilon"] == "infinite (not private)"
+        and table["published epsilon"] == "8.375"
+    )
     assert not table.keys() & {"Renyi order", "noise multiplier"}
     table = dict(closing_table(unequal.summary(epsilon_published=(1.0, None))))
-    assert table["published epsilon"] == "infinite (not private)" and table["certified epsilon"][:4] == "7.25"
-    table = dict(closing_table(unequal.summary(epsilon_pld=None, order=None, seconds=None, accuracy=None, loss=None)))
+    assert (
+        table["published epsilon"] == "infinite (not private)"
+        and table["certified epsilon"][:4] == "7.25"
+    )
+    table = dict(
+        closing_table(
+            unequal.summary(epsilon_pld=None, order=None, seconds=None, accuracy=None, loss=None)
+        )
+    )
     assert not table.keys() & {"PLD epsilon", "Renyi order", "time"}
     assert table["test accuracy"] == table["test loss"] == "unknown"
 
 
 def test_the_closing_table_of_one_client_speaks_of_its_budget():
-    one = {"epsilon_certified": (4.375,), "epsilon_published": (6.125,), "noise_multiplier": (2.71,)}
+    one = {
+        "epsilon_certified": (4.375,),
+        "epsilon_published": (6.125,),
+        "noise_multiplier": (2.71,),
+    }
     for retired, words in ((1, "used up"), (0, "pays for further rounds")):
         table = dict(closing_table(unequal.summary(**one, retired=retired)))
-        assert table["certified epsilon"] == "4.375, delta 2e-06" and table["published epsilon"] == "6.125"
-        assert table["budget"] == words and "retired clients" not in table and table["noise multiplier"] == "2.71"
+        assert (
+            table["certified epsilon"] == "4.375, delta 2e-06"
+            and table["published epsilon"] == "6.125"
+        )
+        assert (
+            table["budget"] == words
+            and "retired clients" not in table
+            and table["noise multiplier"] == "2.71"
+        )
 
 
 def live(records, clients=5, width=160, finished=0):
     """The line after each round, and what the run prints at its end."""
     text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=width, highlight=False, color_system=None)
+    console = Console(
+        file=text, force_terminal=True, width=width, highlight=False, color_system=None
+    )
     lines = []
     with Progress(False, console) as progress:
-        progress.started(RunInfo(rounds=9, finished=finished, clients=clients, run_dir="", together=3))
+        progress.started(
+            RunInfo(rounds=9, finished=finished, clients=clients, run_dir="", together=3)
+        )
         for record in records:
             progress.round(record)
             frame = text.getvalue().rpartition("\x1b[2K")[2]
@@ -198,7 +251,8 @@ def live(records, clients=5, width=160, finished=0):
 
 
 def test_the_line_of_each_round_has_its_figures_under_their_names():
-    """Time left: the mean of the rounds after the first, which is the estimate as long as it is alone."""
+    """Time left: the mean of the rounds after the first, which is the estimate as long as it is
+    alone."""
     lines, closing = live(unequal.ROUNDS)
     figures = (
         "round 1/9 acc 0.310 loss 1.910 eps 2.75 (median 1.25) retired 0 1:06 left",
@@ -207,26 +261,46 @@ def test_the_line_of_each_round_has_its_figures_under_their_names():
     )
     for line, expected in zip(lines, figures, strict=True):
         assert line == expected
-    assert closing.splitlines()[-3:] == ["The paper counts less.", "The first limit.", "The second limit."]
+    assert closing.splitlines()[-3:] == [
+        "The paper counts less.",
+        "The first limit.",
+        "The second limit.",
+    ]
 
 
 def test_a_field_of_a_round_that_changes_shows_where_it_belongs():
     """A new field fails here until its place is said."""
     before = live(unequal.ROUNDS[:1])[0][0]
-    other = {"round": 2, "accuracy": 0.5, "loss": 0.5, "retired": 4, "seconds": 99.0, "participants": 99}
-    other |= {f"epsilon_{name}": 9.5 for name in ("certified_max", "certified_median", "published_max")}
+    other = {
+        "round": 2,
+        "accuracy": 0.5,
+        "loss": 0.5,
+        "retired": 4,
+        "seconds": 99.0,
+        "participants": 99,
+    }
+    other |= {
+        f"epsilon_{name}": 9.5 for name in ("certified_max", "certified_median", "published_max")
+    }
     other |= {"seconds_training": 99.0, "figures": {"noise": 9.0}}
     assert other.keys() == unequal.names(RoundRecord)
     shown = set()
     for name, value in other.items():
         after = live([dataclasses.replace(unequal.ROUNDS[0], **{name: value})])[0][0]
         shown |= {name} if after != before else set()
-    assert other.keys() - shown == {"epsilon_published_max", "participants", "seconds_training", "figures"}
+    assert other.keys() - shown == {
+        "epsilon_published_max",
+        "participants",
+        "seconds_training",
+        "figures",
+    }
 
 
 def test_the_line_of_one_client_has_no_figures_of_many():
     lines, _ = live(unequal.ROUNDS[:1], clients=1)
-    assert "eps 2.75 1:06 left" in lines[0] and "median" not in lines[0] and "retired" not in lines[0]
+    assert (
+        "eps 2.75 1:06 left" in lines[0] and "median" not in lines[0] and "retired" not in lines[0]
+    )
 
 
 def test_rounds_of_before_and_rounds_without_a_time_do_not_count_for_the_time_left():

@@ -1,4 +1,5 @@
-"""Every purpose for which random numbers are drawn has its law somewhere: a new one fails by being absent here."""
+"""Every purpose for which random numbers are drawn has its law somewhere: a new one fails by being
+absent here."""
 
 import ast
 from pathlib import Path
@@ -15,23 +16,32 @@ from tests.releases import CPU, PLANS, RELEASES, VARIANTS
 
 ROOT = Path(__file__).parent.parent
 LAWS = {
-    "noise": "test_bits.py::test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
-    "count": "test_bits.py::test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
-    "search": "test_bits.py::test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
-    "class sums": "test_phases.py::test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
+    "noise": "test_bits.py::"
+    "test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
+    "count": "test_bits.py::"
+    "test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
+    "search": "test_bits.py::"
+    "test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
+    "class sums": "test_phases.py::"
+    "test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
     "sum": "test_phases.py::test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
-    "slot noise": "test_phases.py::test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
+    "slot noise": "test_phases.py::"
+    "test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
     "validation noise": "test_dpsur.py::test_acceptance_has_its_probability_at_both_ends",
-    "clip sum": "test_dpis_coins.py::test_every_record_enters_each_norm_sum_by_a_coin_of_the_charged_rate",
-    "norm sum": "test_dpis_coins.py::test_every_record_enters_each_norm_sum_by_a_coin_of_the_charged_rate",
+    "clip sum": "test_dpis_coins.py::"
+    "test_every_record_enters_each_norm_sum_by_a_coin_of_the_charged_rate",
+    "norm sum": "test_dpis_coins.py::"
+    "test_every_record_enters_each_norm_sum_by_a_coin_of_the_charged_rate",
     "slots": "test_sharing.py::test_slots_are_chosen_by_coins_that_do_not_look_at_records",
     "slot labels": "test_sharing.py::test_labels_go_through_randomized_response",
     "batch": "test_rates.py::test_records_enter_every_batch_with_the_rate_that_is_charged",
     "validation": "test_rates.py::test_records_enter_every_batch_with_the_rate_that_is_charged",
     "search batch": "test_rates.py::test_records_enter_every_batch_with_the_rate_that_is_charged",
     "accept": "test_dpis.py::test_records_enter_with_probability_b_norm_over_k",
-    "acceptance": "test_screening.py::test_worse_proposals_are_accepted_with_the_probability_that_is_charged",
-    "shared": "test_fedfed.py::test_a_large_shared_set_is_drawn_from_afresh_by_each_client_in_each_step",
+    "acceptance": "test_screening.py::"
+    "test_worse_proposals_are_accepted_with_the_probability_that_is_charged",
+    "shared": "test_fedfed.py::"
+    "test_a_large_shared_set_is_drawn_from_afresh_by_each_client_in_each_step",
 }
 """By purpose, the test of what is drawn for it against what is charged for it."""
 DRAWING = {"of", "normal", "rounded", "noised", "below"}
@@ -65,7 +75,10 @@ class Noted(Streams):
 
 def asked() -> set[str]:
     """The purposes for which the releases of the table ask for random numbers."""
-    rows = [*RELEASES.values(), *(releases.row(name.split(",")[0], plan) for name, plan in VARIANTS.items())]
+    rows = [
+        *RELEASES.values(),
+        *(releases.row(name.split(",")[0], plan) for name, plan in VARIANTS.items()),
+    ]
     purposes = set()
     for row in rows:
         streams = Noted(3)
@@ -75,7 +88,8 @@ def asked() -> set[str]:
 
 
 def test_every_purpose_has_its_law():
-    """Those that stand in the code, and those that are really asked for. `shared` draws from public records."""
+    """Those that stand in the code, and those that are really asked for. `shared` draws from public
+    records."""
     assert named() - {"shared"} <= asked()
     assert named() | asked() == set(LAWS)
 

@@ -44,7 +44,8 @@ def test_the_bound_stays_at_its_quantile_and_follows_the_count():
 
 
 def test_a_record_moves_the_count_by_half():
-    """Adjacency: a null record adds to no sum, so the count changes by 1/2 whichever side the record is on."""
+    """Adjacency: a null record adds to no sum, so the count changes by 1/2 whichever side the
+    record is on."""
     counts = []
     for drawn in (torch.tensor([[True, True]]), torch.tensor([[True, False]])):
         norms = torch.tensor([[0.5, 3.0]])
@@ -73,7 +74,9 @@ def test_over_many_steps_the_bound_finds_the_median():
     for _ in range(60):
         state = DPSGD.step(still, state)
     for client in range(3):
-        norms = torch.stack([g.norm() for g in plain_gradients(model(), params, X[OWNED[client]], Y[OWNED[client]])])
+        norms = torch.stack(
+            [g.norm() for g in plain_gradients(model(), params, X[OWNED[client]], Y[OWNED[client]])]
+        )
         inside = (norms <= state.memory["clip_norm"][client]).float().mean()
         assert 0.3 <= inside <= 0.7
 

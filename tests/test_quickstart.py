@@ -24,7 +24,9 @@ def test_every_cell_runs(tmp_path):
     cells = [cell for cell in CELLS if cell["cell_type"] == "code"]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     words, said = [sys.executable, "-c", PLAYER], json.dumps(cells)
-    done = subprocess.run(words, input=said, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    done = subprocess.run(
+        words, input=said, cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
     assert done.returncode == 0 and len(cells) >= 6, done.stderr
     *lines, last = done.stdout.splitlines()
     _, epsilon, accuracy, *flags = last.split()
@@ -38,4 +40,8 @@ def test_nothing_of_a_run_is_committed_with_it():
         assert set(cell) == {"cell_type", "id", "metadata", "source"} | (
             {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
         )
-        assert not cell.get("outputs") and cell.get("execution_count") is None and cell["metadata"] == {}
+        assert (
+            not cell.get("outputs")
+            and cell.get("execution_count") is None
+            and cell["metadata"] == {}
+        )

@@ -12,7 +12,10 @@ from mechanisms.randomness import SERVER, Streams, SystemStreams, fresh_key, gen
 from tests.gaussian import SPOILERS, alarms
 
 KEY = seed_key(5)
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")),
+]
 
 
 def streams(*clients: int, key: bytes = KEY, round_: int = 1, device: str = "cpu") -> Streams:
@@ -20,12 +23,24 @@ def streams(*clients: int, key: bytes = KEY, round_: int = 1, device: str = "cpu
 
 
 def test_the_same_name_gives_the_same_draws():
-    assert generator(KEY, "noise", 3, 7).random(4).tolist() == generator(KEY, "noise", 3, 7).random(4).tolist()
+    assert (
+        generator(KEY, "noise", 3, 7).random(4).tolist()
+        == generator(KEY, "noise", 3, 7).random(4).tolist()
+    )
 
 
 def test_any_other_name_gives_other_draws():
-    """Kills a name that leaves out the key, the purpose, the round or the client, or runs two of them together."""
-    keys = [seed_key(0), seed_key(1), seed_key(10), seed_key(1001), seed_key(2**32 + 1), seed_key(2**62), bytes(32)]
+    """Kills a name that leaves out the key, the purpose, the round or the client, or runs two of
+    them together."""
+    keys = [
+        seed_key(0),
+        seed_key(1),
+        seed_key(10),
+        seed_key(1001),
+        seed_key(2**32 + 1),
+        seed_key(2**62),
+        bytes(32),
+    ]
     names = itertools.product(keys, ("noise", "batch"), (0, 1, 11, 12), (SERVER, 0, 1, 11, 2))
     draws = [int(generator(*name).integers(2**63)) for name in names]
     assert len(set(draws)) == len(draws) == 280
@@ -84,7 +99,8 @@ def test_a_fresh_key_is_fresh():
 
 def test_global_random_state_is_neither_read_nor_written():
     def states() -> list[bytes]:
-        return [torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()]  # noqa: NPY002
+        of_numpy = np.random.get_state()[1]  # noqa: NPY002
+        return [torch.get_rng_state().numpy().tobytes(), of_numpy.tobytes()]
 
     before, first = states(), streams(1).normal("noise", 3)
     assert states() == before
@@ -121,7 +137,9 @@ def test_a_stream_is_philox_with_the_digest_of_its_name():
 def test_a_generator_that_nobody_draws_from_is_not_made(monkeypatch):
     """At rate 1 no batch is drawn; ten thousand generators would be a tenth of such a round."""
     made = []
-    monkeypatch.setattr(randomness, "generator", lambda *name: made.append(name) or generator(*name))
+    monkeypatch.setattr(
+        randomness, "generator", lambda *name: made.append(name) or generator(*name)
+    )
     own = streams(4, 9, 2).of("batch")
     assert len(own) == 3 and not made
     assert own[1] is own[1] and made == [(KEY, "batch", 1, 9)]

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
-IDS = st.sets(st.integers(min_value=0, max_value=60) | st.integers(min_value=0, max_value=10**18 - 1), max_size=60)
+IDS = st.sets(
+    st.integers(min_value=0, max_value=60) | st.integers(min_value=0, max_value=10**18 - 1),
+    max_size=60,
+)
 
 
 @given(IDS)
@@ -25,7 +28,9 @@ def test_the_form():
     assert format_ranges([]) == ""
 
 
-@pytest.mark.parametrize("text", ["1-", "-1", "a", "1,,2", "5-3", "3,1", "0-4,4", "1,1", " 1", "1\n", "1" * 19, "٣"])
+@pytest.mark.parametrize(
+    "text", ["1-", "-1", "a", "1,,2", "5-3", "3,1", "0-4,4", "1,1", " 1", "1\n", "1" * 19, "٣"]
+)
 def test_other_texts_are_refused(text):
     with pytest.raises(ValueError, match="ranges = "):
         parse_ranges(text)

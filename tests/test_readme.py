@@ -1,9 +1,11 @@
-"""The documentation does what it says: its commands run, its files and links exist, its figures are the commands' own.
+"""The documentation does what it says: its commands run, its files and links exist, its figures are
+the commands' own.
 
-The fenced blocks of the README, and of every page with the line ``<!-- performed by the tests -->``, are performed in
-order, in an empty folder: ``bash`` blocks line by line, ``python`` blocks as they are; a block whose first line is
-``# NAME`` is a file of that name. Trainings are shortened to one round in this process. What needs a download or a
-cluster is only parsed, by the parser that the command itself has.
+The fenced blocks of the README, and of every page with the line ``<!-- performed by the tests
+-->``, are performed in order, in an empty folder: ``bash`` blocks line by line, ``python`` blocks
+as they are; a block whose first line is ``# NAME`` is a file of that name. Trainings are shortened
+to one round in this process. What needs a download or a cluster is only parsed, by the parser that
+the command itself has.
 """
 
 import json
@@ -31,7 +33,9 @@ PAGES = sorted(
 MARK = "<!-- performed by the tests -->"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BARE = re.compile(r"`(\w+\.py)`")
-PATH = re.compile(r"`((?:mechanisms|client|strategies|server|sim|tests|docs|benchmarks|\.ci)/[\w./-]*)`")
+PATH = re.compile(
+    r"`((?:mechanisms|client|strategies|server|sim|tests|docs|benchmarks|\.ci)/[\w./-]*)`"
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ELSEWHERE = {"mnist", "fmnist", "cifar10", "imdb"}
 """Data sets whose files are not part of the project."""
@@ -42,7 +46,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """The commands of a ``bash`` block: continued lines joined, chains taken apart, comments left out."""
+    """The commands of a ``bash`` block: continued lines joined, chains taken apart, comments left
+    out."""
     for line in block.replace("\\\n", " ").splitlines():
         words: list[str] = []
         for word in [*shlex.split(line, comments=True), "&&"]:
@@ -75,7 +80,9 @@ def tabulate(arguments: list[str]) -> None:
 
 
 def price(arguments: list[str]) -> None:
-    assert cli.main_guard(account.command, arguments) == 0, f"python -m sim.account {shlex.join(arguments)}"
+    assert cli.main_guard(account.command, arguments) == 0, (
+        f"python -m sim.account {shlex.join(arguments)}"
+    )
 
 
 def audit_run(arguments: list[str]) -> None:
@@ -84,7 +91,9 @@ def audit_run(arguments: list[str]) -> None:
 
 def attack_few(arguments: list[str]) -> None:
     if attacks.parse(arguments).configs[0].data.dataset not in ELSEWHERE:
-        attack.command([*arguments, "--quiet", "--rounds=1", "--targets=1", "--models=8", "--records=60"])
+        attack.command(
+            [*arguments, "--quiet", "--rounds=1", "--targets=1", "--models=8", "--records=60"]
+        )
 
 
 def compare(arguments: list[str]) -> None:
@@ -118,7 +127,9 @@ def perform(words: list[str]) -> None:
         except SystemExit as end:
             assert end.code in (0, None), shlex.join(words)
     else:
-        assert program in UNTRIED | {"venv"} or program.endswith(".py"), f"{shlex.join(words)}: unknown to this test"
+        assert program in UNTRIED | {"venv"} or program.endswith(".py"), (
+            f"{shlex.join(words)}: unknown to this test"
+        )
 
 
 @pytest.fixture
@@ -133,7 +144,9 @@ def performed(page: Path) -> bool:
     return page.name == "README.md" or MARK in page.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("page", filter(performed, PAGES), ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page", filter(performed, PAGES), ids=lambda p: p.relative_to(ROOT).as_posix()
+)
 def test_what_a_page_says_can_be_done(page: Path, folder: Path) -> None:
     if page.name != "README.md":  # which makes its own
         train(["--clients", "20", "--name", "example"])
@@ -165,8 +178,13 @@ def test_a_command_that_rots_would_be_noticed(line: str, folder: Path) -> None:
 
 def test_installing_and_running_takes_two_commands() -> None:
     install = "pip install -c constraints.txt -e '.[test]' && "
-    found = [block.strip() for language, block in blocks(ROOT / "README.md") if language == "bash"][:2]
-    assert found == [install + "python -m sim.run --clients 100 --dirichlet 0.5", install + "pytest"]
+    found = [block.strip() for language, block in blocks(ROOT / "README.md") if language == "bash"][
+        :2
+    ]
+    assert found == [
+        install + "python -m sim.run --clients 100 --dirichlet 0.5",
+        install + "pytest",
+    ]
 
 
 def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +201,9 @@ def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[st
 def test_the_table_of_recipes_is_complete() -> None:
     text = (ROOT / "docs/reference/recipes.md").read_text(encoding="utf-8")
     table = text[text.index("| recipe |") :].split("\n\n")[0]
-    assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
+    assert sorted(re.findall(r"`([\w-]+)`", table)) == sorted(
+        path.stem for path in (ROOT / "recipes").glob("*.toml")
+    )
 
 
 def test_the_table_of_mechanisms_is_complete() -> None:
@@ -205,7 +225,8 @@ def test_named_files_and_links_exist(page: Path) -> None:
     absent = [name for name in PATH.findall(text) if not (ROOT / name).exists()]
     absent += [name for name in BARE.findall(text) if not any(ROOT.glob(f"[!.]*/**/{name}"))]
     headings = {
-        re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.M)
+        re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
+        for h in re.findall(r"^#+ (.*)$", text, re.M)
     }
     for link in LINK.findall(text):
         name, _, anchor = link.partition("#")

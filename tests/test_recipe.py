@@ -1,4 +1,5 @@
-"""Recipes: which layer of settings goes over which, which cells there are, and what a run of one is."""
+"""Recipes: which layer of settings goes over which, which cells there are, and what a run of one
+is."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,9 @@ def layers(tmp_path) -> recipes.Recipe:
     return recipes.read(tmp_path / "layers.toml")
 
 
-def runs(layers: recipes.Recipe, folder: Path, budget: str = "certified", **given: object) -> dict[str, Run]:
+def runs(
+    layers: recipes.Recipe, folder: Path, budget: str = "certified", **given: object
+) -> dict[str, Run]:
     return {run.folder.name: run for run in plan(layers, folder, budget, [3, 8], given)}
 
 
@@ -57,7 +60,14 @@ def test_cells_go_over_the_budget_over_rows_over_columns_over_the_recipe(layers,
     for budget, lr, rounds in (("certified", 4.0, 4), ("published", 5.0, 5)):
         own = {name: run.config for name, run in runs(layers, tmp_path / "runs", budget).items()}
         seen = [
-            (c.local.lr, c.rounds.rounds, c.privacy.clip_norm, c.local.momentum, c.local.optimizer, c.local.max_records)
+            (
+                c.local.lr,
+                c.rounds.rounds,
+                c.privacy.clip_norm,
+                c.local.momentum,
+                c.local.optimizer,
+                c.local.max_records,
+            )
             for c in (own[f"{cell}_seed-3"] for cell in ("first_a", "first_b", "second_a"))
         ]
         assert seen[0] == (6.0, rounds, 3.0, 0.2, "adam", None)
@@ -65,7 +75,9 @@ def test_cells_go_over_the_budget_over_rows_over_columns_over_the_recipe(layers,
         assert seen[2] == (2.0, 2, 2.0, 0.2, "adam", 7)
         assert {c.privacy.budget for c in own.values()} == {budget}
     given = runs(layers, tmp_path / "runs", lr=9.0, max_records=2)
-    assert {(run.config.local.lr, run.config.local.max_records) for run in given.values()} == {(9.0, 2)}
+    assert {(run.config.local.lr, run.config.local.max_records) for run in given.values()} == {
+        (9.0, 2)
+    }
 
 
 def test_rows_and_columns_say_which_cells_there_are_and_what_the_paper_has(layers):
@@ -75,14 +87,21 @@ def test_rows_and_columns_say_which_cells_there_are_and_what_the_paper_has(layer
 
 def test_a_run_has_its_seed_its_folder_and_one_client_unless_there_are_many(layers, tmp_path):
     for clients, number in (("one", 1), ("many", 100)):
-        for name, run in runs(layers.model_copy(update={"clients": clients}), tmp_path / "runs").items():
-            assert run.config.run.seed == run.seed == int(name[-1]) and run.folder == tmp_path / "runs" / name
+        for name, run in runs(
+            layers.model_copy(update={"clients": clients}), tmp_path / "runs"
+        ).items():
+            assert (
+                run.config.run.seed == run.seed == int(name[-1])
+                and run.folder == tmp_path / "runs" / name
+            )
             assert (run.config.run.out, run.config.run.name) == (str(tmp_path / "runs"), name)
             assert (run.config.run.engine, run.config.run.quiet) == ("inline", True)
             assert run.config.data.clients == number
 
 
-def test_a_run_that_was_begun_goes_on_where_it_was_and_no_other_settings_are_taken_up(layers, tmp_path, monkeypatch):
+def test_a_run_that_was_begun_goes_on_where_it_was_and_no_other_settings_are_taken_up(
+    layers, tmp_path, monkeypatch
+):
     monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
     run = runs(layers, tmp_path / "runs")["second_a_seed-3"]
     assert not run.finished and result(run) is None
@@ -95,9 +114,15 @@ def test_a_run_that_was_begun_goes_on_where_it_was_and_no_other_settings_are_tak
     assert not run.finished
     assert play(run) == "" and (run.folder / "model.safetensors").read_bytes() == before
     own = run.config
-    free = own.model_copy(update={"run": own.run.model_copy(update={"out": "elsewhere", "workers": 7})})
+    free = own.model_copy(
+        update={"run": own.run.model_copy(update={"out": "elsewhere", "workers": 7})}
+    )
     replace(run, config=free).check()
-    for table, change in (("run", {"seed": 4}), ("privacy", {"epsilon": 2.0}), ("local", {"lr": 0.5})):
+    for table, change in (
+        ("run", {"seed": 4}),
+        ("privacy", {"epsilon": 2.0}),
+        ("local", {"lr": 0.5}),
+    ):
         other = own.model_copy(update={table: getattr(own, table).model_copy(update=change)})
         with pytest.raises(ValueError, match=rf"other settings \({next(iter(change))}\)"):
             replace(run, config=other).check()

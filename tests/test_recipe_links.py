@@ -30,11 +30,16 @@ reach = 99.9
 
 def written(folder, records, more: str, replaced: str = "") -> str:
     path = folder / "small.toml"
-    path.write_text(HEAD.format(records=records).replace('title = "Small"', f'title = "Small"\n{replaced}') + more)
+    path.write_text(
+        HEAD.format(records=records).replace('title = "Small"', f'title = "Small"\n{replaced}')
+        + more
+    )
     return path
 
 
-def test_columns_of_an_accuracy_are_one_training_and_give_its_least_epsilon(tmp_path, records, capsys):
+def test_columns_of_an_accuracy_are_one_training_and_give_its_least_epsilon(
+    tmp_path, records, capsys
+):
     path, out = written(tmp_path, records, REACHING, 'plot = "path"'), tmp_path / "out"
     for budget, seeds in (("certified", "01"), ("published", "0")):
         flags = (f"--seeds={','.join(seeds)}", f"--budget={budget}", "--columns=10,99.9")
@@ -44,7 +49,9 @@ def test_columns_of_an_accuracy_are_one_training_and_give_its_least_epsilon(tmp_
         assert lines["10"]["state"] == "done"
         least = []
         for folder in trained:
-            rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+            rounds = [
+                json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()
+            ]
             least.append(next(r[f"epsilon_{budget}_max"] for r in rounds if r["accuracy"] >= 0.1))
         assert float(lines["10"]["mean"]) == pytest.approx(sum(least) / len(seeds), rel=1e-5)
         assert lines["99.9"]["mean"] == "" and lines["99.9"]["state"] == "done"
@@ -64,10 +71,18 @@ def test_a_path_is_the_epsilon_and_the_accuracy_of_each_round(tmp_path, records)
 
 
 def test_a_row_that_is_like_a_cell_has_its_settings_below_its_own(tmp_path, records):
-    like = '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR/3"\nsettings = { dpsur_beta = 0.5 }\n'
+    like = (
+        '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSUR/3"\nsettings = { '
+        "dpsur_beta = 0.5 }\n"
+    )
     by_column = '\n[[rows]]\nname = "B"\nlike = "mnist-scattering/DPSUR"\n'
-    theirs = {(c.row, c.column): c.settings for c in cells(read_project("mnist-scattering"), "published")}
-    ours = {(c.row, c.column): c.settings for c in cells(read(written(tmp_path, records, like)), "published")}
+    theirs = {
+        (c.row, c.column): c.settings for c in cells(read_project("mnist-scattering"), "published")
+    }
+    ours = {
+        (c.row, c.column): c.settings
+        for c in cells(read(written(tmp_path, records, like)), "published")
+    }
     taken = theirs["DPSUR", "3"] | {
         "dataset": records,
         "rounds": 3,
@@ -92,7 +107,9 @@ def test_what_a_row_follows_lies_above_its_column_and_below_its_own_settings(tmp
     small = read(written(tmp_path, records, f'{column}\n[[rows]]\nname = "A"\n{follows}'))
     found = {(c.row, c.column): c.settings for c in cells(small, "certified")}
     assert (found["A", "9"]["dpis_slack"], found["A", "9"]["dpis_first_phase"]) == (9.0, 0.8)
-    assert found["DPSGD", "9"]["dpis_first_phase"] == 0.3 and "dpis_slack" not in found["DPSGD", "9"]
+    assert (
+        found["DPSGD", "9"]["dpis_first_phase"] == 0.3 and "dpis_slack" not in found["DPSGD", "9"]
+    )
 
 
 def read_project(stem: str):
@@ -102,10 +119,22 @@ def read_project(stem: str):
 @pytest.mark.parametrize(
     ("more", "part"),
     [
-        ('\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSURR/3"\n', "is no cell: known: DPSGD-HF/0.5"),
-        ('\n[[rows]]\nname = "A"\nlike = "mnist-scatering/DPSUR/3"\n', "mnist-scatering.toml cannot be read"),
-        ('\n[[rows]]\nname = "A"\npaper = ["dpsur-pvldb-2024/table-2/MNIS/DPSUR"]\n', "has no 'MNIS' there"),
-        ('\n[[columns]]\nname = "9"\nreach = 9.0\nsettings = { lr = 1.0 }\n', "has reach and settings"),
+        (
+            '\n[[rows]]\nname = "A"\nlike = "mnist-scattering/DPSURR/3"\n',
+            "is no cell: known: DPSGD-HF/0.5",
+        ),
+        (
+            '\n[[rows]]\nname = "A"\nlike = "mnist-scatering/DPSUR/3"\n',
+            "mnist-scatering.toml cannot be read",
+        ),
+        (
+            '\n[[rows]]\nname = "A"\npaper = ["dpsur-pvldb-2024/table-2/MNIS/DPSUR"]\n',
+            "has no 'MNIS' there",
+        ),
+        (
+            '\n[[columns]]\nname = "9"\nreach = 9.0\nsettings = { lr = 1.0 }\n',
+            "has reach and settings",
+        ),
         ('\n[[columns]]\nname = "9"\nreach = 900.0\n', "columns.2.reach"),
     ],
 )
@@ -125,19 +154,41 @@ def test_a_preset_is_the_cell_of_its_recipe(name):
         every = {c.column: c for c in cells(read_project(stem), budget) if c.row == row}
         given = {"budget": budget, "seed": 3}
         wanted = every[column].config(given, central="fedfed" not in name)
-        assert differences(config(f"--preset={name}", f"--budget={budget}", "--seed=3"), wanted) == []
+        assert (
+            differences(config(f"--preset={name}", f"--budget={budget}", "--seed=3"), wanted) == []
+        )
         for other in every.values():
             if "fedfed" not in name and other.reach is None and other.settings["epsilon"] != "none":
-                flags = (f"--preset={name}", f"--epsilon={other.settings['epsilon']}", f"--budget={budget}", "--seed=3")
+                flags = (
+                    f"--preset={name}",
+                    f"--epsilon={other.settings['epsilon']}",
+                    f"--budget={budget}",
+                    "--seed=3",
+                )
                 assert differences(config(*flags), other.config(given, central=True)) == []
 
 
 def test_file_and_flags_go_over_a_preset_and_it_over_the_data_set(tmp_path):
     (tmp_path / "own.toml").write_text("[local]\nlr = 0.7\nmomentum = 0.5\n")
     plain = config("--preset=dpsur-pvldb-mnist", "--epsilon=2.5")
-    assert (plain.local.lr, plain.privacy.epsilon, plain.dpsur.dpsur_validation_noise) == (2.0, 2.5, 0.9)
-    over = config("--preset=dpsur-pvldb-mnist", "--config", str(tmp_path / "own.toml"), "--momentum=0.1", "--epochs=1")
-    assert (over.local.lr, over.local.momentum, over.local.epochs, over.local.steps) == (0.7, 0.1, 1.0, None)
+    assert (plain.local.lr, plain.privacy.epsilon, plain.dpsur.dpsur_validation_noise) == (
+        2.0,
+        2.5,
+        0.9,
+    )
+    over = config(
+        "--preset=dpsur-pvldb-mnist",
+        "--config",
+        str(tmp_path / "own.toml"),
+        "--momentum=0.1",
+        "--epochs=1",
+    )
+    assert (over.local.lr, over.local.momentum, over.local.epochs, over.local.steps) == (
+        0.7,
+        0.1,
+        1.0,
+        None,
+    )
     assert over.data.features == "scattering" and over.data.model == "cnn-scattering"
 
 

@@ -12,7 +12,12 @@ from sim.models.networks import NAMES, build
 from tests.record_models import GENERAL, MIXING, TAPPED, Apply, Case, plain_gradients
 from tests.test_gradients import by_case, clip
 
-SHAPES = {"cnn-scattering": (81, 7, 7), "cnn-scattering-cifar": (243, 8, 8), "cnn-cifar": (3, 32, 32), "lstm": (80,)}
+SHAPES = {
+    "cnn-scattering": (81, 7, 7),
+    "cnn-scattering-cifar": (243, 8, 8),
+    "cnn-cifar": (3, 32, 32),
+    "lstm": (80,),
+}
 
 
 def drawn(case: Case, records: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
@@ -26,12 +31,18 @@ def drawn(case: Case, records: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
 
 @by_case(MIXING)
 @pytest.mark.parametrize("ask", ["losses", "norms", "scaled_sum", "refuse_mixing"])
-def test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given(case: Case, ask: str) -> None:
+def test_records_that_mix_are_refused_before_any_loss_or_gradient_is_given(
+    case: Case, ask: str
+) -> None:
     """Kills a trial of small records only, of gradients only, and losses without one."""
     module, x, y = drawn(case)
     gradients = RecordGradients(module)
     params = gradients.layout.initial(module)[None]
-    arguments = {"losses": (params, x, y), "norms": (params, x, y), "scaled_sum": (params, x, y, clip)}.get(ask, (x, y))
+    arguments = {
+        "losses": (params, x, y),
+        "norms": (params, x, y),
+        "scaled_sum": (params, x, y, clip),
+    }.get(ask, (x, y))
     for _ in range(2):
         with pytest.raises(ValueError, match="influence cannot be bounded"):
             getattr(gradients, ask)(*arguments)
@@ -46,22 +57,36 @@ def test_records_that_do_not_mix_are_not_refused(case: Case) -> None:
 @pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_of_the_table_is_tried_and_takes_the_fast_route(name: str, activation: str, wide: bool) -> None:
-    """Also where a loss allows no other type than the model's own, so that there are fewer digits."""
+def test_every_model_of_the_table_is_tried_and_takes_the_fast_route(
+    name: str, activation: str, wide: bool
+) -> None:
+    """Also where a loss allows no other type than the model's own, so that there are fewer
+    digits."""
     shape, words = SHAPES.get(name, (1, 28, 28)), Words(50) if name == "lstm" else None
     module, rng = build(name, shape, 10, 0, activation, words), np.random.default_rng(0)
     weights = torch.linspace(0.5, 2, 10)
 
     def loss(output: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(output, y, weights.to(output) if wide else weights, reduction="none")
+        return nn.functional.cross_entropy(
+            output, y, weights.to(output) if wide else weights, reduction="none"
+        )
 
-    x = torch.from_numpy(rng.integers(0, 50, (1, 2, *shape))) if words else torch.zeros(1, 2, *shape)
+    x = (
+        torch.from_numpy(rng.integers(0, 50, (1, 2, *shape)))
+        if words
+        else torch.zeros(1, 2, *shape)
+    )
     assert RecordGradients(module, loss).is_tapped(x, torch.zeros(1, 2, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
     "operation",
-    [torch.exp, lambda h: h / h.norm(dim=1, keepdim=True), lambda h: h.clamp(-50, 50), lambda h: h.softmax(1)],
+    [
+        torch.exp,
+        lambda h: h / h.norm(dim=1, keepdim=True),
+        lambda h: h.clamp(-50, 50),
+        lambda h: h.softmax(1),
+    ],
     ids=["exp", "norm", "clamp", "softmax"],
 )
 def test_operations_of_a_record_alone_are_allowed(operation) -> None:
@@ -70,7 +95,9 @@ def test_operations_of_a_record_alone_are_allowed(operation) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             module = nn.Sequential(nn.Linear(20, 8), Apply(operation), nn.Linear(8, 3))
-        assert RecordGradients(module).is_tapped(torch.zeros(1, 2, 20), torch.zeros(1, 2, dtype=torch.long))
+        assert RecordGradients(module).is_tapped(
+            torch.zeros(1, 2, 20), torch.zeros(1, 2, dtype=torch.long)
+        )
 
 
 def test_a_model_may_refuse_large_records() -> None:
@@ -95,7 +122,9 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer(x)
-        return h + torch.where(h.abs().amax(1, keepdim=True) > 30, 1e-3 * h @ self.layer.weight, 0.0)
+        return h + torch.where(
+            h.abs().amax(1, keepdim=True) > 30, 1e-3 * h @ self.layer.weight, 0.0
+        )
 
 
 class Renamed(Around):
@@ -118,7 +147,9 @@ class Unfollowed(Around):
 
 
 @pytest.mark.parametrize("model", [Around, Renamed, Unfollowed])
-def test_a_difference_of_the_fast_route_at_large_records_costs_that_route(model: type[nn.Module]) -> None:
+def test_a_difference_of_the_fast_route_at_large_records_costs_that_route(
+    model: type[nn.Module],
+) -> None:
     """Gradients that the fast route would get wrong above a size only."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -132,21 +163,27 @@ def test_a_difference_of_the_fast_route_at_large_records_costs_that_route(model:
 
 
 def test_what_is_tried_does_not_depend_on_the_records() -> None:
-    """Equal records of words, of any label: a model that mixes is refused all the same, another one is tapped.
+    """Equal records of words, of any label: a model that mixes is refused all the same, another one
+    is tapped.
 
     Kills a trial on the records themselves, whose outcome would tell whether two of them are equal.
     """
     x, y = torch.arange(6).expand(2, 4, 6), torch.tensor([[0, 1, 2, 0]] * 2)
-    mixing = RecordGradients(nn.Sequential(nn.Embedding(7, 3), Apply(lambda h: h.mean(1) / len(h)), nn.Linear(3, 3)))
+    mixing = RecordGradients(
+        nn.Sequential(nn.Embedding(7, 3), Apply(lambda h: h.mean(1) / len(h)), nn.Linear(3, 3))
+    )
     with pytest.raises(ValueError, match="influence cannot be bounded"):
         mixing.losses(torch.zeros(2, mixing.layout.size), x, y)
     for labels in (y, torch.zeros_like(y)):
-        assert RecordGradients(nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(18, 3))).is_tapped(x, labels)
+        assert RecordGradients(
+            nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(18, 3))
+        ).is_tapped(x, labels)
 
 
 @pytest.mark.parametrize("length", [5, 1024, 1025, 26_010, 3_000_000])
 def test_long_norms_are_not_too_small(length: int) -> None:
-    """Equal entries beside a few large ones: one sum over all loses 2e-5 of 26,010 and 3e-3 of 3,000,000 in float32."""
+    """Equal entries beside a few large ones: one sum over all loses 2e-5 of 26,010 and 3e-3 of
+    3,000,000 in float32."""
     for value in (2.0**-12.6, 2.0**-11.8, 0.7312):
         rows = torch.full((2, 1, length), value)
         rows[1, :, :16] = 1.0

@@ -1,4 +1,5 @@
-"""Records: what is written as JSON comes back, and no guarantee is never taken for a small epsilon."""
+"""Records: what is written as JSON comes back, and no guarantee is never taken for a small
+epsilon."""
 
 import json
 import math
@@ -33,7 +34,9 @@ SUMMARY = Summary(
 
 @pytest.mark.parametrize("record", [ROUND, SUMMARY, RunInfo(5, 2, 7, "runs/run", 3)])
 def test_a_record_comes_back_from_its_json(record):
-    assert type(record).from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
+    assert (
+        type(record).from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
+    )
 
 
 def test_what_a_later_version_adds_is_passed_over_and_what_an_earlier_one_lacked_has_its_default():
@@ -57,7 +60,11 @@ def test_one_client_without_a_guarantee_leaves_none_for_all(nothing):
 
 
 def test_the_largest_and_the_middle_of_proved_epsilons():
-    assert largest([1.0, 9.0, 2.0]) == 9.0 and middle([1.0, 9.0, 2.0]) == 2.0 and middle([1.0, 2.0]) == 1.5
+    assert (
+        largest([1.0, 9.0, 2.0]) == 9.0
+        and middle([1.0, 9.0, 2.0]) == 2.0
+        and middle([1.0, 2.0]) == 1.5
+    )
     assert largest([]) is None and middle([]) is None
 
 

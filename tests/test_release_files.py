@@ -1,6 +1,8 @@
-"""A release's directory holds what is public and what was charged: each file is expected, and no record shows in it.
+"""A release's directory holds what is public and what was charged: each file is expected, and no
+record shows in it.
 
-Two data sets that differ in one record are the law: whatever is not behind noise must be the same for both.
+Two data sets that differ in one record are the law: whatever is not behind noise must be the same
+for both.
 """
 
 import json
@@ -15,11 +17,16 @@ from sim.config.flags import main_guard
 from sim.run import command
 
 COMMON = (
-    "--dataset data.npz --model linear --partition iid --clients 4 --groups 1 --rounds 2 --engine inline --quiet "
-    "--sample-rate 0.3 --out runs --name run"
+    "--dataset data.npz --model linear --partition iid --clients 4 --groups 1 --rounds 2 "
+    "--engine inline --quiet --sample-rate 0.3 --out runs --name run"
 )
-DPSUR = "--mechanism dpsur --noise-multiplier 5 --dpsur-validation-noise 8 --steps 2 --dpsur-accounting selective"
-SCREENING = "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 --steps 2"
+DPSUR = (
+    "--mechanism dpsur --noise-multiplier 5 --dpsur-validation-noise 8 --steps 2 "
+    "--dpsur-accounting selective"
+)
+SCREENING = (
+    "--mechanism screening --noise-multiplier 5 --screening-data own --screening-clip 0.5 --steps 2"
+)
 RUNS = {
     "dpsgd": "",
     "dpsur": DPSUR,
@@ -28,7 +35,8 @@ RUNS = {
     "kept state": "--keep-state --momentum 0.5",
     "standardized": "--standardize private",
     "prototypes": "--strategy fedfed",
-    "distilled": "--strategy fedfed --shared-source distilled --share-budget 0.5 --distill-rounds 2",
+    "distilled": "--strategy fedfed --shared-source distilled --share-budget 0.5 "
+    "--distill-rounds 2",
 }
 NOISY = {"accuracy", "loss", "seconds", "seconds_training", "figures"}
 """Of rounds and summaries: scores on the test part, times, and what a mechanism has released."""
@@ -54,8 +62,15 @@ ALWAYS = {
 def phase(folder: str, first: int, last: int) -> set[str]:
     """The files that a phase of these rounds leaves, of which the newest two are kept."""
     rounds = range(max(first, last - 1), last + 1)
-    states = {f"{folder}checkpoints/round-{n:06d}.{end}" for n in rounds for end in ("json", "safetensors")}
-    return states | {f"{folder}uploads/round-{last:06d}-group-0000.safetensors", f"{folder}rounds.jsonl"}
+    states = {
+        f"{folder}checkpoints/round-{n:06d}.{end}"
+        for n in rounds
+        for end in ("json", "safetensors")
+    }
+    return states | {
+        f"{folder}uploads/round-{last:06d}-group-0000.safetensors",
+        f"{folder}rounds.jsonl",
+    }
 
 
 BESIDE = {
@@ -68,7 +83,8 @@ BESIDE = {
 
 @pytest.fixture
 def release(tmp_path, monkeypatch):
-    """A function that makes a run of a small data set, in a folder of its own; one record can be another."""
+    """A function that makes a run of a small data set, in a folder of its own; one record can be
+    another."""
 
     def run(name: str, flags: str, other: bool = False) -> Path:
         rng, folder = np.random.default_rng(0), tmp_path / name
@@ -86,32 +102,49 @@ def release(tmp_path, monkeypatch):
 
 
 def contents(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
     with safe_open(path, "np") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        names = file.keys()
+        return {name: file.get_tensor(name) for name in names}
 
 
 def facts(path: Path) -> object:
     """What a file says that is not behind noise, no time and no score."""
     if path.suffix == ".jsonl":
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        planned = [line for line in lines if line.get("event", {}).get("kind") != "covered"]  # by released sums
+        planned = [
+            line for line in lines if line.get("event", {}).get("kind") != "covered"
+        ]  # by released sums
         named = [line | {"release": line.get("release", "").rsplit("-", 2)[0]} for line in planned]
-        return [{name: value for name, value in line.items() if name not in NOISY} for line in named]
+        return [
+            {name: value for name, value in line.items() if name not in NOISY} for line in named
+        ]
     if path.name == "summary.json":
-        return {name: value for name, value in json.loads(path.read_text()).items() if name not in NOISY}
+        return {
+            name: value for name, value in json.loads(path.read_text()).items() if name not in NOISY
+        }
     if path.suffix == ".safetensors":
         with safe_open(path, "np") as file:
             uploaded = (file.metadata() or {}).get("upload", "")
         shapes = {name: (array.shape, array.dtype.name) for name, array in tensors(path).items()}
-        plain = [tensors(path)[name].tolist() for name in ("clients", "taken", "shared.client") if name in shapes]
+        plain = [
+            tensors(path)[name].tolist()
+            for name in ("clients", "taken", "shared.client")
+            if name in shapes
+        ]
         return shapes, plain, re.sub(r"[\d.]+e?-?\d*, ", "", uploaded)
     if path.name == "report.html":
         page = path.read_text()
-        noisy = re.findall(r"<section><h2>(?:Model|Mechanism|What clients share)</h2>.*?</section>", page, re.DOTALL)
+        noisy = re.findall(
+            r"<section><h2>(?:Model|Mechanism|What clients share)</h2>.*?</section>",
+            page,
+            re.DOTALL,
+        )
         tile = re.findall(r'<div class="tile main">.*?</div></div>', page)[0]
         for part in (*noisy, tile):
             page = page.replace(part, "")
@@ -124,19 +157,29 @@ def facts(path: Path) -> object:
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_release_has_the_expected_files_and_what_is_not_noisy_in_them_does_not_depend_on_a_record(release, kind):
+def test_a_release_has_the_expected_files_and_what_is_not_noisy_in_them_does_not_depend_on_a_record(
+    release, kind
+):
     """Kills numbers of labels, a digest without a key, and a file that nobody has thought about."""
     one, two = (release(name, f"--release {RUNS[kind]}", other=name == "b") for name in "ab")
-    assert set(contents(one)) == set(contents(two)) == ALWAYS | phase("", 1, 2) | BESIDE.get(kind, set())
+    assert (
+        set(contents(one))
+        == set(contents(two))
+        == ALWAYS | phase("", 1, 2) | BESIDE.get(kind, set())
+    )
     for name, path in contents(one).items():
         assert facts(path) == facts(contents(two)[name]), name
     assert np.load(one / "partition.npz").files == ["sizes"]
     digests = [json.loads((folder / "inputs.json").read_text())["records"] for folder in (one, two)]
-    assert digests[0] != digests[1] and (one / "inputs.key").read_bytes() != (two / "inputs.key").read_bytes()
+    assert (
+        digests[0] != digests[1]
+        and (one / "inputs.key").read_bytes() != (two / "inputs.key").read_bytes()
+    )
 
 
 def test_of_a_simulation_the_same_comparison_finds_the_labels(release):
-    """The comparison is able to fail: a simulation's files are for the one who has the records anyway."""
+    """The comparison is able to fail: a simulation's files are for the one who has the records
+    anyway."""
     one, two = (contents(release(name, "", other=name == "b")) for name in "ab")
     differ = {name for name, path in one.items() if facts(path) != facts(two[name])}
     assert {"partition.npz", "partition.svg", "report.html"} == differ
@@ -146,9 +189,16 @@ def test_of_a_simulation_the_same_comparison_finds_the_labels(release):
 def test_where_rejections_are_hidden_nothing_tells_how_many_there_were(release, flags):
     """Neither rates nor times: in no phase, no upload, no checkpoint, not in what clients keep."""
     files = contents(release("a", f"--release {flags}"))
-    records = [line for name, path in files.items() if name.endswith("rounds.jsonl") for line in path.open()]
+    records = [
+        line
+        for name, path in files.items()
+        if name.endswith("rounds.jsonl")
+        for line in path.open()
+    ]
     for record in map(json.loads, [*records, files["summary.json"].read_text()]):
-        assert record["seconds"] is record.get("seconds_training") is None and not record.get("figures")
+        assert record["seconds"] is record.get("seconds_training") is None and not record.get(
+            "figures"
+        )
     for name, path in files.items():
         if path.suffix == ".safetensors":
             assert set(tensors(path)) <= NAMES or name == "model.safetensors"
@@ -156,6 +206,9 @@ def test_where_rejections_are_hidden_nothing_tells_how_many_there_were(release, 
             assert len(set(tensors(path)["taken"].tolist())) == 1
         if "uploads/" in name:
             with safe_open(path, "np") as file:
-                assert set(file.metadata()) == {"upload", "model"} and json.loads(file.metadata()["upload"])[2] == {}
+                assert (
+                    set(file.metadata()) == {"upload", "model"}
+                    and json.loads(file.metadata()["upload"])[2] == {}
+                )
     page = files["report.html"].read_text()
     assert "<h2>Mechanism</h2>" not in page and re.search(r"2 of 2 rounds, finished", page)

@@ -26,20 +26,42 @@ def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
     """A handmade run directory of three finished rounds."""
     folder.mkdir()
     save(
-        load(None, {"clients": clients, "mechanism": mechanism, "rounds": 3, **settings}, lenient=settings),
+        load(
+            None,
+            {"clients": clients, "mechanism": mechanism, "rounds": 3, **settings},
+            lenient=settings,
+        ),
         folder / "config.toml",
     )
     counts = np.random.default_rng(0).integers(0, 9, (clients, 4))
     np.savez(folder / "partition.npz", sizes=counts.sum(axis=1), counts=counts)
     spent = [math.inf if mechanism == "none" else 2.5 * n for n in (1, 2, 3)]
-    rounds = [RoundRecord(n, 0.2 * n, 2.0 / n, e, e, e, 1, clients, 0.5, 0.4) for n, e in enumerate(spent, 1)]
+    rounds = [
+        RoundRecord(n, 0.2 * n, 2.0 / n, e, e, e, 1, clients, 0.5, 0.4)
+        for n, e in enumerate(spent, 1)
+    ]
     lines = [json.dumps(r.to_json()) for r in rounds]
-    (folder / "rounds.jsonl").write_text("\n".join(lines) + ("\n" if finished else '\n{"round": 4, "accu'))
+    (folder / "rounds.jsonl").write_text(
+        "\n".join(lines) + ("\n" if finished else '\n{"round": 4, "accu')
+    )
     if finished:
         each, none = (spent[-1],) * clients, mechanism == "none"
         order, pld, noise = (None, math.inf, 0.0) if none else (5.5, 7.111, 3.123)
         summary = Summary(
-            0.6123, 0.66, each, each, pld, 1e-5, order, (noise,) * clients, (3,) * clients, 1, 3, 1.5, "x", False
+            0.6123,
+            0.66,
+            each,
+            each,
+            pld,
+            1e-5,
+            order,
+            (noise,) * clients,
+            (3,) * clients,
+            1,
+            3,
+            1.5,
+            "x",
+            False,
         )
         (folder / "summary.json").write_text(json.dumps(summary.to_json()))
     return folder
@@ -53,9 +75,24 @@ def text_of(folder):
 
 def test_a_finished_run(tmp_path):
     text = text_of(make(tmp_path / "first"))
-    for part in ("first", "61.2%", "7.5", "Published epsilon", "7.111", "3.123", "at delta 1e-05", "target 8"):
+    for part in (
+        "first",
+        "61.2%",
+        "7.5",
+        "Published epsilon",
+        "7.111",
+        "3.123",
+        "at delta 1e-05",
+        "target 8",
+    ):
         assert part in text
-    for part in ("zero-out", "every upload", "seeded simulation", "python -m sim.account --ledger", "min_records"):
+    for part in (
+        "zero-out",
+        "every upload",
+        "seeded simulation",
+        "python -m sim.account --ledger",
+        "min_records",
+    ):
         assert part in text
 
 
@@ -71,13 +108,18 @@ def test_an_unfinished_run_shows_its_last_whole_round(tmp_path):
 
 
 def test_of_an_unfinished_run_the_budget_is_what_is_proved(tmp_path):
-    """Not what the last finished round says: a round can have been paid for since, and outputs can have stopped it."""
-    half, whole = (text_of(make(tmp_path / name, finished=name == "whole")) for name in ("half", "whole"))
+    """Not what the last finished round says: a round can have been paid for since, and outputs can
+    have stopped it."""
+    half, whole = (
+        text_of(make(tmp_path / name, finished=name == "whole")) for name in ("half", "whole")
+    )
     tile = re.compile(r"Certified epsilon\W+([\d.]+)")
     assert tile.search(half).group(1) == "8" != tile.search(whole).group(1)
     assert wording.UNFINISHED in half and wording.UNFINISHED not in whole
     free = text_of(make(tmp_path / "free", finished=False, epsilon=None, noise_multiplier=3.0))
-    assert tile.search(free).group(1) == "7.5" and "for 3 rounds. A round that was under way" in free
+    assert (
+        tile.search(free).group(1) == "7.5" and "for 3 rounds. A round that was under way" in free
+    )
 
 
 def test_a_run_without_rounds(tmp_path):
@@ -98,7 +140,8 @@ def test_a_release_says_so(tmp_path):
 
 
 def test_a_release_shows_no_labels(tmp_path):
-    """Also one of an earlier version, whose directory holds their numbers. Sizes of clients are public."""
+    """Also one of an earlier version, whose directory holds their numbers. Sizes of clients are
+    public."""
     folder = make(tmp_path / "out", release=True)
     held = np.load(folder / "partition.npz")["counts"].sum(axis=1)
     text, page = text_of(folder), (folder / "report.html").read_text()
@@ -111,7 +154,8 @@ def test_a_release_shows_no_labels(tmp_path):
     assert text_of(folder) == text
     simulated = make(tmp_path / "in")
     assert (
-        "records by client and class" in write_report(simulated).read_text() and (simulated / "partition.svg").exists()
+        "records by client and class" in write_report(simulated).read_text()
+        and (simulated / "partition.svg").exists()
     )
 
 
@@ -167,10 +211,16 @@ def test_the_command_redraws(tmp_path, capsys):
 
 
 def test_redrawing_loads_no_torch(tmp_path):
-    """Kills a part of the report that imports the simulator: torch would take longer than the page."""
+    """Kills a part of the report that imports the simulator: torch would take longer than the
+    page."""
     folder = make(tmp_path / "light", strategy="fedfed")
-    lines = "import sys; from sim.report import command; command(sys.argv[1:]); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", lines, folder], capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = (
+        "import sys; from sim.report import command; command(sys.argv[1:]); print('torch' in "
+        "sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", lines, folder], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.split() == [str(folder / "report.html"), "False"]
 
 
@@ -178,7 +228,12 @@ def test_records_go_to_json_and_back():
     record = RoundRecord(1, math.nan, 0.5, math.inf, 1.0, None, 0, 5, 0.1, 0.1)
     line = json.dumps(record.to_json(), allow_nan=False)
     back = RoundRecord.from_json(json.loads(line) | {"of a later version": 1})
-    assert (back.accuracy, back.loss, back.epsilon_certified_max, back.round) == (None, 0.5, None, 1)
+    assert (back.accuracy, back.loss, back.epsilon_certified_max, back.round) == (
+        None,
+        0.5,
+        None,
+        1,
+    )
     assert back.to_json() == record.to_json()
     for whole in (unequal.summary(), *unequal.ROUNDS):
         assert type(whole).from_json(json.loads(json.dumps(whole.to_json()))) == whole
@@ -199,11 +254,14 @@ def test_no_guarantee_counts_as_infinite(epsilons, worst, median):
 
 
 def test_many_clients_are_drawn_in_steps_that_understate_nobody():
-    """Kills a picture that leaves out the client who has spent most, or draws a step at less than its clients spent."""
+    """Kills a picture that leaves out the client who has spent most, or draws a step at less than
+    its clients spent."""
     spent = np.random.default_rng(0).random(2 * plots.MAX_STEPS + 7)
     for clients in (3, len(spent)):
         own = spent[:clients]
-        drawn = plots.epsilon_per_client(own.tolist(), own.tolist(), None).axes[0].patches[0].get_data()
+        drawn = (
+            plots.epsilon_per_client(own.tolist(), own.tolist(), None).axes[0].patches[0].get_data()
+        )
         at = drawn.values[np.searchsorted(drawn.edges, np.arange(1, clients + 1)) - 1]
         assert len(drawn.values) == min(clients, plots.MAX_STEPS) and drawn.values[-1] == own.max()
         assert (at >= np.sort(own)).all() and at == pytest.approx(np.sort(own), abs=0.01)

@@ -1,4 +1,5 @@
-"""Every number of the report stands under its own label: tiles, tables, captions and which picture is where.
+"""Every number of the report stands under its own label: tiles, tables, captions and which picture
+is where.
 
 The figures of the run are unequal throughout (`tests.unequal`).
 """
@@ -31,7 +32,8 @@ def page_of(folder) -> str:
 
 
 def test_the_tiles_of_a_finished_run(tmp_path):
-    """From the summary: the largest client of all; what the last round says of loss and retired clients."""
+    """From the summary: the largest client of all; what the last round says of loss and retired
+    clients."""
     assert unequal.tiles(page_of(unequal.run_directory(tmp_path / "run"))) == {
         "Test accuracy": ("43.2%", "after round 3 of 9; loss 1.4200"),
         "Certified epsilon": ("7.25", "at delta 2e-06, largest of 5 clients; target 9.5"),
@@ -41,7 +43,8 @@ def test_the_tiles_of_a_finished_run(tmp_path):
 
 
 def test_the_tiles_of_an_unfinished_run(tmp_path):
-    """From the last round. With a certified budget that is what is proved; without, what has been spent."""
+    """From the last round. With a certified budget that is what is proved; without, what has been
+    spent."""
     half = unequal.tiles(page_of(unequal.run_directory(tmp_path / "half", finished=False)))
     assert half["Test accuracy"] == ("43.0%", "after round 3 of 9; loss 1.4200")
     assert half["Certified epsilon"] == (
@@ -49,13 +52,19 @@ def test_the_tiles_of_an_unfinished_run(tmp_path):
         f"at delta 2e-06, largest of 5 clients; target 9.5. {wording.UNFINISHED}",
     )
     assert half["Published epsilon"][0] == "8.375" and half["Retired clients"][0] == "2"
-    free = unequal.run_directory(tmp_path / "free", finished=False, epsilon=None, noise_multiplier=3.0)
+    free = unequal.run_directory(
+        tmp_path / "free", finished=False, epsilon=None, noise_multiplier=3.0
+    )
     shown = unequal.tiles(page_of(free))["Certified epsilon"]
-    assert shown == ("7.25", f"at delta 2e-06, largest of 5 clients, for 3 rounds. {wording.UNDER_WAY}")
+    assert shown == (
+        "7.25",
+        f"at delta 2e-06, largest of 5 clients, for 3 rounds. {wording.UNDER_WAY}",
+    )
 
 
 def test_the_papers_budget_stands_at_the_papers_figure(tmp_path):
-    """And an unfinished run then shows what it has spent as certified: the budget bounds the other column."""
+    """And an unfinished run then shows what it has spent as certified: the budget bounds the other
+    column."""
     for finished, note in ((True, ""), (False, f", for 3 rounds. {wording.UNDER_WAY}")):
         folder = unequal.run_directory(tmp_path / str(finished), finished, budget="published")
         found = unequal.tiles(page_of(folder))
@@ -68,15 +77,26 @@ def test_a_column_that_is_infinite_says_nothing_of_the_other(tmp_path):
     none = (*unequal.CERTIFIED[:4], None)
     closing = unequal.summary(epsilon_certified=none)
     found = unequal.tiles(page_of(unequal.run_directory(tmp_path / "a", closing=closing)))
-    assert (found["Certified epsilon"][0], found["Published epsilon"][0]) == ("∞ (not private)", "8.375")
+    assert (found["Certified epsilon"][0], found["Published epsilon"][0]) == (
+        "∞ (not private)",
+        "8.375",
+    )
     closing = unequal.summary(epsilon_published=none)
     found = unequal.tiles(page_of(unequal.run_directory(tmp_path / "b", closing=closing)))
-    assert (found["Certified epsilon"][0], found["Published epsilon"][0]) == ("7.25", "∞ (not private)")
+    assert (found["Certified epsilon"][0], found["Published epsilon"][0]) == (
+        "7.25",
+        "∞ (not private)",
+    )
 
 
 def alone(folder, **changed) -> str:
     """The page of a run of one client, of 19 records."""
-    one = {"epsilon_certified": (4.375,), "epsilon_published": (6.125,), "noise_multiplier": (2.71,), "events": (41,)}
+    one = {
+        "epsilon_certified": (4.375,),
+        "epsilon_published": (6.125,),
+        "noise_multiplier": (2.71,),
+        "events": (41,),
+    }
     unequal.run_directory(folder, closing=unequal.summary(**one), clients=1, **changed)
     np.savez(folder / "partition.npz", sizes=np.array([19]), counts=unequal.COUNTS[:1])
     return page_of(folder)
@@ -99,7 +119,8 @@ def test_the_tiles_of_one_client(tmp_path):
 
 
 def test_the_ledger_table(tmp_path):
-    """Least, median and largest of each, which are of the third, fourth and second client, or others."""
+    """Least, median and largest of each, which are of the third, fourth and second client, or
+    others."""
     part = unequal.section(page_of(unequal.run_directory(tmp_path / "run")), "Privacy spent")
     assert unequal.rows(part) == [
         ["Ledger", "Least", "Median", "Largest"],
@@ -111,9 +132,15 @@ def test_the_ledger_table(tmp_path):
         ["Rényi order of the largest certified epsilon", "", "", "5.5"],
     ]
     assert "Published and certified: The paper counts less." in html.unescape(part)
-    closing = unequal.summary(epsilon_pld=None, order=None, note="", epsilon_certified=(None, 1.5, 2.5, None, None))
-    part = unequal.section(page_of(unequal.run_directory(tmp_path / "b", closing=closing)), "Privacy spent")
-    assert [row[1:] for row in unequal.rows(part)[1:2]] == [["1.5", "∞ (not private)", "∞ (not private)"]]
+    closing = unequal.summary(
+        epsilon_pld=None, order=None, note="", epsilon_certified=(None, 1.5, 2.5, None, None)
+    )
+    part = unequal.section(
+        page_of(unequal.run_directory(tmp_path / "b", closing=closing)), "Privacy spent"
+    )
+    assert [row[1:] for row in unequal.rows(part)[1:2]] == [
+        ["1.5", "∞ (not private)", "∞ (not private)"]
+    ]
     assert len(unequal.rows(part)) == 5 and "Published and certified" not in part
 
 
@@ -142,44 +169,86 @@ OTHERWISE = {
 
 
 def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypatch):
-    """A new field fails here until a test of this file answers for it. Pictures are left out: they are drawn below."""
+    """A new field fails here until a test of this file answers for it. Pictures are left out: they
+    are drawn below."""
     assert SHOWN.keys() | OTHERWISE.keys() == unequal.names(Summary)
     monkeypatch.setattr(plots, "svg", lambda figure: b"")
     pages = {"": page_of(unequal.run_directory(tmp_path / "run"))}
-    other = {"accuracy": 0.5, "epsilon_pld": 1.0, "order": 9.0, "note": "Another.", "events": (1, 2, 3, 4, 5)}
-    other |= {name: (9.1, 9.2, 9.3, 9.4, 9.5) for name in SHOWN if name.startswith("epsilon_c") or "published" in name}
-    other |= {"noise_multiplier": (1.0,) * 5, "loss": 9.0, "delta": 0.1, "retired": 4, "rounds": 8, "seconds": 999.0}
-    other |= {"run_dir": "elsewhere", "release": True, "budget": "published", "evaluated_on": "validation"}
+    other = {
+        "accuracy": 0.5,
+        "epsilon_pld": 1.0,
+        "order": 9.0,
+        "note": "Another.",
+        "events": (1, 2, 3, 4, 5),
+    }
+    other |= {
+        name: (9.1, 9.2, 9.3, 9.4, 9.5)
+        for name in SHOWN
+        if name.startswith("epsilon_c") or "published" in name
+    }
+    other |= {
+        "noise_multiplier": (1.0,) * 5,
+        "loss": 9.0,
+        "delta": 0.1,
+        "retired": 4,
+        "rounds": 8,
+        "seconds": 999.0,
+    }
+    other |= {
+        "run_dir": "elsewhere",
+        "release": True,
+        "budget": "published",
+        "evaluated_on": "validation",
+    }
     other |= {"limits": ("Another.",)}
     for name, value in other.items():
-        (tmp_path / "run" / "summary.json").write_text(json.dumps(unequal.summary(**{name: value}).to_json()))
+        (tmp_path / "run" / "summary.json").write_text(
+            json.dumps(unequal.summary(**{name: value}).to_json())
+        )
         pages[name] = page_of(tmp_path / "run")
     assert {name for name, page in pages.items() if page != pages[""]} == SHOWN.keys()
 
 
 def test_the_head_of_the_page(tmp_path):
-    page = page_of(unequal.run_directory(tmp_path / "run", mechanism="dpsur", strategy="fedadam", model="mlp"))
-    assert "<h1>run: digits, 5 clients</h1>" in page and "<title>run: digits, 5 clients</title>" in page
+    page = page_of(
+        unequal.run_directory(tmp_path / "run", mechanism="dpsur", strategy="fedadam", model="mlp")
+    )
+    assert (
+        "<h1>run: digits, 5 clients</h1>" in page
+        and "<title>run: digits, 5 clients</title>" in page
+    )
     head = "dpsur, fedadam, model mlp, a simulation with seed 77. 3 of 9 rounds in 18 s, finished."
     assert f'<p class="subtitle">{head}</p>' in page
     half = page_of(unequal.run_directory(tmp_path / "half", finished=False, release=True))
     assert "dpsgd, fedavg, model linear, a release. 3 of 9 rounds in 18 s, not finished." in half
     assert f"python -m sim.run --resume {tmp_path / 'half'}" in half and "--resume" not in page
-    assert f"python -m sim.account --ledger {tmp_path / 'run'}\npython -m sim.report {tmp_path / 'run'}" in page
+    assert (
+        f"python -m sim.account --ledger {tmp_path / 'run'}\npython -m sim.report "
+        f"{tmp_path / 'run'}" in page
+    )
     single = alone(tmp_path / "alone", mechanism="none")
-    assert "<h1>alone: digits, 1 client</h1>" in single and "no privacy, fedavg, model linear" in single
+    assert (
+        "<h1>alone: digits, 1 client</h1>" in single
+        and "no privacy, fedavg, model linear" in single
+    )
 
 
 def test_rounds_that_were_not_all_timed_have_no_time(tmp_path):
     folder = unequal.run_directory(tmp_path / "run")
-    untimed = [dataclasses.replace(one, seconds=None if one.round == 2 else one.seconds) for one in unequal.ROUNDS]
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in untimed))
+    untimed = [
+        dataclasses.replace(one, seconds=None if one.round == 2 else one.seconds)
+        for one in unequal.ROUNDS
+    ]
+    (folder / "rounds.jsonl").write_text(
+        "".join(json.dumps(one.to_json()) + "\n" for one in untimed)
+    )
     assert "3 of 9 rounds, finished." in page_of(folder)
 
 
 @pytest.fixture(autouse=True)
 def figures(monkeypatch) -> dict[str, Figure]:
-    """The figures that stand in a page, by what stands there for them: to draw them takes longest."""
+    """The figures that stand in a page, by what stands there for them: to draw them takes
+    longest."""
     made: dict[str, Figure] = {}
 
     def drawn(figure: Figure) -> bytes:
@@ -193,7 +262,9 @@ def figures(monkeypatch) -> dict[str, Figure]:
 
 def pictures(figures: dict[str, Figure], page: str) -> dict[str, tuple[Figure, str]]:
     """The figure and the caption of each picture of the report, by the text that stands for it."""
-    return {alt: (figures[data], caption) for alt, (data, caption) in unequal.pictures(page).items()}
+    return {
+        alt: (figures[data], caption) for alt, (data, caption) in unequal.pictures(page).items()
+    }
 
 
 def ys(figure: Figure, place: int = 0) -> dict[str, list[float]]:
@@ -201,20 +272,26 @@ def ys(figure: Figure, place: int = 0) -> dict[str, list[float]]:
 
 
 def test_the_pictures_are_of_the_records(tmp_path, figures):
-    """What each of them shows is in test_plots.py; here: that it is given the right figures, under the right words."""
+    """What each of them shows is in test_plots.py; here: that it is given the right figures, under
+    the right words."""
     folder = unequal.run_directory(tmp_path / "run", validation_records=5, evaluate_on="validation")
     found = pictures(figures, page_of(folder))
     assert {alt: caption for alt, (_, caption) in found.items()} == {
         "accuracy and loss": "Validation part, after each round.",
         "epsilon by round": "Spent so far, after each round, at the run's delta.",
         "epsilon per client": "Spent by each client in the whole run.",
-        "figures of the mechanism": "Public figures of the mechanism: means over each round's clients, where there are "
-        "several.",
-        "records by client and class": "Partition dirichlet: 153 records, 7 to 56 per client (median 30). Above: "
+        "figures of the "
+        "mechanism": "Public figures of the mechanism: means over each round's clients, where "
+        "there are several.",
+        "records by client and "
+        "class": "Partition dirichlet: 153 records, 7 to 56 per client (median 30). Above: "
         "records of each client. Below: of each class.",
     }
     by_round = ys(found["epsilon by round"][0])
-    assert by_round["certified, largest"] == [2.75, 4.5, 7.25] and by_round["target 9.5"] == [9.5, 9.5]
+    assert by_round["certified, largest"] == [2.75, 4.5, 7.25] and by_round["target 9.5"] == [
+        9.5,
+        9.5,
+    ]
     assert by_round["certified, median"] == [1.25, 2.25, 3.125]
     assert by_round["published, largest"] == [3.875, 6.625, 8.375]
     _, certified, claimed = found["epsilon per client"][0].axes[0].patches
@@ -229,8 +306,13 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
         [0.31, 0.57, 0.43],
         [1.91, 1.13, 1.42],
     ]
-    assert [a.get_ylabel() for a in found["figures of the mechanism"][0].axes] == ["acceptance rate", "noise"]
-    assert found["records by client and class"][0].axes[0].patches[0].get_data().values.tolist() == [19, 41, 7, 30, 56]
+    assert [a.get_ylabel() for a in found["figures of the mechanism"][0].axes] == [
+        "acceptance rate",
+        "noise",
+    ]
+    assert found["records by client and class"][0].axes[0].patches[
+        0
+    ].get_data().values.tolist() == [19, 41, 7, 30, 56]
     shown = base64.b64encode((folder / "partition.svg").read_bytes()).decode()
     assert figures[shown] is found["records by client and class"][0]
 
@@ -242,15 +324,28 @@ def test_pictures_that_have_nothing_to_show_are_left_out(tmp_path):
     words = {"accuracy and loss", "epsilon by round", "records by client and class"}
     assert unequal.pictures(page_of(folder)).keys() == words
     single = alone(tmp_path / "alone")
-    assert "epsilon per client" not in unequal.pictures(single) and "epsilon by round" in unequal.pictures(single)
+    assert "epsilon per client" not in unequal.pictures(
+        single
+    ) and "epsilon by round" in unequal.pictures(single)
     caption = unequal.pictures(single)["records by client and class"][1]
     assert caption == "One client holds all 19 records. Below: of each class."
 
 
 def test_a_round_has_no_field_that_the_report_forgets(tmp_path):
-    """Each field of a round is read above, by tile, head or picture; two are in rounds.jsonl alone."""
-    read = {"round", "accuracy", "loss", "epsilon_certified_max", "epsilon_certified_median", "epsilon_published_max"}
-    assert read | {"retired", "seconds", "figures"} | {"participants", "seconds_training"} == unequal.names(RoundRecord)
+    """Each field of a round is read above, by tile, head or picture; two are in rounds.jsonl
+    alone."""
+    read = {
+        "round",
+        "accuracy",
+        "loss",
+        "epsilon_certified_max",
+        "epsilon_certified_median",
+        "epsilon_published_max",
+    }
+    assert read | {"retired", "seconds", "figures"} | {
+        "participants",
+        "seconds_training",
+    } == unequal.names(RoundRecord)
 
 
 def test_every_setting_in_use_is_listed_with_its_value_and_meaning(tmp_path):
@@ -260,11 +355,18 @@ def test_every_setting_in_use_is_listed_with_its_value_and_meaning(tmp_path):
     by_name = {row[0]: row[1:] for row in found if len(row) == 3 and row[0] != "Setting"}
     assert list(by_name) == [name for names in used.values() for name in names]
     assert found[0] == ["Setting", "Value", "Meaning"]
-    for name, value in (("epsilon", "9.5"), ("delta", "2e-06"), ("seed", "77"), ("max_participations", "7")):
+    for name, value in (
+        ("epsilon", "9.5"),
+        ("delta", "2e-06"),
+        ("seed", "77"),
+        ("max_participations", "7"),
+    ):
         assert by_name[name] == [value, SETTINGS[name].info.description]
     assert by_name["noise_multiplier"][0] == ""
     heads = [row[0] for row in found if len(row) == 1]
-    assert heads == [f"{model.__doc__} [{table}]" for table, model in TABLES.items() if table in used]
+    assert heads == [
+        f"{model.__doc__} [{table}]" for table, model in TABLES.items() if table in used
+    ]
 
 
 @pytest.mark.parametrize("release", [True, False])
@@ -281,8 +383,11 @@ def test_delta_is_compared_with_all_records(tmp_path, delta, said):
 
 
 def test_what_clients_share_and_its_price(tmp_path, figures):
-    """The largest price of a client, of what was paid before the first round: not the first, nor with the rounds'."""
-    folder = unequal.run_directory(tmp_path / "run", strategy="fedfed", shared_source="distilled", public_labels=False)
+    """The largest price of a client, of what was paid before the first round: not the first, nor
+    with the rounds'."""
+    folder = unequal.run_directory(
+        tmp_path / "run", strategy="fedfed", shared_source="distilled", public_labels=False
+    )
     rng = np.random.default_rng(0)
     x, y = rng.random((53, 1, 4, 4), dtype=np.float32), rng.integers(0, 90, 53)
     (folder / "shared.safetensors").write_bytes(save({"x": x, "y": y}))
@@ -293,10 +398,17 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
     figure, caption = pictures(figures, page_of(folder))["shared records"]
     assert caption == "40 of 53 shared records with the labels that they carry."
     assert [one.get_title() for one in figure.axes] == [str(label) for label in y[:40]]
-    part = html.unescape(unequal.section((folder / "report.html").read_text(), "What clients share"))
+    part = html.unescape(
+        unequal.section((folder / "report.html").read_text(), "What clients share")
+    )
     price = wording.epsilon(accountant.epsilon({SampledGaussian(1.0, 3.0): 2}, 2e-6).epsilon)
-    assert f"all that came before training: {price}, at delta 2e-06; it is part of the run's." in part
+    assert (
+        f"all that came before training: {price}, at delta 2e-06; it is part of the run's." in part
+    )
     assert "Features of single records" in part and caveats.PUBLIC_LABELS not in part
     (folder / "shared.safetensors").write_bytes(save({"x": x[:7], "y": y[:7]}))
     figure, caption = pictures(figures, page_of(folder))["shared records"]
-    assert caption.startswith("7 of 7 shared records") and [one.get_title() for one in figure.axes[:8]][7] == ""
+    assert (
+        caption.startswith("7 of 7 shared records")
+        and [one.get_title() for one in figure.axes[:8]][7] == ""
+    )

@@ -1,4 +1,5 @@
-"""Release noise is round(2^28 Z), Z normal, exactly: every decision by itself, and the law of many draws."""
+"""Release noise is round(2^28 Z), Z normal, exactly: every decision by itself, and the law of many
+draws."""
 
 import decimal
 from collections.abc import Iterator
@@ -25,10 +26,15 @@ def word(k: int, u: int, x: int, negative: int = 0, v: int | None = None) -> int
     return v << (U_BITS + X_BITS + 1) | u << (X_BITS + 1) | x << 1 | negative
 
 
-def accepted(words: list[int], further: Iterator[int] | None = None, margin: float = MARGIN) -> list[int]:
-    """The draws that these candidates give. Single words are further digits; a mark of draws ends the list."""
+def accepted(
+    words: list[int], further: Iterator[int] | None = None, margin: float = MARGIN
+) -> list[int]:
+    """The draws that these candidates give. Single words are further digits; a mark of draws ends
+    the list."""
     mark = 987_654_321
-    given = np.array([*words, *repeat(word(0, 0, 2 * (mark % UNIT), 1), 2 * len(words) + 100)], dtype=np.uint64)
+    given = np.array(
+        [*words, *repeat(word(0, 0, 2 * (mark % UNIT), 1), 2 * len(words) + 100)], dtype=np.uint64
+    )
     at = 0
 
     def feed(n: int) -> np.ndarray:
@@ -53,7 +59,8 @@ def bound(k: int, x: int) -> float:
 
 @pytest.mark.parametrize(("further", "side"), [(ZEROS, "right"), (ONES, "left")])
 def test_every_prefix_gives_the_k_of_its_lowest_and_of_its_highest_number(further, side):
-    """Both ends of all 2^18 cells, in order, over many blocks. Kills a table with any threshold off by one cell."""
+    """Both ends of all 2^18 cells, in order, over many blocks. Kills a table with any threshold off
+    by one cell."""
     prefixes = np.arange(2**V_BITS - 1)  # digits that are all ones are never decided
     draws = accepted([word(0, 0, 0, v=int(v)) for v in prefixes], repeat(further))
     numbers = prefixes + (further == ONES)
@@ -70,13 +77,16 @@ def test_a_prefix_on_a_threshold_is_decided_by_further_digits(k):
 
 
 def test_far_values_of_k_are_reached():
-    """k has no largest value: v = 1 - 2^-m gives the k whose tail P(j >= k) is the last to be at least 2^-m."""
+    """k has no largest value: v = 1 - 2^-m gives the k whose tail P(j >= k) is the last to be at
+    least 2^-m."""
     tails = np.cumsum(np.exp(-K * K / 2)[::-1])[::-1] / np.exp(-K * K / 2).sum()
     for m in (20, 40, 60, 75, 81):
         words = [word(0, 0, 0, v=2**V_BITS - 1)]
         digits = 2**64 - 2 ** (64 + V_BITS - m)
         assert accepted(words, iter([digits])) == [int((tails >= 2.0**-m).sum() - 1) * UNIT]
-    assert accepted(words, iter([ONES, ONES, ZEROS])) == [int((tails >= 2.0**-146).sum() - 1) * UNIT]
+    assert accepted(words, iter([ONES, ONES, ZEROS])) == [
+        int((tails >= 2.0**-146).sum() - 1) * UNIT
+    ]
 
 
 @pytest.mark.parametrize("margin", [MARGIN, ALL_EXACT])
@@ -97,7 +107,8 @@ def test_coins_are_accepted_below_the_exponential(k, margin):
 
 
 def test_digits_of_x_that_floats_do_not_see_can_turn_a_decision():
-    """u's cell lies below exp(-t) for the first number of x's cell, and not for the last. Kills a margin of nothing."""
+    """u's cell lies below exp(-t) for the first number of x's cell, and not for the last. Kills a
+    margin of nothing."""
     for top in (30_000, 20_000, 9_999):
         t = -np.log(top / 2**U_BITS)
         x = int((-4 + np.sqrt(16 + 2 * t)) * 2**X_BITS)
@@ -107,7 +118,8 @@ def test_digits_of_x_that_floats_do_not_see_can_turn_a_decision():
 
 
 def test_draws_are_the_nearest_integers_with_their_sign():
-    """|draw| is within 1/2 of 2^28 (k + x) for both ends of x's cell. Kills a floor, a lost sign and another scale."""
+    """|draw| is within 1/2 of 2^28 (k + x) for both ends of x's cell. Kills a floor, a lost sign
+    and another scale."""
     stream = np.random.default_rng(1)
     assert SCALE_BITS == 28
     for k in range(5):
@@ -129,7 +141,10 @@ def test_floats_and_exact_arithmetic_agree_close_to_the_bound():
     stream = np.random.default_rng(3)
     ks, xs = stream.integers(0, 5, 300), stream.integers(0, 2**X_BITS, 300)
     coins = [int(bound(k, x)) + int(stream.integers(-1, 2)) for k, x in zip(ks, xs, strict=True)]
-    words = [word(k, min(u, 2**U_BITS - 1), int(x)) for k, u, x in zip(ks.tolist(), coins, xs, strict=True)]
+    words = [
+        word(k, min(u, 2**U_BITS - 1), int(x))
+        for k, u, x in zip(ks.tolist(), coins, xs, strict=True)
+    ]
     digits = stream.integers(0, 2**64, 2000, dtype=np.uint64).tolist()
     draws = accepted(words, iter(digits))
     assert draws == accepted(words, iter(digits), ALL_EXACT) and 100 < len(draws) < 200
@@ -157,8 +172,8 @@ def test_a_million_draws_of_another_law_are_told_apart(name):
 def tail_draws(a: int, size: int) -> np.ndarray:
     """Draws given v >= 1 - 2^-m, which holds for all k >= a: those beyond a are |Z| given |Z| > a.
 
-    The first m digits of v are ones: 18 in the candidate's word, the others in the single word that continues it. Words
-    that continue u and x begin with ones, too; one candidate in 2^16 needs any.
+    The first m digits of v are ones: 18 in the candidate's word, the others in the single word that
+    continues it. Words that continue u and x begin with ones, too; one candidate in 2^16 needs any.
     """
     ones, source = {5: 18, 6: 26, 7: 36, 8: 46}[a], raw(a)
 
@@ -174,7 +189,8 @@ def tail_draws(a: int, size: int) -> np.ndarray:
 
 
 def check_tail(a: int, size: int) -> dict[str, float]:
-    """False alarm at most 1e-6 for each a. Controls: a sampler that stops 1/2 further out, or at 6.76."""
+    """False alarm at most 1e-6 for each a. Controls: a sampler that stops 1/2 further out, or at
+    6.76."""
     draws = tail_draws(a, size)
     p_values, magnitudes = tail_p_values(draws, a), np.abs(draws) / UNIT
     level = FALSE_ALARM / len(p_values)
@@ -188,7 +204,9 @@ def check_tail(a: int, size: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("a", [5, 6, 7, 8])
 def test_far_tails_have_the_law(a):
-    check_tail(a, 4000 if a == 6 else 2000)  # enough for the controls, some 25 draws of which are missing
+    check_tail(
+        a, 4000 if a == 6 else 2000
+    )  # enough for the controls, some 25 draws of which are missing
 
 
 @pytest.mark.slow
@@ -210,7 +228,10 @@ def test_a_hundred_million_draws_have_the_law():
 def test_a_hundred_million_draws_of_another_law_are_told_apart(name):
     draws = tally(spoilers(np.random.Generator(np.random.SFC64(7)), 1.001, 4.9)[name], 10**8)
     p_values = draws.p_values()
-    show(f"{name}, 10^8 draws, rejected by", {name: p_values[name] for name in sorted(draws.alarms())})
+    show(
+        f"{name}, 10^8 draws, rejected by",
+        {name: p_values[name] for name in sorted(draws.alarms())},
+    )
     assert draws.alarms()
 
 
@@ -229,6 +250,10 @@ def test_what_would_spoil_the_law_is_refused():
     for margin in (0.0, float("nan")):
         with pytest.raises(ValueError, match="margin must be at least"):
             rounded_gaussian(raw(0), 1, margin)
-    for wrong in (lambda n: raw(0)(n).astype(np.int64), lambda n: raw(0)(n + 1), lambda n: np.zeros(n)):
+    for wrong in (
+        lambda n: raw(0)(n).astype(np.int64),
+        lambda n: raw(0)(n + 1),
+        lambda n: np.zeros(n),
+    ):
         with pytest.raises(ValueError, match="must give uint64"):
             rounded_gaussian(wrong, 5)

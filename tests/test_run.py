@@ -1,4 +1,5 @@
-"""The real command: the same bits however it is carried, killed and resumed, and one line for every fault."""
+"""The real command: the same bits however it is carried, killed and resumed, and one line for every
+fault."""
 
 import json
 import os
@@ -36,7 +37,8 @@ def records(tmp_path_factory) -> str:
 
 
 def run(out: Path, name: str, *flags: str) -> Path:
-    """The command in this process, with the inline engine unless told otherwise; returns the run directory."""
+    """The command in this process, with the inline engine unless told otherwise; returns the run
+    directory."""
     argv = ["--engine=inline", "--quiet", f"--out={out}", f"--name={name}", *flags]
     assert main_guard(command, argv) == 0
     return out / name
@@ -50,7 +52,9 @@ def resume(folder: Path) -> Path:
 def child(*flags: str) -> subprocess.Popen:
     """The command as a user starts it."""
     words = [sys.executable, "-m", "sim.run", "--quiet", *flags]
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def rounds(folder: Path) -> int:
@@ -63,7 +67,9 @@ def model(folder: Path) -> bytes:
 
 
 def accuracies(folder: Path) -> list[float]:
-    return [json.loads(line)["accuracy"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["accuracy"] for line in (folder / "rounds.jsonl").read_text().splitlines()
+    ]
 
 
 def same(a: Path, b: Path) -> bool:
@@ -72,11 +78,18 @@ def same(a: Path, b: Path) -> bool:
     return model(a) == model(b) and ledgers and accuracies(a) == accuracies(b)
 
 
-# --- the same bits -------------------------------------------------------------------------------------------------
+# --- the same bits
+# -------------------------------------------------------------------------------------------------
 
 KINDS = {
     "the defaults": ("--rounds=2",),
-    "poisson batches": ("--rounds=2", "--model=mlp", "--sample-rate=0.4", "--steps=3", "--momentum=0.5"),
+    "poisson batches": (
+        "--rounds=2",
+        "--model=mlp",
+        "--sample-rate=0.4",
+        "--steps=3",
+        "--momentum=0.5",
+    ),
     "full batches": ("--rounds=2", "--model=mlp", "--steps=3", "--optimizer=adam", "--lr=0.01"),
     "some clients": ("--rounds=3", "--fraction=0.3", "--partition=iid"),
 }
@@ -99,11 +112,21 @@ def test_another_chunk_size_changes_rounding_alone(tmp_path):
 
 
 def test_another_seed_gives_another_model(tmp_path, records):
-    a, b, c = (run(tmp_path, n, f"--dataset={records}", "--rounds=1", f"--seed={s}") for n, s in ("a0", "b0", "c1"))
+    a, b, c = (
+        run(tmp_path, n, f"--dataset={records}", "--rounds=1", f"--seed={s}")
+        for n, s in ("a0", "b0", "c1")
+    )
     assert same(a, b) and model(a) != model(c)
 
 
-RAY = ("--rounds=25", "--clients=20", "--sample-rate=0.5", "--steps=2", "--groups=4", "--chunk-clients=5")
+RAY = (
+    "--rounds=25",
+    "--clients=20",
+    "--sample-rate=0.5",
+    "--steps=2",
+    "--groups=4",
+    "--chunk-clients=5",
+)
 
 
 def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
@@ -115,13 +138,17 @@ def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
 
 def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
     lines = (
-        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.device import single_thread",
+        "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.device "
+        "import single_thread",
         "assert max(pool['num_threads'] for pool in pools()) == 2",
         "single_thread()",
-        "assert {pool['num_threads'] for pool in pools()} == {1} == {__import__('torch').get_num_threads()}",
+        "assert {pool['num_threads'] for pool in pools()} == {1} == "
+        "{__import__('torch').get_num_threads()}",
     )
     threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, env=os.environ | threads, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "; ".join(lines)], cwd=ROOT, env=os.environ | threads, check=True
+    )
 
 
 @NEEDS_PROC
@@ -131,7 +158,9 @@ def test_two_ray_workers_of_which_one_dies_give_the_same_bits_too(tmp_path, reco
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
     wait_for(lambda: rounds(tmp_path / "ray") >= 3, process)
     process.send_signal(signal.SIGSTOP)
-    victims = [p for p, title in descendants(process.pid).items() if title.startswith("ray::_Worker")]
+    victims = [
+        p for p, title in descendants(process.pid).items() if title.startswith("ray::_Worker")
+    ]
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
@@ -139,19 +168,28 @@ def test_two_ray_workers_of_which_one_dies_give_the_same_bits_too(tmp_path, reco
     assert same(run(tmp_path, "inline", *flags), tmp_path / "ray")
 
 
-# --- killed and resumed --------------------------------------------------------------------------------------------
+# --- killed and resumed
+# --------------------------------------------------------------------------------------------
 
 
 def killed(folder: Path, moments: list[tuple[int, float]], *flags: str) -> Path:
-    """Start the run, then resume it, again and again; each is killed so many rounds later and so many seconds on.
+    """Start the run, then resume it, again and again; each is killed so many rounds later and so
+    many seconds on.
 
     A first number of -1 means: when the run directory appears.
     """
     for more, delay in moments:
         before = rounds(folder)
-        begun = ["--resume", str(folder)] if folder.exists() else [f"--out={folder.parent}", f"--name={folder.name}"]
+        begun = (
+            ["--resume", str(folder)]
+            if folder.exists()
+            else [f"--out={folder.parent}", f"--name={folder.name}"]
+        )
         process = child("--engine=inline", *begun, *([] if folder.exists() else flags))
-        wait_for(lambda more=more, before=before: folder.exists() and rounds(folder) >= before + more, process)
+        wait_for(
+            lambda more=more, before=before: folder.exists() and rounds(folder) >= before + more,
+            process,
+        )
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         said = process.communicate()[0]
@@ -160,12 +198,22 @@ def killed(folder: Path, moments: list[tuple[int, float]], *flags: str) -> Path:
 
 
 def moments(seed: int, count: int) -> list[tuple[int, float]]:
-    """One before the first round, the others up to three rounds later and up to 60 ms into the next one."""
+    """One before the first round, the others up to three rounds later and up to 60 ms into the next
+    one."""
     rng = random.Random(seed)
-    return [(-1, rng.random() * 0.1)] + [(rng.randrange(1, 4), rng.random() * 0.06) for _ in range(count - 1)]
+    return [(-1, rng.random() * 0.1)] + [
+        (rng.randrange(1, 4), rng.random() * 0.06) for _ in range(count - 1)
+    ]
 
 
-LONG = ("--rounds=80", "--clients=50", "--sample-rate=0.5", "--steps=3", "--groups=2", "--fraction=0.8")
+LONG = (
+    "--rounds=80",
+    "--clients=50",
+    "--sample-rate=0.5",
+    "--steps=3",
+    "--groups=2",
+    "--fraction=0.8",
+)
 
 
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, records):
@@ -183,11 +231,14 @@ def test_a_finished_run_can_be_resumed_without_harm(tmp_path, records):
     assert [file.read_bytes() for file in files] == before
 
 
-# --- releases ------------------------------------------------------------------------------------------------------
+# --- releases
+# --------------------------------------------------------------------------------------------------
 
 
 def releases(folder: Path) -> set[str]:
-    lines = (line for path in (folder / "ledger").iterdir() for line in path.read_text().splitlines())
+    lines = (
+        line for path in (folder / "ledger").iterdir() for line in path.read_text().splitlines()
+    )
     return {json.loads(line)["release"] for line in lines}
 
 
@@ -200,7 +251,9 @@ def test_two_releases_share_no_draw_and_no_name(tmp_path, records):
 
 def test_a_killed_release_never_passes_its_target(tmp_path, records):
     """Rounds that were lost are paid for; the last ones are missing instead."""
-    folder = killed(tmp_path / "a", moments(2, 2), f"--dataset={records}", *LONG, "--release", "--epsilon=3")
+    folder = killed(
+        tmp_path / "a", moments(2, 2), f"--dataset={records}", *LONG, "--release", "--epsilon=3"
+    )
     resume(folder)
     spent = ledger.read(folder / "ledger")
     assert len(spent) == 50 and 0 < rounds(folder) <= 80
@@ -209,19 +262,29 @@ def test_a_killed_release_never_passes_its_target(tmp_path, records):
 
 def test_a_release_that_died_in_its_only_round_ends_without_one(tmp_path, records):
     folder = run(tmp_path, "a", f"--dataset={records}", "--clients=10", "--rounds=1", "--release")
-    for path in [folder / "rounds.jsonl", *(folder / "checkpoints").iterdir(), *(folder / "uploads").iterdir()]:
+    for path in [
+        folder / "rounds.jsonl",
+        *(folder / "checkpoints").iterdir(),
+        *(folder / "uploads").iterdir(),
+    ]:
         path.unlink()
     resume(folder)
     assert rounds(folder) == 0 and json.loads((folder / "summary.json").read_text())["rounds"] == 0
 
 
 def test_training_without_privacy_says_so(tmp_path, records):
-    folder = run(tmp_path, "none", f"--dataset={records}", "--clients=10", "--rounds=2", "--mechanism=none")
+    folder = run(
+        tmp_path, "none", f"--dataset={records}", "--clients=10", "--rounds=2", "--mechanism=none"
+    )
     (last,) = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()][1:]
-    assert last["epsilon_certified_max"] is last["epsilon_published_max"] is None and last["retired"] == 0
+    assert (
+        last["epsilon_certified_max"] is last["epsilon_published_max"] is None
+        and last["retired"] == 0
+    )
 
 
-# --- faults --------------------------------------------------------------------------------------------------------
+# --- faults
+# --------------------------------------------------------------------------------------------------
 
 
 class Mixing(torch.nn.Sequential):
@@ -272,7 +335,10 @@ FAULTS = {
     "--strategy=fedavgg": ["fedavgg", "fedavg"],
     "--device=cuda": ["cuda", "--device"],
     "--epsilon=1e-6": ["1e-06", "too small", "epsilon"],
-    "--epsilon=1 --noise-multiplier=0.3": ["epsilon = 1 is too small for a single round", "--noise-multiplier"],
+    "--epsilon=1 --noise-multiplier=0.3": [
+        "epsilon = 1 is too small for a single round",
+        "--noise-multiplier",
+    ],
     "--out=/proc/nowhere": ["/proc/nowhere", "--out"],
     "--resume=/tmp": ["/tmp", "no run directory"],
 }
@@ -287,22 +353,29 @@ def refusal(capsys, *argv: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, marks=NO_CUDA if "cuda" in line else ()) for line in FAULTS])
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=NO_CUDA if "cuda" in line else ()) for line in FAULTS]
+)
 def test_a_fault_is_one_line_and_leaves_nothing(tmp_path, capsys, records, line):
     said = refusal(capsys, f"--dataset={records}", f"--out={tmp_path}", *line.split())
     assert [part for part in FAULTS[line] if part not in said] == []
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("line", ["--dataset=minst", "--dataset=nowhere.npz", "--dataset=mnist --data-dir=/nowhere"])
+@pytest.mark.parametrize(
+    "line", ["--dataset=minst", "--dataset=nowhere.npz", "--dataset=mnist --data-dir=/nowhere"]
+)
 def test_data_that_are_not_there_are_told_before_ray_begins(tmp_path, line):
-    """A start cannot be broken off: kills one that the user has to wait for to read of a wrong path."""
+    """A start cannot be broken off: kills one that the user has to wait for to read of a wrong
+    path."""
     code = "import sys; from sim.config.flags import main_guard; from sim.run import command; "
     code += "print(main_guard(command), 'ray' in sys.modules, 'torch' in sys.modules)"
     words = [sys.executable, "-c", code, f"--out={tmp_path}", *line.split()]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["2", "False", "False"]
-    assert [part for part in FAULTS[line] if part not in done.stderr] == [] and list(tmp_path.iterdir()) == []
+    assert [part for part in FAULTS[line] if part not in done.stderr] == [] and list(
+        tmp_path.iterdir()
+    ) == []
 
 
 BAD_ARRAYS = {
@@ -336,7 +409,8 @@ def test_the_process_itself_ends_with_code_2(tmp_path):
     assert done.stderr.startswith("error: epsilon is -1.0") and done.stderr.count("\n") == 1
 
 
-# --- what is planned -----------------------------------------------------------------------------------------------
+# --- what is planned
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -352,4 +426,7 @@ def test_the_process_itself_ends_with_code_2(tmp_path):
 )
 def test_local_steps_and_participations_are_rounded_up_and_no_further(flags, steps, participations):
     given = config.load(None, flags)
-    assert (training.local_steps(given, 9), training.participations(given)) == (steps, participations)
+    assert (training.local_steps(given, 9), training.participations(given)) == (
+        steps,
+        participations,
+    )

@@ -100,7 +100,8 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_records(tmp_path):
-    """The same named noise on other sums would give their difference away, and would be charged once."""
+    """The same named noise on other sums would give their difference away, and would be charged
+    once."""
     data = tmp_path / "data.npz"
     folder = run(tmp_path, "--dataset", records(data, 0.0))
     records(data, 1e-3)
@@ -112,10 +113,17 @@ def test_a_resumed_run_keeps_its_records(tmp_path):
 
 @pytest.mark.parametrize("flags", [[], ["--release"]])
 def test_the_digest_of_the_records_tells_nothing_without_its_key(tmp_path, flags):
-    """A plain one would decide, for whoever knows all records but one, which record the last one is."""
-    a, b = (run(tmp_path / name, "--dataset", records(tmp_path / "data.npz", 0.0), *flags) for name in "ab")
+    """A plain one would decide, for whoever knows all records but one, which record the last one
+    is."""
+    a, b = (
+        run(tmp_path / name, "--dataset", records(tmp_path / "data.npz", 0.0), *flags)
+        for name in "ab"
+    )
     digests = [json.loads((folder / inputs.INPUTS).read_text()) for folder in (a, b)]
-    assert digests[0]["records"] != digests[1]["records"] and digests[0]["device"] == digests[1]["device"]
+    assert (
+        digests[0]["records"] != digests[1]["records"]
+        and digests[0]["device"] == digests[1]["device"]
+    )
     keys = [(folder / inputs.KEY).read_bytes() for folder in (a, b)]
     assert keys[0] != keys[1] and {len(key) for key in keys} == {32}
     assert {(folder / inputs.KEY).stat().st_mode & 0o777 for folder in (a, b)} == {0o600}
@@ -124,7 +132,9 @@ def test_the_digest_of_the_records_tells_nothing_without_its_key(tmp_path, flags
     train(parse(["--resume", str(b), "--quiet"], "run", ""))
 
 
-@pytest.mark.parametrize(("left", "words"), [(None, "No such file"), (b"", "0 bytes"), (b"k" * 31, "31 bytes")])
+@pytest.mark.parametrize(
+    ("left", "words"), [(None, "No such file"), (b"", "0 bytes"), (b"k" * 31, "31 bytes")]
+)
 def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
     """As one of an earlier version: nobody could tell whether the records are the same."""
     folder = run(tmp_path)
@@ -133,11 +143,17 @@ def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
         (folder / inputs.KEY).write_bytes(left)
     assert main_guard(command, ["--resume", str(folder), "--quiet"]) == 2
     said = capsys.readouterr().err
-    assert words in said and str(folder / inputs.KEY) in said and "start a new run" in said and said.count("\n") == 1
+    assert (
+        words in said
+        and str(folder / inputs.KEY) in said
+        and "start a new run" in said
+        and said.count("\n") == 1
+    )
 
 
 def test_the_orders_that_were_written_down_stay(tmp_path):
-    """Another version may choose another order; after outputs have been seen it would prove nothing."""
+    """Another version may choose another order; after outputs have been seen it would prove
+    nothing."""
     folder = run(tmp_path)
     assert orders.read(folder).keys() == set(range(4))
     chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
@@ -147,11 +163,19 @@ def test_the_orders_that_were_written_down_stay(tmp_path):
     assert orders.read(run(tmp_path / "open", "--mechanism=none")) == {}
 
 
-UNEQUAL = ["--dirichlet=0.3", "--min-records=3", "--batch-size=3", "--steps=2", "--rounds=3", "--seed=2"]
+UNEQUAL = [
+    "--dirichlet=0.3",
+    "--min-records=3",
+    "--batch-size=3",
+    "--steps=2",
+    "--rounds=3",
+    "--seed=2",
+]
 
 
 def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
-    """Rates differ with sizes, and the client with the largest certified epsilon does not have the largest of these."""
+    """Rates differ with sizes, and the client with the largest certified epsilon does not have the
+    largest of these."""
     folder = run(tmp_path, "--clients=6", *UNEQUAL)
     paid = ledger.read(folder / "ledger")
     figures = [pld_epsilon(paid[client], 1e-5) for client in range(6)]
@@ -162,7 +186,9 @@ def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
 
 def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
     summary = json.loads((run(tmp_path, "--clients=25", *UNEQUAL) / "summary.json").read_text())
-    assert len(set(summary["epsilon_certified"])) > rundir.MAX_PLD and summary["epsilon_pld"] is None
+    assert (
+        len(set(summary["epsilon_certified"])) > rundir.MAX_PLD and summary["epsilon_pld"] is None
+    )
 
 
 def test_an_audited_run_is_not_resumed(tmp_path):
@@ -176,8 +202,13 @@ def test_an_audited_run_is_not_resumed(tmp_path):
 def test_the_pld_epsilon_is_computed_for_as_many_clients_as_it_may_be(monkeypatch):
     paid = [{SampledGaussian(0.5, noise): 3} for noise in (4.0, 2.0, 3.0)]
     monkeypatch.setattr(rundir, "MAX_PLD", 3)
-    assert rundir._largest_pld(paid, 1e-5) == pld_epsilon(paid[1], 1e-5) > pld_epsilon(paid[2], 1e-5)
-    assert rundir._largest_pld([*paid, {DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "visible"): 1}][1:], 1e-5) is None
+    assert (
+        rundir._largest_pld(paid, 1e-5) == pld_epsilon(paid[1], 1e-5) > pld_epsilon(paid[2], 1e-5)
+    )
+    assert (
+        rundir._largest_pld([*paid, {DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "visible"): 1}][1:], 1e-5)
+        is None
+    )
     monkeypatch.setattr(rundir, "MAX_PLD", 2)
     assert rundir._largest_pld(paid, 1e-5) is None
 

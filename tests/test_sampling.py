@@ -14,7 +14,9 @@ RATE, RECORDS, STEPS = 0.3, 100, 3000
 def data(*records: list[int]) -> CohortData:
     """Record i is the number i, its label is -i."""
     numbers = torch.arange(1000)
-    return CohortData(numbers[:, None].float(), -numbers, [np.array(r, dtype=np.int64) for r in records])
+    return CohortData(
+        numbers[:, None].float(), -numbers, [np.array(r, dtype=np.int64) for r in records]
+    )
 
 
 def streams(clients: int, seed: int = 0) -> list[np.random.Generator]:
@@ -42,18 +44,30 @@ def two_sided(z: float) -> float:
 
 
 def alarms(inside: np.ndarray, rate: float) -> set[str]:
-    """What differs from independent entries of probability ``rate``; a false alarm has probability below 1e-6."""
+    """What differs from independent entries of probability ``rate``; a false alarm has probability
+    below 1e-6."""
     steps, records = inside.shape
     counts, sizes = inside.sum(axis=0), inside.sum(axis=1)
-    each = 2 * np.minimum(stats.binom.cdf(counts, steps, rate), stats.binom.sf(counts - 1, steps, rate))
-    spread = (sizes - records * rate).astype(float) @ (sizes - records * rate) / (records * rate * (1 - rate))
+    each = 2 * np.minimum(
+        stats.binom.cdf(counts, steps, rate), stats.binom.sf(counts - 1, steps, rate)
+    )
+    spread = (
+        (sizes - records * rate).astype(float)
+        @ (sizes - records * rate)
+        / (records * rate * (1 - rate))
+    )
     again = (inside[1:] & inside[:-1]).sum()
     p_values = {
         "every record's frequency": each.min() * records,
-        "mean size": two_sided((sizes.sum() - inside.size * rate) / (inside.size * rate * (1 - rate)) ** 0.5),
-        # the size's variance holds all covariances between records; a binomial's fourth moment is near a Gaussian's
-        "independence of records": 2 * min(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
-        # the overlap's variance is steps * records * rate^2 (1 - rate) (1 + 3 rate), of which the last two are below 2
+        "mean size": two_sided(
+            (sizes.sum() - inside.size * rate) / (inside.size * rate * (1 - rate)) ** 0.5
+        ),
+        # the size's variance holds all covariances between records; a binomial's fourth moment is
+        # near a Gaussian's
+        "independence of records": 2
+        * min(stats.chi2.cdf(spread, steps), stats.chi2.sf(spread, steps)),
+        # the overlap's variance is steps * records * rate^2 (1 - rate) (1 + 3 rate), of which the
+        # last two are below 2
         "independence of steps": two_sided(
             (again - (steps - 1) * records * rate**2) / (2 * steps * records * rate**2) ** 0.5
         ),
@@ -74,9 +88,13 @@ SPOILED = {
     "rate x 0.9": lambda rng: rng.random((STEPS, RECORDS)) < 0.9 * RATE,
     "rate x 1.1": lambda rng: rng.random((STEPS, RECORDS)) < 1.1 * RATE,
     "batches of a fixed size": fixed_size,
-    "one favoured record": lambda rng: rng.random((STEPS, RECORDS)) < np.where(np.arange(RECORDS) == 7, 0.4, RATE),
+    "one favoured record": lambda rng: (
+        rng.random((STEPS, RECORDS)) < np.where(np.arange(RECORDS) == 7, 0.4, RATE)
+    ),
     "records in pairs": lambda rng: np.repeat(rng.random((STEPS, RECORDS // 2)) < RATE, 2, axis=1),
-    "each batch used twice": lambda rng: np.repeat(rng.random((STEPS // 2, RECORDS)) < RATE, 2, axis=0),
+    "each batch used twice": lambda rng: np.repeat(
+        rng.random((STEPS // 2, RECORDS)) < RATE, 2, axis=0
+    ),
 }
 
 
@@ -92,21 +110,32 @@ def test_every_client_has_its_own_rate_and_records():
 
 def test_clients_draw_apart():
     """A thousand records each; equal draws would give equal batches."""
-    first, second = chosen(poisson(data(list(range(1000)), list(range(1000))), [0.5, 0.5], streams(2)))
-    assert abs(len(set(first) & set(second)) - 250) < 5.2 * (1000 * 3 / 16) ** 0.5  # false alarm below 1e-6
+    first, second = chosen(
+        poisson(data(list(range(1000)), list(range(1000))), [0.5, 0.5], streams(2))
+    )
+    assert (
+        abs(len(set(first) & set(second)) - 250) < 5.2 * (1000 * 3 / 16) ** 0.5
+    )  # false alarm below 1e-6
 
 
 def test_a_cohorts_batches_are_its_clients_batches():
     numbers = [list(range(40)), list(range(40, 100))]
     together = chosen(poisson(data(*numbers), [0.4, 0.2], streams(2)))
-    alone = [chosen(poisson(data(own), [q], [s]))[0] for own, q, s in zip(numbers, [0.4, 0.2], streams(2), strict=True)]
+    alone = [
+        chosen(poisson(data(own), [q], [s]))[0]
+        for own, q, s in zip(numbers, [0.4, 0.2], streams(2), strict=True)
+    ]
     assert together == alone
 
 
 def test_batches_are_padded_to_the_largest_and_the_mask_says_where():
     batch = data().gather([np.array([3]), np.array([4, 5, 6]), np.array([], dtype=np.int64)])
     assert batch.mask.tolist() == [[True, False, False], [True, True, True], [False, False, False]]
-    assert batch.x.shape == (3, 3, 1) and batch.y.shape == (3, 3) and chosen(batch) == [[3], [4, 5, 6], []]
+    assert (
+        batch.x.shape == (3, 3, 1)
+        and batch.y.shape == (3, 3)
+        and chosen(batch) == [[3], [4, 5, 6], []]
+    )
 
 
 def test_padding_is_nobodys_record():

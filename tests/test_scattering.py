@@ -1,4 +1,5 @@
-"""The scattering transform: its definition, the reference, and the laws of an averaged cascade of wavelets."""
+"""The scattering transform: its definition, the reference, and the laws of an averaged cascade of
+wavelets."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "scattering.npz
 
 
 def blobs(records: int, size: int = 32, seed: int = 0, channels: int = 1) -> torch.Tensor:
-    """Images [N, C, size, size] in [0, 1] of a few spots, dark at the border as written digits are."""
+    """Images [N, C, size, size] in [0, 1] of a few spots, dark at the border as written digits
+    are."""
     rng = np.random.default_rng(seed)
     centres = rng.uniform(0.3, 0.7, (records, channels, 4, 2)) * size
     grid = np.stack(np.meshgrid(np.arange(size), np.arange(size), indexing="ij"), axis=-1)
@@ -27,10 +29,13 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def by_definition(image: np.ndarray) -> np.ndarray:
-    """The features [81, 7, 7] of an image [28, 28] by convolutions at full resolution, subsampled in space."""
+    """The features [81, 7, 7] of an image [28, 28] by convolutions at full resolution, subsampled
+    in space."""
     y, x = np.meshgrid(*[np.fft.fftfreq(36, 1 / 36)] * 2, indexing="ij")
 
-    def gaussian(sigma: float, turn: float = 0, slant: float = 1, frequency: float = 0) -> np.ndarray:
+    def gaussian(
+        sigma: float, turn: float = 0, slant: float = 1, frequency: float = 0
+    ) -> np.ndarray:
         along, across = y * np.cos(turn) + x * np.sin(turn), x * np.cos(turn) - y * np.sin(turn)
         wave = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2) + 1j * frequency * along)
         return wave * slant / (2 * np.pi * sigma**2)
@@ -44,7 +49,8 @@ def by_definition(image: np.ndarray) -> np.ndarray:
         return np.fft.ifft2(np.fft.fft2(u) * np.fft.fft2(kernel))
 
     def coarse(u: np.ndarray) -> np.ndarray:
-        """Every second pixel alone, and between them the interpolation without higher frequencies."""
+        """Every second pixel alone, and between them the interpolation without higher
+        frequencies."""
         return resample(resample(u[::2, ::2], 36, axis=0), 36, axis=1)
 
     u0 = np.pad(image, 4, mode="reflect")
@@ -62,7 +68,9 @@ def norms(x: torch.Tensor) -> torch.Tensor:
 def test_random_images_have_the_features_of_the_reference() -> None:
     stored = np.load(REFERENCE)
     expected = stored["random_output"].reshape(2, FEATURES, 7, 7)
-    np.testing.assert_allclose(scatter(torch.from_numpy(stored["random_input"])), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(
+        scatter(torch.from_numpy(stored["random_input"])), expected, rtol=0, atol=1e-4
+    )
 
 
 def test_features_are_those_of_the_definition() -> None:
@@ -72,10 +80,15 @@ def test_features_are_those_of_the_definition() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 30, 17)])
-def test_there_are_81_features_of_each_channel_at_every_fourth_pixel(shape: tuple[int, ...]) -> None:
+def test_there_are_81_features_of_each_channel_at_every_fourth_pixel(
+    shape: tuple[int, ...],
+) -> None:
     images = noise(3, *shape)
     features = scatter(images)
-    assert features.shape == (3, 81 * shape[0], shape[1] // 4, shape[2] // 4) and features.dtype == torch.float32
+    assert (
+        features.shape == (3, 81 * shape[0], shape[1] // 4, shape[2] // 4)
+        and features.dtype == torch.float32
+    )
     for channel, own in enumerate(features.split(81, dim=1)):
         assert torch.equal(own, scatter(images[:, channel : channel + 1]))
 
@@ -101,7 +114,8 @@ def test_order_zero_is_linear_and_the_others_are_homogeneous_and_blind_to_bright
 
 
 def test_neither_energy_nor_distances_grow() -> None:
-    """A feature stands for 4 x 4 pixels; most of the energy is kept, or features would say little."""
+    """A feature stands for 4 x 4 pixels; most of the energy is kept, or features would say
+    little."""
     a, b = blobs(50), blobs(50, seed=1)
     kept = 4 * norms(scatter(a)) / norms(a)
     assert kept.max() <= 1 and kept.min() > 0.7

@@ -1,4 +1,5 @@
-"""Noise screening: annealed acceptance, on public records with forced steps, on own ones with a bound that is exact."""
+"""Noise screening: annealed acceptance, on public records with forced steps, on own ones with a
+bound that is exact."""
 
 import dataclasses
 import json
@@ -44,7 +45,9 @@ OWN = ScreeningPlan(
 )
 OPEN = dataclasses.replace(OWN, most_rejections=0, clip=math.inf, accounting="public-test")
 
-CLEAR = dataclasses.replace(OWN, sample_rate=1.0, noise_multiplier=1e-3, clip=1e-6, gain=4e6, test_rate=1.0, steps=2)
+CLEAR = dataclasses.replace(
+    OWN, sample_rate=1.0, noise_multiplier=1e-3, clip=1e-6, gain=4e6, test_rate=1.0, steps=2
+)
 """Every change of the loss is beyond the clip; in the first stage, c Q0 tau = 1."""
 
 
@@ -58,7 +61,13 @@ def seeing(public, plans, **options):
 
 
 def plan_of(steps: int = 2, rounds: int = 5, epsilon: float | None = None, **own) -> ScreeningPlan:
-    terms = Terms(Privacy(epsilon=epsilon, noise_multiplier=3.0, sample_rate=0.1), Screening(**own), steps, rounds, 9)
+    terms = Terms(
+        Privacy(epsilon=epsilon, noise_multiplier=3.0, sample_rate=0.1),
+        Screening(**own),
+        steps,
+        rounds,
+        9,
+    )
     return ScreeningPlan.of(terms, 3.0)
 
 
@@ -68,14 +77,19 @@ def test_at_temperature_0_it_is_dpsgd(plan, optimizer):
     """Every proposal is accepted: in every bit."""
     world = seeing((X, Y), [alter(plan, gain=0.0)] * 4, optimizer=optimizer)
     ours = local_round(SCREENING, world, start(model()))
-    book = local_round(DPSGD, cohort([DpsgdPlan(0.5, 1.0, 0.5, 4)] * 4, optimizer=optimizer), start(model()))
+    book = local_round(
+        DPSGD, cohort([DpsgdPlan(0.5, 1.0, 0.5, 4)] * 4, optimizer=optimizer), start(model())
+    )
     assert torch.equal(ours.params, book.params) and torch.equal(ours.taken, book.taken)
     assert all(torch.equal(a, b) for a, b in zip(ours.optimizer, book.optimizer, strict=True))
 
 
 @pytest.mark.parametrize("plan", [OWN, OPEN], ids=["own", "public"])
 def test_a_cohort_is_its_clients_one_by_one(plan):
-    plans = [alter(plan, steps=steps, gain=gain) for steps, gain in ((3, 20.0), (1, 5.0), (5, 40.0), (2, 10.0))]
+    plans = [
+        alter(plan, steps=steps, gain=gain)
+        for steps, gain in ((3, 20.0), (1, 5.0), (5, 40.0), (2, 10.0))
+    ]
     together = local_round(SCREENING, seeing((X, Y), plans, optimizer=sgd(0.9)), start(model()))
     for client, one in enumerate(plans):
         world = seeing((X, Y), [one], clients=[client], optimizer=sgd(0.9))
@@ -88,15 +102,21 @@ def test_a_cohort_is_its_clients_one_by_one(plan):
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_worse_proposals_are_accepted_with_the_probability_that_is_charged(nth):
-    """False alarm below 2e-6 in all. Kills: no clip, another temperature than the ledger's, a noisy or shared coin."""
+    """False alarm below 2e-6 in all. Kills: no clip, another temperature than the ledger's, a noisy
+    or shared coin."""
     (screened,) = [event for event in CLEAR.round_charges(nth) if isinstance(event, ScreenedStep)]
     assert screened.lowest_acceptance == pytest.approx(math.exp(-nth))
-    assert alarms(accepted(SCREENING, crowd(CLEAR, -0.1, nth=nth)), screened.lowest_acceptance) == set()
+    assert (
+        alarms(accepted(SCREENING, crowd(CLEAR, -0.1, nth=nth)), screened.lowest_acceptance)
+        == set()
+    )
 
 
 @pytest.mark.parametrize("change", [{"clip": 1.3e-6}, {"gain": 2.8e6}, {"stage": 1}], ids=str)
 def test_another_probability_would_be_noticed(change):
-    assert "frequency" in alarms(accepted(SCREENING, crowd(alter(CLEAR, **change), -0.1)), math.exp(-1))
+    assert "frequency" in alarms(
+        accepted(SCREENING, crowd(alter(CLEAR, **change), -0.1)), math.exp(-1)
+    )
 
 
 def test_better_proposals_are_always_accepted():
@@ -108,11 +128,15 @@ def test_the_temperature_falls_in_stages_and_is_the_one_that_is_charged():
     plan = plan_of(steps=2, rounds=5, screening_gain=5.0, screening_stages=3, screening_clip=0.1)
     inverse = [plan.inverse_temperature(nth, taken) for nth in range(1, 6) for taken in range(2)]
     assert inverse == pytest.approx([2.0] * 4 + [4.0] * 4 + [5.0] * 2)
-    charged = [e for nth in range(1, 6) for e, n in plan.round_charges(nth).items() for _ in range(n)]
+    charged = [
+        e for nth in range(1, 6) for e, n in plan.round_charges(nth).items() for _ in range(n)
+    ]
     lowest = [e.lowest_acceptance for e in charged if isinstance(e, ScreenedStep)]
     assert lowest == pytest.approx([math.exp(-0.1 * one) for one in inverse])
     caps = [e for e in charged if isinstance(e, TrialCap)]
-    assert [e.lowest_acceptance for e in caps] == lowest and {e.most_rejections for e in caps} == {plan.most_rejections}
+    assert [e.lowest_acceptance for e in caps] == lowest and {e.most_rejections for e in caps} == {
+        plan.most_rejections
+    }
     assert sum((1 - e.lowest_acceptance) ** plan.most_rejections for e in caps) <= 0.1 * 1e-5
 
 
@@ -140,23 +164,28 @@ def test_on_own_records_nothing_is_forced_and_the_cap_ends_the_round():
 
 
 def test_the_public_test_looks_at_public_records_alone():
-    """Of two cohorts with the same proposals, that with mirrored public labels decides otherwise; own records are not
-    looked at, and without public ones there is no test."""
+    """Of two cohorts with the same proposals, that with mirrored public labels decides otherwise;
+    own records are not looked at, and without public ones there is no test."""
     plan = alter(OPEN, noise_multiplier=1e-3, sample_rate=1.0, gain=1e4, steps=1)
     own = OWNED[0]
     like, unlike = (X[own], Y[own]), (X[own], (Y[own] + 1) % 3)
-    ends = [local_round(SCREENING, seeing(public, [plan]), start(model())) for public in (like, unlike)]
+    ends = [
+        local_round(SCREENING, seeing(public, [plan]), start(model())) for public in (like, unlike)
+    ]
     assert [end.taken.item() for end in ends] == [1, 0]
     with pytest.raises(ValueError, match="give --public-records"):
         local_round(SCREENING, cohort([plan]), start(model()))
     seen = seeing(like, [plan])
-    seen.streams.of = lambda purpose, of=seen.streams.of: of(purpose) if purpose != "validation" else pytest.fail()
+    seen.streams.of = lambda purpose, of=seen.streams.of: (
+        of(purpose) if purpose != "validation" else pytest.fail()
+    )
     local_round(SCREENING, seen, start(model()))
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_the_worst_change(wrong):
-    """On public records it is refused; on own ones it is accepted as often as a change by the clip."""
+    """On public records it is refused; on own ones it is accepted as often as a change by the
+    clip."""
     x = X.clone()
     x[OWNED[0][3]] = wrong
     open_ = local_round(SCREENING, seeing((x, Y), [alter(OPEN, steps=1)]), start(model()))
@@ -166,7 +195,9 @@ def test_a_loss_that_is_not_finite_is_the_worst_change(wrong):
 
 
 def test_an_empty_test_batch_accepts():
-    end = local_round(SCREENING, cohort([alter(OWN, test_rate=1e-30, gain=1e9)] * 3), start(model()))
+    end = local_round(
+        SCREENING, cohort([alter(OWN, test_rate=1e-30, gain=1e9)] * 3), start(model())
+    )
     assert end.memory["tried"].tolist() == [4] * 3
 
 
@@ -186,7 +217,9 @@ def test_on_public_records_every_trial_is_paid_like_dpsgd():
 
 def test_the_papers_q0_is_what_the_inverse_temperature_grows_by_in_a_step():
     """With as many stages as steps it is Q0 tau, tau from 1; without Q0 it ends at the gain."""
-    plan = plan_of(steps=4, rounds=3, screening_data="public", screening_q0=10.0, screening_stages=12)
+    plan = plan_of(
+        steps=4, rounds=3, screening_data="public", screening_q0=10.0, screening_stages=12
+    )
     taken = [plan.inverse_temperature(nth, n) for nth in (1, 2, 3) for n in range(4)]
     assert taken == pytest.approx([10.0 * tau for tau in range(1, 13)]) and plan.gain == 120.0
     assert plan_of(steps=4, rounds=3, screening_data="public", screening_gain=7.0).gain == 7.0
@@ -215,14 +248,19 @@ def test_what_is_not_proved_is_refused_unless_asked_for_and_then_infinite():
     plan = plan_of(screening_clip=None, allow_unproved=True)
     assert plan.accounting == "unproved" and plan.most_rejections == 0
     charges = {**plan.round_charges(1), **plan.claims(2, 1)}
-    assert epsilon(charges, 1e-5).epsilon == math.inf and 0 < epsilon(charges, 1e-5, "published").epsilon < 8
+    assert (
+        epsilon(charges, 1e-5).epsilon == math.inf
+        and 0 < epsilon(charges, 1e-5, "published").epsilon < 8
+    )
     with pytest.raises(ValueError, match="test more gently"):
         plan_of(screening_gain=500.0)
 
 
 def test_a_calibrated_plan_meets_its_target():
     privacy = Privacy(mechanism="screening", epsilon=4.0, sample_rate=0.5)
-    plan = plan_table(privacy, Screening(screening_stages=1, screening_rate=0.5), 1, 3, np.array([9])).of(0)
+    plan = plan_table(
+        privacy, Screening(screening_stages=1, screening_rate=0.5), 1, 3, np.array([9])
+    ).of(0)
     assert 0.99 * 4.0 < epsilon(planned(plan, 3), 1e-5).epsilon <= 4.0
 
 
@@ -233,7 +271,9 @@ def test_public_records_are_taken_out_of_the_training_records():
     assert sorted([*rest.y, *public_y]) == list(range(50)) and len(public_y) == 20
     assert (rest.x[:, 0] == rest.y).all() and (public_x[:, 0] == public_y).all()
     again = set_aside(dataset, 20, generator(seed_key(1), "public"))[1]
-    assert (again[1] != public_y).any() and set_aside(dataset, 0, generator(seed_key(0), "public")) == (dataset, None)
+    assert (again[1] != public_y).any() and set_aside(
+        dataset, 0, generator(seed_key(0), "public")
+    ) == (dataset, None)
     with pytest.raises(ValueError, match="lower --public-records"):
         set_aside(dataset, 50, generator(seed_key(0), "public"))
 
@@ -252,7 +292,10 @@ RUNS = {
 
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
 def test_a_run_and_its_ledger_agree(words, tmp_path, capsys):
-    common = "--mechanism screening --engine inline --rounds 3 --clients 8 --steps 2 --noise-multiplier 5 --quiet"
+    common = (
+        "--mechanism screening --engine inline --rounds 3 --clients 8 --steps 2 "
+        "--noise-multiplier 5 --quiet"
+    )
     command([*common.split(), *words.split(), "--name", "run", "--out", str(tmp_path)])
     capsys.readouterr()
     assert main_guard(account.command, ["--ledger", str(tmp_path / "run"), "--json"]) == 0
@@ -260,6 +303,8 @@ def test_a_run_and_its_ledger_agree(words, tmp_path, capsys):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     for column in ("certified", "published"):
         assert [one[f"epsilon_{column}"] for one in clients] == summary[f"epsilon_{column}"]
-    assert (None in summary["epsilon_certified"]) == ("unproved" in words) and min(summary["epsilon_published"]) > 0
+    assert (None in summary["epsilon_certified"]) == ("unproved" in words) and min(
+        summary["epsilon_published"]
+    ) > 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert ("were taken out as public" in page) == ("public" in words)

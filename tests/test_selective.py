@@ -1,4 +1,5 @@
-"""Selective and visible release: reference values, closed forms, and attacks that must stay below."""
+"""Selective and visible release: reference values, closed forms, and attacks that must stay
+below."""
 
 import itertools
 import math
@@ -45,11 +46,15 @@ def test_reference_values(row):
 
 @pytest.mark.parametrize("order", [2.0, 4.0, 8.0])
 def test_attacks_come_near_the_bounds_but_stay_below_and_refute_the_published_claim(order):
-    """One-dimensional integration with explicit acceptance functions; only thresholds, so a little is left."""
+    """One-dimensional integration with explicit acceptance functions; only thresholds, so a little
+    is left."""
     rate, noise, test = 0.02, 1.0, Acceptance.of_noisy_loss(0.005, 1.0, -1.0)
     model = Model(rate, noise, 0.005, order, points=3_001)
     claim = sum(float(sampled_gaussian.rdp([q], [1.0], order)[0]) for q in (0.02, 0.005))
-    hidden, open_ = (model.attack(release, test.lowest, test.highest) for release in (model.selective, model.visible))
+    hidden, open_ = (
+        model.attack(release, test.lowest, test.highest)
+        for release in (model.selective, model.visible)
+    )
     assert 1.5 * claim < hidden
     for reached, price in ((hidden, selective), (open_, visible)):
         bound = price(rate, noise, test, [order])[0]
@@ -60,19 +65,29 @@ def test_attacks_come_near_the_bounds_but_stay_below_and_refute_the_published_cl
     ("rate", "noise", "test_rate", "test_noise", "beta", "order"),
     [
         (0.02, 1.0, 0.005, 1.0, -1.0, 8.0),
-        (0.967, 8.58, 0.024, 2.35, 0.0, 2.0),  # here, and in the next two, taking the record away is worse
+        (
+            0.967,
+            8.58,
+            0.024,
+            2.35,
+            0.0,
+            2.0,
+        ),  # here, and in the next two, taking the record away is worse
         (1.0, 2.0, 0.03, 1.0, 0.0, 2.0),
         (1.0, 4.0, 0.01, 1.0, 0.0, 3.0),
         (0.9, 5.0, 0.03, 2.0, 0.0, 2.0),
     ],
 )
 def test_the_bounds_are_exact(rate, noise, test_rate, test_noise, beta, order):
-    """A test moved uphill meets each bound: neither direction, no m and no part of the grid is left out."""
+    """A test moved uphill meets each bound: neither direction, no m and no part of the grid is left
+    out."""
     test = Acceptance.of_noisy_loss(test_rate, test_noise, beta)
     model = Model(rate, noise, test_rate, order, points=4_001)
     for release, price in ((model.selective, selective), (model.visible, visible)):
         bound = price(rate, noise, test, [order])[0]
-        reached = max(model.climb(release, test.lowest, test.highest, added) for added in (True, False))
+        reached = max(
+            model.climb(release, test.lowest, test.highest, added) for added in (True, False)
+        )
         assert bound * (1 - 1.2e-5) <= reached <= bound
 
 
@@ -84,11 +99,14 @@ def test_the_bounds_are_exact(rate, noise, test_rate, test_noise, beta, order):
     st.booleans(),
 )
 def test_no_test_function_exceeds_the_bounds(case, order, pattern, added):
-    """Acceptance functions that jump between the extreme corners of their square at random places."""
+    """Acceptance functions that jump between the extreme corners of their square at random
+    places."""
     rate, noise, test_rate, test_noise, beta = case
     test = Acceptance.of_noisy_loss(test_rate, test_noise, beta)
     model = Model(rate, noise, test_rate, order)
-    corners = np.array(pattern)[np.linspace(0, len(pattern), model.x.size, endpoint=False).astype(int)]
+    corners = np.array(pattern)[
+        np.linspace(0, len(pattern), model.x.size, endpoint=False).astype(int)
+    ]
     a0, az = np.where(corners, test.highest, test.lowest).T
     for reached, price in ((model.selective, selective), (model.visible, visible)):
         assert reached(a0, az, added) <= price(rate, noise, test, [order])[0] * (1 + 1e-5) + 1e-12
@@ -127,7 +145,9 @@ def test_the_bounds_are_ordered_and_rise_with_the_order(case):
     assert (open_ <= public).all()
     assert (
         public
-        <= sampled_gaussian.curve(rate, noise, orders) + sampled_gaussian.curve(test_rate, test_noise, orders) + 1e-12
+        <= sampled_gaussian.curve(rate, noise, orders)
+        + sampled_gaussian.curve(test_rate, test_noise, orders)
+        + 1e-12
     ).all()
     ratio = math.log(test.highest / test.lowest)
     added = ratio + math.log1p(test_rate * math.expm1(ratio)) + ratio / (np.array(orders) - 1)
@@ -139,7 +159,8 @@ def test_the_bounds_are_ordered_and_rise_with_the_order(case):
 @pytest.mark.parametrize("accepted", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize(("rate", "noise"), [(0.02, 1.0), (0.3, 4.0), (1.0, 2.0)])
 def test_a_test_that_ignores_the_data_costs_nothing_and_amplifies_visibly(rate, noise, accepted):
-    """With one acceptance probability p: selective is SGM, visible is ``log(1 - p + p A) / (a - 1)``."""
+    """With one acceptance probability p: selective is SGM, visible is ``log(1 - p + p A) / (a -
+    1)``."""
     orders = np.array([1.5, 3.0, 8.0])
     test = Acceptance(accepted, accepted, 0.1)
     plain = sampled_gaussian.curve(rate, noise, orders)
@@ -152,7 +173,9 @@ def test_a_test_that_ignores_the_data_costs_nothing_and_amplifies_visibly(rate, 
 def test_a_test_without_a_lowest_or_with_a_certain_acceptance():
     assert np.isinf(selective(0.1, 1.0, Acceptance(0.0, 0.5, 0.1), [2.0, 8.0])).all()
     for test in (Acceptance(0.0, 0.5, 0.1), Acceptance(0.2, 1.0, 0.1)):
-        assert visible(0.1, 1.0, test, [2.0, 8.0]) == pytest.approx(every_trial(0.1, 1.0, test, [2.0, 8.0]))
+        assert visible(0.1, 1.0, test, [2.0, 8.0]) == pytest.approx(
+            every_trial(0.1, 1.0, test, [2.0, 8.0])
+        )
     certain = selective(0.1, 1.0, Acceptance(0.2, 1.0, 0.1), [2.0])
     assert (
         selective(0.1, 1.0, Acceptance(0.2, 0.9, 0.1), [2.0])
@@ -162,7 +185,8 @@ def test_a_test_without_a_lowest_or_with_a_certain_acceptance():
 
 
 def of_a_gaussian(rate, noise, order):
-    """Renyi divergence of a sampled Gaussian at a whole order, by the binomial sum of Mironov, Talwar and Zhang."""
+    """Renyi divergence of a sampled Gaussian at a whole order, by the binomial sum of Mironov,
+    Talwar and Zhang."""
     j = np.arange(order + 1)
     logs = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1) + j * math.log(rate)
     logs += (order - j) * math.log1p(-rate) + j * (j - 1) / (2 * noise**2)
@@ -172,23 +196,29 @@ def of_a_gaussian(rate, noise, order):
 def closed_form(rate, noise, test, order):
     """The proposal's divergence, and a / (a - 1) times what ratios of acceptance add at most."""
     ratio = test.highest / test.lowest
-    return of_a_gaussian(rate, noise, order) + order / (order - 1) * math.log(ratio * (1 + test.rate * (ratio - 1)))
+    return of_a_gaussian(rate, noise, order) + order / (order - 1) * math.log(
+        ratio * (1 + test.rate * (ratio - 1))
+    )
 
 
 def test_the_simple_bound_is_its_closed_form():
-    """Numbers by hand for a plain Gaussian: D = a / 2, a ratio of 4, and log(4 (1 + 3 / 2)) = log 10."""
+    """Numbers by hand for a plain Gaussian: D = a / 2, a ratio of 4, and log(4 (1 + 3 / 2)) = log
+    10."""
     test = Acceptance(0.2, 0.8, 0.5)
     for order in (1.25, 2.0, 3.0):
         by_hand = order / 2 + order / (order - 1) * math.log(10)
         assert simple_bound(1.0, 1.0, test, order) == pytest.approx(by_hand, rel=1e-12)
     for order in (2, 5, 30):
-        assert simple_bound(0.3, 2.0, test, order) == pytest.approx(closed_form(0.3, 2.0, test, order), rel=1e-9)
+        assert simple_bound(0.3, 2.0, test, order) == pytest.approx(
+            closed_form(0.3, 2.0, test, order), rel=1e-9
+        )
     assert simple_bound(1.0, 1.0, Acceptance(0.0, 0.8, 0.5), 2.0) == math.inf
 
 
 @pytest.mark.parametrize(("noise", "order"), [(0.2, 1.25), (0.1, 1.1), (0.1, 1.5)])
 def test_the_simple_bound_holds_where_the_sum_of_both_costs_does_not(noise, order):
-    """Where loud proposals are kept, they cost more than the proposal and the greatest ratio of acceptance together."""
+    """Where loud proposals are kept, they cost more than the proposal and the greatest ratio of
+    acceptance together."""
     test = Acceptance(0.02, 0.98, 1e-3)
     model = Model(1.0, noise, test.rate, order)
     reached = model.attack(model.selective, test.lowest, test.highest, thresholds=50)
@@ -198,10 +228,13 @@ def test_the_simple_bound_holds_where_the_sum_of_both_costs_does_not(noise, orde
 
 
 def test_where_the_grid_fails_closed_forms_hold():
-    """Tiny noise at a high order, and hardly ever accepting: finite, and not below the grid's answer nearby."""
+    """Tiny noise at a high order, and hardly ever accepting: finite, and not below the grid's
+    answer nearby."""
     test = Acceptance.of_noisy_loss(0.01, 1.0, -1.0)
     assert pairs(0.1, 0.05, test, 200.0) is None
-    assert selective(0.1, 0.05, test, [200.0]) == pytest.approx([closed_form(0.1, 0.05, test, 200)], rel=1e-9)
+    assert selective(0.1, 0.05, test, [200.0]) == pytest.approx(
+        [closed_form(0.1, 0.05, test, 200)], rel=1e-9
+    )
     assert visible(0.1, 0.05, test, [200.0]) == every_trial(0.1, 0.05, test, [200.0])
     uneven = [Acceptance(0.5 / ratio, 0.5, 0.01) for ratio in (0.9e6, 1.1e6)]
     within, beyond = (selective(0.1, 1.0, test, [4.0])[0] for test in uneven)
@@ -209,10 +242,13 @@ def test_where_the_grid_fails_closed_forms_hold():
 
 
 @pytest.mark.parametrize("order", [1.25, 2.0, 7.0])
-@pytest.mark.parametrize("test", [Acceptance(0.1, 0.6, rate) for rate in (0.05, 0.6, 1.0)], ids=lambda t: str(t.rate))
+@pytest.mark.parametrize(
+    "test", [Acceptance(0.1, 0.6, rate) for rate in (0.05, 0.6, 1.0)], ids=lambda t: str(t.rate)
+)
 def test_the_closed_form_stays_above_what_acceptance_can_add_to_a_proposal(test, order):
-    """The moment's integrand is ``p^a p'^(1-a)`` times ``a^a a'^(1-a)``, over the same of the means A and A'. That
-    factor over all corners, by brute force. Kills a closed form without a/(a-1), or without one of its logarithms."""
+    """The moment's integrand is ``p^a p'^(1-a)`` times ``a^a a'^(1-a)``, over the same of the means
+    A and A'. That factor over all corners, by brute force. Kills a closed form without a/(a-1), or
+    without one of its logarithms."""
     corners = np.array(list(itertools.product((test.lowest, test.highest), repeat=2)))
     within = (1 - test.rate) * corners[:, 0] + test.rate * corners[:, 1]
     plain = float(sampled_gaussian.curve(1.0, 3.0, [order])[0])
@@ -225,16 +261,21 @@ def test_the_closed_form_stays_above_what_acceptance_can_add_to_a_proposal(test,
         assert most > plain + (simple_bound(1.0, 3.0, test, order) - plain) * (1 - 0.51 / order)
 
 
-@pytest.mark.parametrize(("rate", "noise", "test_rate"), [(0.9, 0.7, 1e-3), (0.01, 2.0, 0.5), (0.2, 1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "test_rate"), [(0.9, 0.7, 1e-3), (0.01, 2.0, 0.5), (0.2, 1.0, 0.1)]
+)
 def test_the_range_of_m_holds_every_test_and_no_more(rate, noise, test_rate):
-    """``|A - A'| <= eta`` for tests that jump where the likelihood ratio crosses 1; the worst of them attains it."""
+    """``|A - A'| <= eta`` for tests that jump where the likelihood ratio crosses 1; the worst of
+    them attains it."""
     test = Acceptance.of_noisy_loss(test_rate, 1.0, 0.0)
     for pair in pairs(rate, noise, test, 2.0):
         more = pair.basis[1] > pair.basis[2]
         widest = 0.0
         for above, below in itertools.product(range(4), repeat=2):
             corner = np.where(more, above, below)
-            accepted = pair.numerator[corner] @ pair.basis[1] - pair.denominator[corner] @ pair.basis[2]
+            accepted = (
+                pair.numerator[corner] @ pair.basis[1] - pair.denominator[corner] @ pair.basis[2]
+            )
             widest = max(widest, abs(accepted))
         eta = _Supremum(pair, test).eta
         assert 0.75 * eta <= widest <= eta * (1 + 1e-9)
@@ -253,13 +294,15 @@ def test_between_two_values_of_m_nothing_exceeds_the_bound_of_the_cell(order):
 
 
 def test_the_first_of_the_largest_rows_is_taken():
-    """Ties included: the order of the corners decides there, so that a curve is the same wherever it is computed."""
+    """Ties included: the order of the corners decides there, so that a curve is the same wherever
+    it is computed."""
     terms = np.array(list(itertools.product((0.0, 1.0, 2.0), repeat=4))).T
     assert _first_largest(terms).tolist() == terms.argmax(axis=0).tolist()
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "rate"), itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 0.9, 1.0))
+    ("low", "high", "rate"),
+    itertools.product((1e-23, 0.1, 0.49), (0.5, 1 - 1e-12), (1e-6, 0.3, 0.9, 1.0)),
 )
 def test_the_bit_costs_what_bernoullis_do(low, high, rate):
     orders = np.array([1.25, 2.0, 7.0, 64.0])
@@ -269,19 +312,25 @@ def test_the_bit_costs_what_bernoullis_do(low, high, rate):
         x = (1 - rate) * p + rate * pz
         for f, g in ((p, x), (x, p)):
             logs = np.logaddexp(
-                orders * np.log(f) + (1 - orders) * np.log(g), orders * np.log1p(-f) + (1 - orders) * np.log1p(-g)
+                orders * np.log(f) + (1 - orders) * np.log(g),
+                orders * np.log1p(-f) + (1 - orders) * np.log1p(-g),
             )
             brute = np.maximum(brute, logs / (orders - 1))
     assert found == pytest.approx(brute, rel=1e-6, abs=1e-13)
 
 
-@pytest.mark.parametrize("test", [Acceptance(0.0, 0.5, 0.3), Acceptance(0.5, 1.0, 0.3)], ids=["accept", "reject"])
+@pytest.mark.parametrize(
+    "test", [Acceptance(0.0, 0.5, 0.3), Acceptance(0.5, 1.0, 0.3)], ids=["accept", "reject"]
+)
 def test_a_bit_that_one_of_two_data_sets_never_gives_costs_infinitely(test):
     assert np.isinf(test.bit_cost([1.25, 2.0, 64.0])).all()
 
 
 def test_where_the_scaled_sums_underflow_the_price_is_still_one():
-    """A test that all but decides, at large orders; no price there is below that of an order before it."""
+    """A test that all but decides, at large orders; no price there is below that of an order before
+    it."""
     test = Acceptance.of_noisy_loss(1e-4, 0.18266, 0.5)
     prices = visible(1.0, 45.378, test, [96.0, 128.0, 256.0, 512.0])
-    assert (np.diff(prices) > 0).all() and (prices <= every_trial(1.0, 45.378, test, [96.0, 128.0, 256.0, 512.0])).all()
+    assert (np.diff(prices) > 0).all() and (
+        prices <= every_trial(1.0, 45.378, test, [96.0, 128.0, 256.0, 512.0])
+    ).all()

@@ -1,4 +1,5 @@
-"""FedFed's parts by themselves: how shared records join a step, what is made of releases, and the generator's loss."""
+"""FedFed's parts by themselves: how shared records join a step, what is made of releases, and the
+generator's loss."""
 
 import math
 from itertools import permutations
@@ -18,8 +19,11 @@ from tests.test_loop import World
 WEIGHT = 0.3
 
 
-def joined(records: tuple, params: torch.Tensor, gradient: torch.Tensor, batch: int) -> torch.Tensor:
-    """What the guide makes of ``gradient [2, P]`` at ``params [2, P]``, for clients whose round began elsewhere."""
+def joined(
+    records: tuple, params: torch.Tensor, gradient: torch.Tensor, batch: int
+) -> torch.Tensor:
+    """What the guide makes of ``gradient [2, P]`` at ``params [2, P]``, for clients whose round
+    began elsewhere."""
     world = small.cohort(small_plans("dpsgd"))
     around = Surroundings(world.gradients, world.streams, small.start(small.model()), records)
     guide = fedfed(Aggregation(), FedFed(shared_weight=WEIGHT, shared_batch=batch)).guide(around)
@@ -27,7 +31,9 @@ def joined(records: tuple, params: torch.Tensor, gradient: torch.Tensor, batch: 
 
 
 @pytest.mark.parametrize("batch", [4, 20, 64])
-def test_the_shared_gradient_is_the_mean_over_the_drawn_records_at_each_clients_present_model(batch):
+def test_the_shared_gradient_is_the_mean_over_the_drawn_records_at_each_clients_present_model(
+    batch,
+):
     """Of equal records, so that the mean is known whichever are drawn."""
     module, rng = small.model(), torch.Generator().manual_seed(1)
     params = small.start(module) + torch.randn(2, 53, generator=rng)
@@ -37,12 +43,14 @@ def test_the_shared_gradient_is_the_mean_over_the_drawn_records_at_each_clients_
         (1 - WEIGHT) * g + WEIGHT * small.plain_gradients(module, p, small.X[:1], small.Y[:1])[0]
         for p, g in zip(params, gradient, strict=True)
     ]
-    torch.testing.assert_close(joined(records, params, gradient, batch), torch.stack(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        joined(records, params, gradient, batch), torch.stack(expected), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_every_shared_record_is_drawn_as_often_as_any_other():
-    """600 draws of 5 out of 60 by each of 2 clients: counts stray by 9.5 from 100; 60 of them by 6 deviations with a
-    probability below 1e-6. Kills a draw from the first records alone."""
+    """600 draws of 5 out of 60 by each of 2 clients: counts stray by 9.5 from 100; 60 of them by 6
+    deviations with a probability below 1e-6. Kills a draw from the first records alone."""
     counts = torch.zeros(60)
 
     class Spy:
@@ -63,7 +71,12 @@ def test_every_shared_record_is_drawn_as_often_as_any_other():
 def test_drawing_shared_records_moves_no_other_draw(tmp_path):
     """Without weight they change no bit: batches and noise come from streams of their own."""
     given = {"steps": 3, "public_records": 20, "rounds": 2}
-    weightless = {"strategy": "fedfed", "shared_source": "public", "shared_weight": 0.0, "shared_batch": 5}
+    weightless = {
+        "strategy": "fedfed",
+        "shared_source": "public",
+        "shared_weight": 0.0,
+        "shared_batch": 5,
+    }
     shared, plain = World(tmp_path / "shared", given | weightless), World(tmp_path / "plain", given)
     assert shared.run().now.params.tobytes() == plain.run().now.params.tobytes()
     weighty = World(tmp_path / "weighty", given | weightless | {"shared_weight": 0.1})
@@ -82,7 +95,13 @@ def test_single_records_stand_in_the_order_of_clients_whoever_brings_them():
     groups, number = [], 0
     for own in clients:
         numbers = np.arange(number, number + len(own), dtype=np.float32)
-        groups.append({"x": np.repeat(numbers, 2), "y": numbers.astype(np.int64) + 10, "client": np.array(own)})
+        groups.append(
+            {
+                "x": np.repeat(numbers, 2),
+                "y": numbers.astype(np.int64) + 10,
+                "client": np.array(own),
+            }
+        )
         groups[-1]["x"] = groups[-1]["x"].reshape(-1, 2)
         number += len(own)
     for order in permutations(groups):
@@ -92,7 +111,8 @@ def test_single_records_stand_in_the_order_of_clients_whoever_brings_them():
 
 
 def test_the_generators_loss_is_the_stated_lagrangian():
-    """CE(f(x_s), y) + penalty |x_s|^2 / D + beta |z|^2 / 2, part by part, from the layers themselves."""
+    """CE(f(x_s), y) + penalty |x_s|^2 / D + beta |z|^2 / 2, part by part, from the layers
+    themselves."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         module, x = Distiller((2, 3), 4, 5).double(), torch.randn(7, 2, 3, dtype=torch.float64)
@@ -104,6 +124,10 @@ def test_the_generators_loss_is_the_stated_lagrangian():
     torch.testing.assert_close(sensitive(module.splitter)(x), part.detach())
     cross_entropy = logits.logsumexp(dim=1) - logits[torch.arange(7), y]
     for penalty in (0.0, 2.5):
-        expected = cross_entropy + penalty * (part**2).sum(dim=1) / 6 + CODE_WEIGHT * (code**2).sum(dim=1) / 2
+        expected = (
+            cross_entropy
+            + penalty * (part**2).sum(dim=1) / 6
+            + CODE_WEIGHT * (code**2).sum(dim=1) / 2
+        )
         torch.testing.assert_close(objective(penalty)(module(x), y), expected)
     assert math.isclose(CODE_WEIGHT, 0.01)

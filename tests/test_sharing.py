@@ -1,4 +1,5 @@
-"""What clients release before training: clip, noise, charges and draws of class sums and of single records."""
+"""What clients release before training: clip, noise, charges and draws of class sums and of single
+records."""
 
 import math
 from dataclasses import replace
@@ -10,7 +11,13 @@ import torch
 from scipy import stats
 
 from mechanisms.accounting.curves import rdp
-from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.accounting.events import (
+    Gaussian,
+    PublicLabels,
+    RandomizedResponse,
+    Unprotected,
+    VisibleChoice,
+)
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, Sum, clipped
 
@@ -45,7 +52,10 @@ def records(plan: SharingPlan, x=X, y=Y, clients=(0, 1, 2), seed: int = 3) -> di
     [
         (SharingPlan(0.7, BOUND), {Gaussian(0.7): 1}),
         (SINGLY, {VisibleChoice(1.0, 0.7): 1, RandomizedResponse(1.5): 1}),
-        (replace(SINGLY, views=4, share_rate=0.2), {VisibleChoice(0.2, 0.35): 1, RandomizedResponse(1.5): 1}),
+        (
+            replace(SINGLY, views=4, share_rate=0.2),
+            {VisibleChoice(0.2, 0.35): 1, RandomizedResponse(1.5): 1},
+        ),
         (replace(SINGLY, label_epsilon=None), {VisibleChoice(1.0, 0.7): 1, PublicLabels(): 1}),
         (replace(SINGLY, noise_multiplier=0.0), {Unprotected(1.0): 1}),
     ],
@@ -56,18 +66,24 @@ def test_every_view_and_every_label_is_charged(plan, charges):
 
 @pytest.mark.parametrize(("rate", "views"), [(0.1, 2), (0.5, 3), (1.0, 2)])
 def test_views_that_share_a_coin_cost_what_the_pair_of_releases_diverges_by(rate, views):
-    """Order 2 by hand: given the coin, V looks of sensitivity 1 behind noise s have the second moment exp(V / s^2).
+    """Order 2 by hand: given the coin, V looks of sensitivity 1 behind noise s have the second
+    moment exp(V / s^2).
 
     Kills a charge of one event for each view, which is too little at a rate below 1.
     """
     plan = replace(SINGLY, share_rate=rate, views=views, label_epsilon=None)
     exact = math.log(1 - rate + rate * math.exp(views / 0.7**2))
-    charged = sum(count * float(rdp(event, (2.0,), "certified")[0]) for event, count in plan.round_charges(1).items())
+    charged = sum(
+        count * float(rdp(event, (2.0,), "certified")[0])
+        for event, count in plan.round_charges(1).items()
+    )
     assert charged == pytest.approx(exact, rel=1e-9)
 
 
 def test_no_feature_leaves_longer_than_the_bound():
-    wild = torch.cat([flat(X[2]), torch.tensor([[math.nan] + [0.0] * 5, [math.inf] + [1.0] * 5, [0.1] * 6])])
+    wild = torch.cat(
+        [flat(X[2]), torch.tensor([[math.nan] + [0.0] * 5, [math.inf] + [1.0] * 5, [0.1] * 6])]
+    )
     sent = clipped(wild, SINGLY)
     norms, before = sent.norm(dim=1), flat(X[2]).norm(dim=1)
     assert (norms <= BOUND * (1 + 1e-6)).all() and (before > BOUND).any() and (before < BOUND).any()
@@ -81,17 +97,22 @@ def test_a_record_moves_the_sums_of_its_class_alone_and_by_the_bound_at_most():
     whole = sums(quiet)
     for record in range(SIZES[2]):
         kept = np.delete(np.arange(SIZES[2]), record)
-        moved = (whole - sums(quiet, [*X[:2], X[2][kept]], [*Y[:2], Y[2][kept]]))[2].view(CLASSES, WIDTH)
+        moved = (whole - sums(quiet, [*X[:2], X[2][kept]], [*Y[:2], Y[2][kept]]))[2].view(
+            CLASSES, WIDTH
+        )
         label = int(Y[2][record])
         assert moved[label].norm() <= BOUND + 1e-4
-        assert torch.allclose(moved[label], clipped(flat(X[2][record : record + 1]), quiet)[0].float(), atol=1e-4)
+        assert torch.allclose(
+            moved[label], clipped(flat(X[2][record : record + 1]), quiet)[0].float(), atol=1e-4
+        )
         assert moved[torch.arange(CLASSES) != label].abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["classes", "sum"])
 def test_a_record_among_many_moves_a_sum_by_no_more_than_itself(kind):
-    """Rounded partial sums, just below 2^18, are moved by half a unit in each of 40,000 additions: in float32, class
-    sums move by 46 times the bound (Casacuberta, Shoemate, Vadhan, Wagaman, CCS 2022)."""
+    """Rounded partial sums, just below 2^18, are moved by half a unit in each of 40,000 additions:
+    in float32, class sums move by 46 times the bound (Casacuberta, Shoemate, Vadhan, Wagaman, CCS
+    2022)."""
     bound, top, unit = 14.0, 2.0**18, 2.0**-5
     head = [bound] * int(top // bound)
     head.append(top - sum(head) - 4 * unit)
@@ -114,7 +135,8 @@ def test_a_class_without_records_is_released_as_noise():
 
 @pytest.mark.parametrize("release", ["sums", "records"])
 def test_the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_own(release):
-    """Kills one noise image for a whole batch, noise without the bound, and noise used for two views.
+    """Kills one noise image for a whole batch, noise without the bound, and noise used for two
+    views.
 
     Kolmogorov-Smirnov and correlation tests at level 1e-6 each; half the noise must fail both.
     """
@@ -123,7 +145,9 @@ def test_the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_ow
         plan = replace(SINGLY, views=2)
         noise = records(plan, x, y, clients=(0,))["x"]
         assert len(noise) == 4_000 and len(np.unique(noise, axis=0)) == 4_000
-        assert abs(stats.pearsonr(noise[:2_000].ravel(), noise[2_000:].ravel()).statistic) < 4.9 / math.sqrt(12_000)
+        assert abs(
+            stats.pearsonr(noise[:2_000].ravel(), noise[2_000:].ravel()).statistic
+        ) < 4.9 / math.sqrt(12_000)
     else:
         plan = SharingPlan(0.7, BOUND)
         rows = ClassSums(plan, flat, 2_000, WIDTH)([x[0][:0]], [y[0][:0]], streams((0,))).sums
@@ -136,7 +160,8 @@ def test_the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_ow
 
 
 def test_labels_go_through_randomized_response():
-    """Truth with probability e^eps / (e^eps + k - 1), every other label alike; exact binomial tests at level 1e-6."""
+    """Truth with probability e^eps / (e^eps + k - 1), every other label alike; exact binomial tests
+    at level 1e-6."""
     truth = torch.ones(20_000, dtype=torch.int64)
     answers = records(SINGLY, [torch.zeros(20_000, 1)], [truth], clients=(0,))["y"]
     truthful = math.exp(1.5) / (math.exp(1.5) + CLASSES - 1)
@@ -145,14 +170,19 @@ def test_labels_go_through_randomized_response():
         share = truthful if label == 1 else (1 - truthful) / (CLASSES - 1)
         assert stats.binomtest(int(count), 20_000, share).pvalue > 1e-6
     assert stats.binomtest(int(counts[1]), 20_000, 0.9).pvalue < 1e-6
-    public = records(replace(SINGLY, label_epsilon=None), [torch.zeros(9, 1)], [truth[:9]], clients=(0,))["y"]
+    public = records(
+        replace(SINGLY, label_epsilon=None), [torch.zeros(9, 1)], [truth[:9]], clients=(0,)
+    )["y"]
     assert public.tolist() == [1] * 9
 
 
 def test_a_label_is_answered_once_for_all_views_of_its_record():
-    """As it is charged: of several answers the most frequent one would tell. Kills an answer with each view."""
+    """As it is charged: of several answers the most frequent one would tell. Kills an answer with
+    each view."""
     truth = [torch.ones(500, dtype=torch.int64)]
-    answers = records(replace(SINGLY, views=3), [torch.zeros(500, 1)], truth, clients=(0,))["y"].reshape(3, 500)
+    answers = records(replace(SINGLY, views=3), [torch.zeros(500, 1)], truth, clients=(0,))[
+        "y"
+    ].reshape(3, 500)
     assert (answers == answers[0]).all() and len(np.unique(answers)) > 1
 
 
@@ -174,7 +204,9 @@ def test_a_client_of_one_record_and_one_without_a_chosen_record_release_what_the
     assert (records(SINGLY)["client"] == 1).sum() == 1
 
 
-@pytest.mark.parametrize("plan", [SharingPlan(0.7, BOUND), replace(SINGLY, share_rate=0.5, views=2)])
+@pytest.mark.parametrize(
+    "plan", [SharingPlan(0.7, BOUND), replace(SINGLY, share_rate=0.5, views=2)]
+)
 def test_a_cohort_releases_what_its_clients_would_alone(plan):
     if not plan.singly:
         alone = [sums(plan, X[k : k + 1], Y[k : k + 1], (k,)) for k in range(3)]
@@ -208,7 +240,10 @@ def test_a_label_is_never_told_more_often_than_is_charged(epsilon, classes):
     Kills a probability that is rounded towards the truth: at 37 and more no coin would lie.
     """
     release = SingleRecords(SharingPlan(1.0, 1.0, True, label_epsilon=epsilon), flat, classes)
-    lies = lambda count: int(release._answers(np.array([0]), Counted(count * 2.0**-53))[0]) != 0  # noqa: E731
+
+    def lies(count: int) -> bool:
+        return int(release._answers(np.array([0]), Counted(count * 2.0**-53))[0]) != 0
+
     low, high = 0, 2**53
     while high - low > 1:
         middle = (low + high) // 2

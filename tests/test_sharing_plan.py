@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee
-from mechanisms.accounting.events import Gaussian, PublicLabels, RandomizedResponse, Unprotected, VisibleChoice
+from mechanisms.accounting.events import (
+    Gaussian,
+    PublicLabels,
+    RandomizedResponse,
+    Unprotected,
+    VisibleChoice,
+)
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.plan import Plan, PlanTable, merge, planned
 from mechanisms.registry import plan_table
@@ -17,7 +23,13 @@ from sim.phases import course, generator, sharing
 from sim.phases.phase import Outlook
 
 SHAPE, EPSILON = (2, 8), 6.0
-GIVEN = {"dataset": "x.npz", "strategy": "fedfed", "epsilon": EPSILON, "share_budget": 0.5, "distill_rounds": 4}
+GIVEN = {
+    "dataset": "x.npz",
+    "strategy": "fedfed",
+    "epsilon": EPSILON,
+    "share_budget": 0.5,
+    "distill_rounds": 4,
+}
 DISTILLED = {"shared_source": "distilled", "share_rate": 0.5}
 
 
@@ -31,7 +43,9 @@ class Before:
 
 
 def plan(public: bool = False, **given: object) -> Before | None:
-    outlook = Outlook(config.load(None, GIVEN | given, lenient=config.SETTINGS), SHAPE, np.array([20, 30]), public)
+    outlook = Outlook(
+        config.load(None, GIVEN | given, lenient=config.SETTINGS), SHAPE, np.array([20, 30]), public
+    )
     tables, costs = {}, {}
     for phase in course.BEFORE:
         if (table := phase.plan(outlook, costs)) is not None:
@@ -45,12 +59,24 @@ def plan(public: bool = False, **given: object) -> Before | None:
 def test_labels_get_a_quarter_of_the_share_budget_unless_it_is_said_otherwise():
     """And nothing where they are public."""
     kinds = {"none": {}, "given": {"label_epsilon": 0.3}, "public": {"public_labels": True}}
-    charges = {name: plan(**DISTILLED, **given).release.round_charges(1) for name, given in kinds.items()}
-    assert charges["none"][RandomizedResponse(0.25 * 0.5 * EPSILON)] == charges["given"][RandomizedResponse(0.3)] == 1
+    charges = {
+        name: plan(**DISTILLED, **given).release.round_charges(1) for name, given in kinds.items()
+    }
+    assert (
+        charges["none"][RandomizedResponse(0.25 * 0.5 * EPSILON)]
+        == charges["given"][RandomizedResponse(0.3)]
+        == 1
+    )
     assert charges["public"][PublicLabels()] == 1 and len(charges["public"]) == 2
 
 
-SHARED = [{}, DISTILLED, DISTILLED | {"distill_clip": 0.4}, {"prototype_features": "distilled"}, {"share_budget": 0.2}]
+SHARED = [
+    {},
+    DISTILLED,
+    DISTILLED | {"distill_clip": 0.4},
+    {"prototype_features": "distilled"},
+    {"share_budget": 0.2},
+]
 
 
 @pytest.mark.parametrize("given", [*SHARED, DISTILLED | {"delta": 1e-3}], ids=str)
@@ -80,7 +106,10 @@ def test_a_given_noise_is_taken():
 
 def test_without_privacy_nothing_is_clipped_noised_or_hidden():
     found = plan(mechanism="none", **DISTILLED)
-    assert found.charges == {Unprotected(0.5): 1, Unprotected(1.0): 4} and found.release.clip_norm == np.inf
+    assert (
+        found.charges == {Unprotected(0.5): 1, Unprotected(1.0): 4}
+        and found.release.clip_norm == np.inf
+    )
     assert found.release.label_epsilon is None
 
 
@@ -93,7 +122,8 @@ def test_what_is_public_or_nothing_needs_no_plan():
 
 @pytest.mark.parametrize("mechanism", ["dpsgd", "dpis", "dpagd"])
 def test_a_plan_knows_what_is_paid_before_it(mechanism):
-    """Calibrated noise pays for both; a given one is refused where both together pass the budget."""
+    """Calibrated noise pays for both; a given one is refused where both together pass the
+    budget."""
     prior, sizes = {Gaussian(3.0): 1}, np.array([20])
     own = {"dpis": Dpis(), "dpagd": Dpagd()}.get(mechanism)
 

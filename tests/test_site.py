@@ -26,10 +26,20 @@ import report_picture
 INLINE = re.compile(r"`([^`\n]+)`")
 MODULE = re.compile(r"(?:mechanisms|client|strategies|server|sim|tests)(?:\.[A-Za-z_]\w*)+")
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
-OTHERS = {"--durations", "--hypothesis-profile", "--changed", "--only", "--head", "--version", "--help"}
+OTHERS = {
+    "--durations",
+    "--hypothesis-profile",
+    "--changed",
+    "--only",
+    "--head",
+    "--version",
+    "--help",
+}
 """Flags of pytest, Ray, the mutants' script, and what every command has."""
 
-MAPPED = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"])
+MAPPED = set(
+    tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+)
 """Packages that only a wheel has."""
 
 
@@ -37,7 +47,9 @@ MAPPED = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     words = ["-W", "-n", "-q", "-b", "html", "-d", out / "trees", ROOT / "docs", out / "html"]
-    done = subprocess.run([sys.executable, "-m", "sphinx", *map(str, words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *map(str, words)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return out / "html"
 
@@ -47,7 +59,10 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
 
 
 def test_every_page_is_in_it(site: Path) -> None:
-    pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").glob("**/*.md")}
+    pages = {
+        path.relative_to(ROOT / "docs").with_suffix(".html")
+        for path in (ROOT / "docs").glob("**/*.md")
+    }
     assert len(pages) > 40 and not [page for page in pages if not (site / page).is_file()]
 
 
@@ -56,15 +71,26 @@ def test_the_reference_says_of_every_setting_what_its_field_says(site: Path) -> 
     rows = {}
     for line in re.findall(r"<tr.*?</tr>", page, re.S):
         name, *rest = [
-            unescape(re.sub(r"<[^>]+>", "", one)).strip() for one in re.findall(r"<td>.*?</td>", line, re.S)
+            unescape(re.sub(r"<[^>]+>", "", one)).strip()
+            for one in re.findall(r"<td>.*?</td>", line, re.S)
         ] or [""]
         rows[name] = rest
     for name, setting in SETTINGS.items():
-        assert rows[name] == [setting.flag, setting.expected, generated.shown(setting), setting.info.description]
+        assert rows[name] == [
+            setting.flag,
+            setting.expected,
+            generated.shown(setting),
+            setting.info.description,
+        ]
 
 
 def test_generated_tables_leave_no_mark_and_no_other_page_has_one(site: Path) -> None:
-    marks = [mark for page in PAGES for mark in generated.GENERATED if mark in page.read_text(encoding="utf-8")]
+    marks = [
+        mark
+        for page in PAGES
+        for mark in generated.GENERATED
+        if mark in page.read_text(encoding="utf-8")
+    ]
     assert sorted(marks) == sorted(generated.GENERATED)
     for page in ("settings", "commands"):
         text = (site / f"reference/{page}.html").read_text(encoding="utf-8")
@@ -101,7 +127,12 @@ def test_what_does_not_exist_is_noticed() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_named_modules_exist(page: Path) -> None:
-    dotted = [name for text in names(page) for name in MODULE.findall(text) if not name.endswith((".py", ".toml"))]
+    dotted = [
+        name
+        for text in names(page)
+        for name in MODULE.findall(text)
+        if not name.endswith((".py", ".toml"))
+    ]
     assert not [name for name in dotted if not exists(name)]
 
 
@@ -123,10 +154,16 @@ def test_named_flags_exist(page: Path) -> None:
     assert not flags - known_flags() - former
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("[!d]*/*.md")], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *(ROOT / "docs").glob("[!d]*/*.md")], ids=lambda p: p.name
+)
 def test_pages_by_intent_have_no_long_lines_but_in_tables_and_commands(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    long = [line for line in text.splitlines() if len(line) > 100 and not line.startswith(("|", "![", "    "))]
+    long = [
+        line
+        for line in text.splitlines()
+        if len(line) > 100 and not line.startswith(("|", "![", "    "))
+    ]
     assert not long
 
 
@@ -135,7 +172,10 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_picture_has_every_plot_of_the_report_in_its_order() -> None:
-    drawing = '<?xml version="1.0"?>\n<svg width="9pt" height="{0}pt" viewBox="0 0 9 {0}"><g id="{0}"/></svg>'
+    drawing = (
+        '<?xml version="1.0"?>\n<svg width="9pt" height="{0}pt" viewBox="0 0 9 {0}"><g '
+        'id="{0}"/></svg>'
+    )
     data = [base64.b64encode(drawing.format(height).encode()).decode() for height in (3, 5)]
     report = "".join(f'<img src="data:image/svg+xml;base64,{one}" alt="plot">' for one in data)
     found = report_picture.compose(report)

@@ -23,15 +23,24 @@ from sim.phases.statistics import FILE, channel_moments, plan, standardized, sta
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RNG = np.random.default_rng(2)
-X = (RNG.normal(size=(300, 3, 4, 4)) * [[[[0.5]], [[2.0]], [[1.0]]]] + [[[[1.0]], [[-0.2]], [[0.1]]]]).astype(
-    np.float32
-)
-SETTINGS = {"clients": 6, "partition": "iid", "rounds": 2, "engine": "inline", "quiet": True, "standardize": "private"}
+X = (
+    RNG.normal(size=(300, 3, 4, 4)) * [[[[0.5]], [[2.0]], [[1.0]]]] + [[[[1.0]], [[-0.2]], [[0.1]]]]
+).astype(np.float32)
+SETTINGS = {
+    "clients": 6,
+    "partition": "iid",
+    "rounds": 2,
+    "engine": "inline",
+    "quiet": True,
+    "standardize": "private",
+}
 
 
 def job(folder, **given) -> Job:
     folder.mkdir(exist_ok=True)
-    np.savez(folder / "records.npz", x=X, y=np.arange(300) % 3, x_test=X[:30], y_test=np.arange(30) % 3)
+    np.savez(
+        folder / "records.npz", x=X, y=np.arange(300) % 3, x_test=X[:30], y_test=np.arange(30) % 3
+    )
     return build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
 
 
@@ -71,9 +80,16 @@ def test_a_variance_that_noise_has_made_negative_is_kept_above_zero():
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"strategy": "fedfed"}, {"strategy": "fedfed", "shared_source": "distilled", "share_budget": 0.5}]
+    "given",
+    [
+        {},
+        {"strategy": "fedfed"},
+        {"strategy": "fedfed", "shared_source": "distilled", "share_budget": 0.5},
+    ],
 )
-def test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest(tmp_path, given):
+def test_statistics_are_one_charged_release_of_each_client_and_training_gets_the_rest(
+    tmp_path, given
+):
     """Kills statistics that nobody charges, and a calibration that does not know of them."""
     built, _ = run(tmp_path, **given)
     before = cost_before_training(built)
@@ -89,13 +105,17 @@ def test_statistics_are_one_charged_release_of_each_client_and_training_gets_the
 
 def test_a_finished_release_is_not_made_again(tmp_path):
     built, found = run(tmp_path)
-    again = before_training(built, tmp_path / "run", lambda requests: pytest.fail("somebody was asked again"))
+    again = before_training(
+        built, tmp_path / "run", lambda requests: pytest.fail("somebody was asked again")
+    )
     assert np.array_equal(load((tmp_path / "run" / FILE).read_bytes())["mean"], found["mean"])
     assert not np.array_equal(again.dataset.x, built.dataset.x)
 
 
 def outlook(given: dict, **more) -> Outlook:
-    return Outlook(config.load(None, given | more, lenient=config.SETTINGS), (3, 4, 4), np.array([5, 7]), False)
+    return Outlook(
+        config.load(None, given | more, lenient=config.SETTINGS), (3, 4, 4), np.array([5, 7]), False
+    )
 
 
 def test_the_plan_follows_the_settings():
@@ -103,5 +123,7 @@ def test_the_plan_follows_the_settings():
     private = plan(outlook(given), {}).plans[0]
     assert private.round_charges(1) == {Gaussian(3.0): 1} and private.clip_norm == 0.5
     unprotected = plan(outlook(given, mechanism="none"), {}).plans[0]
-    assert unprotected.round_charges(1) == {Unprotected(1.0): 1} and math.isinf(unprotected.clip_norm)
+    assert unprotected.round_charges(1) == {Unprotected(1.0): 1} and math.isinf(
+        unprotected.clip_norm
+    )
     assert plan(outlook({"dataset": "x.npz"}), {}) is None

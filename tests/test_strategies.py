@@ -1,4 +1,5 @@
-"""The strategies beside plain FedAvg: their formulas, their limits, and what every one of them must leave as it is."""
+"""The strategies beside plain FedAvg: their formulas, their limits, and what every one of them must
+leave as it is."""
 
 from dataclasses import replace
 
@@ -36,7 +37,11 @@ SEARCHING = {name for name, mechanism in MECHANISMS.items() if mechanism.searche
 
 def path(name: str, updates: np.ndarray = UPDATES, **settings: float) -> np.ndarray:
     """The models after each round of ``updates``, from zero."""
-    strategy, params, models = STRATEGIES[name](Aggregation(**settings)), np.zeros(4, np.float32), []
+    strategy, params, models = (
+        STRATEGIES[name](Aggregation(**settings)),
+        np.zeros(4, np.float32),
+        [],
+    )
     state = strategy.init(params)
     for update in updates:
         state, params = strategy.aggregate(state, params, update)
@@ -78,7 +83,9 @@ def test_yogi_moves_towards_the_newest_square_and_rests_there():
     strategy = STRATEGIES["fedyogi"](Aggregation(**SHAPED))
     state = {"first": np.zeros(4), "second": np.array([0.0, 1.0, 4.0, 9.0])}
     after, _ = strategy.aggregate(state, np.zeros(4, np.float32), np.array([2.0, 2.0, 2.0, 2.0]))
-    np.testing.assert_allclose(after["second"] - state["second"], 0.1 * 4 * np.array([1, 1, 0, -1]), rtol=1e-12)
+    np.testing.assert_allclose(
+        after["second"] - state["second"], 0.1 * 4 * np.array([1, 1, 0, -1]), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["fedadagrad", "fedyogi"])
@@ -93,11 +100,15 @@ def test_an_adaptive_step_does_not_depend_on_the_scale_of_the_updates():
     settings = {"server_momentum": 0.0, "server_beta2": 0.0, "server_lr": 0.25, "server_tau": 1e-12}
     for scale in (1.0, 1e3):
         np.testing.assert_allclose(
-            path("fedadam", scale * UPDATES, **settings), 0.25 * np.sign(UPDATES).cumsum(axis=0), atol=1e-6
+            path("fedadam", scale * UPDATES, **settings),
+            0.25 * np.sign(UPDATES).cumsum(axis=0),
+            atol=1e-6,
         )
 
 
-@pytest.mark.parametrize(("name", "rate"), [("fedavg", 1.0), ("fedadagrad", 0.3), ("fedadam", 0.05), ("fedyogi", 0.05)])
+@pytest.mark.parametrize(
+    ("name", "rate"), [("fedavg", 1.0), ("fedadagrad", 0.3), ("fedadam", 0.05), ("fedyogi", 0.05)]
+)
 def test_a_rate_that_is_left_open_is_that_of_the_help(name, rate):
     assert path(name).tobytes() == path(name, server_lr=rate).tobytes()
 
@@ -115,15 +126,23 @@ def test_a_strategy_changes_nothing_that_it_was_given(name):
     before = {key: value.copy() for key, value in state.items()}
     after, moved = strategy.aggregate(state, params, upload)
     assert moved.dtype == np.float32 and moved.all() and not params.any() and upload.all()
-    assert {key: value.tolist() for key, value in state.items()} == {k: v.tolist() for k, v in before.items()}
-    assert {key: value.shape for key, value in after.items()} == {key: value.shape for key, value in state.items()}
+    assert {key: value.tolist() for key, value in state.items()} == {
+        k: v.tolist() for k, v in before.items()
+    }
+    assert {key: value.shape for key, value in after.items()} == {
+        key: value.shape for key, value in state.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["fedavg", *OTHERS])
 def test_weights_are_uniform_or_public_counts(name):
     sizes = np.array([3, 1, 40])
-    weights = [STRATEGIES[name](Aggregation(weighting=by)).weights(sizes) for by in ("records", "uniform")]
-    assert [w.tolist() for w in weights] == [[3, 1, 40], [1, 1, 1]] and {w.dtype for w in weights} == {sizes.dtype}
+    weights = [
+        STRATEGIES[name](Aggregation(weighting=by)).weights(sizes) for by in ("records", "uniform")
+    ]
+    assert [w.tolist() for w in weights] == [[3, 1, 40], [1, 1, 1]] and {
+        w.dtype for w in weights
+    } == {sizes.dtype}
 
 
 # The clients' side
@@ -168,7 +187,9 @@ def test_a_normalised_upload_holds_the_update():
     rows = NORMALISED.rows(surroundings, begin, end)
     assert end.taken.tolist() == steps and rows.shape == (4, len(begin) + NORMALISED.extra)
     torch.testing.assert_close(rows[:, :-1] * rows[:, -1:], UPDATE.rows(surroundings, begin, end))
-    assert rows[:, -1].tolist() == pytest.approx([0.5 * sum(1 / k for k in range(1, n + 1)) for n in steps])
+    assert rows[:, -1].tolist() == pytest.approx(
+        [0.5 * sum(1 / k for k in range(1, n + 1)) for n in steps]
+    )
 
 
 def test_a_client_without_a_step_sends_zeros():
@@ -178,7 +199,8 @@ def test_a_client_without_a_step_sends_zeros():
 
 
 def test_fednova_weighs_clients_by_their_records_and_not_by_their_steps():
-    """Equal clients but for the steps: the direction is the mean of the directions, whoever took more of them."""
+    """Equal clients but for the steps: the direction is the mean of the directions, whoever took
+    more of them."""
     begin, clients = start(model()), [0, 1, 2, 3]
     surroundings = cohort([NonPrivatePlan(1.0, n) for n in (1, 9, 1, 1)], clients)
     surroundings = replace(surroundings, learning_rate=lambda taken: torch.full_like(taken, 1e-4))
@@ -189,7 +211,9 @@ def test_fednova_weighs_clients_by_their_records_and_not_by_their_steps():
     _, after = strategy.aggregate(strategy.init(begin.numpy()), begin.numpy(), upload)
     batch = draw(surroundings)
     rows = begin.expand(4, -1).clone()
-    of_all_records, _ = surroundings.gradients.scaled_sum(rows, batch.x, batch.y, lambda norms: batch.mask.float())
+    of_all_records, _ = surroundings.gradients.scaled_sum(
+        rows, batch.x, batch.y, lambda norms: batch.mask.float()
+    )
     direction, moved = -of_all_records.sum(dim=0).numpy(), after - begin.numpy()
     assert moved @ direction / np.linalg.norm(moved) / np.linalg.norm(direction) > 0.9999
 
@@ -202,12 +226,16 @@ def test_fedprox_without_pull_and_with_one_step_is_fedavg_bit_for_bit(tmp_path):
     assert outcome(world(tmp_path / "b", strategy="fedprox", proximal_mu=0.0).run()) == plain
     assert outcome(world(tmp_path / "c", strategy="fedprox", proximal_mu=5.0).run()) != plain
     once = outcome(world(tmp_path / "d", steps=1).run())
-    assert outcome(world(tmp_path / "e", steps=1, strategy="fedprox", proximal_mu=5.0).run()) == once
+    assert (
+        outcome(world(tmp_path / "e", steps=1, strategy="fedprox", proximal_mu=5.0).run()) == once
+    )
 
 
 @pytest.mark.parametrize("optimizer", [{"momentum": 0.5}, {"optimizer": "adam"}])
 def test_fednova_with_equal_steps_is_fedavg_to_rounding(tmp_path, optimizer):
-    both = [world(tmp_path / name, strategy=name, **optimizer).run() for name in ("fedavg", "fednova")]
+    both = [
+        world(tmp_path / name, strategy=name, **optimizer).run() for name in ("fedavg", "fednova")
+    ]
     a, b = (standing.now.params for standing in both)
     assert np.abs(a).max() > 0.1
     np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
@@ -233,7 +261,9 @@ def test_grouping_and_a_crash_change_no_bit(tmp_path, name):
 def test_the_guide_leads_every_mechanism(tmp_path, monkeypatch, mechanism):
     """A guide that answers 0 keeps every client where it is."""
     still = lambda around: lambda params, gradient: torch.zeros_like(gradient)  # noqa: E731
-    monkeypatch.setitem(STRATEGIES, "fedavg", lambda settings: replace(fedavg.fedavg(settings), guide=still))
+    monkeypatch.setitem(
+        STRATEGIES, "fedavg", lambda settings: replace(fedavg.fedavg(settings), guide=still)
+    )
     one = world(tmp_path, mechanism=mechanism)
     assert one.run().now.params.tobytes() == training.federation(one.job).initial.tobytes()
 
@@ -246,7 +276,8 @@ def test_a_mechanism_that_searches_its_step_size_is_not_led(tmp_path, name):
 
 
 def test_shared_records_stand_in_the_order_of_their_clients_whoever_hosts_them():
-    """Groups that hold every other client. Kills records in the order of groups; a client's own keep theirs."""
+    """Groups that hold every other client. Kills records in the order of groups; a client's own
+    keep theirs."""
     x = np.arange(12.0).reshape(6, 2)
     client, y = np.array([2, 0, 2, 1, 3, 1]), np.arange(6)
     groups = [{"x": x[a:b], "y": y[a:b], "client": client[a:b]} for a, b in ((0, 3), (3, 6))]

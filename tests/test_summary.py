@@ -1,4 +1,5 @@
-"""The closing figures of a run, each of them told apart from every other, against the files of its directory."""
+"""The closing figures of a run, each of them told apart from every other, against the files of its
+directory."""
 
 import json
 from pathlib import Path
@@ -22,20 +23,28 @@ from sim.phases.build import build
 from sim.start import train
 
 FLAGS = (
-    "--clients=6 --rounds=6 --engine=inline --quiet --model=linear --dirichlet=0.3 --min-records=3 --batch-size=3 "
-    "--mechanism=dpsur --noise-multiplier=5 --dpsur-validation-noise=8 --steps=2 --dpsur-accounting=selective "
-    "--delta=1e-4 --fraction=0.5 --epsilon=3 --evaluate-every=1 --evaluate-on=validation --validation-records=40 "
-    "--seed=3 --keep-checkpoints=3"
+    "--clients=6 --rounds=6 --engine=inline --quiet --model=linear --dirichlet=0.3 "
+    "--min-records=3 --batch-size=3 --mechanism=dpsur --noise-multiplier=5 "
+    "--dpsur-validation-noise=8 --steps=2 --dpsur-accounting=selective --delta=1e-4 "
+    "--fraction=0.5 --epsilon=3 --evaluate-every=1 --evaluate-on=validation "
+    "--validation-records=40 --seed=3 --keep-checkpoints=3"
 )
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """Clients differ in what they have spent, some have retired, and the published epsilon is not the certified one."""
+    """Clients differ in what they have spent, some have retired, and the published epsilon is not
+    the certified one."""
     out = tmp_path_factory.mktemp("runs")
     x, y = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32), np.arange(200) % 3
     np.savez(out / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
-    return train(parse([*FLAGS.split(), f"--dataset={out / 'records.npz'}", f"--out={out}", "--name=run"], "run", ""))
+    return train(
+        parse(
+            [*FLAGS.split(), f"--dataset={out / 'records.npz'}", f"--out={out}", "--name=run"],
+            "run",
+            "",
+        )
+    )
 
 
 def test_the_summary_says_what_the_files_say(finished):
@@ -44,7 +53,9 @@ def test_the_summary_says_what_the_files_say(finished):
     paid = [payable(charges) for charges in spent]
     certified = [epsilon(charges, 1e-4) for charges in paid]
     published = [epsilon(charges, 1e-4, "published").epsilon for charges in paid]
-    assert summary["epsilon_certified"] == pytest.approx([one.epsilon for one in certified], rel=1e-9)
+    assert summary["epsilon_certified"] == pytest.approx(
+        [one.epsilon for one in certified], rel=1e-9
+    )
     assert summary["epsilon_published"] == pytest.approx(published, rel=1e-9)
     worst = max(range(6), key=lambda client: certified[client].epsilon)
     assert summary["order"] == certified[worst].order
@@ -52,7 +63,9 @@ def test_the_summary_says_what_the_files_say(finished):
     least = min(certified, key=lambda one: one.epsilon)
     assert worst > 0 and certified[worst].order not in (certified[0].order, least.order)
     assert summary["delta"] == 1e-4 and summary["noise_multiplier"] == [5.0] * 6
-    assert len(set(summary["events"])) > 2 and not {one.epsilon for one in certified} & set(published)
+    assert len(set(summary["events"])) > 2 and not {one.epsilon for one in certified} & set(
+        published
+    )
 
 
 def test_the_summary_ends_as_the_rounds_do(finished):
@@ -64,7 +77,11 @@ def test_the_summary_ends_as_the_rounds_do(finished):
     assert summary["retired"] not in (0, 3, 6)
     assert summary["seconds"] == pytest.approx(sum(one["seconds"] for one in rounds))
     assert summary["evaluated_on"] == "validation" and summary["run_dir"] == str(finished)
-    assert summary["budget"] == "certified" and summary["release"] is False and "DPSUR" in summary["note"]
+    assert (
+        summary["budget"] == "certified"
+        and summary["release"] is False
+        and "DPSUR" in summary["note"]
+    )
 
 
 def test_the_model_file_is_the_last_model_and_not_the_first(finished):
@@ -72,7 +89,9 @@ def test_the_model_file_is_the_last_model_and_not_the_first(finished):
     job = build(config.load(finished / "config.toml", {}))
     tensors = load_file(finished / "model.safetensors")
     layout = job.gradients.layout
-    assert np.array_equal(layout.flatten({name: torch.from_numpy(tensors[name]) for name in layout.names}), now.params)
+    assert np.array_equal(
+        layout.flatten({name: torch.from_numpy(tensors[name]) for name in layout.names}), now.params
+    )
     kept = sorted(path.name for path in (finished / "checkpoints").glob("*.json"))
     assert kept == [f"round-00000{n}.json" for n in (4, 5, 6)], "as many as are asked for"
     assert now.round == 6 and not np.array_equal(layout.initial(job.model), now.params)
@@ -111,19 +130,30 @@ class Scaled(torch.nn.Module):
 def test_a_run_that_ends_early_says_so_and_its_model_file_has_the_constants(tmp_path, finished):
     """Each client has the noise of its own rate; the model file is enough to compute with."""
     flags = (
-        f"--dataset={finished.parent / 'records.npz'} --model=tests.test_summary:Scaled --engine=inline --quiet "
-        "--clients=4 --dirichlet=0.3 --min-records=3 --batch-size=3 --rounds=40 --max-participations=2 --epsilon=2 "
-        f"--out={tmp_path} --name=run --release --budget=published"
+        f"--dataset={finished.parent / 'records.npz'} --model=tests.test_summary:Scaled "
+        "--engine=inline --quiet --clients=4 --dirichlet=0.3 --min-records=3 --batch-size=3 "
+        f"--rounds=40 --max-participations=2 --epsilon=2 --out={tmp_path} --name=run --release "
+        "--budget=published"
     )
     folder = train(parse(flags.split(), "run", ""))
     summary = json.loads((folder / "summary.json").read_text())
     job = build(config.load(folder / "config.toml", {}))
     assert summary["rounds"] == len((folder / "rounds.jsonl").read_text().splitlines()) < 40
-    assert summary["noise_multiplier"] == [job.plans.of(client).noise_multiplier for client in range(4)]
+    assert summary["noise_multiplier"] == [
+        job.plans.of(client).noise_multiplier for client in range(4)
+    ]
     assert len(set(summary["noise_multiplier"])) > 1 and summary["retired"] == 4
-    assert summary["release"] is True and summary["budget"] == "published" and summary["evaluated_on"] == "test"
+    assert (
+        summary["release"] is True
+        and summary["budget"] == "published"
+        and summary["evaluated_on"] == "test"
+    )
     tensors = load_file(folder / "model.safetensors")
-    assert tensors.keys() == {"layer.weight", "layer.bias"} and tensors["layer.bias"].tolist() == [0.0, 1.0, 2.0]
+    assert tensors.keys() == {"layer.weight", "layer.bias"} and tensors["layer.bias"].tolist() == [
+        0.0,
+        1.0,
+        2.0,
+    ]
 
 
 def test_a_new_run_does_not_take_the_place_of_another(tmp_path):

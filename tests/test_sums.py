@@ -1,4 +1,5 @@
-"""Sums of updates are exact, so that neither the order nor the grouping of clients changes a bit."""
+"""Sums of updates are exact, so that neither the order nor the grouping of clients changes a
+bit."""
 
 from fractions import Fraction
 
@@ -28,7 +29,10 @@ def test_order_and_grouping_change_no_bit(updates, weights, order, cut):
     """Chunks within a group, and groups: kills a sum in floating point anywhere on the way."""
     whole = summed(updates, weights)
     parts = [np.array(order[:cut]), np.array(order[cut:])]
-    chunked, groups = summed(updates, weights, *parts), [summed(updates, weights, part) for part in parts]
+    chunked, groups = (
+        summed(updates, weights, *parts),
+        [summed(updates, weights, part) for part in parts],
+    )
     assert (chunked.total == whole.total).all() and chunked.weight == whole.weight == weights.sum()
     expected = mean([whole.total], whole.weight)
     assert (mean([g.total for g in groups], sum(g.weight for g in groups)) == expected).all()
@@ -39,7 +43,9 @@ def test_the_mean_is_the_weighted_mean(updates, weights):
     """Half a unit of 2^-32 for each client, and the rounding of one division."""
     total = summed(updates, weights)
     for column, value in zip(updates.T, mean([total.total], total.weight), strict=True):
-        exact = sum(Fraction(float(u)) * int(w) for u, w in zip(column, weights, strict=True)) / int(weights.sum())
+        exact = sum(
+            Fraction(float(u)) * int(w) for u, w in zip(column, weights, strict=True)
+        ) / int(weights.sum())
         assert abs(float(exact) - value) <= 0.5 / SCALE + 1e-15 * abs(value)
 
 
@@ -47,7 +53,9 @@ def test_the_mean_is_the_weighted_mean(updates, weights):
 def test_what_cannot_be_summed_is_refused(wrong):
     updates = np.ones((3, 2), np.float32)
     updates[1, 1] = wrong
-    with pytest.raises(ValueError, match=r"client 1 of this chunk .* training diverged.* lower --lr"):
+    with pytest.raises(
+        ValueError, match=r"client 1 of this chunk .* training diverged.* lower --lr"
+    ):
         summed(updates, np.ones(3, np.int64))
 
 
@@ -63,14 +71,18 @@ def test_the_limit_is_on_the_weighted_sum_of_a_group(weight):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_limit_is_on_the_sum_of_all_groups_too(sign):
-    """Each group alone fits. Kills a sum of groups that wraps around to a model of the wrong sign."""
-    groups = [summed(np.full((1, 2), np.float32(sign * 0.6 * LIMIT)), np.ones(1, np.int64)).total] * 2
+    """Each group alone fits. Kills a sum of groups that wraps around to a model of the wrong
+    sign."""
+    groups = [
+        summed(np.full((1, 2), np.float32(sign * 0.6 * LIMIT)), np.ones(1, np.int64)).total
+    ] * 2
     with pytest.raises(ValueError, match="training diverged"):
         mean(groups, 2)
 
 
 def test_a_mean_is_of_whole_numbers_to_the_last_unit():
-    """Kills a mean in floating point: a unit vanishes beside 2^60 of them, and comes back when those are gone."""
+    """Kills a mean in floating point: a unit vanishes beside 2^60 of them, and comes back when
+    those are gone."""
     groups = [np.array([2**60]), np.array([1]), np.array([-(2**60)])]
     assert (mean(groups, 1) == 1 / SCALE).all() and sum(float(group[0]) for group in groups) == 0.0
     ones = summed(np.full((3, 1), np.float32(2.0**-32)), np.array([2**28, 1, 2**28]))

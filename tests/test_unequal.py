@@ -1,4 +1,5 @@
-"""Clients that differ in everything: whose number a round prints, whose order is fixed, and whose weight is whose."""
+"""Clients that differ in everything: whose number a round prints, whose order is fixed, and whose
+weight is whose."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -46,11 +47,16 @@ def watched(world: World) -> tuple[Standing, list[RoundRecord], list[Upload]]:
     uploads, records, store = [], [], world.store
     federation = replace(training.federation(world.job), collect=uploads.extend)
     exchange = inline_exchange(world.job, world.folder)
-    return loop.run(federation, exchange, store, loop.restore(federation, store), [records.append]), records, uploads
+    return (
+        loop.run(federation, exchange, store, loop.restore(federation, store), [records.append]),
+        records,
+        uploads,
+    )
 
 
 def test_the_figures_of_a_round_are_the_largest_and_the_median_of_all_clients(tmp_path):
-    """Five different numbers, none of them both. Kills the first client's, a mean, and another column's."""
+    """Five different numbers, none of them both. Kills the first client's, a mean, and another
+    column's."""
     world = Unequal(tmp_path)
     _, records, _ = watched(world)
     plans = [world.job.plans.of(client) for client in range(CLIENTS)]
@@ -65,7 +71,11 @@ def test_the_figures_of_a_round_are_the_largest_and_the_median_of_all_clients(tm
         largest, middle = max(certified), float(np.median(certified))
         assert (record.epsilon_certified_max, record.epsilon_certified_median) == (largest, middle)
         assert record.epsilon_published_max == max(published) != min(published)
-        assert len(set(certified)) == CLIENTS and largest not in (certified[0], certified[-1], middle)
+        assert len(set(certified)) == CLIENTS and largest not in (
+            certified[0],
+            certified[-1],
+            middle,
+        )
         assert middle != pytest.approx(np.mean(certified), rel=1e-3)
 
 
@@ -84,14 +94,19 @@ def test_every_client_has_the_rate_of_its_own_size(tmp_path):
 
 @pytest.mark.parametrize("weighting", ["records", "uniform"])
 def test_a_round_moves_the_model_by_the_weighted_mean_of_all_clients(tmp_path, weighting):
-    """Over groups of different weight. Kills a mean over groups, and weights that are not the strategy's."""
+    """Over groups of different weight. Kills a mean over groups, and weights that are not the
+    strategy's."""
     world = Unequal(tmp_path, {"weighting": weighting, "rounds": 1, "server_momentum": 0.0})
     standing, _, uploads = watched(world)
     sizes = world.job.partition.sizes
-    expected = [int(sizes[u.clients].sum()) if weighting == "records" else len(u.clients) for u in uploads]
+    expected = [
+        int(sizes[u.clients].sum()) if weighting == "records" else len(u.clients) for u in uploads
+    ]
     assert [u.weight for u in uploads] == expected and len(set(expected)) == 2
     mean = sum(u.total for u in uploads) / SCALE / sum(expected)
-    assert (standing.now.params == (training.federation(world.job).initial + mean).astype(np.float32)).all()
+    assert (
+        standing.now.params == (training.federation(world.job).initial + mean).astype(np.float32)
+    ).all()
 
 
 def test_the_servers_momentum_goes_on_from_round_to_round(tmp_path):
@@ -108,7 +123,8 @@ def test_the_servers_momentum_goes_on_from_round_to_round(tmp_path):
 
 
 def test_a_fraction_is_one_of_all_clients_however_many_have_retired(tmp_path):
-    """And what the ledger says is spent retires a client that never took part. Kills a fraction of those left."""
+    """And what the ledger says is spent retires a client that never took part. Kills a fraction of
+    those left."""
     world = World(tmp_path, {"fraction": 0.5, "rounds": 2, "max_participations": 2, "groups": 1})
     with ledger.Ledger(tmp_path / "ledger" / "group-0000.jsonl") as file:
         file.charge("before", 0, range(4), planned(world.job.plans.of(0), 2))
@@ -119,21 +135,40 @@ def test_a_fraction_is_one_of_all_clients_however_many_have_retired(tmp_path):
 
 
 def test_a_target_for_what_papers_claim_bounds_that_column(tmp_path):
-    """One that pays for a round in one of the columns alone. Kills a column that is forgotten on the way."""
-    given = {"mechanism": "dpsur", "dpsur_accounting": "every-trial", "noise_multiplier": 2.0, "epsilon": None}
+    """One that pays for a round in one of the columns alone. Kills a column that is forgotten on
+    the way."""
+    given = {
+        "mechanism": "dpsur",
+        "dpsur_accounting": "every-trial",
+        "noise_multiplier": 2.0,
+        "epsilon": None,
+    }
     world = World(tmp_path, given)
-    once = {c: epsilon(planned(world.job.plans.of(0), 1), DELTA, c).epsilon for c in ("certified", "published")}
+    once = {
+        c: epsilon(planned(world.job.plans.of(0), 1), DELTA, c).epsilon
+        for c in ("certified", "published")
+    }
     federation = replace(training.federation(world.job), target=sum(once.values()) / 2)
     assert abs(once["certified"] - once["published"]) > 0.02
     for column, cost in once.items():
         standing = loop.restore(replace(federation, column=column), world.store)
-        assert standing.budgets.eligible().tolist() == [cost <= federation.target] * federation.clients
+        assert (
+            standing.budgets.eligible().tolist() == [cost <= federation.target] * federation.clients
+        )
 
 
 def test_what_is_settled_after_a_round_counts(tmp_path):
-    """Claims for accepted steps are in the figures of the round, and in those of a run that goes on."""
+    """Claims for accepted steps are in the figures of the round, and in those of a run that goes
+    on."""
     world = World(
-        tmp_path, {"mechanism": "dpsur", "noise_multiplier": 2.0, "epsilon": None, "rounds": 2, "dpsur_beta": 1.0}
+        tmp_path,
+        {
+            "mechanism": "dpsur",
+            "noise_multiplier": 2.0,
+            "epsilon": None,
+            "rounds": 2,
+            "dpsur_beta": 1.0,
+        },
     )
     standing, records, _ = watched(world)
     paid = ledger.read(tmp_path / "ledger")

@@ -1,4 +1,5 @@
-"""Finished uploads of a release: each comes back as it was, for its own round and model, and groups lose nothing."""
+"""Finished uploads of a release: each comes back as it was, for its own round and model, and groups
+lose nothing."""
 
 import numpy as np
 import pytest
@@ -11,15 +12,28 @@ OTHER = np.array([1.0, 2.0, 4.0], dtype=np.float32)
 
 
 def upload(round_: int, group: int) -> Upload:
-    shared = {"x": np.full((2, 3), group, np.float32), "client": np.array([group, 9])} if group else {}
+    shared = (
+        {"x": np.full((2, 3), group, np.float32), "client": np.array([group, 9])} if group else {}
+    )
     total = np.array([2**40 + group, -round_])
-    return Upload(round_, group, np.array([5, group]), total, 7 + group, {"norm": [0.5, 2.0]}, shared=shared)
+    return Upload(
+        round_, group, np.array([5, group]), total, 7 + group, {"norm": [0.5, 2.0]}, shared=shared
+    )
 
 
 def same(a: Upload, b: Upload) -> bool:
-    heads = [(u.round, u.group, u.weight, u.figures, u.clients.tolist(), u.total.tolist()) for u in (a, b)]
-    arrays = [{name: (array.dtype, array.tolist()) for name, array in u.shared.items()} for u in (a, b)]
-    return heads[0] == heads[1] and arrays[0] == arrays[1] and a.total.dtype == b.total.dtype == np.int64
+    heads = [
+        (u.round, u.group, u.weight, u.figures, u.clients.tolist(), u.total.tolist())
+        for u in (a, b)
+    ]
+    arrays = [
+        {name: (array.dtype, array.tolist()) for name, array in u.shared.items()} for u in (a, b)
+    ]
+    return (
+        heads[0] == heads[1]
+        and arrays[0] == arrays[1]
+        and a.total.dtype == b.total.dtype == np.int64
+    )
 
 
 @pytest.fixture
@@ -31,13 +45,18 @@ def test_every_group_s_upload_comes_back_as_it_was(uploads):
     for group in (12, 0, 3):
         uploads.keep(upload(4, group), MODEL)
     found = uploads.finished(4, MODEL)
-    assert [u.group for u in found] == [0, 3, 12] and all(same(u, upload(4, u.group)) for u in found)
+    assert [u.group for u in found] == [0, 3, 12] and all(
+        same(u, upload(4, u.group)) for u in found
+    )
 
 
 def test_an_upload_is_for_its_own_round_and_model(uploads):
-    """From another model it would be another step; in another round its clients would not have paid."""
+    """From another model it would be another step; in another round its clients would not have
+    paid."""
     uploads.keep(upload(4, 1), MODEL)
-    assert uploads.finished(3, MODEL) == uploads.finished(5, MODEL) == uploads.finished(4, OTHER) == []
+    assert (
+        uploads.finished(3, MODEL) == uploads.finished(5, MODEL) == uploads.finished(4, OTHER) == []
+    )
 
 
 def test_a_group_s_upload_replaces_its_earlier_ones_and_no_other_group_s(tmp_path, uploads):

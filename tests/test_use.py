@@ -1,4 +1,5 @@
-"""Laws of settings that are not in use: refused where they are given, dropped where they are implied, never written."""
+"""Laws of settings that are not in use: refused where they are given, dropped where they are
+implied, never written."""
 
 import itertools
 import tomllib
@@ -49,20 +50,28 @@ def needs_of(name: str) -> set[str]:
 def test_the_issue_s_example(capsys):
     assert main_guard(lambda argv: print(parse(argv, "run", "")), ["--dpsur-beta", "3"]) == 2
     assert capsys.readouterr().err == (
-        "error: dpsur_beta is 3.0, which mechanism = dpsgd does not use, but --mechanism dpsur does: "
-        "give that, or leave dpsur_beta out\n"
+        "error: dpsur_beta is 3.0, which mechanism = dpsgd does not use, but --mechanism dpsur "
+        "does: give that, or leave dpsur_beta out\n"
     )
 
 
 def test_half_of_all_settings_are_not_in_use_by_default():
     assert len(IDLE) > 50
-    for name in ("dpsur_beta", "share_budget", "proximal_mu", "server_tau", "word_vectors", "activation"):
+    for name in (
+        "dpsur_beta",
+        "share_budget",
+        "proximal_mu",
+        "server_tau",
+        "word_vectors",
+        "activation",
+    ):
         assert name in IDLE
 
 
 @pytest.mark.parametrize("name", IDLE)
 def test_what_is_not_in_use_is_refused_as_a_flag_by_name_and_in_a_file(name, tmp_path):
-    """At its default, too, where somebody gives it; not where a file of an earlier version has it."""
+    """At its default, too, where somebody gives it; not where a file of an earlier version has
+    it."""
     doors = [
         lambda: parse(flag(name), "run", ""),
         lambda: load(None, given(name)),
@@ -85,7 +94,13 @@ def _file(folder: Path, values: dict) -> Path:
     for name, value in values.items():
         setting = SETTINGS[name]
         text = setting.unset if value is None else value
-        shown = str(text).lower() if isinstance(text, bool) else f'"{text}"' if isinstance(text, str) else str(text)
+        shown = (
+            str(text).lower()
+            if isinstance(text, bool)
+            else f'"{text}"'
+            if isinstance(text, str)
+            else str(text)
+        )
         tables.setdefault(setting.table, []).append(f"{name} = {shown}")
     path.write_text("\n".join(f"[{table}]\n" + "\n".join(lines) for table, lines in tables.items()))
     return path
@@ -104,7 +119,9 @@ def test_a_mechanism_s_own_table_is_used_by_it_alone():
     for mechanism in SETTINGS["mechanism"].choices:
         for name in TABLES[mechanism].model_fields if mechanism in TABLES else ():
             needs = [need for way in USES[name] for need in way if need.setting == "mechanism"]
-            assert len(needs) == len(USES[name]) and {need.values for need in needs} == {(mechanism,)}
+            assert len(needs) == len(USES[name]) and {need.values for need in needs} == {
+                (mechanism,)
+            }
 
 
 @pytest.mark.parametrize("name", USES)
@@ -127,7 +144,9 @@ def test_a_way_names_the_needs_of_its_needs(name):
     for way in USES[name]:
         for need in way:
             ways = USES.get(need.setting, ((),))
-            assert any(all(any(_implies(own, theirs) for own in way) for theirs in other) for other in ways), need
+            assert any(
+                all(any(_implies(own, theirs) for own in way) for theirs in other) for other in ways
+            ), need
 
 
 def _implies(one: Need, other: Need) -> bool:
@@ -183,16 +202,28 @@ CHOICES = list(itertools.product(SETTINGS["mechanism"].choices, SETTINGS["strate
 @pytest.mark.parametrize(("mechanism", "strategy"), CHOICES)
 def test_a_saved_configuration_has_what_is_in_use_and_loads_equal(tmp_path, mechanism, strategy):
     chosen = {"mechanism": mechanism, "strategy": strategy}
-    own = [name for name in SETTINGS if name not in ("epochs", "batch_size", "model", "name", "noise_multiplier")]
+    own = [
+        name
+        for name in SETTINGS
+        if name not in ("epochs", "batch_size", "model", "name", "noise_multiplier")
+    ]
     free = [name for name in own if name not in chosen and in_use(name, load(None, chosen).value)]
-    rich = {name: value for each in free for name, value in given(each).items() if SETTINGS[name].kind is float}
+    rich = {
+        name: value
+        for each in free
+        for name, value in given(each).items()
+        if SETTINGS[name].kind is float
+    }
     rich = {name: value for name, value in rich.items() if name != "sample_rate"} | chosen
     for config in (load(None, chosen), load(None, rich, lenient=SETTINGS)):
         save(config, tmp_path / "config.toml")
         assert load(tmp_path / "config.toml", {}) == config
         written = tomllib.loads((tmp_path / "config.toml").read_text())
         assert {table: list(entries) for table, entries in written.items()} == used_by_table(config)
-        assert ("dpsur" in written, "fedfed" in written) == (mechanism == "dpsur", strategy == "fedfed")
+        assert ("dpsur" in written, "fedfed" in written) == (
+            mechanism == "dpsur",
+            strategy == "fedfed",
+        )
 
 
 def test_a_preset_of_a_paper_gives_way_to_the_mechanism_that_is_chosen():
@@ -201,7 +232,8 @@ def test_a_preset_of_a_paper_gives_way_to_the_mechanism_that_is_chosen():
 
 
 def test_a_data_set_s_defaults_are_no_fault_of_the_user(tmp_path):
-    """With one client the clip norm has a default of its own, which a run without privacy has no use for."""
+    """With one client the clip norm has a default of its own, which a run without privacy has no
+    use for."""
     assert load(None, {"mechanism": "none"}, central=True).privacy.clip_norm == 1.0
     path = _file(tmp_path, {"mechanism": "none", "clip_norm": 0.1, "epsilon": 8.0})
     assert load(path, {}) == load(None, {"mechanism": "none"})
@@ -211,7 +243,9 @@ def test_a_row_drops_what_it_shares_and_refuses_what_is_its_own():
     shared = Cell("A", "1", {"mechanism": "dpsgd", "dpsur_beta": 3.0})
     assert shared.config({"budget": "published"}, central=False).dpsur.dpsur_beta == -1.0
     own = Cell("A", "1", shared.settings, own=frozenset({"dpsur_beta"}))
-    with pytest.raises(ValueError, match=r"A, 1: dpsur_beta is 3\.0, which mechanism = dpsgd does not use"):
+    with pytest.raises(
+        ValueError, match=r"A, 1: dpsur_beta is 3\.0, which mechanism = dpsgd does not use"
+    ):
         own.config({}, central=False)
     assert own.config({"dpsur_beta": 2.0}, central=False).dpsur.dpsur_beta == -1.0
 
@@ -221,11 +255,16 @@ def earlier(tmp_path) -> Path:
     """The run directory of an earlier version: all settings, by their names then."""
     folder, then = tmp_path / "run", {now: name for name, now in FORMER.items()}
     folder.mkdir()
-    _file(folder, {name: DEFAULT.value(name) for name in SETTINGS} | {"dpsur_beta": 3.0, "engine": "inline"})
+    _file(
+        folder,
+        {name: DEFAULT.value(name) for name in SETTINGS} | {"dpsur_beta": 3.0, "engine": "inline"},
+    )
     text = (folder / "given.toml").read_text()
     for now, name in then.items():
         text = text.replace(f"{now} =", f"{name} =")
-    (folder / "config.toml").write_text(text.replace("cpus_per_worker = 1.0", "cpus_per_worker = 2.0"))
+    (folder / "config.toml").write_text(
+        text.replace("cpus_per_worker = 1.0", "cpus_per_worker = 2.0")
+    )
     return folder
 
 
@@ -238,7 +277,9 @@ def test_a_run_of_an_earlier_version_is_resumed(earlier):
 
 
 def test_a_resumed_run_is_given_nothing_that_it_does_not_use(earlier):
-    with pytest.raises(ValueError, match=r"dpis_clip is 0\.5, which mechanism = dpsgd does not use"):
+    with pytest.raises(
+        ValueError, match=r"dpis_clip is 0\.5, which mechanism = dpsgd does not use"
+    ):
         parse(["--resume", str(earlier), "--dpis-clip", "0.5"], "run", "")
 
 
@@ -266,9 +307,12 @@ def test_a_refusal_names_every_way():
     said = refusal("dpis_norm_rate", load(None, {"mechanism": "dpis", "dpis_sampling": "uniform"}))
     assert "--dpis-sampling importance, or --dpis-clip does" in said
     said = refusal("public_labels", DEFAULT)
-    assert said.startswith("public_labels is off, which strategy = fedavg does not use, but --strategy fedfed with --")
+    assert said.startswith(
+        "public_labels is off, which strategy = fedavg does not use, but --strategy fedfed with --"
+    )
 
 
 def test_results_of_earlier_versions_count():
-    """Their digests are over the settings' names of that time, here those of the default configuration."""
+    """Their digests are over the settings' names of that time, here those of the default
+    configuration."""
     assert digest(DEFAULT) == "d967f8ed1d66abd2"

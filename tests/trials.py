@@ -1,6 +1,7 @@
 """A crowd of clients for one trial each, and the test of how often they accept."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,11 @@ CROWD, TRIALS = 400, 5
 FALSE_ALARM = 1e-6
 
 
-def crowd(plan: Plan, rate: float = 0.1, clients: int = CROWD, nth: int = 1, seed: int = 3) -> Cohort:
-    """Clients with 3 to 20 records each; at a positive learning rate their loss falls, at a negative one it rises."""
+def crowd(
+    plan: Plan, rate: float = 0.1, clients: int = CROWD, nth: int = 1, seed: int = 3
+) -> Cohort:
+    """Clients with 3 to 20 records each; at a positive learning rate their loss falls, at a
+    negative one it rises."""
     rng = np.random.default_rng(0)
     records = [rng.choice(60, rng.integers(3, 21), replace=False) for _ in range(clients)]
     return Cohort(
@@ -36,13 +40,15 @@ def crowd(plan: Plan, rate: float = 0.1, clients: int = CROWD, nth: int = 1, see
 
 
 def accepted(mechanism: Mechanism, world: Cohort, trials: int = TRIALS) -> np.ndarray:
-    """Bool ``[trials, clients]``: who accepts in trials that all start from the model's first parameters."""
+    """Bool ``[trials, clients]``: who accepts in trials that all start from the model's first
+    parameters."""
     first = mechanism.start(world, start(model()))
     return np.stack([(mechanism.step(world, first).taken > 0).numpy() for _ in range(trials)])
 
 
 def alarms(accepted: np.ndarray, probability: float) -> set[str]:
-    """What differs from independent coins of this probability; each test has a third of the false-alarm rate."""
+    """What differs from independent coins of this probability; each test has a third of the
+    false-alarm rate."""
     trials, clients = accepted.shape
     total, each = accepted.sum(), accepted.sum(axis=0)
     if probability in (0.0, 1.0):
@@ -50,11 +56,15 @@ def alarms(accepted: np.ndarray, probability: float) -> set[str]:
     frequency = stats.binomtest(int(total), accepted.size, probability).pvalue
     # the sum over clients of the squared deviation is nearly Gaussian: hundreds of bounded terms
     spread = (each - trials * probability) ** 2 / (trials * probability * (1 - probability))
-    law = (np.arange(trials + 1) - trials * probability) ** 2 / (trials * probability * (1 - probability))
+    law = (np.arange(trials + 1) - trials * probability) ** 2 / (
+        trials * probability * (1 - probability)
+    )
     second = stats.binom.pmf(np.arange(trials + 1), trials, probability) @ law**2
     across = 2 * stats.norm.sf(abs(spread.sum() - clients) / (clients * (second - 1)) ** 0.5)
     # all clients of a trial together
-    counts = (accepted.sum(axis=1) - clients * probability) ** 2 / (clients * probability * (1 - probability))
+    counts = (accepted.sum(axis=1) - clients * probability) ** 2 / (
+        clients * probability * (1 - probability)
+    )
     within = stats.chi2.sf(counts.sum(), trials)
     p_values = {"frequency": frequency, "a client's trials": across, "a trial's clients": within}
     return {name for name, p in p_values.items() if p < FALSE_ALARM / 3}
@@ -62,7 +72,12 @@ def alarms(accepted: np.ndarray, probability: float) -> set[str]:
 
 def everything(state: LocalState) -> list[torch.Tensor]:
     """All tensors of a state."""
-    return [state.params, *state.optimizer, state.taken, *(state.memory[name] for name in sorted(state.memory))]
+    return [
+        state.params,
+        *state.optimizer,
+        state.taken,
+        *(state.memory[name] for name in sorted(state.memory)),
+    ]
 
 
 def same(one: LocalState, other: LocalState) -> bool:
@@ -71,7 +86,8 @@ def same(one: LocalState, other: LocalState) -> bool:
 
 
 class ChangedNoise:
-    """A cohort's streams, but for the noise of some (trial, client): there the proposal is another one."""
+    """A cohort's streams, but for the noise of some (trial, client): there the proposal is another
+    one."""
 
     def __init__(self, streams: Streams, where: np.ndarray):
         self._streams, self._where, self._trial = streams, where, -1
@@ -90,4 +106,5 @@ class ChangedNoise:
 
 def with_changed_noise(world: Cohort, where: np.ndarray) -> Cohort:
     """The cohort, at its beginning, with other noise in the trials ``where [trials, K]``."""
-    return dataclasses.replace(world, streams=ChangedNoise(world.streams, where))  # type: ignore[arg-type]
+    streams: Any = ChangedNoise(world.streams, where)
+    return dataclasses.replace(world, streams=streams)

@@ -1,4 +1,5 @@
-"""Runs in this process that can be interrupted: their records, their job, and the requests that left the server."""
+"""Runs in this process that can be interrupted: their records, their job, and the requests that
+left the server."""
 
 import functools
 from abc import ABC, abstractmethod

@@ -1,32 +1,37 @@
 """Baseline: plain Flower + Ray + Opacus, written as the documentation of the three describes.
 
-Flower's Message API (`ServerApp`, `ClientApp`, `FedAvg`) under `run_simulation`, whose backend is a pool of Ray actors;
-local DPSGD by Opacus (`PrivacyEngine.make_private`, Poisson sampling, flat clipping at 1). One Flower node per client.
+Flower's Message API (`ServerApp`, `ClientApp`, `FedAvg`) under `run_simulation`, whose backend is a
+pool of Ray actors; local DPSGD by Opacus (`PrivacyEngine.make_private`, Poisson sampling, flat
+clipping at 1). One Flower node per client.
 
-The work: scikit-learn's digits (1,437 records for training, 360 for testing, one fixed permutation), Dirichlet label
-skew over the clients, R rounds in which every client takes S local steps, the global model tested after each round.
+The work: scikit-learn's digits (1,437 records for training, 360 for testing, one fixed
+permutation), Dirichlet label skew over the clients, R rounds in which every client takes S local
+steps, the global model tested after each round.
 
     python benchmarks/peers/flower_ray_opacus.py --clients 100 --rounds 10 --steps 3 --model mlp
 
-The last line of the output is a JSON object:
-  seconds             from the first line of this file to the end of the simulation, Ray's start and stop included
-  seconds_per_round   median over the rounds after the first (training, aggregation, test); null with one round
-  seconds_first_round the first round, in which the actors start and import their libraries
-  round_seconds       every round
+The last line of the output is a JSON object: seconds             from the first line of this file
+  to the end of the simulation, Ray's start and stop included seconds_per_round   median over the
+  rounds after the first (training, aggregation, test); null with one round seconds_first_round the
+  first round, in which the actors start and import their libraries round_seconds       every round
   accuracy            of the last global model on the test records; accuracies: one per round
   parameters, arguments, versions
 
-What is charged for privacy: a new `PrivacyEngine` is made for each training message, as in Flower's own Opacus example
-(an actor serves many clients and nothing of Opacus survives a message). Its accountant has seen the S steps of that
-message alone, so the epsilon it would report is *one round's*; a client that takes part in R rounds has spent the
-epsilon of R * S steps, which nobody counts here. With the defaults (noise multiplier 1, sample rate 0.5, S = 3) and
-delta 1e-5, Opacus' accountant gives 5.9 after one message where the ten rounds cost 19.0 (PRV, its default; with RDP
+What is charged for privacy: a new `PrivacyEngine` is made for each training message, as in Flower's
+own Opacus example (an actor serves many clients and nothing of Opacus survives a message). Its
+accountant has seen the S steps of that message alone, so the epsilon it would report is *one
+round's*; a client that takes part in R rounds has spent the epsilon of R * S steps, which nobody
+counts here. With the defaults (noise multiplier 1, sample rate 0.5, S = 3) and delta 1e-5, Opacus'
+accountant gives 5.9 after one message where the ten rounds cost 19.0 (PRV, its default; with RDP
 6.5 and 20.7). Asking for epsilon is not part of the work that is timed.
 
 What is in the baseline's favour, so that the figure is not one of careless use:
-- one thread per worker, as many workers as `--workers`, one CPU per client, no dashboard, no telemetry, no logs;
-- no evaluation on the clients, and no wait of a second for nodes to register (`FedAvg` alone would sleep);
-- each actor reads the data once and keeps it; the apps are pickled by reference, not by value (see the last lines);
+- one thread per worker, as many workers as `--workers`, one CPU per client, no dashboard, no
+  telemetry, no logs;
+- no evaluation on the clients, and no wait of a second for nodes to register (`FedAvg` alone would
+  sleep);
+- each actor reads the data once and keeps it; the apps are pickled by reference, not by value (see
+  the last lines);
 - Opacus is imported by the actors alone, in parallel.
 """
 
@@ -68,7 +73,8 @@ TRAINING_RECORDS = 1437
 SMALLEST_CLIENT = 2
 CLIP_NORM = 1.0
 
-# ---------------------------------------------------------------------------------------------------- data and models
+# --------------------------------------------------------------------------------------------------
+# data and models
 
 
 @lru_cache(maxsize=1)
@@ -81,7 +87,8 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 @lru_cache(maxsize=1)
 def partition(clients: int, concentration: float, seed: int) -> list[np.ndarray]:
-    """Record numbers of each client: every class is dealt in Dirichlet proportions, redrawn until no client is tiny."""
+    """Record numbers of each client: every class is dealt in Dirichlet proportions, redrawn until
+    no client is tiny."""
     labels = digits()[1][:TRAINING_RECORDS].numpy()
     generator = np.random.default_rng(seed)
     for _ in range(1000):
@@ -94,8 +101,8 @@ def partition(clients: int, concentration: float, seed: int) -> list[np.ndarray]
         if np.bincount(owner, minlength=clients).min() >= SMALLEST_CLIENT:
             return [np.flatnonzero(owner == client) for client in range(clients)]
     raise ValueError(
-        f"no Dirichlet({concentration}) partition over {clients} clients with at least {SMALLEST_CLIENT} records each "
-        "in 1000 draws: use fewer clients or a larger --dirichlet"
+        f"no Dirichlet({concentration}) partition over {clients} clients with at least "
+        f"{SMALLEST_CLIENT} records each in 1000 draws: use fewer clients or a larger --dirichlet"
     )
 
 
@@ -120,19 +127,24 @@ def build_model(name: str) -> nn.Module:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- ClientApp
+# --------------------------------------------------------------------------------------------------
+# ClientApp
 
 client_app = ClientApp()
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One client's S steps of DPSGD, from the global model in the message to the local model in the reply."""
+    """One client's S steps of DPSGD, from the global model in the message to the local model in the
+    reply."""
     from opacus import PrivacyEngine
 
     prepare_actor()
     config = message.content["config"]
-    client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    client, clients = (
+        int(context.node_config["partition-id"]),
+        int(context.node_config["num-partitions"]),
+    )
     # `torch.manual_seed` would also queue the seed for a GPU, with a stack trace, for each message.
     torch.default_generator.manual_seed(hash((config["seed"], config["server-round"], client)))
 
@@ -149,8 +161,8 @@ def train(message: Message, context: Context) -> Message:
         noise_multiplier=config["noise-multiplier"],
         max_grad_norm=CLIP_NORM,
     )
-    # Opacus rounds the expected batch size down to an integer: 0, a division by zero, for a client with fewer records
-    # than 1 / rate. Gradients are divided by the expectation itself.
+    # Opacus rounds the expected batch size down to an integer: 0, a division by zero, for a client
+    # with fewer records than 1 / rate. Gradients are divided by the expectation itself.
     optimizer.expected_batch_size = config["sample-rate"] * len(dataset)
 
     criterion = nn.CrossEntropyLoss()
@@ -168,23 +180,28 @@ def train(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=1)
 def prepare_actor() -> None:
-    """Once per actor: one thread, and no warnings (empty Poisson batches, no secure mode) into its log file."""
+    """Once per actor: one thread, and no warnings (empty Poisson batches, no secure mode) into its
+    log file."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("opacus").setLevel(logging.ERROR)
 
 
 def loader_of_rate(dataset: TensorDataset, rate: float) -> DataLoader:
-    """A loader from which Opacus derives exactly this sampling rate: it takes 1 / (number of batches).
+    """A loader from which Opacus derives exactly this sampling rate: it takes 1 / (number of
+    batches).
 
-    With a `batch_size` the rate would be 1 / ceil(records / batch_size), 0.5 for a client of two records whatever the
-    rate asked for.
+    With a `batch_size` the rate would be 1 / ceil(records / batch_size), 0.5 for a client of two
+    records whatever the rate asked for.
     """
-    batches = [[index] for index in range(round(1 / rate))]  # only their number matters, Opacus replaces the sampler
+    batches = [
+        [index] for index in range(round(1 / rate))
+    ]  # only their number matters, Opacus replaces the sampler
     return DataLoader(dataset, batch_sampler=batches)
 
 
-# ----------------------------------------------------------------------------------------------------------- ServerApp
+# --------------------------------------------------------------------------------------------------
+# ServerApp
 
 
 def count_replies(replies: list[RecordDict], weighted_by_key: str) -> MetricRecord:
@@ -227,30 +244,44 @@ def build_server(arguments: argparse.Namespace, rounds: Rounds) -> ServerApp:
             grid=grid,
             initial_arrays=ArrayRecord(rounds.model.state_dict()),
             num_rounds=arguments.rounds,
-            train_config=ConfigRecord({name.replace("_", "-"): getattr(arguments, name) for name in names}),
+            train_config=ConfigRecord(
+                {name.replace("_", "-"): getattr(arguments, name) for name in names}
+            ),
             evaluate_fn=rounds.evaluate,
         )
         for server_round in range(1, arguments.rounds + 1):
             replies = result.train_metrics_clientapp.get(server_round, {}).get("replies", 0)
             if replies != arguments.clients:
-                raise RuntimeError(f"round {server_round}: {replies} of {arguments.clients} clients answered")
+                raise RuntimeError(
+                    f"round {server_round}: {replies} of {arguments.clients} clients answered"
+                )
 
     return server_app
 
 
-# -------------------------------------------------------------------------------------------------------- command line
+# --------------------------------------------------------------------------------------------------
+# command line
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Plain Flower + Ray + Opacus on scikit-learn's digits")
+    parser = argparse.ArgumentParser(
+        description="Plain Flower + Ray + Opacus on scikit-learn's digits"
+    )
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--dirichlet", type=float, default=0.5, help="concentration of the label skew")
+    parser.add_argument(
+        "--dirichlet", type=float, default=0.5, help="concentration of the label skew"
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3, help="local steps per round")
     parser.add_argument("--model", choices=("linear", "mlp", "cnn"), default="mlp")
     parser.add_argument("--workers", type=int, default=2, help="Ray actors, one CPU each")
     parser.add_argument("--noise-multiplier", type=float, default=1.0)
-    parser.add_argument("--sample-rate", type=float, default=0.5, help="Poisson sampling; 1 / rate must be an integer")
+    parser.add_argument(
+        "--sample-rate",
+        type=float,
+        default=0.5,
+        help="Poisson sampling; 1 / rate must be an integer",
+    )
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -259,7 +290,10 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{name} {getattr(arguments, name)}: must be at least 1")
     rate = arguments.sample_rate
     if not 0 < rate <= 1 or abs(1 / rate - round(1 / rate)) > 1e-6:
-        parser.error(f"--sample-rate {rate}: Opacus samples at 1 / (number of batches), so 1 / rate must be an integer")
+        parser.error(
+            f"--sample-rate {rate}: Opacus samples at 1 / (number of batches), so 1 / rate must be "
+            "an integer"
+        )
     return arguments
 
 
@@ -285,21 +319,27 @@ def main(start: float) -> None:
     packages = ("flwr", "ray", "opacus", "torch", "numpy", "scikit-learn")
     report = {
         "seconds": time.perf_counter() - start,
-        "seconds_per_round": statistics.median(rounds.seconds[1:]) if arguments.rounds > 1 else None,
+        "seconds_per_round": statistics.median(rounds.seconds[1:])
+        if arguments.rounds > 1
+        else None,
         "seconds_first_round": rounds.seconds[0],
         "round_seconds": rounds.seconds,
         "accuracy": rounds.accuracies[-1],
         "accuracies": rounds.accuracies[1:],
         "parameters": sum(parameter.numel() for parameter in rounds.model.parameters()),
         "arguments": vars(arguments),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
     }
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    # Ray pickles the apps of the main script by value, with every message, and an actor would then read the data for
-    # each message anew. Taken from an importable module they travel by name, as the apps of `flwr run` do.
+    # Ray pickles the apps of the main script by value, with every message, and an actor would then
+    # read the data for each message anew. Taken from an importable module they travel by name, as
+    # the apps of `flwr run` do.
     import flower_ray_opacus
 
     flower_ray_opacus.main(START)

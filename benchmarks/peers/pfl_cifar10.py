@@ -1,11 +1,13 @@
-"""pfl-research's yardstick in pfl itself: CIFAR-10, 1,000 users of 50 images, 50 users a round, without privacy.
+"""pfl-research's yardstick in pfl itself: CIFAR-10, 1,000 users of 50 images, 50 users a round,
+without privacy.
 
     PFL-PYTHON benchmarks/peers/pfl_cifar10.py --records RECORDS.npz --rounds 30
 
-Written as its own benchmark is (`benchmarks/image_classification/pytorch` of apple/pfl-research): `SimulatedBackend`,
-`FederatedAveraging`, `PyTorchModel` with SGD, local batches of 10 at rate 0.1 for one epoch, users weighed alike,
-central evaluation every 10 rounds; one process with one thread. The last line of the output is a JSON object: seconds
-of the process up to the end of training, `round_seconds` and `round_cpu_seconds` of each round, accuracy.
+Written as its own benchmark is (`benchmarks/image_classification/pytorch` of apple/pfl-research):
+`SimulatedBackend`, `FederatedAveraging`, `PyTorchModel` with SGD, local batches of 10 at rate 0.1
+for one epoch, users weighed alike, central evaluation every 10 rounds; one process with one thread.
+The last line of the output is a JSON object: seconds of the process up to the end of training,
+`round_seconds` and `round_cpu_seconds` of each round, accuracy.
 """
 
 # ruff: noqa: E402
@@ -56,12 +58,16 @@ def network() -> nn.Module:
     """The net, with the loss and the metrics that pfl asks for."""
     module = TwoLayerCNN()
 
-    def loss(self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False) -> torch.Tensor:
+    def loss(
+        self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False
+    ) -> torch.Tensor:
         self.eval() if is_eval else self.train()
         return nn.functional.cross_entropy(self(x), y)
 
     @torch.no_grad()
-    def metrics(self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = True) -> dict[str, Weighted]:
+    def metrics(
+        self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = True
+    ) -> dict[str, Weighted]:
         self.eval()
         return {"accuracy": Weighted(int((self(x).argmax(1) == y).sum()), len(y))}
 
@@ -70,8 +76,15 @@ def network() -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=Path, required=True, help=".npz with x, y, x_test, y_test; pixels in uint8")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--records",
+        type=Path,
+        required=True,
+        help=".npz with x, y, x_test, y_test; pixels in uint8",
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -79,7 +92,9 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     np.random.seed(arguments.seed)  # noqa: NPY002
     with np.load(arguments.records) as arrays:
-        x, y, x_test, y_test = (torch.from_numpy(arrays[name]) for name in ("x", "y", "x_test", "y_test"))
+        x, y, x_test, y_test = (
+            torch.from_numpy(arrays[name]) for name in ("x", "y", "x_test", "y_test")
+        )
     x, x_test = x.float() / 255, x_test.float() / 255
     parts = torch.randperm(len(y))[: USERS * IMAGES].view(USERS, IMAGES)
     users = [Dataset(raw_data=[x[part], y[part]]) for part in parts]
@@ -98,12 +113,18 @@ def main() -> None:
             train_cohort_size=COHORT,
             val_cohort_size=0,
         ),
-        backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
+        backend=SimulatedBackend(
+            training_data=data, val_data=data, postprocessors=[WeightByUser()]
+        ),
         model=model,
-        model_train_params=NNTrainHyperParams(local_learning_rate=RATE, local_num_epochs=1, local_batch_size=BATCH),
+        model_train_params=NNTrainHyperParams(
+            local_learning_rate=RATE, local_num_epochs=1, local_batch_size=BATCH
+        ),
         model_eval_params=evaluation,
         callbacks=[
-            CentralEvaluationCallback(Dataset(raw_data=[x_test, y_test]), model_eval_params=evaluation, frequency=10),
+            CentralEvaluationCallback(
+                Dataset(raw_data=[x_test, y_test]), model_eval_params=evaluation, frequency=10
+            ),
             clock,
         ],
     )
@@ -113,7 +134,16 @@ def main() -> None:
         for a, b in zip(x_test.split(1000), y_test.split(1000), strict=True)
     ) / len(y_test)
     wall, cpu = (np.diff([end[kind] for end in clock.ends]).tolist() for kind in (0, 1))
-    print(json.dumps({"seconds": seconds, "round_seconds": wall, "round_cpu_seconds": cpu, "accuracy": accuracy}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "round_seconds": wall,
+                "round_cpu_seconds": cpu,
+                "accuracy": accuracy,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

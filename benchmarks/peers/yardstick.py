@@ -1,5 +1,6 @@
-"""The net of pfl-research's CIFAR-10 benchmark without its dropout: two convolutions, one hidden layer; 1,626,442
-parameters. Dropout is left out on both sides, for it would draw from a generator that nobody names.
+"""The net of pfl-research's CIFAR-10 benchmark without its dropout: two convolutions, one hidden
+layer; 1,626,442 parameters. Dropout is left out on both sides, for it would draw from a generator
+that nobody names.
 
 For our side: `--model benchmarks.peers.yardstick:TwoLayerCNN`.
 """

@@ -1,8 +1,9 @@
 """The private acceptance test of a selective mechanism, and the cost of its bit.
 
-DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low enough. The difference
-is clipped, so whatever the data are, the probability of acceptance lies in [lowest, highest]; the test batch is a
-Poisson batch of its own, so one record is in it with probability `rate`.
+DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low
+enough. The difference is clipped, so whatever the data are, the probability of acceptance lies in
+[lowest, highest]; the test batch is a Poisson batch of its own, so one record is in it with
+probability `rate`.
 """
 
 from dataclasses import dataclass
@@ -32,30 +33,52 @@ class Acceptance:
 
     @classmethod
     def of_noisy_loss(cls, rate: float, noise: float, beta: float) -> "Acceptance":
-        """DPSUR's test: ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of C_v."""
-        return cls(float(ndtr((beta - 1.0) / (2.0 * noise))), float(ndtr((beta + 1.0) / (2.0 * noise))), rate)
+        """DPSUR's test: ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
+        C_v."""
+        return cls(
+            float(ndtr((beta - 1.0) / (2.0 * noise))),
+            float(ndtr((beta + 1.0) / (2.0 * noise))),
+            rate,
+        )
 
     def bit_cost(self, orders: ArrayLike) -> Floats:
-        """Renyi divergence of the accept/reject bit alone, B(a), in nats, float64 ``[len(orders)]``.
+        """Renyi divergence of the accept/reject bit alone, B(a), in nats, float64
+        ``[len(orders)]``.
 
-        The largest Bernoulli divergence between ``p`` and ``(1 - q_v) p + q_v pz`` in both orders, with (p, pz) the two
-        corners of [lowest, highest]: these divergences are jointly convex, so no other pair is worse.
+        The largest Bernoulli divergence between ``p`` and ``(1 - q_v) p + q_v pz`` in both orders,
+        with (p, pz) the two corners of [lowest, highest]: these divergences are jointly convex, so
+        no other pair is worse.
         """
         low, high, rate = self.lowest, self.highest, self.rate
         gap = rate * (high - low)
-        pairs = [(low, (1.0 - rate) * low + rate * high, -gap), (high, (1.0 - rate) * high + rate * low, gap)]
-        x, y, over = np.array([pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]).T
-        return np.array([_bernoulli(x, y, over, order).max() for order in np.asarray(orders, np.float64)])
+        pairs = [
+            (low, (1.0 - rate) * low + rate * high, -gap),
+            (high, (1.0 - rate) * high + rate * low, gap),
+        ]
+        x, y, over = np.array(
+            [pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]
+        ).T
+        return np.array(
+            [_bernoulli(x, y, over, order).max() for order in np.asarray(orders, np.float64)]
+        )
 
 
 def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
-    """Renyi divergence of each Bernoulli(x) from Bernoulli(y), where over = x - y exactly; all are ``[n]``.
+    """Renyi divergence of each Bernoulli(x) from Bernoulli(y), where over = x - y exactly; all are
+    ``[n]``.
 
-    It goes through ``t^a - a t + a - 1`` of the likelihood ratios t, so that small divergences keep their digits.
+    It goes through ``t^a - a t + a - 1`` of the likelihood ratios t, so that small divergences keep
+    their digits.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        here, there, change = np.stack([x, 1.0 - x]), np.stack([y, 1.0 - y]), np.stack([over, -over])
-        ratios = np.where(np.abs(change) < 0.5 * there, np.log1p(change / there), np.log(here / there))
+        here, there, change = (
+            np.stack([x, 1.0 - x]),
+            np.stack([y, 1.0 - y]),
+            np.stack([over, -over]),
+        )
+        ratios = np.where(
+            np.abs(change) < 0.5 * there, np.log1p(change / there), np.log(here / there)
+        )
         logs = np.log(there) + log_power_gap(ratios, order)
         values = np.logaddexp(0.0, np.logaddexp(*logs)) / (order - 1.0)
     return np.where(over == 0.0, 0.0, np.where(np.isnan(values), np.inf, values))

@@ -1,8 +1,9 @@
 """From charges to epsilon: the only place where counts are multiplied.
 
-Charges map an event to the number of its applications. Renyi divergences add under adaptive composition (Mironov 2017,
-Proposition 1); the conversion to (epsilon, delta) is Balle et al. 2020 and Canonne, Kamath, Steinke 2020. Unit and
-adjacency: one training record, replaced by a null record that adds to no sum and to no count.
+Charges map an event to the number of its applications. Renyi divergences add under adaptive
+composition (Mironov 2017, Proposition 1); the conversion to (epsilon, delta) is Balle et al. 2020
+and Canonne, Kamath, Steinke 2020. Unit and adjacency: one training record, replaced by a null
+record that adds to no sum and to no count.
 """
 
 import functools
@@ -27,11 +28,14 @@ ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 PLD_LIMIT = 50.0
 """Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory."""
-PLD_INTERVAL = 3e-4  # of the discretized losses; rounded up, an epsilon gains less than 1e-3 by 10,000 steps
+PLD_INTERVAL = (
+    3e-4  # of the discretized losses; rounded up, an epsilon gains less than 1e-3 by 10,000 steps
+)
 
 
 class Guarantee(NamedTuple):
-    """An epsilon and the Renyi order that gave it; `order` is None for no charges and for an infinite epsilon."""
+    """An epsilon and the Renyi order that gave it; `order` is None for no charges and for an
+    infinite epsilon."""
 
     epsilon: float
     order: float | None
@@ -62,17 +66,22 @@ def rdp(charges: Charges, orders: Sequence[float], column: str) -> NDArray[np.fl
 
 def _check_count(event: Event, count: int) -> None:
     if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
-        raise ValueError(f"count = {count!r} of {event} must be an integer, at least 0; charge whole applications")
+        raise ValueError(
+            f"count = {count!r} of {event} must be an integer, at least 0; charge whole "
+            "applications"
+        )
 
 
 def conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
-    """What makes a divergence an epsilon, at each order: ``log((a-1)/a) - (log(delta) + log(a)) / (a-1)``."""
+    """What makes a divergence an epsilon, at each order: ``log((a-1)/a) - (log(delta) + log(a)) /
+    (a-1)``."""
     grid = np.asarray(orders, dtype=np.float64)
     return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))
 
 
 def classic_conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
-    """What `conversion` is in Mironov 2017, Proposition 3, and larger than that: ``log(1 / delta) / (a-1)``."""
+    """What `conversion` is in Mironov 2017, Proposition 3, and larger than that: ``log(1 / delta) /
+    (a-1)``."""
     return np.asarray(-math.log(delta) / (np.asarray(orders, dtype=np.float64) - 1.0))
 
 
@@ -81,7 +90,8 @@ def convert(
 ) -> Guarantee:
     """Epsilon ``min over a of rdp + log((a-1)/a) - (log(delta) + log(a)) / (a-1)``, floored at 0.
 
-    Infinite, with order None, when no order gives a finite value. ``classic`` takes `classic_conversion`.
+    Infinite, with order None, when no order gives a finite value. ``classic`` takes
+    `classic_conversion`.
     """
     values = divergences + (classic_conversion if classic else conversion)(orders, delta)
     best = int(np.argmin(values))
@@ -91,12 +101,14 @@ def convert(
 
 
 def cap_delta(charges: Charges) -> float:
-    """The part of delta that all charges use up by leaving what their curves describe (`curves.failure`)."""
+    """The part of delta that all charges use up by leaving what their curves describe
+    (`curves.failure`)."""
     return math.fsum(count * curves.failure(event) for event, count in charges.items())
 
 
 def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
-    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on trials use up delta.
+    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on
+    trials use up delta.
 
     A `ClassicClaim` among the charges makes the published figure one by `classic_conversion`.
     """
@@ -106,8 +118,14 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
     if lost >= delta:
         return Guarantee(math.inf, None)
     seen, divergences = _looked_at(charges, tuple(map(float, orders)), column, delta - lost)
-    classic = column == "published" and any(n and isinstance(event, ClassicClaim) for event, n in charges.items())
-    found = convert(divergences, seen, delta - lost, classic) if divergences.any() else Guarantee(0.0, None)
+    classic = column == "published" and any(
+        n and isinstance(event, ClassicClaim) for event, n in charges.items()
+    )
+    found = (
+        convert(divergences, seen, delta - lost, classic)
+        if divergences.any()
+        else Guarantee(0.0, None)
+    )
     if not lost:
         return found
     return Guarantee(trial_cap.guarantee(found.epsilon, delta - lost, lost)[0], found.order)
@@ -117,13 +135,23 @@ def _looked_at(
     charges: Charges, orders: tuple[float, ...], column: str, delta: float
 ) -> tuple[Sequence[float], NDArray[np.float64]]:
     """The orders among which the best one is, and the divergence of all charges at each of them."""
-    slow = {event: count for event, count in sorted(charges.items(), key=repr) if curves.slow(event, column)}
-    others = rdp({event: count for event, count in charges.items() if event not in slow}, orders, column)
+    slow = {
+        event: count
+        for event, count in sorted(charges.items(), key=repr)
+        if curves.slow(event, column)
+    }
+    others = rdp(
+        {event: count for event, count in charges.items() if event not in slow}, orders, column
+    )
     if not any(slow.values()):
         return orders, others
 
     def price(place: int) -> float:
-        return math.fsum(count * curves.at(event, orders[place], column) for event, count in slow.items() if count)
+        return math.fsum(
+            count * curves.at(event, orders[place], column)
+            for event, count in slow.items()
+            if count
+        )
 
     found = order_search.least(np.array(orders), others + conversion(orders, delta), price)
     places = sorted(found)
@@ -149,8 +177,8 @@ def epsilon(
     Raises:
         ValueError: delta outside (0, 1), an unknown column, a bad count or order.
 
-    Warns:
-        UserWarning: the minimum is at an end of the grid, so a wider grid would give less. Not for the published column
+    Warns: UserWarning: the minimum is at an end of the grid, so a wider grid would give less. Not
+        for the published column
             on its own grid: that is the papers'.
     """
     check_delta(delta)
@@ -160,33 +188,44 @@ def epsilon(
     if chosen and result.order in (grid[0], grid[-1]) and len(grid) > 1 and result.epsilon > 0.0:
         at = f"epsilon = {result.epsilon:.4g} ({column}) is reached at order {result.order:g}"
         message = f"{at}, an end of the grid"
-        warnings.warn(f"{message}; a wider grid of orders would give a smaller epsilon", stacklevel=2)
+        warnings.warn(
+            f"{message}; a wider grid of orders would give a smaller epsilon", stacklevel=2
+        )
     return result
 
 
 @functools.lru_cache(maxsize=100_000)
-def _epsilon(items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...]) -> Guarantee:
+def _epsilon(
+    items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...]
+) -> Guarantee:
     return guarantee(dict(items), delta, column, orders)
 
 
 def prepare(histories: Iterable[Charges], column: str) -> None:
     """Make :func:`epsilon` of many different charges quick: their curves are computed together."""
-    curves.prepare((event for charges in histories for event in charges), default_orders(column), column)
+    curves.prepare(
+        (event for charges in histories for event in charges), default_orders(column), column
+    )
 
 
 def check_delta(delta: float) -> None:
     """Refuse a delta outside (0, 1)."""
     if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta = {delta} must be in (0, 1); take it below one over the number of records")
+        raise ValueError(
+            f"delta = {delta} must be in (0, 1); take it below one over the number of records"
+        )
 
 
 def pld_epsilon(charges: Charges, delta: float) -> float | None:
-    """Tighter epsilon from privacy-loss distributions (dp-accounting), for (sampled) Gaussians fixed in advance.
+    """Tighter epsilon from privacy-loss distributions (dp-accounting), for (sampled) Gaussians
+    fixed in advance.
 
-    An upper bound as well (pessimistic rounding); shown beside the Renyi figure, which stays the guarantee.
+    An upper bound as well (pessimistic rounding); shown beside the Renyi figure, which stays the
+    guarantee.
 
     Returns:
-        Epsilon; None when an event is not a `SampledGaussian` or the Renyi epsilon is above `PLD_LIMIT`.
+        Epsilon; None when an event is not a `SampledGaussian` or the Renyi epsilon is above
+        `PLD_LIMIT`.
 
     Raises:
         ValueError: delta outside (0, 1), or a bad count.

@@ -11,10 +11,11 @@ from mechanisms.accounting.event import Event, above_one, nested, positive, whol
 
 @dataclass(frozen=True)
 class Allotment(Event):
-    """One equal share of an adaptive run's budget at one Renyi order: certified `rdp` there, infinite elsewhere.
+    """One equal share of an adaptive run's budget at one Renyi order: certified `rdp` there,
+    infinite elsewhere.
 
-    It is a payment for releases that stand beside it as `Covered` events. Published 0: a `PaperClaim` says what the
-    paper charges.
+    It is a payment for releases that stand beside it as `Covered` events. Published 0: a
+    `PaperClaim` says what the paper charges.
 
     Attributes:
         order: the run's one Renyi order, named before it starts, above 1.
@@ -30,7 +31,8 @@ class Allotment(Event):
 
 @dataclass(frozen=True)
 class Covered(Event):
-    """A release that allotments have paid for: 0 in both columns, as long as they suffice (`allotment.overdrawn`).
+    """A release that allotments have paid for: 0 in both columns, as long as they suffice
+    (`allotment.overdrawn`).
 
     Attributes:
         event: what was released.

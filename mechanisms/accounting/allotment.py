@@ -1,20 +1,24 @@
-"""Budgets of runs whose parameters depend on their own outputs: one order, equal shares in advance, and a filter.
+"""Budgets of runs whose parameters depend on their own outputs: one order, equal shares in advance,
+and a filter.
 
-The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over all orders, taken
-after looking at what was chosen, is no guarantee: the order would depend on outputs. What is one (Feldman and Zrnic
-2021, "Individual Privacy Accounting via a Renyi Filter"): fix an order a and a budget rho before the start, and choose
-releases, each depending on all outputs before it, so that their divergences at a never add up to more than rho. The
-whole run is then (a, rho)-RDP. Here
+The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over
+all orders, taken after looking at what was chosen, is no guarantee: the order would depend on
+outputs. What is one (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"):
+fix an order a and a budget rho before the start, and choose releases, each depending on all outputs
+before it, so that their divergences at a never add up to more than rho. The whole run is then (a,
+rho)-RDP. Here
 
 - the run's plan names a, and rho as P equal shares for its P planned rounds (`AdaptivePlan`);
-- a round is charged an `Allotment` when it starts. Its curve is infinite at every other order, so an accountant that
-  knows nothing of filters takes this order, or none;
+- a round is charged an `Allotment` when it starts. Its curve is infinite at every other order, so
+  an accountant that knows nothing of filters takes this order, or none;
 - an `Account` says what is left. It refuses a payment that it does not cover;
-- what was released is written down afterwards as `Covered` events, which only allotments make free: `overdrawn` lets
-  anyone check the filter from the ledger's files alone, and the accountant does so.
+- what was released is written down afterwards as `Covered` events, which only allotments make free:
+  `overdrawn` lets anyone check the filter from the ledger's files alone, and the accountant does
+  so.
 
-A plan is frozen before the first output exists, and its charges are functions of the plan and of the number of rounds.
-So parameters that depend on outputs can enter a ledger as `Covered` events only.
+A plan is frozen before the first output exists, and its charges are functions of the plan and of
+the number of rounds. So parameters that depend on outputs can enter a ledger as `Covered` events
+only.
 """
 
 import math
@@ -34,9 +38,11 @@ from mechanisms.accounting.events import PaperClaim
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-9
-"""Relative; plans leave that much room, so that sums of many divergences stay within their budget to the last bit."""
+"""Relative; plans leave that much room, so that sums of many divergences stay within their budget
+to the last bit."""
 TOLERANCE = 1e-4
-"""Relative precision, in noise or in cost, of a release whose noise is solved for during training."""
+"""Relative precision, in noise or in cost, of a release whose noise is solved for during
+training."""
 NUDGE = TOLERANCE / 8.0
 PASSES = 40
 """At most; three or four are needed. The result meets its limit in any case."""
@@ -45,7 +51,8 @@ SEARCHED = 16.0
 
 
 class AdaptivePlan(ABC):
-    """The plan of a mechanism whose releases depend on outputs. Its ``realized`` releases are `Covered` events."""
+    """The plan of a mechanism whose releases depend on outputs. Its ``realized`` releases are
+    `Covered` events."""
 
     @property
     @abstractmethod
@@ -78,11 +85,13 @@ class Account:
         Raises:
             ValueError: they cost more than is left; they must not be made.
         """
-        spent = self.spent + sum(count * cost(event, self.order) for event, count in charges.items())
+        spent = self.spent + sum(
+            count * cost(event, self.order) for event, count in charges.items()
+        )
         if not spent <= self.allotted:
             raise ValueError(
-                f"{dict(charges)} would bring spending at order {self.order:g} to {spent:.8g}, above the allotted "
-                f"{self.allotted:.8g}: more noise is needed"
+                f"{dict(charges)} would bring spending at order {self.order:g} to {spent:.8g}, "
+                f"above the allotted {self.allotted:.8g}: more noise is needed"
             )
         return replace(self, spent=spent)
 
@@ -103,7 +112,8 @@ def payable(charges: Mapping[Event, int]) -> dict[Event, int]:
 
 
 def check_settlement(charges: Mapping[Event, int]) -> None:
-    """Refuse what a round may not add to its charge once it is over: all but covered releases and papers' claims.
+    """Refuse what a round may not add to its charge once it is over: all but covered releases and
+    papers' claims.
 
     Raises:
         ValueError: a release that nothing has paid for.
@@ -111,13 +121,15 @@ def check_settlement(charges: Mapping[Event, int]) -> None:
     for event in charges:
         if not isinstance(event, Covered | PaperClaim):
             raise ValueError(
-                f"{event} was not paid for when its round started: put it into the plan's round_charges, or, where it "
-                "depends on outputs, give the plan an allotment that covers it"
+                f"{event} was not paid for when its round started: put it into the plan's "
+                "round_charges, or, where it depends on outputs, give the plan an allotment that "
+                "covers it"
             )
 
 
 class Movement(NamedTuple):
-    """What one charge moves in an account at an order: its round, and what is allotted and spent [nats]."""
+    """What one charge moves in an account at an order: its round, and what is allotted and spent
+    [nats]."""
 
     round: int
     order: float
@@ -149,7 +161,8 @@ def overdrawn(charges: Mapping[Event, int]) -> bool:
 
 
 def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats) -> Floats:
-    """The smallest multipliers m with which one sampled Gaussian SGM(rate, m) costs at most its limit.
+    """The smallest multipliers m with which one sampled Gaussian SGM(rate, m) costs at most its
+    limit.
 
     Args:
         rates: of sampling, in (0, 1], ``[n]``.
@@ -158,7 +171,8 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
         start: where the search starts, positive, ``[n]``; no result is below ``start / SEARCHED``.
 
     Returns:
-        float64 ``[n]``; each meets its limit. Found by false position, with bisections between, in log m and log cost.
+        float64 ``[n]``; each meets its limit. Found by false position, with bisections between, in
+        log m and log cost.
 
     Raises:
         ValueError: a limit is not positive.
@@ -168,7 +182,11 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
 
     def excess(logs: Floats) -> Floats:
         """By how much the logarithm of the cost is above that of the limit."""
-        return np.log(sampled_gaussian.rdp(rates, np.exp(logs), order)) - np.log(limits) - math.log1p(-ROUNDING)
+        return (
+            np.log(sampled_gaussian.rdp(rates, np.exp(logs), order))
+            - np.log(limits)
+            - math.log1p(-ROUNDING)
+        )
 
     high, least = np.log(start), np.log(start / SEARCHED)
     above = excess(high)
@@ -184,7 +202,9 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
         secant = above / np.where(bracketed, above - below, 1.0)
         part = np.where((below < 2.0) & (number % 3 < 2), secant, 0.5)
         inside = high + part * (low - high) + NUDGE
-        tried = np.minimum(high, np.where(bracketed, inside, np.maximum(least, high + above / 2.0 - NUDGE)))
+        tried = np.minimum(
+            high, np.where(bracketed, inside, np.maximum(least, high + above / 2.0 - NUDGE))
+        )
         found = excess(tried)
         met = open_ & (found <= 0.0)
         missed = open_ & (found > 0.0)

@@ -1,7 +1,8 @@
 """The smallest noise multiplier that meets a budget.
 
-Epsilon over any subset of the orders is an upper bound of epsilon over all of them, so the search may look at few
-orders: what it returns always meets the budget. The full grid is consulted for which orders to look at.
+Epsilon over any subset of the orders is an upper bound of epsilon over all of them, so the search
+may look at few orders: what it returns always meets the budget. The full grid is consulted for
+which orders to look at.
 """
 
 import functools
@@ -37,11 +38,13 @@ def smallest(
         column: "certified", or "published" for a budget by the paper's own claim.
 
     Returns:
-        The upper side of the bracket: ``accountant.epsilon(charges_of(x), delta, column).epsilon <= epsilon`` always
+        The upper side of the bracket: ``accountant.epsilon(charges_of(x), delta, column).epsilon <=
+            epsilon`` always
         holds.
 
     Raises:
-        ValueError: epsilon or the bracket is out of bounds, or even `upper` does not meet the budget.
+        ValueError: epsilon or the bracket is out of bounds, or even `upper` does not meet the
+            budget.
     """
     _check(epsilon, delta, lower, upper, tolerance)
     grid = accountant.default_orders(column)
@@ -75,7 +78,8 @@ def _around(order: float, grid: Sequence[float]) -> Sequence[float]:
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The upper end of a bracket of relative width `tolerance`; `high` meets the budget, `low` is taken not to."""
+    """The upper end of a bracket of relative width `tolerance`; `high` meets the budget, `low` is
+    taken not to."""
     while high > low * (1.0 + tolerance):
         middle = math.sqrt(low * high)
         if meets(middle):
@@ -86,7 +90,8 @@ def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: 
 
 
 def _descend(meets: Callable[[float], bool], lower: float, high: float, tolerance: float) -> float:
-    """Bisection from above: step down in growing strides until the budget is missed, then close the bracket."""
+    """Bisection from above: step down in growing strides until the budget is missed, then close the
+    bracket."""
     stride = 1.0 + 10.0 * tolerance
     low = max(lower, high / stride)
     while low > lower and meets(low):
@@ -98,16 +103,20 @@ def _descend(meets: Callable[[float], bool], lower: float, high: float, toleranc
 def _check(epsilon: float, delta: float, lower: float, upper: float, tolerance: float) -> None:
     accountant.check_delta(delta)
     if not 0.0 < epsilon < math.inf:
-        raise ValueError(f"epsilon = {epsilon} must be above 0 and finite; name a budget to calibrate to")
+        raise ValueError(
+            f"epsilon = {epsilon} must be above 0 and finite; name a budget to calibrate to"
+        )
     if not 0.0 < lower < upper < math.inf:
-        raise ValueError(f"lower = {lower} and upper = {upper} must satisfy 0 < lower < upper; widen the bracket")
+        raise ValueError(
+            f"lower = {lower} and upper = {upper} must satisfy 0 < lower < upper; widen the bracket"
+        )
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance = {tolerance} must be in (0, 1); it is a relative width")
 
 
 def _refuse(epsilon: float, delta: float, upper: float, reached: float) -> None:
     raise ValueError(
-        f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below {reached:.6g}, what "
-        f"noise multiplier {upper:g} still costs; raise epsilon or delta, plan fewer steps, lower the rates, "
-        "or add noise to what else is released"
+        f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below "
+        f"{reached:.6g}, what noise multiplier {upper:g} still costs; raise epsilon or delta, "
+        "plan fewer steps, lower the rates, or add noise to what else is released"
     )

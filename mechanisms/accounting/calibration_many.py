@@ -1,10 +1,11 @@
 """The smallest noise multipliers of many clients at once, whose sampling rates or steps differ.
 
-`accounting.calibration.smallest` for Poisson-sampled Gaussian steps, one row per client. Epsilon at any single Renyi
-order is an upper bound of the smallest over all orders, so each row carries one order, which meets the budget by the
-exact curve at the noise that is returned. Where many rates share their steps, the curve noise(rate) is solved on a fine
-grid of rates and interpolated, and each interpolated value is checked, and raised until it meets the budget.
-`interpolated` does the same, row by row, for runs of any kind.
+`accounting.calibration.smallest` for Poisson-sampled Gaussian steps, one row per client. Epsilon at
+any single Renyi order is an upper bound of the smallest over all orders, so each row carries one
+order, which meets the budget by the exact curve at the noise that is returned. Where many rates
+share their steps, the curve noise(rate) is solved on a fine grid of rates and interpolated, and
+each interpolated value is checked, and raised until it meets the budget. `interpolated` does the
+same, row by row, for runs of any kind.
 """
 
 import math
@@ -51,23 +52,36 @@ def smallest_many(
         tolerance: relative width of the final brackets; interpolation may add as much again.
 
     Returns:
-        float64 ``[n]``; ``accountant.epsilon({SampledGaussian(rate, x): steps}, delta).epsilon <= epsilon`` for each.
+        float64 ``[n]``; ``accountant.epsilon({SampledGaussian(rate, x): steps}, delta).epsilon <=
+        epsilon`` for each.
 
     Raises:
-        ValueError: an argument is out of its bounds, or even `upper` does not meet the budget of some client.
+        ValueError: an argument is out of its bounds, or even `upper` does not meet the budget of
+            some client.
     """
-    rates, counts = np.broadcast_arrays(np.asarray(sample_rates, np.float64), np.asarray(steps, np.float64))
+    rates, counts = np.broadcast_arrays(
+        np.asarray(sample_rates, np.float64), np.asarray(steps, np.float64)
+    )
     check_delta(delta)
     if not ((rates > 0.0) & (rates <= 1.0)).all():
-        raise ValueError(f"sample_rates = {rates.min()} to {rates.max()} must be in (0, 1]; they are probabilities")
+        raise ValueError(
+            f"sample_rates = {rates.min()} to {rates.max()} must be in (0, 1]; they are "
+            "probabilities"
+        )
     if not (counts >= 1.0).all() or not 0.0 < epsilon < math.inf:
-        raise ValueError(f"steps = {counts.min()} must be at least 1 and epsilon = {epsilon} above 0; plan a step")
+        raise ValueError(
+            f"steps = {counts.min()} must be at least 1 and epsilon = {epsilon} above 0; plan a "
+            "step"
+        )
     if not 0.0 < lower < upper < math.inf or not 0.0 < tolerance < 1.0:
         raise ValueError(
-            f"lower = {lower}, upper = {upper}, tolerance = {tolerance} must be 0 < lower < upper and in (0, 1)"
+            f"lower = {lower}, upper = {upper}, tolerance = {tolerance} must be 0 < lower < upper "
+            "and in (0, 1)"
         )
     budget = _Budget(epsilon * (1.0 - ROUNDING), delta, lower, upper, tolerance)
-    distinct, where = np.unique(np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True)
+    distinct, where = np.unique(
+        np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True
+    )
     found = budget.smallest(distinct[1], distinct[0]) if rates.size else np.empty(0)
     return found[where.reshape(-1)].reshape(rates.shape)
 
@@ -78,17 +92,19 @@ def interpolated(
     solve: Callable[[int], tuple[float, float]],
     meets: Callable[[int, float, tuple[float, float]], bool],
 ) -> Floats:
-    """The smallest noise multiplier of each row, searched for at few of the rates and interpolated between them.
+    """The smallest noise multiplier of each row, searched for at few of the rates and interpolated
+    between them.
 
     Args:
         sample_rates: rates above 0, shape ``[n]``.
         steps: rows of equal steps share a grid of rates, shape ``[n]``.
         solve: a row's smallest noise multiplier, and the Renyi order at which it meets the budget.
-        meets: whether a row meets the budget with a noise multiplier at an order between these two, ends included.
+        meets: whether a row meets the budget with a noise multiplier at an order between these two,
+            ends included.
 
     Returns:
-        float64 ``[n]``: each row's value comes from `solve`, or `meets` has affirmed it; rows of equal rate and steps
-        have the same.
+        float64 ``[n]``: each row's value comes from `solve`, or `meets` has affirmed it; rows of
+        equal rate and steps have the same.
 
     Raises:
         ValueError: what `solve` raises.
@@ -128,7 +144,8 @@ def _between(
 
 @dataclass(frozen=True)
 class _Budget:
-    """A budget and a bracket. Rates, steps and noises are ``[n]``; orders are indices into the grid, ``[n]``."""
+    """A budget and a bracket. Rates, steps and noises are ``[n]``; orders are indices into the
+    grid, ``[n]``."""
 
     epsilon: float
     delta: float
@@ -139,8 +156,8 @@ class _Budget:
     def smallest(self, rates: Floats, steps: Floats) -> Floats:
         """Noise multipliers of distinct rows, sorted by steps and then by rate.
 
-        Rows of equal steps share a grid of rates, which may be these rates themselves; all grids are solved together,
-        and what lies between their points is interpolated and checked.
+        Rows of equal steps share a grid of rates, which may be these rates themselves; all grids
+        are solved together, and what lies between their points is interpolated and checked.
         """
         starts = np.flatnonzero(np.diff(steps, prepend=np.nan) != 0)
         groups = np.split(rates, starts[1:])
@@ -148,7 +165,10 @@ class _Budget:
         grid, places = np.concatenate(grids), np.cumsum([0, *(len(one) for one in grids)])
         noises, orders = self.solve(grid, np.repeat(steps[starts], np.diff(places)))
         right = np.concatenate(
-            [at + np.searchsorted(g, r) for at, g, r in zip(places[:-1], grids, groups, strict=True)]
+            [
+                at + np.searchsorted(g, r)
+                for at, g, r in zip(places[:-1], grids, groups, strict=True)
+            ]
         )
         between = [
             np.interp(np.log(r), np.log(g), np.log(noises[at : at + len(g)]))
@@ -159,8 +179,16 @@ class _Budget:
         noise = np.where(grid[right] == rates, enough, noise)
         return self.check(rates, steps, noise, enough, (orders[right], orders[right - 1]))
 
-    def check(self, rates: Floats, steps: Floats, noise: Floats, enough: Floats, orders: tuple[Indices, ...]) -> Floats:
-        """The noises, raised where none of two orders meets the budget; ``enough`` is known to meet it."""
+    def check(
+        self,
+        rates: Floats,
+        steps: Floats,
+        noise: Floats,
+        enough: Floats,
+        orders: tuple[Indices, ...],
+    ) -> Floats:
+        """The noises, raised where none of two orders meets the budget; ``enough`` is known to meet
+        it."""
         open_ = np.flatnonzero(noise < enough)
         while open_.size:
             rows = rates[open_], steps[open_], noise[open_]
@@ -172,7 +200,8 @@ class _Budget:
         return noise
 
     def solve(self, rates: Floats, steps: Floats) -> tuple[Floats, Indices]:
-        """The smallest noise multipliers by bisection, and the order at which each meets the budget."""
+        """The smallest noise multipliers by bisection, and the order at which each meets the
+        budget."""
         added = conversion(ORDERS, self.delta)
         affordable = np.flatnonzero(added <= self.epsilon / 2.0)
         order = np.full(rates.size, affordable[0] if affordable.size else int(np.argmin(added)))
@@ -180,9 +209,10 @@ class _Budget:
         met, order = self.meets(rates, steps, high, order)
         if not met.all():
             raise ValueError(
-                f"budget too small for a single step: epsilon = {self.epsilon} at delta = {self.delta} is not met at "
-                f"sample rate {rates[~met].max():g} by noise multiplier {self.upper:g}; raise epsilon or delta, plan "
-                "fewer steps, or lower the rates"
+                f"budget too small for a single step: epsilon = {self.epsilon} at delta = "
+                f"{self.delta} is not met at sample rate {rates[~met].max():g} by noise "
+                f"multiplier {self.upper:g}; raise epsilon or delta, plan fewer steps, or lower "
+                "the rates"
             )
         met, at_low = self.meets(rates, steps, low, order)
         high, order = np.where(met, low, high), np.where(met, at_low, order)
@@ -193,18 +223,24 @@ class _Budget:
             low[open_[~met]] = middle[~met]
         return high, order
 
-    def meets(self, rates: Floats, steps: Floats, noise: Floats, order: Indices) -> tuple[NDArray[np.bool_], Indices]:
+    def meets(
+        self, rates: Floats, steps: Floats, noise: Floats, order: Indices
+    ) -> tuple[NDArray[np.bool_], Indices]:
         """Whether each row meets the budget at some order, and that order.
 
-        Walks the grid up and then down from `order` while epsilon falls: ``(a - 1) rdp(a)`` is convex in a, so epsilon
-        falls and then rises along the grid.
+        Walks the grid up and then down from `order` while epsilon falls: ``(a - 1) rdp(a)`` is
+        convex in a, so epsilon falls and then rises along the grid.
         """
         best, value = order.copy(), self.cost(rates, steps, noise, order)
         for step in (1, -1):
             walking = np.flatnonzero(value > self.epsilon)
             while walking.size:
-                walking = walking[(best[walking] + step >= 0) & (best[walking] + step < len(ORDERS))]
-                cost = self.cost(rates[walking], steps[walking], noise[walking], best[walking] + step)
+                walking = walking[
+                    (best[walking] + step >= 0) & (best[walking] + step < len(ORDERS))
+                ]
+                cost = self.cost(
+                    rates[walking], steps[walking], noise[walking], best[walking] + step
+                )
                 falls = cost < value[walking]
                 walking = walking[falls]
                 best[walking], value[walking] = best[walking] + step, cost[falls]
@@ -216,12 +252,15 @@ class _Budget:
         result = conversion(ORDERS, self.delta)[order]
         for index in np.unique(order):
             part = order == index
-            result[part] += steps[part] * sampled_gaussian.rdp(rates[part], noise[part], ORDERS[index])
+            result[part] += steps[part] * sampled_gaussian.rdp(
+                rates[part], noise[part], ORDERS[index]
+            )
         return result
 
 
 def _grid(rates: Floats) -> Floats:
-    """Rates from the first to the last of these sorted ones, `RATIO` apart; themselves, where they are fewer."""
+    """Rates from the first to the last of these sorted ones, `RATIO` apart; themselves, where they
+    are fewer."""
     points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(RATIO)) + 1
     if points >= len(rates):
         return rates

@@ -1,7 +1,8 @@
 """The Renyi curve of ONE application of each kind of event, in two columns.
 
-`certified` is proved; `published` is what the mechanism's paper claims (equal where the paper is right). Counts do not
-appear here: `accounting.accountant` multiplies them. A new kind of event registers one function with `curve.register`.
+`certified` is proved; `published` is what the mechanism's paper claims (equal where the paper is
+right). Counts do not appear here: `accounting.accountant` multiplies them. A new kind of event
+registers one function with `curve.register`.
 """
 
 import functools
@@ -37,7 +38,8 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
         column: "certified" or "published".
 
     Returns:
-        float64 ``[n]`` in nats, read-only and cached; ``inf`` where nothing finite holds, never NaN.
+        float64 ``[n]`` in nats, read-only and cached; ``inf`` where nothing finite holds, never
+        NaN.
 
     Raises:
         ValueError: unknown column, an order not above 1, or an event without a curve.
@@ -66,12 +68,17 @@ def at(event: events.Event, order: float, column: str) -> float:
 
 
 def prepare(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
-    """Compute the curves of many Poisson-sampled Gaussians, claimed ones too, together and keep them for :func:`rdp`.
+    """Compute the curves of many Poisson-sampled Gaussians, claimed ones too, together and keep
+    them for :func:`rdp`.
 
     Values may differ from those of one event alone in the last bits.
     """
     grid = tuple(map(float, orders))
-    kinds = events.SampledGaussian | events.PaperClaim if column == "published" else events.SampledGaussian
+    kinds = (
+        events.SampledGaussian | events.PaperClaim
+        if column == "published"
+        else events.SampledGaussian
+    )
     new = {e for e in given if isinstance(e, kinds) and e.sample_rate < 1.0}
     todo = sorted((e for e in new if (e, grid, column) not in _KEPT), key=repr)
     if len(todo) < MANY:
@@ -95,9 +102,13 @@ def _make_room(kept: dict[Any, Any]) -> None:
 
 def _checked(event: events.Event, orders: tuple[float, ...], column: str) -> Floats:
     if column not in COLUMNS:
-        raise ValueError(f"column = {column!r} must be one of {', '.join(COLUMNS)}; certified is the proved one")
+        raise ValueError(
+            f"column = {column!r} must be one of {', '.join(COLUMNS)}; certified is the proved one"
+        )
     if not all(order > 1.0 for order in orders):
-        raise ValueError(f"orders = {list(orders)} must all be above 1; Renyi divergence is used above 1 only")
+        raise ValueError(
+            f"orders = {list(orders)} must all be above 1; Renyi divergence is used above 1 only"
+        )
     values = np.asarray(curve(event, np.array(orders), column), dtype=np.float64)
     return np.where(np.isnan(values), np.inf, values)
 
@@ -105,7 +116,9 @@ def _checked(event: events.Event, orders: tuple[float, ...], column: str) -> Flo
 @functools.singledispatch
 def curve(event: events.Event, orders: Floats, column: str) -> Floats:
     """Uncached divergence of one application; one registered function per kind of event."""
-    raise ValueError(f"event {event!r} has no curve; register one for {type(event).__name__} in {__name__}")
+    raise ValueError(
+        f"event {event!r} has no curve; register one for {type(event).__name__} in {__name__}"
+    )
 
 
 @curve.register
@@ -140,12 +153,16 @@ def _dpsur_step(event: events.DpsurStep, orders: Floats, column: str) -> Floats:
     if column == "published":
         return np.zeros(orders.shape)
     acceptance = Acceptance.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
-    price = {"visible": visible, "selective": selective, "every-trial": every_trial}[event.accounting]
+    price = {"visible": visible, "selective": selective, "every-trial": every_trial}[
+        event.accounting
+    ]
     return price(event.sample_rate, event.noise_multiplier, acceptance, orders)
 
 
 @curve.register
-def _importance_sampled(event: events.ImportanceSampledGaussian, orders: Floats, column: str) -> Floats:
+def _importance_sampled(
+    event: events.ImportanceSampledGaussian, orders: Floats, column: str
+) -> Floats:
     """Lemma 3.1 at the largest gradient norm, |g| = C."""
     rate = event.batch_size * event.clip_norm / event.norm_sum
     return sampled_gaussian.curve(
@@ -187,7 +204,11 @@ def _trial_cap(event: events.TrialCap, orders: Floats, column: str) -> Floats:
 @curve.register
 def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
     """A payment at one order only: whoever converts at another one finds no guarantee."""
-    return np.where(orders == event.order, event.rdp, np.inf) if column == "certified" else np.zeros(orders.shape)
+    return (
+        np.where(orders == event.order, event.rdp, np.inf)
+        if column == "certified"
+        else np.zeros(orders.shape)
+    )
 
 
 @curve.register
@@ -202,7 +223,8 @@ def _public_labels(event: events.PublicLabels, orders: Floats, column: str) -> F
 
 @functools.singledispatch
 def failure(event: events.Event) -> float:
-    """Probability that ONE application of `event` leaves what its curve describes, a part of delta; mostly 0."""
+    """Probability that ONE application of `event` leaves what its curve describes, a part of delta;
+    mostly 0."""
     return 0.0
 
 
@@ -213,7 +235,8 @@ def _too_many_rejections(event: events.TrialCap) -> float:
 
 @curve.register
 def _visible_choice(event: events.VisibleChoice, orders: Floats, column: str) -> Floats:
-    """``log(1 - p + p exp(a (a-1) / (2 s^2))) / (a-1)``, by way of the excess over one so that small ones are exact."""
+    """``log(1 - p + p exp(a (a-1) / (2 s^2))) / (a-1)``, by way of the excess over one so that
+    small ones are exact."""
     with np.errstate(over="ignore", divide="ignore"):
         exponent = orders * (orders - 1.0) / (2.0 * event.noise_multiplier) / event.noise_multiplier
         log_excess = np.log(event.share_rate) + exponent + np.log(-np.expm1(-exponent))

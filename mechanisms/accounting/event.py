@@ -1,6 +1,7 @@
 """The base of all privacy events, and the bounds that their fields obey.
 
-A field declares its bound where it is defined, such as ``sample_rate: float = rate()``; an event that exists is valid.
+A field declares its bound where it is defined, such as ``sample_rate: float = rate()``; an event
+that exists is valid.
 """
 
 import math
@@ -11,10 +12,12 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events: checks every field against its bound. `kind` is the name under which files keep a subclass.
+    """Base of all events: checks every field against its bound. `kind` is the name under which
+    files keep a subclass.
 
     Raises:
-        ValueError: a field is out of its bound; the message gives event, field, value, bound and remedy.
+        ValueError: a field is out of its bound; the message gives event, field, value, bound and
+            remedy.
     """
 
     kind: ClassVar[str] = ""
@@ -45,7 +48,10 @@ def positive() -> Any:
 
 def whole() -> Any:
     """A field for a whole number of at least 1."""
-    return _bounded(lambda x: x >= 1.0 and x == math.floor(x), "must be a whole number of at least 1; it is a count")
+    return _bounded(
+        lambda x: x >= 1.0 and x == math.floor(x),
+        "must be a whole number of at least 1; it is a count",
+    )
 
 
 def above_one() -> Any:
@@ -70,7 +76,10 @@ def text(*allowed: str) -> Any:
 
     def check(value: object) -> str:
         if not isinstance(value, str) or not value.strip() or (allowed and value not in allowed):
-            raise ValueError(f"must be {'one of ' + ', '.join(allowed) if allowed else 'a non-empty text'}; name it")
+            raise ValueError(
+                f"must be {'one of ' + ', '.join(allowed) if allowed else 'a non-empty text'}; "
+                "name it"
+            )
         return value
 
     return field(metadata={"check": check})
@@ -78,7 +87,11 @@ def text(*allowed: str) -> Any:
 
 def _bounded(allows: Callable[[float], bool], bound: str) -> Any:
     def check(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise ValueError("must be a finite number; give it as int or float")
         if not allows(value):
             raise ValueError(bound)

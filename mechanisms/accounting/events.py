@@ -1,12 +1,14 @@
 """Privacy events: immutable records of what was released.
 
-An event says which mechanism ran and with which parameters; how often it ran is a count kept beside it (the ledger, the
-accountant). Events are hashable, compare by value and survive JSON exactly. What one application costs is the business
-of `accounting.curves`; a new kind of event is one frozen class, listed in `KINDS`, and one curve there.
+An event says which mechanism ran and with which parameters; how often it ran is a count kept beside
+it (the ledger, the accountant). Events are hashable, compare by value and survive JSON exactly.
+What one application costs is the business of `accounting.curves`; a new kind of event is one frozen
+class, listed in `KINDS`, and one curve there.
 
-Each event has a certified and a published cost. Where a paper counts other things than the proof does (accepted steps
-instead of trials), two events stand side by side: one that costs nothing in the published column, and a `PaperClaim`
-that costs nothing in the certified one. A mechanism's plan puts them together.
+Each event has a certified and a published cost. Where a paper counts other things than the proof
+does (accepted steps instead of trials), two events stand side by side: one that costs nothing in
+the published column, and a `PaperClaim` that costs nothing in the certified one. A mechanism's plan
+puts them together.
 """
 
 from collections.abc import Mapping
@@ -62,9 +64,11 @@ class PaperClaim(Event):
 
 @dataclass(frozen=True)
 class ClassicClaim(PaperClaim):
-    """A claim of a paper that converts by ``rdp + log(1 / delta) / (a - 1)`` (Mironov 2017, Proposition 3).
+    """A claim of a paper that converts by ``rdp + log(1 / delta) / (a - 1)`` (Mironov 2017,
+    Proposition 3).
 
-    Where one is among the charges, the whole published figure is converted so (`accountant.guarantee`).
+    Where one is among the charges, the whole published figure is converted so
+    (`accountant.guarantee`).
     """
 
     kind: ClassVar[str] = "classic_claim"
@@ -84,7 +88,8 @@ class Unprotected(Event):
 
 @dataclass(frozen=True)
 class Unproved(Event):
-    """A release for which no finite epsilon is proved: certified infinite, published 0 (its claim is a `PaperClaim`).
+    """A release for which no finite epsilon is proved: certified infinite, published 0 (its claim
+    is a `PaperClaim`).
 
     Attributes:
         release: what was released, in words.
@@ -118,13 +123,15 @@ class ImportanceSampledGaussian(Event):
         if self.norm_sum < self.batch_size * self.clip_norm:
             least = self.batch_size * self.clip_norm
             raise ValueError(
-                f"{self.kind}: norm_sum = {self.norm_sum} must be at least b C = {least}; raise K to it last"
+                f"{self.kind}: norm_sum = {self.norm_sum} must be at least b C = {least}; raise K "
+                "to it last"
             )
 
 
 @dataclass(frozen=True)
 class NoisyNormSum(Event):
-    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so its multiplier is s_K p_K.
+    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so its multiplier is s_K
+    p_K.
 
     Certified SGM(p_K, s_K p_K), published SGM(p_K, s_K).
 
@@ -140,12 +147,14 @@ class NoisyNormSum(Event):
 
 @dataclass(frozen=True)
 class HeterogeneousGaussian(Event):
-    """DP-Hero (Zheng et al.) with isotropic clipping: certified SGM(q, s min(v)), published SGM(q, s).
+    """DP-Hero (Zheng et al.) with isotropic clipping: certified SGM(q, s min(v)), published SGM(q,
+    s).
 
     Attributes:
         sample_rate: q, in (0, 1].
         noise_multiplier: s, positive.
-        smallest_scale: min(v) over all layers and directions, in [0, 1]; 0 leaves a direction without noise.
+        smallest_scale: min(v) over all layers and directions, in [0, 1]; 0 leaves a direction
+            without noise.
     """
 
     kind: ClassVar[str] = "heterogeneous_gaussian"
@@ -156,7 +165,8 @@ class HeterogeneousGaussian(Event):
 
 @dataclass(frozen=True)
 class VisibleChoice(Event):
-    """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with noise of its own.
+    """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with
+    noise of its own.
 
     Attributes:
         share_rate: p, in (0, 1].
@@ -182,7 +192,8 @@ class RandomizedResponse(Event):
 
 @dataclass(frozen=True)
 class PublicLabels(Event):
-    """Labels released as they are: 0 in both columns, for what is charged beside it covers the features alone."""
+    """Labels released as they are: 0 in both columns, for what is charged beside it covers the
+    features alone."""
 
     kind: ClassVar[str] = "public_labels"
 
@@ -212,9 +223,12 @@ KINDS: dict[str, type[Event]] = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """A JSON-ready dictionary: the event's fields and its name under `kind`; an event within is one again."""
+    """A JSON-ready dictionary: the event's fields and its name under `kind`; an event within is one
+    again."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
-    return {"kind": event.kind} | {n: to_dict(v) if isinstance(v, Event) else v for n, v in values.items()}
+    return {"kind": event.kind} | {
+        n: to_dict(v) if isinstance(v, Event) else v for n, v in values.items()
+    }
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
@@ -226,9 +240,16 @@ def from_dict(data: Mapping[str, Any]) -> Event:
     kind = data.get("kind")
     cls = KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise ValueError(f"event kind = {kind!r} must be one of {', '.join(KINDS)}; was it written by a newer version?")
+        raise ValueError(
+            f"event kind = {kind!r} must be one of {', '.join(KINDS)}; was it written by a newer "
+            "version?"
+        )
     expected = {field.name for field in fields(cls)}
     found = set(data) - {"kind"}
     if found != expected:
-        raise ValueError(f"{kind}: fields {sorted(found)} must be {sorted(expected)}; the record is damaged")
-    return cls(**{n: from_dict(data[n]) if isinstance(data[n], Mapping) else data[n] for n in expected})
+        raise ValueError(
+            f"{kind}: fields {sorted(found)} must be {sorted(expected)}; the record is damaged"
+        )
+    return cls(
+        **{n: from_dict(data[n]) if isinstance(data[n], Mapping) else data[n] for n in expected}
+    )

@@ -1,8 +1,9 @@
 """Append-only files of charges: one file per group of clients, one JSON line per event of a charge.
 
-Charge first, release after: :meth:`Ledger.charge` returns when the lines are on the disk, and only then may the update
-leave. A release name identifies one draw of the noise on one sum, so a (release, client, event) is charged once,
-however often a round is replayed. Every epsilon can be recomputed from these files by :func:`read`.
+Charge first, release after: :meth:`Ledger.charge` returns when the lines are on the disk, and only
+then may the update leave. A release name identifies one draw of the noise on one sum, so a
+(release, client, event) is charged once, however often a round is replayed. Every epsilon can be
+recomputed from these files by :func:`read`.
 """
 
 import os
@@ -16,7 +17,14 @@ import numpy as np
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import Account, Movement, movement_of, total
 from mechanisms.accounting.events import Event
-from mechanisms.accounting.ledger_lines import Entry, Ids, check_charge, entries, sorted_clients, whole_length
+from mechanisms.accounting.ledger_lines import (
+    Entry,
+    Ids,
+    check_charge,
+    entries,
+    sorted_clients,
+    whole_length,
+)
 from mechanisms.durable import make_folder, sync_folder
 
 Key = tuple[str, Event]
@@ -26,8 +34,8 @@ class Ledger:
     """The ledger file of one group, open for charging by one process; also a context manager.
 
     Args:
-        path: the ``.jsonl`` file; made with its folder if absent. A torn last line (the process died while writing it,
-            so its upload never left) is cut off with a warning.
+        path: the ``.jsonl`` file; made with its folder if absent. A torn last line (the process
+            died while writing it, so its upload never left) is cut off with a warning.
 
     Raises:
         ValueError: a damaged line elsewhere; the message names file and line.
@@ -47,7 +55,9 @@ class Ledger:
             self.close()
             raise
 
-    def charge(self, release: str, round: int, clients: Sequence[int] | Ids, charges: Charges) -> None:
+    def charge(
+        self, release: str, round: int, clients: Sequence[int] | Ids, charges: Charges
+    ) -> None:
         """Charge each client with all of `charges`; returns when they are safely on the disk.
 
         What this file already holds for (release, client, event) is not written again.
@@ -60,13 +70,17 @@ class Ledger:
 
         Raises:
             ValueError: a bad argument, or a release charged before with another count.
-            OSError: the disk refused; the ledger is closed and what was written of this charge is cut off.
+            OSError: the disk refused; the ledger is closed and what was written of this charge is
+                cut off.
         """
         self.charge_all(release, round, [(clients, charges)])
 
-    def charge_all(self, release: str, round: int, payments: Iterable[tuple[Sequence[int] | Ids, Charges]]) -> None:
-        """Charge several sets of clients, disjoint for each event, at the price of one: all (clients, charges) pairs
-        are on the disk on return. Arguments and errors are those of :meth:`charge`.
+    def charge_all(
+        self, release: str, round: int, payments: Iterable[tuple[Sequence[int] | Ids, Charges]]
+    ) -> None:
+        """Charge several sets of clients, disjoint for each event, at the price of one: all
+        (clients, charges) pairs are on the disk on return. Arguments and errors are those of
+        :meth:`charge`.
         """
         fresh = []
         for clients, charges in payments:
@@ -84,12 +98,14 @@ class Ledger:
     def account(self, client: int, order: float, at_round: int | None = None) -> Account:
         """What this file's allotments at one order have left for a client.
 
-        With `at_round`, as it was when that round had been charged and nothing of it was released: what a crash has
-        left of it and of later rounds does not count.
+        With `at_round`, as it was when that round had been charged and nothing of it was released:
+        what a crash has left of it and of later rounds does not count.
         """
         moved = self._movements.get(client, [])
         if at_round is not None:
-            moved = [m for m in moved if m.round < at_round or (m.round == at_round and not m.spent)]
+            moved = [
+                m for m in moved if m.round < at_round or (m.round == at_round and not m.spent)
+            ]
         return total(moved, order)
 
     def close(self) -> None:
@@ -116,26 +132,32 @@ class Ledger:
         for entry in entries(self.path, data[:whole]):
             self._remember(entry)
         if whole < len(data):
-            warnings.warn(f"{self.path}: cut off a torn last line ({len(data) - whole} bytes)", stacklevel=3)
+            warnings.warn(
+                f"{self.path}: cut off a torn last line ({len(data) - whole} bytes)", stacklevel=3
+            )
             os.ftruncate(self._file, whole)
         os.fsync(self._file)
         return whole
 
     def _unpaid(self, key: Key, count: int, ids: Ids) -> Ids:
-        """The ids which have not paid for `key` yet; another count under the same name is refused."""
+        """The ids which have not paid for `key` yet; another count under the same name is
+        refused."""
         for paid_count, paid in self._paid.get(key, {}).items():
             known = np.isin(ids, paid, assume_unique=True)
             if paid_count != count and known.any():
                 raise ValueError(
-                    f"release = {key[0]!r}: count = {count} of {key[1]} for client {ids[known][0]} must be "
-                    f"{paid_count} as charged before in {self.path}; name a different draw of the noise differently"
+                    f"release = {key[0]!r}: count = {count} of {key[1]} for client "
+                    f"{ids[known][0]} must be {paid_count} as charged before in {self.path}; name "
+                    "a different draw of the noise differently"
                 )
             ids = ids[~known]
         return ids
 
     def _remember(self, entry: Entry) -> None:
         counts = self._paid.setdefault((entry.release, entry.event), {})
-        counts[entry.count] = np.union1d(counts.get(entry.count, np.empty(0, np.int64)), entry.clients)
+        counts[entry.count] = np.union1d(
+            counts.get(entry.count, np.empty(0, np.int64)), entry.clients
+        )
         movement = movement_of(entry.round, entry.event, entry.count)
         if movement is not None:
             for client in entry.clients.tolist():
@@ -144,7 +166,9 @@ class Ledger:
     def _append(self, data: bytes) -> None:
         """Write and flush to the disk, or cut off what was written and close."""
         if self._file < 0:
-            raise ValueError(f"ledger = {self.path} is closed and must be open to charge; open it again")
+            raise ValueError(
+                f"ledger = {self.path} is closed and must be open to charge; open it again"
+            )
         try:
             written = 0
             while written < len(data):
@@ -158,10 +182,11 @@ class Ledger:
 
 
 def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
-    """What every client has paid, from all ``*.jsonl`` files of a folder; the files are not modified.
+    """What every client has paid, from all ``*.jsonl`` files of a folder; the files are not
+    modified.
 
-    A (release, client, event) counts once across files too, with its largest count, should they differ. With
-    `up_to_round` given, the charges of later rounds are left out.
+    A (release, client, event) counts once across files too, with its largest count, should they
+    differ. With `up_to_round` given, the charges of later rounds are left out.
 
     Returns:
         client -> event -> number of applications; clients without a charge are absent.
@@ -171,13 +196,18 @@ def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counte
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"ledger = {folder} must be an existing folder; name the folder that holds the .jsonl files")
+        raise ValueError(
+            f"ledger = {folder} must be an existing folder; name the folder that holds the .jsonl "
+            "files"
+        )
     lines: dict[Key, list[Entry]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         data = path.read_bytes()
         whole = whole_length(data)
         if whole < len(data):
-            warnings.warn(f"{path}: skipped a torn last line ({len(data) - whole} bytes)", stacklevel=2)
+            warnings.warn(
+                f"{path}: skipped a torn last line ({len(data) - whole} bytes)", stacklevel=2
+            )
         for entry in entries(path, data[:whole]):
             if up_to_round is not None and entry.round > up_to_round:
                 continue
@@ -192,12 +222,15 @@ def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:
     """Distinct clients of lines that share release and event, and the largest count of each."""
     ids, where = np.unique(np.concatenate([entry.clients for entry in group]), return_inverse=True)
     counts = np.zeros(ids.size, dtype=np.int64)
-    np.maximum.at(counts, where, np.concatenate([np.full(entry.clients.size, entry.count) for entry in group]))
+    np.maximum.at(
+        counts, where, np.concatenate([np.full(entry.clients.size, entry.count) for entry in group])
+    )
     return ids, counts
 
 
 def _by_client(paid: dict[Event, list[tuple[Ids, Ids]]]) -> dict[int, Counter[Event]]:
-    """Sum the counts of each event over its releases, and turn events -> clients into clients -> events."""
+    """Sum the counts of each event over its releases, and turn events -> clients into clients ->
+    events."""
     totals: dict[int, Counter[Event]] = {}
     for event, parts in paid.items():
         ids, where = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)

@@ -1,6 +1,7 @@
 """The lines of a ledger file.
 
-A line reads ``{"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count": 12}``.
+A line reads ``{"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count":
+12}``.
 """
 
 import json
@@ -21,7 +22,8 @@ FIELDS = {"release", "round", "clients", "event", "count"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: `clients` (sorted ids) each paid `count` applications of `event` for `release` in `round`."""
+    """One line: `clients` (sorted ids) each paid `count` applications of `event` for `release` in
+    `round`."""
 
     release: str
     round: int
@@ -32,7 +34,13 @@ class Entry:
     def line(self) -> str:
         """The line of the file, with its newline."""
         event, clients = events.to_dict(self.event), format_ranges(self.clients)
-        record = {"release": self.release, "round": self.round, "clients": clients, "event": event, "count": self.count}
+        record = {
+            "release": self.release,
+            "round": self.round,
+            "clients": clients,
+            "event": event,
+            "count": self.count,
+        }
         return json.dumps(record) + "\n"
 
 
@@ -42,23 +50,36 @@ def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
     if ids.size and ids[0] < 0:
         raise ValueError(f"client = {ids[0]} must be at least 0; ids count from 0")
     if (repeated := ids[1:][ids[1:] == ids[:-1]]).size:
-        raise ValueError(f"client = {repeated[0]} must be named once in a charge; one release costs a client once")
+        raise ValueError(
+            f"client = {repeated[0]} must be named once in a charge; one release costs a client "
+            "once"
+        )
     return ids
 
 
 def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) -> None:
-    """Refuse an empty release name, a round that is no integer, and a count that is not a positive one."""
+    """Refuse an empty release name, a round that is no integer, and a count that is not a positive
+    one."""
     if not isinstance(release, str) or not release.strip():
-        raise ValueError(f"release = {release!r} must be a non-empty name; it identifies one draw of the noise")
+        raise ValueError(
+            f"release = {release!r} must be a non-empty name; it identifies one draw of the noise"
+        )
     if isinstance(round, bool) or not isinstance(round, int | np.integer):
-        raise ValueError(f"round = {round!r} must be an integer; training counts from 1, what comes before from 0 down")
+        raise ValueError(
+            f"round = {round!r} must be an integer; training counts from 1, what comes before from "
+            "0 down"
+        )
     for event, count in charges.items():
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-            raise ValueError(f"count = {count!r} of {event} must be an integer, at least 1; leave unused events out")
+            raise ValueError(
+                f"count = {count!r} of {event} must be an integer, at least 1; leave unused events "
+                "out"
+            )
 
 
 def whole_length(data: bytes) -> int:
-    """Length of a file's data without a torn last line: one that lacks its newline or is no JSON."""
+    """Length of a file's data without a torn last line: one that lacks its newline or is no
+    JSON."""
     whole = data.rfind(b"\n") + 1
     last = data[data.rfind(b"\n", 0, max(whole - 1, 0)) + 1 : whole]
     if whole == len(data) and last:
@@ -79,7 +100,9 @@ def entries(path: Path, data: bytes) -> Iterator[Entry]:
         try:
             yield _entry(json.loads(line))
         except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number} is damaged ({error}); restore the file from a copy") from error
+            raise ValueError(
+                f"{path}, line {number} is damaged ({error}); restore the file from a copy"
+            ) from error
 
 
 def _entry(record: Mapping[str, Any]) -> Entry:
@@ -87,4 +110,6 @@ def _entry(record: Mapping[str, Any]) -> Entry:
         raise ValueError(f"fields = {sorted(record)} must be {sorted(FIELDS)}")
     event = events.from_dict(record["event"])
     check_charge(record["release"], record["round"], {event: record["count"]})
-    return Entry(record["release"], record["round"], parse_ranges(record["clients"]), event, record["count"])
+    return Entry(
+        record["release"], record["round"], parse_ranges(record["clients"]), event, record["count"]
+    )

@@ -1,8 +1,9 @@
 """The Renyi order that gives the smallest epsilon, where looking at one takes long.
 
-A guarantee may name any order: what is not looked at can only leave epsilon larger. Nothing is lost either:
-``(a - 1) rdp(a)`` is convex in the order a (a largest logarithm of a moment) and 0 at a = 1, so that chords between
-known points, prolonged, stay below it. What cannot come below the smallest epsilon found so far is left out.
+A guarantee may name any order: what is not looked at can only leave epsilon larger. Nothing is lost
+either: ``(a - 1) rdp(a)`` is convex in the order a (a largest logarithm of a moment) and 0 at a =
+1, so that chords between known points, prolonged, stay below it. What cannot come below the
+smallest epsilon found so far is left out.
 """
 
 from collections.abc import Callable
@@ -21,11 +22,13 @@ def least(orders: Floats, others: Floats, price: Callable[[int], float]) -> dict
 
     Args:
         orders: ascending, above 1, float64 ``[n]``.
-        others: what comes to the price at each order before it is an epsilon; ``inf`` excludes one, float64 ``[n]``.
+        others: what comes to the price at each order before it is an epsilon; ``inf`` excludes one,
+            float64 ``[n]``.
         price: the divergence of further releases at ``orders[k]`` [nats]; ``inf`` for none.
 
     Returns:
-        k -> ``price(k)`` of each order looked at, at least one; ``others[k] + price(k)`` is smallest at one of them.
+        k -> ``price(k)`` of each order looked at, at least one; ``others[k] + price(k)`` is
+        smallest at one of them.
     """
     found: dict[int, float] = {}
     place = int(np.argmin(np.abs(orders - FIRST)))
@@ -33,17 +36,23 @@ def least(orders: Floats, others: Floats, price: Callable[[int], float]) -> dict
         found[place] = price(place)
         known = sorted(found)
         prices = np.array([found[k] for k in known])
-        open_ = np.flatnonzero(others + _below(orders, known, prices) < (others[known] + prices).min())
+        open_ = np.flatnonzero(
+            others + _below(orders, known, prices) < (others[known] + prices).min()
+        )
         open_ = np.setdiff1d(open_, known)
         if not open_.size:
             return found
-        likely = orders * np.interp(orders, orders[known], prices / orders[known])  # between equal noise at all orders
+        likely = orders * np.interp(
+            orders, orders[known], prices / orders[known]
+        )  # between equal noise at all orders
         place = int(open_[np.argmin((others + likely)[open_])])
 
 
 def _below(orders: Floats, known: list[int], prices: Floats) -> Floats:
     """Lower bounds of the price at every order that is not known, ``[n]``."""
-    last = 1 + int(np.isfinite(prices).sum())  # an infinite price makes those of all larger orders infinite
+    last = 1 + int(
+        np.isfinite(prices).sum()
+    )  # an infinite price makes those of all larger orders infinite
     ends = np.concatenate([[1.0], orders[known]])[: last + 1]
     heights = (ends - 1.0) * np.concatenate([[0.0], prices])[: last + 1]
     with np.errstate(invalid="ignore"):

@@ -29,7 +29,9 @@ def parse_ranges(text: str) -> NDArray[np.int64]:
     if text == "":
         return np.empty(0, dtype=np.int64)
     if not PATTERN.fullmatch(text):
-        raise ValueError(f"ranges = {text[:60]!r} must be ids below 10^18 and first-last pairs; write 0-99,105")
+        raise ValueError(
+            f"ranges = {text[:60]!r} must be ids below 10^18 and first-last pairs; write 0-99,105"
+        )
     pairs = [part.partition("-") for part in text.split(",")]
     firsts = np.array([first for first, _, _ in pairs], dtype=np.int64)
     lasts = np.array([last or first for first, _, last in pairs], dtype=np.int64)

@@ -1,14 +1,16 @@
 """Renyi divergence of the Poisson-sampled Gaussian mechanism, SGM(q, s).
 
-Source: Mironov, Talwar, Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism" (arXiv 1908.10530),
-Theorems 4 and 5: ``rdp(a) = log(A(a)) / (a - 1)`` with ``A(a) = E_{x ~ N(0, s^2)}[(1 - q + q e^t)^a]`` and
-``t = (2 x - 1) / (2 s^2)``. Lengths are in units of the L2 sensitivity: one record moves the sum by at most 1.
+Source: Mironov, Talwar, Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism"
+(arXiv 1908.10530), Theorems 4 and 5: ``rdp(a) = log(A(a)) / (a - 1)`` with ``A(a) = E_{x ~ N(0,
+s^2)}[(1 - q + q e^t)^a]`` and ``t = (2 x - 1) / (2 s^2)``. Lengths are in units of the L2
+sensitivity: one record moves the sum by at most 1.
 
-Deviation from the paper: everything here computes ``A - 1``, a sum of non-negative terms, because ``A`` itself is so
-near 1 for small rates that its logarithm would lose most digits. Integer orders use the finite binomial sum of section
-3.3, in which the terms k = 0 and 1 cancel exactly. Fractional orders integrate ``(1 + u)^a - 1 - a u`` (with mean-zero
-u = q (e^t - 1)) by the trapezoidal rule, which converges geometrically here; the paper's series decays only like a
-power of the index when q is near one half, and needs the signs of the binomial coefficients.
+Deviation from the paper: everything here computes ``A - 1``, a sum of non-negative terms, because
+``A`` itself is so near 1 for small rates that its logarithm would lose most digits. Integer orders
+use the finite binomial sum of section 3.3, in which the terms k = 0 and 1 cancel exactly.
+Fractional orders integrate ``(1 + u)^a - 1 - a u`` (with mean-zero u = q (e^t - 1)) by the
+trapezoidal rule, which converges geometrically here; the paper's series decays only like a power of
+the index when q is near one half, and needs the signs of the binomial coefficients.
 """
 
 import math
@@ -23,7 +25,9 @@ DENSITY = 4.0  # grid points per standard deviation, at least
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
 SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
 BLOCK = 1 << 20  # grid points evaluated at once
-SMALLEST_SPREAD = 0.005  # noise multipliers below this take chords between integer orders instead of a fine grid
+SMALLEST_SPREAD = (
+    0.005  # noise multipliers below this take chords between integer orders instead of a fine grid
+)
 
 
 def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
@@ -37,9 +41,13 @@ def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> 
     Returns:
         float64 ``[n]``; ``inf`` where the moment overflows a double, never NaN.
     """
-    q, s = np.broadcast_arrays(np.asarray(rates, dtype=np.float64), np.asarray(noise_multipliers, dtype=np.float64))
+    q, s = np.broadcast_arrays(
+        np.asarray(rates, dtype=np.float64), np.asarray(noise_multipliers, dtype=np.float64)
+    )
     with np.errstate(all="ignore"):
-        result = _binomial_sum(q, s, int(order)) if float(order).is_integer() else _integral(q, s, order)
+        result = (
+            _binomial_sum(q, s, int(order)) if float(order).is_integer() else _integral(q, s, order)
+        )
         full = q >= 1.0
         if full.any():
             exponent = order * (order - 1.0) / (2.0 * s**2)
@@ -48,15 +56,18 @@ def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> 
 
 
 def rdp(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
-    """Renyi divergence at ``order`` in nats of one application, for each pair of a rate and a noise multiplier.
+    """Renyi divergence at ``order`` in nats of one application, for each pair of a rate and a noise
+    multiplier.
 
-    Args and shapes as in :func:`log_excess`. Zero-out adjacency, the larger of both directions (Theorem 5).
+    Args and shapes as in :func:`log_excess`. Zero-out adjacency, the larger of both directions
+    (Theorem 5).
     """
     return np.logaddexp(0.0, log_excess(rates, noise_multipliers, order)) / (order - 1.0)
 
 
 def curve(rate: float, noise_multiplier: float, orders: ArrayLike) -> Floats:
-    """Renyi divergence of one SGM(rate, noise_multiplier) at every order; float64 ``[len(orders)]``, nats."""
+    """Renyi divergence of one SGM(rate, noise_multiplier) at every order; float64
+    ``[len(orders)]``, nats."""
     grid = np.asarray(orders, dtype=np.float64)
     if rate >= 1.0:
         with np.errstate(over="ignore"):
@@ -71,7 +82,8 @@ def _log_expm1(x: Floats) -> Floats:
 
 
 def _binomial_sum(q: Floats, s: Floats, order: int) -> Floats:
-    """Section 3.3 for an integer order: ``A - 1 = sum_k C(a, k) q^k (1 - q)^(a - k) (e^{k (k - 1) / (2 s^2)} - 1)``."""
+    """Section 3.3 for an integer order: ``A - 1 = sum_k C(a, k) q^k (1 - q)^(a - k) (e^{k (k - 1) /
+    (2 s^2)} - 1)``."""
     k = np.arange(2, order + 1, dtype=np.float64)
     log_choose = gammaln(order + 1.0) - gammaln(k + 1.0) - gammaln(order - k + 1.0)
     growth = _log_expm1(k * (k - 1.0) / (2.0 * s[..., None] ** 2))
@@ -80,13 +92,18 @@ def _binomial_sum(q: Floats, s: Floats, order: int) -> Floats:
 
 
 def _integral(q: Floats, s: Floats, order: float) -> Floats:
-    """Fractional order: trapezoidal integral, or the chord of ``(a - 1) rdp(a)`` (convex in a) for tiny noise."""
+    """Fractional order: trapezoidal integral, or the chord of ``(a - 1) rdp(a)`` (convex in a) for
+    tiny noise."""
     result = np.empty(q.shape)
     tiny = s < SMALLEST_SPREAD
     if tiny.any():
         below, above = math.floor(order), math.ceil(order)
         share = order - below
-        low = np.logaddexp(0.0, _binomial_sum(q[tiny], s[tiny], below)) if below >= 2 else np.zeros(int(tiny.sum()))
+        low = (
+            np.logaddexp(0.0, _binomial_sum(q[tiny], s[tiny], below))
+            if below >= 2
+            else np.zeros(int(tiny.sum()))
+        )
         high = np.logaddexp(0.0, _binomial_sum(q[tiny], s[tiny], above))
         result[tiny] = _log_expm1((1.0 - share) * low + share * high)
     wide = np.flatnonzero(~tiny)
@@ -104,19 +121,23 @@ def _trapezoid(q: Floats, s: Floats, order: float, points: int) -> Floats:
     x = np.linspace(-TAIL * s[:, 0], order + TAIL * s[:, 0], points, axis=1)
     log_ratio = np.logaddexp(np.log1p(-q), np.log(q) + (2.0 * x - 1.0) / (2.0 * s**2))
     terms = log_power_gap(log_ratio, order) - x**2 / (2.0 * s**2)
-    width = np.log((order + 2.0 * TAIL * s[:, 0]) / (points - 1) / (s[:, 0] * math.sqrt(2.0 * math.pi)))
+    width = np.log(
+        (order + 2.0 * TAIL * s[:, 0]) / (points - 1) / (s[:, 0] * math.sqrt(2.0 * math.pi))
+    )
     return np.asarray(_log_sum(terms) + width, dtype=np.float64)
 
 
 def _log_sum(logs: Floats) -> Floats:
-    """``log(sum(exp(logs)))`` over the last axis; for one row, SciPy's checks cost more than the sum."""
+    """``log(sum(exp(logs)))`` over the last axis; for one row, SciPy's checks cost more than the
+    sum."""
     top = logs.max(axis=-1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0)
     return np.asarray(np.log(np.exp(logs - top).sum(axis=-1)) + top[..., 0])
 
 
 def log_power_gap(log_ratio: Floats, order: float) -> Floats:
-    """``log((1 + u)^a - 1 - a u)`` given ``log(1 + u)``; the argument is non-negative for a > 1 (Bernoulli)."""
+    """``log((1 + u)^a - 1 - a u)`` given ``log(1 + u)``; the argument is non-negative for a > 1
+    (Bernoulli)."""
     near = np.abs(log_ratio) < SERIES_BELOW
     above = np.where(log_ratio >= SERIES_BELOW, log_ratio, 1.0)
     decay = 1.0 - order * np.exp((1.0 - order) * above) + (order - 1.0) * np.exp(-order * above)

@@ -1,4 +1,5 @@
-"""Privacy events of mechanisms that test a proposal and may reject it; collected in `accounting.events`."""
+"""Privacy events of mechanisms that test a proposal and may reject it; collected in
+`accounting.events`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,10 +12,12 @@ SCREENING = ("public-test", "clipped", "unproved")
 
 @dataclass(frozen=True)
 class DpsurStep(Event):
-    """DPSUR (Fu et al., PVLDB 17(6), 2024): a proposal from SGM(q_t, s_t) and its noisy acceptance test; published 0.
+    """DPSUR (Fu et al., PVLDB 17(6), 2024): a proposal from SGM(q_t, s_t) and its noisy acceptance
+    test; published 0.
 
-    The test compares the loss difference, clipped to C_v, plus noise of 2 C_v s_v with beta C_v on a Poisson batch of
-    its own. Count trials for "visible" and "every-trial", accepted steps for "selective".
+    The test compares the loss difference, clipped to C_v, plus noise of 2 C_v s_v with beta C_v on
+    a Poisson batch of its own. Count trials for "visible" and "every-trial", accepted steps for
+    "selective".
 
     Attributes:
         sample_rate: q_t, in (0, 1].
@@ -22,8 +25,9 @@ class DpsurStep(Event):
         validation_rate: q_v, in (0, 1].
         validation_noise: s_v, noise of the test in units of its sensitivity 2 C_v, positive.
         beta: threshold in units of C_v.
-        accounting: "visible" (the accept/reject bit is public, rejected proposals stay hidden), "selective" (rejections
-            are hidden altogether) or "every-trial" (rejected proposals are public too).
+        accounting: "visible" (the accept/reject bit is public, rejected proposals stay hidden),
+            "selective" (rejections are hidden altogether) or "every-trial" (rejected proposals are
+            public too).
     """
 
     kind: ClassVar[str] = "dpsur_step"
@@ -37,15 +41,19 @@ class DpsurStep(Event):
 
 @dataclass(frozen=True)
 class ScreenedStep(Event):
-    """Noise screening (Fu, Chen, Ling 2022): a proposal from SGM(q, s) and its acceptance test; published 0.
+    """Noise screening (Fu, Chen, Ling 2022): a proposal from SGM(q, s) and its acceptance test;
+    published 0.
 
     Attributes:
         sample_rate: q, in (0, 1].
         noise_multiplier: s, positive.
-        test_rate: q_v, probability that a record is in the test batch, in (0, 1]; unused unless "clipped".
-        lowest_acceptance: exp(-c Q0 tau) for loss differences clipped to [-c, c], in [0, 1]; unused unless "clipped".
-        accounting: "public-test" (test data outside the guarantee: count trials, SGM(q, s) each), "clipped" (own
-            records, clipped differences, hidden rejections: count accepted steps) or "unproved" (infinite).
+        test_rate: q_v, probability that a record is in the test batch, in (0, 1]; unused unless
+            "clipped".
+        lowest_acceptance: exp(-c Q0 tau) for loss differences clipped to [-c, c], in [0, 1]; unused
+            unless "clipped".
+        accounting: "public-test" (test data outside the guarantee: count trials, SGM(q, s) each),
+            "clipped" (own records, clipped differences, hidden rejections: count accepted steps) or
+            "unproved" (infinite).
     """
 
     kind: ClassVar[str] = "screened_step"
@@ -60,8 +68,8 @@ class ScreenedStep(Event):
 class TrialCap(Event):
     """After M rejections in a row a client stops for the round (`accounting.trial_cap`).
 
-    Each planned accepted step ends so with a probability of at most ``(1 - lo)^M``, which is a part of delta. Its Renyi
-    curve is 0; it stands beside each step that hides its rejections.
+    Each planned accepted step ends so with a probability of at most ``(1 - lo)^M``, which is a part
+    of delta. Its Renyi curve is 0; it stands beside each step that hides its rejections.
 
     Attributes:
         lowest_acceptance: lo, the least probability of acceptance, in [0, 1].

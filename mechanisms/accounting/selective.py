@@ -1,18 +1,20 @@
-"""Selective release: what an accepted proposal costs when the test depends on the data and rejections stay hidden.
+"""Selective release: what an accepted proposal costs when the test depends on the data and
+rejections stay hidden.
 
-The released model has density ``p(w) a(w) / A`` with a(w) the acceptance probability and A its mean; A depends on the
-data, so an accepted step costs more than its proposal and its test (against Theorems 5.1 to 5.6 of DPSUR). For any m >
-0 and J > 0, if
+The released model has density ``p(w) a(w) / A`` with a(w) the acceptance probability and A its
+mean; A depends on the data, so an accepted step costs more than its proposal and its test (against
+Theorems 5.1 to 5.6 of DPSUR). For any m > 0 and J > 0, if
 
     E_{p'}[ max over corners (a, a') of
             a^alpha a'^(1-alpha) L^alpha - J (alpha m^(alpha-1) a L - (alpha-1) m^alpha a') ]
 
-is not positive, then ``rdp(alpha) <= log(J) / (alpha - 1)``: the subtracted part is the tangent of t^alpha at m = A /
-A', the integrand is convex in the acceptance probabilities, and as a function of L it is an f-divergence of the
-proposals, so the one-dimensional sampled-Gaussian pair is the worst. The smallest J over m is attained by some test.
+is not positive, then ``rdp(alpha) <= log(J) / (alpha - 1)``: the subtracted part is the tangent of
+t^alpha at m = A / A', the integrand is convex in the acceptance probabilities, and as a function of
+L it is an f-divergence of the proposals, so the one-dimensional sampled-Gaussian pair is the worst.
+The smallest J over m is attained by some test.
 
-Unit: one record, zero-out adjacency, larger of both directions; nats. It assumes that nobody learns how often the
-mechanism rejected.
+Unit: one record, zero-out adjacency, larger of both directions; nats. It assumes that nobody learns
+how often the mechanism rejected.
 """
 
 import math
@@ -41,11 +43,17 @@ def selective(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLi
         acceptance: bounds on the probability of acceptance; infinite cost when its lowest is 0.
         orders: Renyi orders above 1.
     """
-    return np.array([_one(rate, noise, acceptance, float(order)) for order in np.asarray(orders, dtype=np.float64)])
+    return np.array(
+        [
+            _one(rate, noise, acceptance, float(order))
+            for order in np.asarray(orders, dtype=np.float64)
+        ]
+    )
 
 
 def simple_bound(rate: float, noise: float, acceptance: Acceptance, order: float) -> float:
-    """A closed-form upper bound: the proposal's cost plus what ratios of acceptance can add at most."""
+    """A closed-form upper bound: the proposal's cost plus what ratios of acceptance can add at
+    most."""
     if acceptance.lowest <= 0.0:
         return math.inf
     ratio = acceptance.highest / acceptance.lowest
@@ -65,7 +73,8 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
 
 
 class _Bound:
-    """J as a function of log m, for one direction. J is kept without the factor m^alpha e^-(all scales)."""
+    """J as a function of log m, for one direction. J is kept without the factor m^alpha e^-(all
+    scales)."""
 
     def __init__(self, pair: WorstPair) -> None:
         self.pair = pair
@@ -73,9 +82,11 @@ class _Bound:
         self.gain = np.exp(pair.log_gain - pair.log_gain.max())
 
     def search(self, reach: float) -> float:
-        """The smallest log J over log m in [-reach, reach]; every m is valid, so stopping early is safe.
+        """The smallest log J over log m in [-reach, reach]; every m is valid, so stopping early is
+        safe.
 
-        For the extremal test at m, log J falls in m where A / A' > m and rises elsewhere: a root is sought.
+        For the extremal test at m, log J falls in m where A / A' > m and rises elsewhere: a root is
+        sought.
         """
         order = self.pair.order
         low, high, at, start, best = -reach, reach, 0.0, 0.0, math.inf
@@ -92,15 +103,18 @@ class _Bound:
             close = CLOSE * math.sqrt(max(best, 0.0)) / order if math.isfinite(best) else 0.0
             if abs(step - at) <= close or high - low < 1e-12:
                 break
-            start = scaled * math.exp(min(order * (step - at), 100.0)) if math.isfinite(scaled) else 0.0
+            start = (
+                scaled * math.exp(min(order * (step - at), 100.0)) if math.isfinite(scaled) else 0.0
+            )
             before, at = (at, slope), step
         return best
 
     def solve(self, log_m: float, start: float) -> tuple[float, float]:
-        """J at m (infinite when none is finite or found), and ``log(A / A') - log m`` of the extremal test.
+        """J at m (infinite when none is finite or found), and ``log(A / A') - log m`` of the
+        extremal test.
 
-        Iterates J <- U / (alpha A / m - (alpha - 1) A') over the best corners at the last J (Dinkelbach 1967); after
-        one step from any start J rises monotonically to the solution.
+        Iterates J <- U / (alpha A / m - (alpha - 1) A') over the best corners at the last J
+        (Dinkelbach 1967); after one step from any start J rises monotonically to the solution.
         """
         pair, order, value = self.pair, self.pair.order, start
         for number in range(PASSES):
@@ -118,7 +132,8 @@ class _Bound:
         return math.inf, slope
 
     def _sums(self, corner: NDArray[np.int8]) -> tuple[float, float, float]:
-        """U, A and A' of the test that takes `corner` at each point; it is constant between few changes."""
+        """U, A and A' of the test that takes `corner` at each point; it is constant between few
+        changes."""
         starts = np.concatenate([[0], np.flatnonzero(corner[1:] != corner[:-1]) + 1])
         parts = np.add.reduceat(self.pair.basis, starts, axis=1)
         chosen = corner[starts]

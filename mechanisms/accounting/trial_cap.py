@@ -1,15 +1,18 @@
-"""Selective release with a cap on rejections: after M rejections in a row a client stops for the round.
+"""Selective release with a cap on rejections: after M rejections in a row a client stops for the
+round.
 
-The bound of `accounting.selective` is for a step that is accepted at last. With T planned accepted steps in the whole
-run, the probability that the cap is ever reached is at most ``T (1 - lo)^M``; let it be at most `delta_cap`. Then a run
-that is (epsilon, delta)-DP without the cap is (epsilon + delta_cap / (1 - delta_cap), delta + delta_cap)-DP with it.
+The bound of `accounting.selective` is for a step that is accepted at last. With T planned accepted
+steps in the whole run, the probability that the cap is ever reached is at most ``T (1 - lo)^M``;
+let it be at most `delta_cap`. Then a run that is (epsilon, delta)-DP without the cap is (epsilon +
+delta_cap / (1 - delta_cap), delta + delta_cap)-DP with it.
 """
 
 import math
 
 
 def cap_probability(lowest_acceptance: float, most_rejections: int, steps: int) -> float:
-    """``T (1 - lo)^M``, a bound on the probability that the cap ends any of `steps` steps; at most 1."""
+    """``T (1 - lo)^M``, a bound on the probability that the cap ends any of `steps` steps; at most
+    1."""
     if lowest_acceptance == 1.0:
         return 0.0
     return min(1.0, steps * math.exp(most_rejections * math.log1p(-lowest_acceptance)))
@@ -27,7 +30,9 @@ def smallest_cap(lowest_acceptance: float, steps: int, delta_cap: float) -> int:
         ValueError: an argument is out of its bounds.
     """
     if not 0.0 < lowest_acceptance <= 1.0:
-        raise ValueError(f"lowest_acceptance = {lowest_acceptance} must be in (0, 1]; add noise to the test")
+        raise ValueError(
+            f"lowest_acceptance = {lowest_acceptance} must be in (0, 1]; add noise to the test"
+        )
     if steps < 1:
         raise ValueError(f"steps = {steps} must be at least 1; plan one accepted step or more")
     _check(delta_cap)

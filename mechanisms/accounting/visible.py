@@ -1,17 +1,19 @@
 """Trials whose accept/reject bit is public while a rejected proposal stays hidden.
 
-With U = E[L^alpha a^alpha a'^(1-alpha)], A = E[L a], A' = E[a'] over the denominator's proposal, the moment of one
-trial is ``U + (1-A)^alpha (1-A')^(1-alpha)``. Replacing the last term by its tangents and exchanging suprema, its
-maximum over all tests is the supremum over m of
+With U = E[L^alpha a^alpha a'^(1-alpha)], A = E[L a], A' = E[a'] over the denominator's proposal,
+the moment of one trial is ``U + (1-A)^alpha (1-A')^(1-alpha)``. Replacing the last term by its
+tangents and exchanging suprema, its maximum over all tests is the supremum over m of
 
-    V(m) = E[ max over corners of (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1) m^alpha a') ]
-           + alpha m^(alpha-1) - (alpha-1) m^alpha
+    V(m) = E[ max over corners of (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1)
+           m^alpha a') ] + alpha m^(alpha-1) - (alpha-1) m^alpha
 
-Here m is a supremum, so every value between the points that are evaluated must be bounded. Two facts make that cheap:
-- A maximizing m equals (1-A) / (1-A'), and |A - A'| <= eta = (hi - lo) (total variation of the proposals + q_v), so
+Here m is a supremum, so every value between the points that are evaluated must be bounded. Two
+facts make that cheap:
+- A maximizing m equals (1-A) / (1-A'), and |A - A'| <= eta = (hi - lo) (total variation of the
+  proposals + q_v), so
   |log m| <= log(1 + eta / (1-hi)).
-- In log m, V is a supremum of functions with second derivatives at least -k (bounded below on each cell), so between
-  two points it stays below its chord plus the parabola of curvature k.
+- In log m, V is a supremum of functions with second derivatives at least -k (bounded below on each
+  cell), so between two points it stays below its chord plus the parabola of curvature k.
 Cells whose bound exceeds the largest value found are halved until none does: branch and bound.
 
 Unit: one record, zero-out adjacency, larger of both directions; nats per trial.
@@ -36,12 +38,14 @@ MIN_SCALED = sys.float_info.min  # scaled sums of many points lose no digits abo
 
 
 def every_trial(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLike) -> Floats:
-    """Cost of a trial whose proposal is public whether accepted or not: SGM(rate, noise) plus the bit; nats ``[n]``."""
+    """Cost of a trial whose proposal is public whether accepted or not: SGM(rate, noise) plus the
+    bit; nats ``[n]``."""
     return np.asarray(sampled_gaussian.curve(rate, noise, orders) + acceptance.bit_cost(orders))
 
 
 def visible(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLike) -> Floats:
-    """Renyi divergence of one trial with a public bit; float64 ``[len(orders)]`` in nats, never above `every_trial`.
+    """Renyi divergence of one trial with a public bit; float64 ``[len(orders)]`` in nats, never
+    above `every_trial`.
 
     Args:
         rate: Poisson rate q of the proposal, in (0, 1].
@@ -65,7 +69,8 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
 
 
 class _Supremum:
-    """The supremum of V - 1 over log m, for one direction; all values are kept without a factor e^scale."""
+    """The supremum of V - 1 over log m, for one direction; all values are kept without a factor
+    e^scale."""
 
     def __init__(self, pair: WorstPair, acceptance: Acceptance) -> None:
         variation = float(np.maximum(pair.basis[1] - pair.basis[2], 0.0).sum())
@@ -78,7 +83,8 @@ class _Supremum:
         self.gain = np.exp(pair.log_gain + pair.log_scale - self.scale)
 
     def log_moment(self) -> float:
-        """An upper bound of log V, within `CLOSE` of the supremum unless `EVALUATIONS` were not enough."""
+        """An upper bound of log V, within `CLOSE` of the supremum unless `EVALUATIONS` were not
+        enough."""
         nodes = np.linspace(-self.reach, self.reach, CELLS + 1)
         values = self.excess(nodes)
         cells = np.stack([nodes[:-1], nodes[1:], values[:-1], values[1:]])
@@ -101,7 +107,9 @@ class _Supremum:
         """``log(V)`` of a scaled ``V - 1``; one that has underflowed is rounded up."""
         if self.scale == 0.0:
             return math.log1p(max(excess, 0.0))
-        return self.scale + math.log(max(excess + math.exp(-self.scale), math.exp(-self.scale), MIN_SCALED))
+        return self.scale + math.log(
+            max(excess + math.exp(-self.scale), math.exp(-self.scale), MIN_SCALED)
+        )
 
     def excess(self, log_m: Floats) -> Floats:
         """Scaled ``V - 1`` at each log m, float64 ``[n]``."""
@@ -117,7 +125,8 @@ class _Supremum:
         return np.asarray(sums + (linear - constant - math.exp(-self.scale)))
 
     def cell_bounds(self, cells: Floats) -> Floats:
-        """Upper bounds of the scaled ``V - 1`` on cells (left, right, value left, value right), ``[4, n] -> [n]``.
+        """Upper bounds of the scaled ``V - 1`` on cells (left, right, value left, value right),
+        ``[4, n] -> [n]``.
 
         The second derivative in log m of the part that depends on m is
         ``-alpha (alpha-1) m^(alpha-1) [(1-A') (alpha m - alpha + 1) + (alpha-1) (A - A')]``.
@@ -126,7 +135,13 @@ class _Supremum:
         left, right, at_left, at_right = cells
         bracket = (1.0 - self.accept.lowest) * np.maximum(order * np.exp(right) - order + 1.0, 0.0)
         bracket += (order - 1.0) * self.eta
-        bend = order * (order - 1.0) * np.exp((order - 1.0) * right - self.scale) * bracket * (right - left) ** 2
+        bend = (
+            order
+            * (order - 1.0)
+            * np.exp((order - 1.0) * right - self.scale)
+            * bracket
+            * (right - left) ** 2
+        )
         rise = np.abs(at_right - at_left)
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = (at_left + at_right) / 2.0 + bend / 8.0 + rise**2 / (2.0 * bend)

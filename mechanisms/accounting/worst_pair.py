@@ -1,9 +1,10 @@
 """The one-dimensional pair of proposals that is worst for a selective mechanism, on a grid.
 
-With and without the record a proposal is a sampled Gaussian; by joint convexity the pair N(0, s^2) and
-(1 - q) N(0, s^2) + q N(1, s^2) is the worst in any dimension (lengths in units of the L2 sensitivity). Direction "add"
-puts the mixture in the numerator of the likelihood ratio L, "remove" in the denominator. Selective and visible release
-maximize, at each point, over the corners of the square of acceptance probabilities (a0, az).
+With and without the record a proposal is a sampled Gaussian; by joint convexity the pair N(0, s^2)
+and (1 - q) N(0, s^2) + q N(1, s^2) is the worst in any dimension (lengths in units of the L2
+sensitivity). Direction "add" puts the mixture in the numerator of the likelihood ratio L, "remove"
+in the denominator. Selective and visible release maximize, at each point, over the corners of the
+square of acceptance probabilities (a0, az).
 """
 
 import math
@@ -17,7 +18,8 @@ from mechanisms.accounting.acceptance import Acceptance
 Floats = NDArray[np.float64]
 
 POINTS = 8_000
-"""At least: the trapezoidal rule's error at the kinks of a maximum is below 1e-6 of the divergence."""
+"""At least: the trapezoidal rule's error at the kinks of a maximum is below 1e-6 of the
+divergence."""
 MAX_POINTS = 40_000
 FINE, COARSE = 100.0, 32.0  # points per standard deviation wished for, and needed
 NEGLIGIBLE = 42.0  # in nats below the maximum
@@ -30,8 +32,8 @@ class WorstPair:
     """A direction of the pair at one order.
 
     Attributes:
-        basis: float64 ``[3, points]``, rows ``e^(-log_scale) p' L^a``, ``p' L`` and ``p'`` times the grid's spacing;
-            the last two sum to one exactly as the densities do.
+        basis: float64 ``[3, points]``, rows ``e^(-log_scale) p' L^a``, ``p' L`` and ``p'`` times
+            the grid's spacing; the last two sum to one exactly as the densities do.
         log_scale: natural logarithm by which the first row is scaled down.
         numerator: float64 ``[4]``, acceptance with the numerator's data at each corner.
         denominator: float64 ``[4]``, acceptance with the denominator's data at each corner.
@@ -47,28 +49,41 @@ class WorstPair:
     @property
     def log_gain(self) -> Floats:
         """``log(a^alpha a'^(1 - alpha))`` at each corner."""
-        return np.asarray(self.order * np.log(self.numerator) + (1.0 - self.order) * np.log(self.denominator))
+        return np.asarray(
+            self.order * np.log(self.numerator) + (1.0 - self.order) * np.log(self.denominator)
+        )
 
 
 def divergence(log_moment: float, order: float) -> float:
-    """``log_moment / (order - 1)``, raised by what the grid and the rounding of doubles may have left out."""
+    """``log_moment / (order - 1)``, raised by what the grid and the rounding of doubles may have
+    left out."""
     return (max(log_moment, 0.0) * (1.0 + MARGIN) + ROUNDING * order) / (order - 1.0)
 
 
-def pairs(rate: float, noise: float, acceptance: Acceptance, order: float) -> list[WorstPair] | None:
-    """Both directions; None when the noise is so small for the order that no affordable grid resolves it."""
+def pairs(
+    rate: float, noise: float, acceptance: Acceptance, order: float
+) -> list[WorstPair] | None:
+    """Both directions; None when the noise is so small for the order that no affordable grid
+    resolves it."""
     both = [_pair(rate, noise, acceptance, order, added) for added in (True, False)]
     return [pair for pair in both if pair is not None] if all(both) else None
 
 
-def _pair(rate: float, noise: float, acceptance: Acceptance, order: float, added: bool) -> WorstPair | None:
+def _pair(
+    rate: float, noise: float, acceptance: Acceptance, order: float, added: bool
+) -> WorstPair | None:
     x = _grid(rate, noise, order, added)
     if x is None:
         return None
     log_density, log_ratio = _logs(x, rate, noise, added)
     weights, ratio_weights = (_normalized(log_density), _normalized(log_density + log_ratio))
     spread = float(np.max(log_density))
-    log_power = log_density + order * log_ratio - spread - math.log(float(np.exp(log_density - spread).sum()))
+    log_power = (
+        log_density
+        + order * log_ratio
+        - spread
+        - math.log(float(np.exp(log_density - spread).sum()))
+    )
     scale = float(np.max(log_power))
     low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
     without = np.array([low, low, high, high])
@@ -79,7 +94,8 @@ def _pair(rate: float, noise: float, acceptance: Acceptance, order: float, added
 
 
 def _grid(rate: float, noise: float, order: float, added: bool) -> Floats | None:
-    """Points that hold all but e^-42 of each row of the basis; None when too many would be needed."""
+    """Points that hold all but e^-42 of each row of the basis; None when too many would be
+    needed."""
     wide = np.linspace(-order - 10.0 * noise, order + 10.0 * noise + 1.0, 4_001)
     log_density, log_ratio = _logs(wide, rate, noise, added)
     rows = [log_density + power * log_ratio for power in (0.0, 1.0, order)]

@@ -1,6 +1,8 @@
-"""The operations that act on each record alone: functions, methods and layers, each with the rule of its arguments.
+"""The operations that act on each record alone: functions, methods and layers, each with the rule
+of its arguments.
 
-Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks a model up.
+Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks a
+model up.
 """
 
 import operator
@@ -27,8 +29,11 @@ _ELEMENTWISE = """
 """
 _TABLE: dict[str, Rule] = {
     "to type_as contiguous clone detach float double long bool": place.like_first,
-    "sum mean amax amin prod std var logsumexp argmax argmin max min median any all": place.along(1),
-    "cumsum cumprod softmax log_softmax softmin select narrow index_select count_nonzero": place.along(1),
+    "sum mean amax amin prod std var logsumexp argmax argmin max min median any all": place.along(
+        1
+    ),
+    "cumsum cumprod softmax log_softmax softmin select narrow index_select "
+    "count_nonzero": place.along(1),
     "norm vector_norm roll": place.along(2),
     "sort argsort glu": place.along(1, -1),
     "topk": place.along(2, -1),
@@ -53,14 +58,19 @@ _TABLE: dict[str, Rule] = {
     "scaled_dot_product_attention": place.attention,
     "linear": place.inner(lambda args, named: 1),
     "layer_norm": place.inner(
-        lambda args, named: len(named["normalized_shape"] if "normalized_shape" in named else args[1])
+        lambda args, named: len(
+            named["normalized_shape"] if "normalized_shape" in named else args[1]
+        )
     ),
     "pad": place.inner(lambda args, named: len(named["pad"] if "pad" in named else args[1]) // 2),
     "group_norm prelu": place.whole(2),
     "interpolate": place.whole(3),
-    "conv1d conv_transpose1d max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d": place.whole(3, 3),
-    "conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d": place.whole(4, 4),
-    "conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d": place.whole(5, 5),
+    "conv1d conv_transpose1d max_pool1d avg_pool1d adaptive_avg_pool1d "
+    "adaptive_max_pool1d": place.whole(3, 3),
+    "conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d "
+    "adaptive_max_pool2d": place.whole(4, 4),
+    "conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d "
+    "adaptive_max_pool3d": place.whole(5, 5),
     "dropout": place.dropout,
     "embedding": place.embedding,
     "cross_entropy nll_loss": place.cross_entropy,
@@ -73,17 +83,48 @@ SIZED = {_RULES["view"], _RULES["expand"], _RULES["repeat"]}
 
 _SPACES = (operator, torch, F, torch.linalg)
 _FUNCTIONS: dict[Any, Rule] = {
-    getattr(space, name): rule for name, rule in _RULES.items() for space in _SPACES if hasattr(space, name)
+    getattr(space, name): rule
+    for name, rule in _RULES.items()
+    for space in _SPACES
+    if hasattr(space, name)
 }
 
 _PLAIN = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh),
-    *(nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
+    *(
+        nn.Identity,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.SELU,
+        nn.CELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Mish,
+        nn.Tanh,
+    ),
+    *(
+        nn.Sigmoid,
+        nn.LogSigmoid,
+        nn.Softplus,
+        nn.Softsign,
+        nn.Tanhshrink,
+        nn.Hardtanh,
+        nn.Hardsigmoid,
+        nn.Hardswish,
+    ),
 )
 _IMAGES = {
     getattr(nn, name.format(n)): place.whole(n + 2, n + 2)
     for n in (1, 2, 3)
-    for name in ("Conv{}d", "ConvTranspose{}d", "MaxPool{}d", "AvgPool{}d", "AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d")
+    for name in (
+        "Conv{}d",
+        "ConvTranspose{}d",
+        "MaxPool{}d",
+        "AvgPool{}d",
+        "AdaptiveAvgPool{}d",
+        "AdaptiveMaxPool{}d",
+    )
 }
 _INSTANCE = {
     nn.InstanceNorm1d: place.whole(3, 3),
@@ -103,7 +144,8 @@ def of_method(name: str) -> Rule | None:
 
 
 def of_layer(layer: nn.Module) -> Rule | None:
-    """The rule of a layer; only for layers of exactly the known types, with the forward of their type."""
+    """The rule of a layer; only for layers of exactly the known types, with the forward of their
+    type."""
     kind = type(layer)
     if "forward" in vars(layer):
         return None

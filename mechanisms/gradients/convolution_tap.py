@@ -1,8 +1,9 @@
 """The tap of convolutions in one, two and three dimensions.
 
-A convolution is a linear layer on patches: the gradient of its weight is, for each record, a sum over the output's
-pixels of (gradient of the pixel) times (patch of the input under it). Stride, dilation, groups and every padding act
-on how patches are cut only. Patches are much larger than the input, so they are made for a few records at a time.
+A convolution is a linear layer on patches: the gradient of its weight is, for each record, a sum
+over the output's pixels of (gradient of the pixel) times (patch of the input under it). Stride,
+dilation, groups and every padding act on how patches are cut only. Patches are much larger than the
+input, so they are made for a few records at a time.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from mechanisms.gradients.products import products
 from mechanisms.gradients.taps import Tap
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-# Entries of patches made at a time on a CPU: 2 MiB, which its caches hold (docs/decisions/0010-speed.md).
+# Entries of patches made at a time on a CPU: 2 MiB, which its caches hold
+# (docs/decisions/0010-speed.md).
 _STRETCH = 2**19
 # Entries of a row of a patch, from which on it is copied fast enough as it stands (as above).
 _RUN = 64
@@ -24,20 +26,29 @@ _RUN = 64
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
 
 
-def each_client(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int) -> Tensor:
-    """`[K * B, out, ...]`: `x [K * B, in, ...]` convolved with `weight [K, out, in / groups, ...]`, `bias [K, out]`.
+def each_client(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int
+) -> Tensor:
+    """`[K * B, out, ...]`: `x [K * B, in, ...]` convolved with `weight [K, out, in / groups, ...]`,
+    `bias [K, out]`.
 
-    `geometry` is (stride, padding, dilation). Clients go one after the other: the faster way on a CPU.
+    `geometry` is (stride, padding, dilation). Clients go one after the other: the faster way on a
+    CPU.
     """
     clients, convolve = len(weight), _CONVOLUTIONS[x.dim() - 2]
     shifts = [None] * clients if bias is None else bias
     if clients == 1:
         return convolve(x, weight[0], shifts[0], *geometry, groups)
-    outputs = [convolve(*one, *geometry, groups) for one in zip(x.chunk(clients), weight, shifts, strict=True)]
+    outputs = [
+        convolve(*one, *geometry, groups)
+        for one in zip(x.chunk(clients), weight, shifts, strict=True)
+    ]
     return torch.cat(outputs)
 
 
-def all_clients(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int) -> Tensor:
+def all_clients(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int
+) -> Tensor:
     """As `each_client`, in one call: K clients are K times as many groups of channels."""
     clients, convolve = len(weight), _CONVOLUTIONS[x.dim() - 2]
     channels = x.unflatten(0, (clients, -1)).transpose(0, 1).flatten(1, 2)
@@ -62,7 +73,9 @@ class ConvolutionTap(Tap):
         padded, padding = (x, layer.padding) if plain else (self._pad(x), 0)
         weight, bias = self._own["weight"], self._own.get("bias")
         convolve = each_client if x.device.type == "cpu" else all_clients
-        output = convolve(padded, weight, bias, (layer.stride, padding, layer.dilation), layer.groups)
+        output = convolve(
+            padded, weight, bias, (layer.stride, padding, layer.dilation), layer.groups
+        )
         return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
@@ -78,27 +91,34 @@ class ConvolutionTap(Tap):
         return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
 
     def _gradients(self, x: Tensor, left: Tensor) -> Tensor:
-        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]` and `left [n, G, T, out / G]`."""
+        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]` and `left [n, G, T, out /
+        G]`."""
         features = self._layer.weight[0].numel()
         formed = left.new_empty(*left.shape[:2], left.shape[3], features)
         entries = left.shape[1:3].numel() * features
         records = max(1, _STRETCH // entries) if x.device.type == "cpu" else len(x)
-        for part, own, source in zip(formed.split(records), left.split(records), x.split(records), strict=True):
+        for part, own, source in zip(
+            formed.split(records), left.split(records), x.split(records), strict=True
+        ):
             products(own.transpose(2, 3), self._patches(source), part)
         return formed
 
     def _patches(self, x: Tensor) -> Tensor:
-        """`[n, G, T, in]`: under each of the T output pixels the input's patch, its entries by kernel, then channel.
+        """`[n, G, T, in]`: under each of the T output pixels the input's patch, its entries by
+        kernel, then channel.
 
-        Channels come last because a copy from the channels-last layout then runs over contiguous memory. Where such
-        runs are short, windows are laid out one dimension after the other: the next copy has longer runs.
+        Channels come last because a copy from the channels-last layout then runs over contiguous
+        memory. Where such runs are short, windows are laid out one dimension after the other: the
+        next copy has longer runs.
         """
         layer = self._layer
         dims = x.dim() - 2
         views = self._pad(x).unflatten(1, (layer.groups, -1)).movedim(2, -1)
         for d in reversed(range(dims)):
             span = layer.dilation[d] * (layer.kernel_size[d] - 1) + 1
-            views = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]].movedim(-1, 2 + dims)
+            views = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]].movedim(
+                -1, 2 + dims
+            )
             if d > 0 and views.shape[2 + dims :].numel() < _RUN:
                 views = views.movedim(2 + d, 2).contiguous().movedim(2, 2 + d)
         return views.flatten(2 + dims).flatten(2, 1 + dims)

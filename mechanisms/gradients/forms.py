@@ -1,18 +1,20 @@
 """Forms in which the per-record gradients of one parameter are known, and what is asked of each.
 
-A form answers `squared_norms(whole) -> [K, B]`, `weighted_sum(factors [K, B], keep) -> [K, *shape]` in floats and
-`whole_sum(scales [K, B], keep) -> [K, *shape]` in whole numbers, for which norms are taken in float64. `keep [K, B]`
-marks the records that may take part (one outside adds exactly 0 whatever it holds), None stands for all.
+A form answers `squared_norms(whole) -> [K, B]`, `weighted_sum(factors [K, B], keep) -> [K, *shape]`
+in floats and `whole_sum(scales [K, B], keep) -> [K, *shape]` in whole numbers, for which norms are
+taken in float64. `keep [K, B]` marks the records that may take part (one outside adds exactly 0
+whatever it holds), None stands for all.
 
 - `Held`: the gradients themselves;
-- `Outer`: outer products that are not formed, `left right^T`: linear layers at one position; Goodfellow 2015
-  (arXiv 1510.01799). Sums of several outer products are formed and held: only then is what is clipped the very vector
-  that is added up, however much cancels in it;
+- `Outer`: outer products that are not formed, `left right^T`: linear layers at one position;
+  Goodfellow 2015 (arXiv 1510.01799). Sums of several outer products are formed and held: only then
+  is what is clipped the very vector that is added up, however much cancels in it;
 - `Looked`: rows of an embedding.
 
-A whole sum is exact. Each record's part, `scale * gradient`, is rounded to whole numbers of norm up to 2^44 by itself;
-these are added up without rounding, so the sum depends neither on the order of the records nor on a record's place,
-and one record moves it by its own part alone (`mechanisms/grid.py` has the proof).
+A whole sum is exact. Each record's part, `scale * gradient`, is rounded to whole numbers of norm up
+to 2^44 by itself; these are added up without rounding, so the sum depends neither on the order of
+the records nor on a record's place, and one record moves it by its own part alone
+(`mechanisms/grid.py` has the proof).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,16 +28,18 @@ from torch.nn import functional as F
 from mechanisms.gradients.products import products
 from mechanisms.layout import Layout
 
-# A factor of a product of squared norms below this has lost digits to underflow. It is raised to this value: a norm
-# may come out too large, by 1e-15 of its other factor, but never too small.
+# A factor of a product of squared norms below this has lost digits to underflow. It is raised to
+# this value: a norm may come out too large, by 1e-15 of its other factor, but never too small.
 _SMALLEST_SQUARE = 1e-30
-# In float32 a long sum loses small terms, and a norm would come out too small. So it is taken in stretches.
+# In float32 a long sum loses small terms, and a norm would come out too small. So it is taken in
+# stretches.
 _STRETCH = 1024
 # Records whose parts, of up to 2^44, float64 adds up without rounding.
 _EXACT_RECORDS = 2**8
 # Entries of parts made at a time, which a CPU's caches hold.
 _PART_ENTRIES = 2**17
-# Norm of the direction of a whole outer product's right side; the left side has the rest of a part's 2^44.
+# Norm of the direction of a whole outer product's right side; the left side has the rest of a
+# part's 2^44.
 DIRECTION = 2.0**23
 
 Arrange = Callable[[Tensor], Tensor]
@@ -75,14 +79,18 @@ class Held:
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
         """Int64 `[K, *shape]`: the sum of rounded `scales * gradient`."""
-        rows, total = _kept(self._rows, keep), self._rows.new_zeros(len(scales), self._rows.shape[2], dtype=torch.int64)
+        rows, total = (
+            _kept(self._rows, keep),
+            self._rows.new_zeros(len(scales), self._rows.shape[2], dtype=torch.int64),
+        )
         for at in _exact_stretches(scales.shape[1], len(scales) * rows.shape[2]):
             total += (rows[:, at] * scales[:, at, None]).round_().sum(1).to(torch.int64)
         return total.view(-1, *self._shape)
 
 
 class Outer:
-    """Gradients `left right^T [K, B, G, out, in]`, from `left [K, B, G, out]` and `right [K, B, G, in]`, not formed."""
+    """Gradients `left right^T [K, B, G, out, in]`, from `left [K, B, G, out]` and `right [K, B, G,
+    in]`, not formed."""
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self._left, self._right = left, right
@@ -91,8 +99,12 @@ class Outer:
     def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`, from the norms of both sides."""
         if whole:
-            longer = 1.0 + self._right.shape[3] ** 0.5 / 2.0 / DIRECTION  # by what rounding may add to a direction
-            lengths = (long_norms(self._left, whole) * long_norms(self._right, whole) * longer).square()
+            longer = (
+                1.0 + self._right.shape[3] ** 0.5 / 2.0 / DIRECTION
+            )  # by what rounding may add to a direction
+            lengths = (
+                long_norms(self._left, whole) * long_norms(self._right, whole) * longer
+            ).square()
             return reduce(torch.add, lengths.unbind(2))
         left, right = (long_norms(t).square() for t in (self._left, self._right))
         return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
@@ -103,12 +115,18 @@ class Outer:
         return products(scaled.permute(0, 2, 3, 1), _kept(self._right, keep).transpose(1, 2))
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, G, out, in]`: the sum of outer products of whole numbers, near `scales * gradient`.
+        """Int64 `[K, G, out, in]`: the sum of outer products of whole numbers, near `scales *
+        gradient`.
 
         The right side becomes a direction of norm 2^23, the left side takes all of the rest.
         """
-        lengths = torch.nan_to_num(long_norms(self._right, whole=True), posinf=0.0)  # of records that are left out
-        ups, downs = torch.where(lengths > 0, DIRECTION / lengths, 0.0), scales[:, :, None] * lengths / DIRECTION
+        lengths = torch.nan_to_num(
+            long_norms(self._right, whole=True), posinf=0.0
+        )  # of records that are left out
+        ups, downs = (
+            torch.where(lengths > 0, DIRECTION / lengths, 0.0),
+            scales[:, :, None] * lengths / DIRECTION,
+        )
         clients, records, groups, rows = self._left.shape
         total = scales.new_zeros(clients, groups, rows, self._right.shape[3], dtype=torch.int64)
         for at in _exact_stretches(records, clients * groups * self._right.shape[3]):
@@ -122,7 +140,8 @@ class Outer:
 
 
 class Arranged:
-    """A form whose sums `[K, ...]` are brought into the parameter's shape; norms do not depend on it."""
+    """A form whose sums `[K, ...]` are brought into the parameter's shape; norms do not depend on
+    it."""
 
     def __init__(self, form: Form, arrange: Arrange) -> None:
         self._form, self._arrange = form, arrange
@@ -148,11 +167,14 @@ def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
     """
     if left.shape[3] == 1:
         return Arranged(Outer(left.squeeze(3), right.squeeze(3)), arrange)
-    return Arranged(Held(products(left.transpose(-1, -2), right), left.numel() + right.numel()), arrange)
+    return Arranged(
+        Held(products(left.transpose(-1, -2), right), left.numel() + right.numel()), arrange
+    )
 
 
 class Looked:
-    """Gradients `[K, B, V, D]` with `gradient [K, B, T, D]` added to the rows `index [K, B, T]`; the rest is 0."""
+    """Gradients `[K, B, V, D]` with `gradient [K, B, T, D]` added to the rows `index [K, B, T]`;
+    the rest is 0."""
 
     def __init__(self, index: Tensor, gradient: Tensor, rows: int) -> None:
         self._index, self._gradient, self._size = index, gradient, rows
@@ -175,18 +197,22 @@ class Looked:
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """Each record's gradient by distinct rows: their index `[K, B, T]` and sums `[K, B, T, D]`; 0 in slots left."""
+        """Each record's gradient by distinct rows: their index `[K, B, T]` and sums `[K, B, T, D]`;
+        0 in slots left."""
         order = self._index.argsort(dim=2, stable=True)
         sorted_index = self._index.gather(2, order)
         starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
         rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
         slots = self._gradient.shape[2]
         summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
-        return torch.zeros_like(rank).scatter_(2, rank, self._index), summed.view(self._gradient.shape)
+        return torch.zeros_like(rank).scatter_(2, rank, self._index), summed.view(
+            self._gradient.shape
+        )
 
 
 def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
-    """The L2 norms `[...]` of `rows [..., N]`: in float64, or in their own type, then by stretches of a row."""
+    """The L2 norms `[...]` of `rows [..., N]`: in float64, or in their own type, then by stretches
+    of a row."""
     length = rows.shape[-1]
     if whole:
         return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
@@ -201,7 +227,8 @@ def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
 
 
 class Pass:
-    """The forms `{parameter name: form}` of all parameters of one pass: norms and sums of whole gradients."""
+    """The forms `{parameter name: form}` of all parameters of one pass: norms and sums of whole
+    gradients."""
 
     def __init__(self, layout: Layout, forms: dict[str, Form]) -> None:
         self._layout, self._forms = layout, forms
@@ -217,29 +244,38 @@ class Pass:
         return reduce(torch.add, (form.squared_norms(whole) for form in self._forms.values()))
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        """`[K, P]`: the sum over records of `factors [K, B]` times gradient; records outside `keep` are absent."""
-        return self._layout.flatten({name: form.weighted_sum(factors, keep) for name, form in self._forms.items()})
+        """`[K, P]`: the sum over records of `factors [K, B]` times gradient; records outside `keep`
+        are absent."""
+        return self._layout.flatten(
+            {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
+        )
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` (float64) times gradient."""
-        return self._layout.flatten({name: form.whole_sum(scales, keep) for name, form in self._forms.items()})
+        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` (float64) times
+        gradient."""
+        return self._layout.flatten(
+            {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
+        )
 
 
 def _exact_stretches(records: int, entries: int) -> Iterator[slice]:
-    """Cuts B records, of so many entries each, into stretches that are added up exactly, and fit the caches."""
+    """Cuts B records, of so many entries each, into stretches that are added up exactly, and fit
+    the caches."""
     step = max(1, min(_EXACT_RECORDS, _PART_ENTRIES // entries))
     return (slice(start, start + step) for start in range(0, records, step))
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
-    """`values [K, B, ...]` with the records outside `keep [K, B]` set to 0: a factor 0 alone would give 0 * NaN."""
+    """`values [K, B, ...]` with the records outside `keep [K, B]` set to 0: a factor 0 alone would
+    give 0 * NaN."""
     if keep is None:
         return values
     return torch.where(keep.view(*keep.shape, *(1,) * (values.dim() - 2)), values, 0)
 
 
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
-    """`[N, rows, D]`: `values [N, T, D]` added up at `index [N, T]`, in an order that is the same in every run."""
+    """`[N, rows, D]`: `values [N, T, D]` added up at `index [N, T]`, in an order that is the same
+    in every run."""
     batch = torch.arange(index.shape[0], device=index.device).unsqueeze(1).expand_as(index)
     total = values.new_zeros(index.shape[0], rows, values.shape[2])
     return total.index_put_((batch, index), values, accumulate=True)

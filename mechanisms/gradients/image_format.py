@@ -1,7 +1,8 @@
 """The memory format of images: channels-last where it pays.
 
-On a CPU, pooling in the contiguous layout is about half of the time of a small convolutional network; channels-last is
-four times as fast. The values are the same, only their order in memory differs.
+On a CPU, pooling in the contiguous layout is about half of the time of a small convolutional
+network; channels-last is four times as fast. The values are the same, only their order in memory
+differs.
 """
 
 import copy
@@ -11,25 +12,34 @@ from torch import Tensor, nn
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """`x [n, C, H, W]` in the channels-last layout, with its strides also where a size of 1 leaves them open."""
+    """`x [n, C, H, W]` in the channels-last layout, with its strides also where a size of 1 leaves
+    them open."""
     _, channels, height, width = x.shape
     strides = (channels * height * width, 1, width * channels, channels)
     return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
 
 
 def keep_format(layer: nn.Module, inputs: object, output: object) -> None:
-    """A forward hook: the gradient of `output` comes in the format of `output`, where that is channels-last.
+    """A forward hook: the gradient of `output` comes in the format of `output`, where that is
+    channels-last.
 
-    Where images are flattened their gradient loses it, and pooling's backward then costs four times as much.
+    Where images are flattened their gradient loses it, and pooling's backward then costs four times
+    as much.
     """
-    if not isinstance(output, Tensor) or output.dim() != 4 or not output.requires_grad or output.is_contiguous():
+    if (
+        not isinstance(output, Tensor)
+        or output.dim() != 4
+        or not output.requires_grad
+        or output.is_contiguous()
+    ):
         return
     if output.is_contiguous(memory_format=torch.channels_last):
         output.register_hook(channels_last)
 
 
 def gains_from_channels_last(module: nn.Module, records: Tensor) -> bool:
-    """Whether `module` convolves images `records [n, C, H, W]` on a CPU, and gives the same output in this layout.
+    """Whether `module` convolves images `records [n, C, H, W]` on a CPU, and gives the same output
+    in this layout.
 
     A model that calls `view` where the layout forbids it does not.
     """
@@ -37,7 +47,9 @@ def gains_from_channels_last(module: nn.Module, records: Tensor) -> bool:
     if not images or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
     twin = copy.deepcopy(module).double()
-    probe = torch.linspace(-1, 1, records[:1].numel() * 2, dtype=torch.float64).view(2, *records.shape[1:])
+    probe = torch.linspace(-1, 1, records[:1].numel() * 2, dtype=torch.float64).view(
+        2, *records.shape[1:]
+    )
     try:
         with torch.no_grad():
             return torch.allclose(twin(channels_last(probe)), twin(probe))

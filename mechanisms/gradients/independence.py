@@ -1,9 +1,9 @@
 """Refusal of layers under which a record has no gradient of its own.
 
-Per-record clipping bounds the influence of a record only if its gradient is a function of that record and of the
-parameters. Batch normalization breaks this (its statistics mix the batch), dropout draws from a global generator, and
-an embedding with `max_norm` changes its weights by the records it sees. What no layer shows is found by trial
-(`gradients.record_trial`).
+Per-record clipping bounds the influence of a record only if its gradient is a function of that
+record and of the parameters. Batch normalization breaks this (its statistics mix the batch),
+dropout draws from a global generator, and an embedding with `max_norm` changes its weights by the
+records it sees. What no layer shows is found by trial (`gradients.record_trial`).
 """
 
 from torch import nn
@@ -14,30 +14,38 @@ __all__ = ["refuse_mixing_layers"]
 
 
 def refuse_mixing_layers(module: nn.Module) -> None:
-    """Raises ValueError naming the first layer of `module` under which records would not be independent.
+    """Raises ValueError naming the first layer of `module` under which records would not be
+    independent.
 
-    Refused are batch normalization in every form (also SyncBatchNorm, the lazy ones, and InstanceNorm with
-    `track_running_stats`), in train and eval mode alike, dropout with p > 0 in any layer that has it, and embeddings
-    that rewrite their weights (`max_norm`) or have sparse gradients.
+    Refused are batch normalization in every form (also SyncBatchNorm, the lazy ones, and
+    InstanceNorm with `track_running_stats`), in train and eval mode alike, dropout with p > 0 in
+    any layer that has it, and embeddings that rewrite their weights (`max_norm`) or have sparse
+    gradients.
     """
     for path, layer in module.named_modules():
-        place = f"layer '{path}' ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
+        place = (
+            f"layer '{path}' ({type(layer).__name__})"
+            if path
+            else f"the model ({type(layer).__name__})"
+        )
         if isinstance(layer, _NormBase) and not _is_per_record(layer):
             raise ValueError(
                 f"{place} mixes the records of a batch, so a record's influence cannot be bounded: "
                 "replace it by GroupNorm or LayerNorm"
             )
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (layer.max_norm is not None or layer.sparse):
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (
+            layer.max_norm is not None or layer.sparse
+        ):
             option, value = ("sparse", True) if layer.sparse else ("max_norm", layer.max_norm)
             raise ValueError(
-                f"{place} has {option} = {value}: it rewrites its weights in a forward pass, or has no dense gradient; "
-                f"leave {option} at its default"
+                f"{place} has {option} = {value}: it rewrites its weights in a forward pass, or "
+                f"has no dense gradient; leave {option} at its default"
             )
         probability = _dropout(layer)
         if probability > 0:
             raise ValueError(
-                f"{place} has dropout p = {probability}, which must be 0: its draws come from the global generator "
-                "and are not reproducible; set p to 0 or remove the layer"
+                f"{place} has dropout p = {probability}, which must be 0: its draws come from the "
+                "global generator and are not reproducible; set p to 0 or remove the layer"
             )
 
 

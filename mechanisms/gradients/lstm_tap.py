@@ -1,8 +1,8 @@
 """The tap of `nn.LSTM`: one layer, in one direction or in both, records first.
 
-The weights are used at every step of a sequence, and only through what enters the gates, z_t + W h_{t-1} + b: with u_t
-its gradient, a record's gradients are sum_t u_t x_t^T, sum_t u_t h_{t-1}^T and sum_t u_t. Both directions run side by
-side, the second on the reversed sequence.
+The weights are used at every step of a sequence, and only through what enters the gates, z_t + W
+h_{t-1} + b: with u_t its gradient, a record's gradients are sum_t u_t x_t^T, sum_t u_t h_{t-1}^T
+and sum_t u_t. Both directions run side by side, the second on the reversed sequence.
 """
 
 from typing import Any
@@ -28,7 +28,9 @@ class LSTMTap(Tap):
         names = [_INPUT, _STATE, *(_BIASES if getattr(layer, "bias", False) else ())]
         suffixes = ("", "_reverse") if getattr(layer, "bidirectional", False) else ("",)
         own = [name for name, _ in layer.named_parameters(recurse=False)]
-        return own == [name + end for end in suffixes for name in names] and bool(getattr(layer, "batch_first", False))
+        return own == [name + end for end in suffixes for name in names] and bool(
+            getattr(layer, "batch_first", False)
+        )
 
     @property
     def to_weights(self) -> bool:
@@ -37,7 +39,11 @@ class LSTMTap(Tap):
 
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
         sequence = self._by_client(x).transpose(1, 2)  # [K, T, B, in]
-        seen = torch.stack([sequence, sequence.flip(1)], 1) if self._layer.bidirectional else sequence.unsqueeze(1)
+        seen = (
+            torch.stack([sequence, sequence.flip(1)], 1)
+            if self._layer.bidirectional
+            else sequence.unsqueeze(1)
+        )
         clients, ways, times, records, _ = seen.shape
         rows = seen.flatten(0, 1).flatten(1, 2)
         if self._layer.bias:
@@ -46,8 +52,12 @@ class LSTMTap(Tap):
         else:
             z = rows @ self._both(_INPUT).mT
         z = z.unflatten(1, (times, records))
-        z = z if z.requires_grad else z.requires_grad_()  # the first layer, with a frozen input weight
-        h, last = (states.unflatten(0, (clients, ways)) for states in recurrence(z, self._both(_STATE)))
+        z = (
+            z if z.requires_grad else z.requires_grad_()
+        )  # the first layer, with a frozen input weight
+        h, last = (
+            states.unflatten(0, (clients, ways)) for states in recurrence(z, self._both(_STATE))
+        )
         output = [one if way == 0 else one.flip(1) for way, one in enumerate(h[:, :, 1:].unbind(1))]
         folded = torch.cat(output, dim=3).transpose(1, 2).flatten(0, 1)
         ends = tuple(state.transpose(0, 1).flatten(1, 2) for state in (h[:, :, -1], last))

@@ -1,8 +1,9 @@
-"""Per-record gradients by automatic differentiation, held in memory: right for every module, the reference for taps.
+"""Per-record gradients by automatic differentiation, held in memory: right for every module, the
+reference for taps.
 
-One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes that fit.
-Gradients, losses and outputs are those of each record as a batch of its own, whatever the module does with a batch.
-`after` is called when the module has run, and may raise.
+One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes
+that fit. Gradients, losses and outputs are those of each record as a batch of its own, whatever the
+module does with a batch. `after` is called when the module has run, and may raise.
 """
 
 from collections.abc import Callable
@@ -21,9 +22,16 @@ Named = dict[str, Tensor]
 
 
 class Vectorized:
-    """Computes passes with `torch.func`, all records at once and, where there are several, all clients."""
+    """Computes passes with `torch.func`, all records at once and, where there are several, all
+    clients."""
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, after: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        layout: Layout,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self._layout, self._module, self._loss, self._after = layout, module, loss, after
         self._of_client = vmap(grad(_record_loss(module, loss)), (None, 0, 0))
         self._of_cohort = vmap(self._of_client, (0, 0, 0))
@@ -52,17 +60,27 @@ class Vectorized:
 
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """`[K, B]`: the losses of outputs `[K, B, ...]`, each as a batch of its own."""
-        alone = vmap(lambda one, target: self._loss(one.unsqueeze(0), target.unsqueeze(0)).squeeze(0))
+        alone = vmap(
+            lambda one, target: self._loss(one.unsqueeze(0), target.unsqueeze(0)).squeeze(0)
+        )
         return alone(output.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
 
 
 class Looped:
-    """Computes passes by plain automatic differentiation, record by record: slow, and right where nothing else is.
+    """Computes passes by plain automatic differentiation, record by record: slow, and right where
+    nothing else is.
 
-    It takes the models that `torch.func` has no rules for (recurrent kernels), and is what taps are compared with.
+    It takes the models that `torch.func` has no rules for (recurrent kernels), and is what taps are
+    compared with.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, after: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        layout: Layout,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self._layout, self._module, self._loss, self._after = layout, module, loss, after
         self._record_loss = _record_loss(module, loss)
 
@@ -71,7 +89,11 @@ class Looped:
         places = [(k, b) for k in range(y.shape[0]) for b in range(y.shape[1])]
         rows = [self._gradient(params[k], x[k, b], y[k, b]) for k, b in places]
         self._after()
-        return _held(self._layout, self._layout.unflatten(torch.stack(rows).unflatten(0, y.shape[:2])), metric)
+        return _held(
+            self._layout,
+            self._layout.unflatten(torch.stack(rows).unflatten(0, y.shape[:2])),
+            metric,
+        )
 
     def outputs(self, params: Tensor, x: Tensor) -> Tensor:
         """`[K, B, ...]`: the module's output for each record of `x [K, B, ...]`; K, B >= 1."""
@@ -84,7 +106,9 @@ class Looped:
     def losses(self, output: Tensor, y: Tensor) -> Tensor:
         """`[K, B]`: the losses of outputs `[K, B, ...]`, each as a batch of its own."""
         pairs = zip(output.flatten(0, 1), y.flatten(0, 1), strict=True)
-        rows = [self._loss(one.unsqueeze(0), target.unsqueeze(0)).squeeze(0) for one, target in pairs]
+        rows = [
+            self._loss(one.unsqueeze(0), target.unsqueeze(0)).squeeze(0) for one, target in pairs
+        ]
         return torch.stack(rows).view(y.shape[:2])
 
     def _gradient(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -107,4 +131,6 @@ def _record_loss(module: nn.Module, loss: Loss) -> Callable[[Named, Tensor, Tens
 
 
 def _held(layout: Layout, gradients: Named, metric: Metric) -> Pass:
-    return Pass(layout, {name: Held(transform_parameter(metric, name, g)) for name, g in gradients.items()})
+    return Pass(
+        layout, {name: Held(transform_parameter(metric, name, g)) for name, g in gradients.items()}
+    )

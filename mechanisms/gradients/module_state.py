@@ -1,8 +1,9 @@
 """What a module keeps from one call to the next: nothing, or it carries records past the clipping.
 
-A layer that counts, caches or averages what it sees, or fits itself to its first batch, gives a record a gradient that
-depends on others. `refuse_state` runs a copy on made-up records, in training and in evaluation mode, and compares
-everything that it holds. `Snapshot` is the cheap comparison for models whose own Python runs on real records.
+A layer that counts, caches or averages what it sees, or fits itself to its first batch, gives a
+record a gradient that depends on others. `refuse_state` runs a copy on made-up records, in training
+and in evaluation mode, and compares everything that it holds. `Snapshot` is the cheap comparison
+for models whose own Python runs on real records.
 """
 
 import copy
@@ -20,7 +21,10 @@ _WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
 """What recurrent layers derive from their parameters."""
 _DEPTH = 4
 _TOLERANCE = 1e-3
-_REMEDY = "so a record's influence cannot be bounded: compute each record from its own numbers and the parameters alone"
+_REMEDY = (
+    "so a record's influence cannot be bounded: compute each record from its own numbers and the "
+    "parameters alone"
+)
 
 
 class Snapshot:
@@ -40,7 +44,8 @@ class Snapshot:
 
 
 def refuse_state(module: nn.Module, records: Tensor) -> None:
-    """Raises ValueError naming the first layer that is changed by a forward pass, or works otherwise in training.
+    """Raises ValueError naming the first layer that is changed by a forward pass, or works
+    otherwise in training.
 
     `records [n, ...]` are made up. Errors of the module pass through.
     """
@@ -78,8 +83,8 @@ def _refuse(module: nn.Module, path: str, name: str) -> None:
 
 def _refuse_modes(module: nn.Module, path: str) -> None:
     raise ValueError(
-        f"{named(module, path)} computes something else in training mode than in evaluation mode, or draws at random, "
-        f"{_REMEDY}"
+        f"{named(module, path)} computes something else in training mode than in evaluation mode, "
+        f"or draws at random, {_REMEDY}"
     )
 
 
@@ -138,7 +143,9 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            _same(value, other[key]) for key, value in one.items()
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return one is other or bool(one == other)

@@ -1,7 +1,8 @@
 """Passes: which records of which clients are computed together.
 
-Passes fit into memory and into caches. For exact sums they also have one shape, whoever was drawn, and a record's place
-in them makes no difference: then nothing that is computed of a record depends on which other records are there.
+Passes fit into memory and into caches. For exact sums they also have one shape, whoever was drawn,
+and a record's place in them makes no difference: then nothing that is computed of a record depends
+on which other records are there.
 """
 
 import math
@@ -15,11 +16,13 @@ from mechanisms.gradients.record_trial import wave
 # Bytes of tensors held in one pass. On a CPU larger tensors cost page faults and cache misses.
 _HELD_ON_CPU = 2**26
 _HELD_ELSEWHERE = 2**30
-# Rows that kernels for products take together, at most; those that are left over are added up in another order.
+# Rows that kernels for products take together, at most; those that are left over are added up in
+# another order.
 _ROWS = 16
 
 Shown = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From records `[K, B, ...]` with targets to numbers of each record `[K, B, ...]`, and to a sum that has no order."""
+"""From records `[K, B, ...]` with targets to numbers of each record `[K, B, ...]`, and to a sum
+that has no order."""
 # By how many places trial records are shifted.
 _SHIFTS = (1, 2, 5)
 # Sizes of the numbers in trial records, in turn.
@@ -27,19 +30,29 @@ _SIZES = (1.0, 1e-3, 30.0)
 
 
 class Passes:
-    """Cuts cohorts of K clients with B records into passes of `max_records` that hold `memory_limit` bytes, at most.
+    """Cuts cohorts of K clients with B records into passes of `max_records` that hold
+    `memory_limit` bytes, at most.
 
-    `entry_size` is the number of bytes of a tensor entry. None stands for no limit, and for one by the device.
+    `entry_size` is the number of bytes of a tensor entry. None stands for no limit, and for one by
+    the device.
 
     Raises ValueError if a limit is below 1.
     """
 
     def __init__(self, max_records: int | None, memory_limit: int | None, entry_size: int) -> None:
         if max_records is not None and max_records < 1:
-            raise ValueError(f"max_records is {max_records}, it must be at least 1: give the records of one pass")
+            raise ValueError(
+                f"max_records is {max_records}, it must be at least 1: give the records of one pass"
+            )
         if memory_limit is not None and memory_limit < 1:
-            raise ValueError(f"memory_limit is {memory_limit}, it must be at least 1: give the bytes of one pass")
-        self._max_records, self._memory_limit, self._entry_size = max_records, memory_limit, entry_size
+            raise ValueError(
+                f"memory_limit is {memory_limit}, it must be at least 1: give the bytes of one pass"
+            )
+        self._max_records, self._memory_limit, self._entry_size = (
+            max_records,
+            memory_limit,
+            entry_size,
+        )
         self._alike: dict[tuple[object, ...], bool] = {}
 
     def held(self, x: Tensor) -> int:
@@ -47,11 +60,15 @@ class Passes:
         default = _HELD_ON_CPU if x.device.type == "cpu" else _HELD_ELSEWHERE
         return (self._memory_limit or default) // self._entry_size
 
-    def cut(self, x: Tensor, entries: int, alone: bool, width: int | None = None) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one client's records.
+    def cut(
+        self, x: Tensor, entries: int, alone: bool, width: int | None = None
+    ) -> Iterator[tuple[slice, slice]]:
+        """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one
+        client's records.
 
-        A pass holds `entries` for each record, and one client if `alone`. Without `width`, stretches are about equal
-        and end with the records. With it, their length does not depend on B, and the last may go beyond the records.
+        A pass holds `entries` for each record, and one client if `alone`. Without `width`,
+        stretches are about equal and end with the records. With it, their length does not depend on
+        B, and the last may go beyond the records.
         """
         clients, records = x.shape[:2]
         if clients * records == 0:
@@ -66,16 +83,20 @@ class Passes:
             together = 1 if alone else max(1, fitting // records)
         for c in range(0, clients, together):
             for b in range(0, records, step):
-                yield slice(c, min(c + together, clients)), slice(b, b + step if width else min(b + step, records))
+                yield (
+                    slice(c, min(c + together, clients)),
+                    slice(b, b + step if width else min(b + step, records)),
+                )
 
     def of_shape(
         self, x: Tensor, y: Tensor, b: slice, key: tuple[object, ...], shown: Shown
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Records and targets `[K, n, ...]` of a stretch `b`, filled up with zeros to its length; or one by one.
+        """Records and targets `[K, n, ...]` of a stretch `b`, filled up with zeros to its length;
+        or one by one.
 
-        One by one where a record has other bits at another place of such a pass, as made-up records show: of several
-        sizes, moved by some places. It is tried once for each `key` and shape. A pass is always copied, for kernels
-        also look at where in memory numbers stand.
+        One by one where a record has other bits at another place of such a pass, as made-up records
+        show: of several sizes, moved by some places. It is tried once for each `key` and shape. A
+        pass is always copied, for kernels also look at where in memory numbers stand.
         """
         length = b.stop - b.start
         key = (*key, x.dtype, len(x), length, *x.shape[2:])
@@ -85,11 +106,16 @@ class Passes:
             yield b, _filled(x, length), _filled(y, length)
             return
         for n in range(x.shape[1]):
-            yield slice(b.start + n, b.start + n + 1), _filled(x[:, n : n + 1], 1), _filled(y[:, n : n + 1], 1)
+            yield (
+                slice(b.start + n, b.start + n + 1),
+                _filled(x[:, n : n + 1], 1),
+                _filled(y[:, n : n + 1], 1),
+            )
 
 
 def _even(records: int, fitting: int) -> int:
-    """Records of a pass of fixed shape: one, or a multiple of 16, or a power of 2 where fewer fit."""
+    """Records of a pass of fixed shape: one, or a multiple of 16, or a power of 2 where fewer
+    fit."""
     if records == 1 or fitting < _ROWS:
         return min(records, 2 ** (fitting.bit_length() - 1))
     most = fitting // _ROWS * _ROWS
@@ -104,7 +130,8 @@ def _filled(part: Tensor, length: int) -> Tensor:
 
 
 def _alike(x: Tensor, y: Tensor, length: int, shown: Shown) -> bool:
-    """Whether made-up records show the same bits wherever they stand in a pass of `length` records."""
+    """Whether made-up records show the same bits wherever they stand in a pass of `length`
+    records."""
     records = wave(x.new_empty(len(x), length, *x.shape[2:], dtype=torch.float32))
     if x.is_floating_point():
         sizes = torch.tensor(_SIZES).repeat(-(-length // len(_SIZES)))[:length].to(x)
@@ -115,7 +142,9 @@ def _alike(x: Tensor, y: Tensor, length: int, shown: Shown) -> bool:
     targets[:, 1::2] = 1
     rows, total = shown(records, targets)
     for shift in _SHIFTS:
-        moved, again = shown(*(torch.roll(t, shift, dims=1).contiguous() for t in (records, targets)))
+        moved, again = shown(
+            *(torch.roll(t, shift, dims=1).contiguous() for t in (records, targets))
+        )
         if not torch.equal(moved, torch.roll(rows, shift, dims=1)) or not torch.equal(again, total):
             return False
     return True

@@ -1,11 +1,12 @@
 """Where the records of a batch stand in the result of an operation that acts on each record alone.
 
-A value of a program is a constant (a number, a parameter, anything made from these), the size of the batch, or
-`Records`: a tensor that holds one record at each index of its dimension `at`. A rule looks at one call with all its
-arguments and says where the records are in the result, or raises `Unknown`. It must raise for every call in which an
-entry of the result may depend on two records. It decides by numbers of dimensions, by sizes beside the batch, and by
-the dimensions that the call names; never by the numbers in a tensor. `gradients.acts_alone` has the operations that
-the rules are for.
+A value of a program is a constant (a number, a parameter, anything made from these), the size of
+the batch, or `Records`: a tensor that holds one record at each index of its dimension `at`. A rule
+looks at one call with all its arguments and says where the records are in the result, or raises
+`Unknown`. It must raise for every call in which an entry of the result may depend on two records.
+It decides by numbers of dimensions, by sizes beside the batch, and by the dimensions that the call
+names; never by the numbers in a tensor. `gradients.acts_alone` has the operations that the rules
+are for.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,16 +39,21 @@ class BatchSize:
 
 
 Rule = Callable[[Any, Args, Named], Any]
-"""From a call's result, arguments and keyword arguments to the records' dimension `at` in every tensor of the result.
+"""From a call's result, arguments and keyword arguments to the records' dimension `at` in every
+tensor of the result.
 
-Where the parts of a result differ, there is one `at` for each; None is for a constant. At least one argument is
-`Records`. Only the rules of `view`, `expand` and `repeat` are given a `BatchSize`.
+Where the parts of a result differ, there is one `at` for each; None is for a constant. At least one
+argument is `Records`. Only the rules of `view`, `expand` and `repeat` are given a `BatchSize`.
 """
 
 
 def _first(args: Args) -> tuple[Tensor, int]:
     """Tensor and `at` of the first argument, which must be the only one that holds records."""
-    if not args or not isinstance(args[0], Records) or any(isinstance(a, Records) for a in args[1:]):
+    if (
+        not args
+        or not isinstance(args[0], Records)
+        or any(isinstance(a, Records) for a in args[1:])
+    ):
         raise Unknown("records stand elsewhere than in the first argument")
     return args[0].tensor, args[0].at
 
@@ -68,7 +74,8 @@ def _several(values: Any) -> list[Any]:
 
 
 def elementwise(result: Any, args: Args, named: Named) -> int:
-    """Entry by entry. Records are not broadcast over each other: they have as many dimensions, the same `at`."""
+    """Entry by entry. Records are not broadcast over each other: they have as many dimensions, the
+    same `at`."""
     values = [*args, *named.values()]
     records = [value for value in values if isinstance(value, Records)]
     dims, at = records[0].tensor.dim(), records[0].at
@@ -89,14 +96,19 @@ def like_first(result: Any, args: Args, named: Named) -> int | None:
 
 
 def along(position: int, default: Any = None) -> Rule:
-    """Works along the dimensions given as argument `position` or by name, which must not be that of the records."""
+    """Works along the dimensions given as argument `position` or by name, which must not be that of
+    the records."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         x, at = _first(args)
         given = [named[name] for name in ("dim", "dims", "axis") if name in named]
         given = given or list(args[position : position + 1]) or [default]
         dims = {_index(dim, x.dim()) for dim in _several(given[0])}
-        _allow(bool(dims) and at not in dims and not any(isinstance(v, Records) for v in named.values()))
+        _allow(
+            bool(dims)
+            and at not in dims
+            and not any(isinstance(v, Records) for v in named.values())
+        )
         parts = result if isinstance(result, tuple | list) else (result,)
         lost = x.dim() - parts[0].dim()
         _allow(lost in (0, len(dims)))
@@ -106,7 +118,8 @@ def along(position: int, default: Any = None) -> Rule:
 
 
 def whole(least: int, most: int | None = None) -> Rule:
-    """Takes records in dimension 0 of `least` to `most` dimensions, each as a whole, with constants beside them."""
+    """Takes records in dimension 0 of `least` to `most` dimensions, each as a whole, with constants
+    beside them."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         x, at = _first(args)
@@ -118,7 +131,8 @@ def whole(least: int, most: int | None = None) -> Rule:
 
 
 def inner(count: Callable[[Args, Named], int]) -> Rule:
-    """Works within the last `count` dimensions, which leave out that of the records; the others stay."""
+    """Works within the last `count` dimensions, which leave out that of the records; the others
+    stay."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         x, at = _first(args)
@@ -144,7 +158,9 @@ def unsqueeze(result: Any, args: Args, named: Named) -> int:
 def flatten(result: Any, args: Args, named: Named) -> int:
     x, at = _first(args)
     options = dict(zip(("start_dim", "end_dim"), args[1:], strict=False)) | named
-    start, end = (_index(options.get(n, d), x.dim()) for n, d in (("start_dim", 0), ("end_dim", -1)))
+    start, end = (
+        _index(options.get(n, d), x.dim()) for n, d in (("start_dim", 0), ("end_dim", -1))
+    )
     _allow(not start <= at <= end or start == end)
     return at - (end - start if end < at else 0)
 
@@ -174,27 +190,39 @@ def _flat(values: Any) -> list[Any]:
 
 
 def view(result: Any, args: Args, named: Named) -> int:
-    """Records in dimension 0 stay there: the first size is the batch's, or -1 where the others make up one record."""
+    """Records in dimension 0 stay there: the first size is the batch's, or -1 where the others make
+    up one record."""
     at = _first(args)[1]
     first, *rest = _flat([*args[1:], *named.values()])
-    _allow(at == 0 and not set(named) - {"shape", "size"} and all(type(size) is int for size in rest))
+    _allow(
+        at == 0 and not set(named) - {"shape", "size"} and all(type(size) is int for size in rest)
+    )
     _allow(isinstance(first, BatchSize) or (type(first) is int and first == -1))
     return 0
 
 
 def spread(neutral: int) -> Rule:
-    """`expand` (`neutral` is -1) and `repeat` (1): a constant for each record, or more of each record's own."""
+    """`expand` (`neutral` is -1) and `repeat` (1): a constant for each record, or more of each
+    record's own."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         sizes = _flat(args[1:])
-        _allow(not named and all(type(size) is int or isinstance(size, BatchSize) for size in sizes))
+        _allow(
+            not named and all(type(size) is int or isinstance(size, BatchSize) for size in sizes)
+        )
         counted = [place for place, size in enumerate(sizes) if isinstance(size, BatchSize)]
         if isinstance(args[0], Records):
             at = args[0].at + len(sizes) - args[0].tensor.dim()
-            _allow(counted == [at] if neutral < 0 and counted else not counted and sizes[at] == neutral)
+            _allow(
+                counted == [at] if neutral < 0 and counted else not counted and sizes[at] == neutral
+            )
             return at
         own = args[0].dim() - len(sizes) + counted[0]
-        _allow(len(counted) == 1 and isinstance(args[0], Tensor) and (own < 0 or args[0].shape[own] == 1))
+        _allow(
+            len(counted) == 1
+            and isinstance(args[0], Tensor)
+            and (own < 0 or args[0].shape[own] == 1)
+        )
         return counted[0]
 
     return rule
@@ -243,7 +271,9 @@ def matmul(result: Any, args: Args, named: Named) -> int:
     left, right = args
     _allow(not named)
     if isinstance(left, Records) and isinstance(right, Records):
-        _allow(left.tensor.dim() == right.tensor.dim() and left.at == right.at < left.tensor.dim() - 2)
+        _allow(
+            left.tensor.dim() == right.tensor.dim() and left.at == right.at < left.tensor.dim() - 2
+        )
     elif isinstance(left, Records):
         _allow(right.dim() <= 2 and left.at < left.tensor.dim() - 1)
         return left.at
@@ -258,7 +288,9 @@ def einsum(result: Any, args: Args, named: Named) -> int:
     _allow(isinstance(equation, str) and "->" in equation and "." not in equation and not named)
     inputs, output = equation.replace(" ", "").split("->")
     terms = inputs.split(",")
-    letters = {term[one.at] for term, one in zip(terms, operands, strict=True) if isinstance(one, Records)}
+    letters = {
+        term[one.at] for term, one in zip(terms, operands, strict=True) if isinstance(one, Records)
+    }
     _allow(len(letters) == 1 and output.count(letter := letters.pop()) == 1)
     for term, one in zip(terms, operands, strict=True):
         _allow(term.count(letter) == isinstance(one, Records))
@@ -267,7 +299,11 @@ def einsum(result: Any, args: Args, named: Named) -> int:
 
 def attention(result: Any, args: Args, named: Named) -> int:
     """Queries, keys and values of each record, without a mask and without dropout."""
-    _allow(len(args) == 3 and not set(named) - {"is_causal", "scale"} and all(isinstance(a, Records) for a in args))
+    _allow(
+        len(args) == 3
+        and not set(named) - {"is_causal", "scale"}
+        and all(isinstance(a, Records) for a in args)
+    )
     matmul(result, args[:2], {})
     return matmul(result, args[1:], {})
 
@@ -276,7 +312,10 @@ def gather(result: Any, args: Args, named: Named) -> int:
     """The indices are each record's own."""
     x, dim, index = args
     _allow(isinstance(x, Records) and isinstance(index, Records) and not named)
-    _allow((index.at, index.tensor.dim()) == (x.at, x.tensor.dim()) and _index(dim, x.tensor.dim()) != x.at)
+    _allow(
+        (index.at, index.tensor.dim()) == (x.at, x.tensor.dim())
+        and _index(dim, x.tensor.dim()) != x.at
+    )
     return x.at
 
 
@@ -287,7 +326,8 @@ def dropout(result: Any, args: Args, named: Named) -> int:
 
 
 def embedding(result: Any, args: Args, named: Named) -> int:
-    """Neither are the weights rewritten, nor does a gradient depend on how often a batch has an index."""
+    """Neither are the weights rewritten, nor does a gradient depend on how often a batch has an
+    index."""
     _allow(len(args) == 2 and not named.get("scale_grad_by_freq") and not named.get("sparse"))
     _allow("max_norm" not in named)
     return _first(args)[1]
@@ -296,9 +336,16 @@ def embedding(result: Any, args: Args, named: Named) -> int:
 def cross_entropy(result: Any, args: Args, named: Named) -> int:
     """Of each record's scores with its own target."""
     scores, target, *rest = [*args, *(named[name] for name in ("target",) if name in named)]
-    _allow(named.get("reduction") == "none" and not {"size_average", "reduce", "input"} & set(named))
-    _allow(isinstance(scores, Records) and isinstance(target, Records) and scores.at == target.at == 0)
-    _allow(scores.tensor.dim() >= 2 and not any(isinstance(v, Records) for v in [*rest, named.get("weight")]))
+    _allow(
+        named.get("reduction") == "none" and not {"size_average", "reduce", "input"} & set(named)
+    )
+    _allow(
+        isinstance(scores, Records) and isinstance(target, Records) and scores.at == target.at == 0
+    )
+    _allow(
+        scores.tensor.dim() >= 2
+        and not any(isinstance(v, Records) for v in [*rest, named.get("weight")])
+    )
     return 0
 
 
@@ -308,7 +355,8 @@ def constant(result: Any, args: Args, named: Named) -> int:
 
 
 def recurrent(place: int) -> Any:
-    """A recurrent layer from states 0: its output, with the records where they were, and its last states."""
+    """A recurrent layer from states 0: its output, with the records where they were, and its last
+    states."""
 
     def rule(result: Any, args: Args, named: Named) -> tuple[int, int]:
         x, at = _first(args)

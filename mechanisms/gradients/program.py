@@ -1,9 +1,10 @@
 """A model as a list of operations of which each is known to act on every record alone.
 
-Per-record clipping bounds the influence of a record only if its gradient is a function of that record and of the
-parameters. Records are therefore computed together only by a `torch.fx` graph all of whose operations are on the list
-of `gradients.acts_alone`. It is this graph that runs, never the model's own Python: it has no state and no branch. A
-model that cannot be traced, or does something that is not on the list, is given one record at a time.
+Per-record clipping bounds the influence of a record only if its gradient is a function of that
+record and of the parameters. Records are therefore computed together only by a `torch.fx` graph all
+of whose operations are on the list of `gradients.acts_alone`. It is this graph that runs, never the
+model's own Python: it has no state and no branch. A model that cannot be traced, or does something
+that is not on the list, is given one record at a time.
 """
 
 import collections
@@ -50,7 +51,8 @@ class _LossOnly(nn.Module):
 
 
 def traced(module: nn.Module) -> nn.Module | None:
-    """A copy of `module` as a graph, with the same names of layers and parameters; None if there is no such graph.
+    """A copy of `module` as a graph, with the same names of layers and parameters; None if there is
+    no such graph.
 
     A module that is itself a known layer is its own program.
     """
@@ -75,10 +77,11 @@ def traced_loss(loss: Loss) -> nn.Module | None:
 
 
 def marked_outputs(program: nn.Module, rows: Tensor) -> list[Records] | None:
-    """The outputs of a program all of whose operations, on records as `rows [1, ...]`, are on the list; else None.
+    """The outputs of a program all of whose operations, on records as `rows [1, ...]`, are on the
+    list; else None.
 
-    There is one for each of several sizes of a batch. Records' numbers play no part, as long as the program takes them.
-    Raises ValueError for a model that computes with the size of a batch.
+    There is one for each of several sizes of a batch. Records' numbers play no part, as long as the
+    program takes them. Raises ValueError for a model that computes with the size of a batch.
     """
     try:
         return [_run(program, [_repeated(rows, size)]) for size in _SIZES]
@@ -89,9 +92,13 @@ def marked_outputs(program: nn.Module, rows: Tensor) -> list[Records] | None:
 
 
 def loss_acts_alone(loss: nn.Module, outputs: list[Records], rows: Tensor) -> bool:
-    """Whether all operations of a loss are on the list, on `marked_outputs` and targets as `rows [1, ...]`."""
+    """Whether all operations of a loss are on the list, on `marked_outputs` and targets as `rows
+    [1, ...]`."""
     try:
-        found = [_run(loss, [output, _repeated(rows, n)]) for output, n in zip(outputs, _SIZES, strict=True)]
+        found = [
+            _run(loss, [output, _repeated(rows, n)])
+            for output, n in zip(outputs, _SIZES, strict=True)
+        ]
     except Exception:  # Unknown, or whatever an operation raises on what is made up
         return False
     return all(losses.tensor.dim() == 1 for losses in found)
@@ -101,15 +108,23 @@ def reads_weights(program: nn.Module) -> bool:
     """Whether a trainable parameter is used otherwise than by its layer."""
     if not isinstance(program, fx.GraphModule):
         return False
-    read = [_attribute(program, str(node.target)) for node in program.graph.nodes if node.op == "get_attr"]
+    read = [
+        _attribute(program, str(node.target))
+        for node in program.graph.nodes
+        if node.op == "get_attr"
+    ]
     return any(isinstance(value, nn.Parameter) and value.requires_grad for value in read)
 
 
 def place_of_difference(one: nn.Module, other: nn.Module) -> str | None:
-    """The path of the first layer at which two programs are not the same operations; None if they are the same."""
+    """The path of the first layer at which two programs are not the same operations; None if they
+    are the same."""
     if not isinstance(one, fx.GraphModule) or not isinstance(other, fx.GraphModule):
         return None
-    lines = [[(_described(node), _path(node)) for node in program.graph.nodes] for program in (one, other)]
+    lines = [
+        [(_described(node), _path(node)) for node in program.graph.nodes]
+        for program in (one, other)
+    ]
     for (first, path), (second, _) in zip(*lines, strict=False):
         if first != second:
             return path
@@ -170,7 +185,9 @@ def _propagated(program: nn.Module, inputs: list[Records], size: int) -> Any:
     raise Unknown("the graph has no output")
 
 
-def _step(program: nn.Module, node: fx.Node, args: list[Any], named: dict[str, Any], size: int) -> Any:
+def _step(
+    program: nn.Module, node: fx.Node, args: list[Any], named: dict[str, Any], size: int
+) -> Any:
     if node.op == "call_module":
         layer = program.get_submodule(str(node.target))
         return _called(layer, of_layer(layer), args, named, size)
@@ -182,19 +199,29 @@ def _step(program: nn.Module, node: fx.Node, args: list[Any], named: dict[str, A
     if _counts(args, named) and rule not in SIZED:
         if node.target in _ARITHMETIC:
             raise _CountsRecords(
-                f"layer '{_path(node)}' computes with the number of records of a batch, so a record's influence cannot "
-                "be bounded: use the size of a batch to reshape only"
+                f"layer '{_path(node)}' computes with the number of records of a batch, so a "
+                "record's influence cannot be bounded: use the size of a batch to reshape only"
             )
         raise Unknown("the size of the batch is given to an operation")
     if node.op == "call_method":
         name = str(node.target)
-        return _called(lambda self, *rest, **options: getattr(self, name)(*rest, **options), rule, args, named, size)
+        return _called(
+            lambda self, *rest, **options: getattr(self, name)(*rest, **options),
+            rule,
+            args,
+            named,
+            size,
+        )
     return _called(node.target, rule, args, named, size)
 
 
 def _called(function: Any, rule: Any, args: list[Any], named: dict[str, Any], size: int) -> Any:
     """The result of a call, with its records marked as the rule says."""
-    named = {name: value for name, value in named.items() if value is not None or name in ("dim", "dims", "axis")}
+    named = {
+        name: value
+        for name, value in named.items()
+        if value is not None or name in ("dim", "dims", "axis")
+    }
     if rule is None or {"out", "generator"} & set(named):
         raise Unknown("the operation is not on the list")
     result = function(*map_aggregate(tuple(args), _plain), **map_aggregate(named, _plain))
@@ -212,18 +239,30 @@ def _marked(result: Any, at: int, size: int) -> Any:
     if isinstance(result, tuple | list):
         fields = getattr(type(result), "__match_args__", ())  # of what max and sort return
         parts = [_marked(part, at, size) for part in result]
-        return collections.namedtuple("Parts", fields)(*parts) if fields else tuple(parts)  # type: ignore[misc]
+        if not fields:
+            return tuple(parts)
+        return collections.namedtuple("Parts", fields)(*parts)  # type: ignore[misc]
     if not isinstance(result, Tensor) or not 0 <= at < result.dim() or result.shape[at] != size:
         raise Unknown("the records are not where they should be")
     return Records(result, at)
 
 
 def _read(name: str, args: list[Any]) -> Any:
-    """What is read of a tensor: sizes, with that of the batch marked, type, device, or a transposed view."""
+    """What is read of a tensor: sizes, with that of the batch marked, type, device, or a transposed
+    view."""
     one = args[0]
     if isinstance(one, tuple) and name in getattr(one, "_fields", ()):
         return getattr(one, name)
-    if isinstance(one, Tensor) and name in ("shape", "size", "ndim", "dim", "dtype", "device", "T", "mT"):
+    if isinstance(one, Tensor) and name in (
+        "shape",
+        "size",
+        "ndim",
+        "dim",
+        "dtype",
+        "device",
+        "T",
+        "mT",
+    ):
         found = getattr(one, name)
         return found(*args[1:]) if name in ("size", "dim") else found
     if not isinstance(one, Records):
@@ -241,7 +280,13 @@ def _read(name: str, args: list[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return value.tensor if isinstance(value, Records) else value.value if isinstance(value, BatchSize) else value
+    return (
+        value.tensor
+        if isinstance(value, Records)
+        else value.value
+        if isinstance(value, BatchSize)
+        else value
+    )
 
 
 def _leaves(values: Any) -> Iterator[Any]:

@@ -1,8 +1,10 @@
-"""Sums of scaled per-record gradients on the client axis: the one seam between a mechanism and a model.
+"""Sums of scaled per-record gradients on the client axis: the one seam between a mechanism and a
+model.
 
-A mechanism never sees a gradient. It says, from the L2 norm of a record's whole gradient, by which factor the record
-enters the sum: min(1, C / |g|) for clipping, 1 / (|g| + gamma) for automatic clipping, 0 for padding and for a record
-that was not drawn. Norms are what must be known per record; gradients need not be held.
+A mechanism never sees a gradient. It says, from the L2 norm of a record's whole gradient, by which
+factor the record enters the sum: min(1, C / |g|) for clipping, 1 / (|g| + gamma) for automatic
+clipping, 0 for padding and for a record that was not drawn. Norms are what must be known per
+record; gradients need not be held.
 """
 
 import copy
@@ -34,7 +36,8 @@ _SMALLEST_NORM = 1e-12
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy `[B]`, in nats, of `logits [B, classes]` at the class indices `targets [B]`."""
+    """The cross-entropy `[B]`, in nats, of `logits [B, classes]` at the class indices `targets
+    [B]`."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
@@ -50,22 +53,27 @@ class Unscaled:
 
 
 class RecordGradients:
-    """Per-record gradients of one module and loss, for cohorts of K clients with their own parameters.
+    """Per-record gradients of one module and loss, for cohorts of K clients with their own
+    parameters.
 
-    Shapes, in every method: `params [K, P]` in the order of `layout`; records `x [K, B, ...]`, targets `y [K, B, ...]`.
-    K and B may be 0. All tensors are on the module's device and in its dtype. `loss(output [B, ...], targets [B, ...])`
-    is the loss `[B]` of each record. A record's gradient is that of its loss with the record as a batch of its own.
+    Shapes, in every method: `params [K, P]` in the order of `layout`; records `x [K, B, ...]`,
+    targets `y [K, B, ...]`. K and B may be 0. All tensors are on the module's device and in its
+    dtype. `loss(output [B, ...], targets [B, ...])` is the loss `[B]` of each record. A record's
+    gradient is that of its loss with the record as a batch of its own.
 
-    Records are taken in passes whose tensors fit into `memory_limit` bytes (64 MiB on a CPU, 1 GiB elsewhere), as far
-    as one record does, and of at most `max_records` (K times B). What is counted is what a gradient is made from. The
-    cut depends on sizes only, never on values, so equal inputs give equal bits on one CPU.
+    Records are taken in passes whose tensors fit into `memory_limit` bytes (64 MiB on a CPU, 1 GiB
+    elsewhere), as far as one record does, and of at most `max_records` (K times B). What is counted
+    is what a gradient is made from. The cut depends on sizes only, never on values, so equal inputs
+    give equal bits on one CPU.
 
-    How gradients are computed is found out from the first records of a shape (`Routes`); `is_tapped` tells. The module
-    is copied, and gives one tensor for a batch. An object serves one thread.
+    How gradients are computed is found out from the first records of a shape (`Routes`);
+    `is_tapped` tells. The module is copied, and gives one tensor for a batch. An object serves one
+    thread.
 
-    Raises ValueError if the module has no trainable parameter, or a layer that `refuse_mixing_layers` refuses, or if
-    `max_records` or `memory_limit` is below 1. Gradients and losses raise it, from the first records on, for a module
-    that is seen to mix records (`gradients.record_trial`) or has a state (`gradients.module_state`).
+    Raises ValueError if the module has no trainable parameter, or a layer that
+    `refuse_mixing_layers` refuses, or if `max_records` or `memory_limit` is below 1. Gradients and
+    losses raise it, from the first records on, for a module that is seen to mix records
+    (`gradients.record_trial`) or has a state (`gradients.module_state`).
     """
 
     def __init__(
@@ -86,22 +94,31 @@ class RecordGradients:
         self._passes = Passes(max_records, memory_limit, entry_size)
 
     def scaled_sum(
-        self, params: Tensor, x: Tensor, y: Tensor, factors: Callable[[Tensor], Tensor], metric: Metric = IDENTITY
+        self,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        factors: Callable[[Tensor], Tensor],
+        metric: Metric = IDENTITY,
     ) -> tuple[Tensor, Tensor]:
-        """`(total [K, P], norms [K, B])`: per client the sum over records of factor times gradient, and the norms.
+        """`(total [K, P], norms [K, B])`: per client the sum over records of factor times gradient,
+        and the norms.
 
-        `factors` maps norms `[K, B]` to factors `[K, B]`, record by record: entry (k, b) of its result may depend on
-        entry (k, b) of the norms only. It is called once per pass, each time with all of `[K, B]`, where the records
-        of other passes have norm 0; so it must draw nothing and count nothing.
+        `factors` maps norms `[K, B]` to factors `[K, B]`, record by record: entry (k, b) of its
+        result may depend on entry (k, b) of the norms only. It is called once per pass, each time
+        with all of `[K, B]`, where the records of other passes have norm 0; so it must draw nothing
+        and count nothing.
 
-        With `metric`, gradients, norms and total are those after mapping each named layer by its matrices.
+        With `metric`, gradients, norms and total are those after mapping each named layer by its
+        matrices.
 
-        A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a record with factor 0
-        adds exactly 0. A norm below 1e-12 that is not 0 is reported as 1e-12.
+        A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a
+        record with factor 0 adds exactly 0. A norm below 1e-12 that is not 0 is reported as 1e-12.
 
         `Unscaled` factors may be applied without looking at norms, which are then reported as 0.
 
-        Raises ValueError on shapes that do not fit, of the factors too, and on a metric that `check_metric` refuses.
+        Raises ValueError on shapes that do not fit, of the factors too, and on a metric that
+        `check_metric` refuses.
         """
         norms = self._zeros(params, x, y, metric)
         if isinstance(factors, Unscaled) and not metric:
@@ -129,11 +146,13 @@ class RecordGradients:
     ) -> tuple[Tensor, Tensor]:
         """As `scaled_sum`, but exact: `(total [K, P] int64, norms [K, B] float64)`.
 
-        The unit of the total is `2^-44 bound [K]`. A record's part, factor times gradient, is rounded to whole units by
-        itself; one whose norm is above the bound is scaled down to it. Passes have one shape, of some `width` records
-        of a client, so that what is computed of a record depends on no other record, nor on which are there.
+        The unit of the total is `2^-44 bound [K]`. A record's part, factor times gradient, is
+        rounded to whole units by itself; one whose norm is above the bound is scaled down to it.
+        Passes have one shape, of some `width` records of a client, so that what is computed of a
+        record depends on no other record, nor on which are there.
 
-        There are fewer than 2^18 records of a client (`grid.check_sizes`). Raises ValueError as `scaled_sum`.
+        There are fewer than 2^18 records of a client (`grid.check_sizes`). Raises ValueError as
+        `scaled_sum`.
         """
         norms = self._zeros(params, x, y, metric).double()
         total = torch.zeros_like(params, dtype=torch.int64)
@@ -149,29 +168,39 @@ class RecordGradients:
         return total, norms
 
     def norms(
-        self, params: Tensor, x: Tensor, y: Tensor, metric: Metric = IDENTITY, width: int | None = None
+        self,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        metric: Metric = IDENTITY,
+        width: int | None = None,
     ) -> Tensor:
-        """`[K, B]`: the L2 norm of each record's gradient as `scaled_sum` gives it; with `width`, as `whole_sum`."""
+        """`[K, B]`: the L2 norm of each record's gradient as `scaled_sum` gives it; with `width`,
+        as `whole_sum`."""
         norms = self._zeros(params, x, y, metric).to(torch.float64 if width else params.dtype)
         for c, b, one in self._gradients(params, x, y, metric, width):
             norms[c, b] = _norms(one, whole=bool(width))[:, : norms[c, b].shape[1]]
         return norms
 
     def entries(self, x: Tensor, y: Tensor) -> int:
-        """Tensor entries that a pass holds for each record shaped as those of `x [K, B, ...]`; K and B at least 1."""
+        """Tensor entries that a pass holds for each record shaped as those of `x [K, B, ...]`; K
+        and B at least 1."""
         return self._routes.of(x, y).entries
 
     def refuse_mixing(self, x: Tensor, y: Tensor) -> None:
-        """Raises ValueError if records `x [K, B, ...]`, `y [K, B, ...]` are seen to mix; K and B at least 1."""
+        """Raises ValueError if records `x [K, B, ...]`, `y [K, B, ...]` are seen to mix; K and B at
+        least 1."""
         self._routes.independent(x, y)
 
     def is_tapped(self, x: Tensor, y: Tensor) -> bool:
-        """Whether the gradients of records `x [K, B, ...]`, `y [K, B, ...]` take the fast route; K and B at least 1."""
+        """Whether the gradients of records `x [K, B, ...]`, `y [K, B, ...]` take the fast route; K
+        and B at least 1."""
         return isinstance(self._routes.of(x, y).engine, Tapped)
 
     @torch.no_grad()
     def losses(self, params: Tensor, x: Tensor, y: Tensor, width: int | None = None) -> Tensor:
-        """`[K, B]`: the loss of each record; no gradient is formed. With `width`, in passes as those of `whole_sum`.
+        """`[K, B]`: the loss of each record; no gradient is formed. With `width`, in passes as
+        those of `whole_sum`.
 
         A batch is evaluated as one where all operations are known to act on each record alone.
         """
@@ -186,7 +215,9 @@ class RecordGradients:
                 if together is None:
                     losses[c, b] = self._routes.general(x, y).losses(output, targets)
                 else:
-                    losses[c, b] = together(output.flatten(0, 1), targets.flatten(0, 1)).view(output.shape[:2])
+                    losses[c, b] = together(output.flatten(0, 1), targets.flatten(0, 1)).view(
+                        output.shape[:2]
+                    )
             return losses
         route = self._routes.of(x, y)
         for c, b, xs, ys in self._fixed(params, x, y, width, route):
@@ -195,7 +226,8 @@ class RecordGradients:
         return losses
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
-        """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least 1."""
+        """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least
+        1."""
         self._zeros(params, x, x, IDENTITY)
         outputs: Tensor | None = None
         for c, b in self._forward_passes(x):
@@ -215,12 +247,15 @@ class RecordGradients:
             x = self._routes.arranged(x[0])
             return functional_call(module, self.layout.unflatten(params[0]), (x,)).unsqueeze(0)
         with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
-            return vmap(lambda row, xs: functional_call(module, self.layout.unflatten(row), (xs,)))(params, x)
+            return vmap(lambda row, xs: functional_call(module, self.layout.unflatten(row), (xs,)))(
+                params, x
+            )
 
     def _gradients(
         self, params: Tensor, x: Tensor, y: Tensor, metric: Metric, width: int | None = None
     ) -> Iterator[tuple[slice, slice, Pass]]:
-        """Passes over all records; with `width` of one shape, whatever the number of records, filled up with zeros."""
+        """Passes over all records; with `width` of one shape, whatever the number of records,
+        filled up with zeros."""
         if y.shape[:2].numel() == 0:
             return
         route = self._routes.of(x, y, metric)
@@ -233,17 +268,27 @@ class RecordGradients:
             yield c, b, route.engine.run(params[c], xs, ys, _of_clients(metric, c))
 
     def _fixed(
-        self, params: Tensor, x: Tensor, y: Tensor, width: int, route: Route, metric: Metric = IDENTITY
+        self,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        width: int,
+        route: Route,
+        metric: Metric = IDENTITY,
     ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        """Passes of one shape; of one record where the user's own code or a kernel could see who else is there."""
+        """Passes of one shape; of one record where the user's own code or a kernel could see who
+        else is there."""
         tapped = isinstance(route.engine, Tapped)
         for c, b in self._passes.cut(x, route.entries, not tapped, width if tapped else 1):
             shown = partial(_shown, route.engine, params[c], _of_clients(metric, c))
-            for part, xs, ys in self._passes.of_shape(x[c, b], y[c, b], b, (tapped, *sorted(metric)), shown):
+            for part, xs, ys in self._passes.of_shape(
+                x[c, b], y[c, b], b, (tapped, *sorted(metric)), shown
+            ):
                 yield c, part, xs, ys
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
-        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where there is no such way."""
+        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where
+        there is no such way."""
         if weights.numel() == 0:
             return None
         route = self._routes.of(x, y)
@@ -256,18 +301,28 @@ class RecordGradients:
         return total
 
     def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
-        entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), self._passes.held(x) // _FORWARD_RECORDS)
+        entries = max(
+            _FORWARD_ENTRIES * x.shape[2:].numel(), self._passes.held(x) // _FORWARD_RECORDS
+        )
         return self._passes.cut(x, entries, self._alone)
 
     def _zeros(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Tensor:
         """Zeros `[K, B]`, after checking that all shapes agree."""
         if params.dim() != 2 or params.shape[1] != self.layout.size:
-            raise ValueError(f"params has shape {tuple(params.shape)}, it must be [K, P] with P = {self.layout.size}")
+            raise ValueError(
+                f"params has shape {tuple(params.shape)}, it must be [K, P] with P = "
+                f"{self.layout.size}"
+            )
         for name, tensor in (("x", x), ("y", y)):
-            if tensor.dim() < 2 or tensor.shape[0] != params.shape[0] or tensor.shape[1] != x.shape[1]:
+            if (
+                tensor.dim() < 2
+                or tensor.shape[0] != params.shape[0]
+                or tensor.shape[1] != x.shape[1]
+            ):
                 raise ValueError(
-                    f"{name} has shape {tuple(tensor.shape)}, it must start with [K, B] where K = {params.shape[0]} "
-                    "as in params and B is the same for x and y: pad the clients' batches to one length"
+                    f"{name} has shape {tuple(tensor.shape)}, it must start with [K, B] where K = "
+                    f"{params.shape[0]} as in params and B is the same for x and y: pad the "
+                    "clients' batches to one length"
                 )
         check_metric(metric, self.layout, params.shape[0])
         return params.new_zeros(x.shape[:2])
@@ -286,8 +341,8 @@ def _entries(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: sl
     scale = factors(seen)
     if scale.shape != seen.shape:
         raise ValueError(
-            f"factors returned shape {tuple(scale.shape)}, it must be [K, B] = {tuple(seen.shape)}: "
-            "give one factor per record"
+            f"factors returned shape {tuple(scale.shape)}, it must be [K, B] = "
+            f"{tuple(seen.shape)}: give one factor per record"
         )
     return scale[c, b]
 
@@ -307,10 +362,17 @@ def _losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def _shown(engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each record its norm and its loss `[K, B, 2]`, and the exact sum of gradients of norm 1."""
+def _shown(
+    engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of each record its norm and its loss `[K, B, 2]`, and the exact sum of gradients of norm
+    1."""
     one = engine.run(params, x, y, metric)
     norms = one.squared_norms(whole=True).sqrt()
     usable = norms.isfinite() & (norms > 0)
-    total = one.whole_sum(torch.where(usable, PART / norms, 0.0), None if bool(norms.isfinite().all()) else usable)
-    return torch.stack([norms.nan_to_num(), _losses(engine, params, x, y).double().nan_to_num()], dim=2), total
+    total = one.whole_sum(
+        torch.where(usable, PART / norms, 0.0), None if bool(norms.isfinite().all()) else usable
+    )
+    return torch.stack(
+        [norms.nan_to_num(), _losses(engine, params, x, y).double().nan_to_num()], dim=2
+    ), total

@@ -1,9 +1,10 @@
 """A trial of a model on made-up records: is each record of a batch treated as the record alone is?
 
-Records are given to the model together and one by one, at parameters made up for the purpose. Some mixing sets in above
-a size only (numbers divided by the largest of the batch, where that is above 1), where entries are 0 (missing ones that
-are filled in), where records are equal, or in larger batches. So there are records of several sizes, alike and unlike,
-and batches of several sizes. A trial is no proof: what cannot mix is told by `gradients.program`.
+Records are given to the model together and one by one, at parameters made up for the purpose. Some
+mixing sets in above a size only (numbers divided by the largest of the batch, where that is above
+1), where entries are 0 (missing ones that are filled in), where records are equal, or in larger
+batches. So there are records of several sizes, alike and unlike, and batches of several sizes. A
+trial is no proof: what cannot mix is told by `gradients.program`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ class Trial:
         loss: of records `[B]`, from outputs and targets.
         layout: of the module's parameters.
         params: `[1, P]`.
-        batches: pairs of records alike in size, each `[1, 2, ...]`; the first one is of the least size.
+        batches: pairs of records alike in size, each `[1, 2, ...]`; the first one is of the least
+            size.
         targets: `[1, 1, ...]`, the target of every record.
         tolerance: share of a number by which two ways of computing it may differ.
         sizes: of the batches beside the pairs.
@@ -51,9 +53,11 @@ class Trial:
     sizes: tuple[int, ...] = SIZES
 
     def independent(self) -> list[tuple[Tensor, Tensor]]:
-        """The batches that the model takes, with the size `[1, 2]` below which each record's gradient may be rounding.
+        """The batches that the model takes, with the size `[1, 2]` below which each record's
+        gradient may be rounding.
 
-        Errors of the model pass through where records have the least size; larger ones it may refuse.
+        Errors of the model pass through where records have the least size; larger ones it may
+        refuse.
 
         Raises:
             ValueError: a record has changed another's output or loss.
@@ -73,10 +77,11 @@ class Trial:
     def _tried(
         self, records: Tensor, counts: Sequence[int], known: dict[bytes, tuple[Tensor, Tensor]]
     ) -> Tensor | None:
-        """Compares records `[1, n, ...]` in batches of `counts`, again and again the same ones, with each alone.
+        """Compares records `[1, n, ...]` in batches of `counts`, again and again the same ones,
+        with each alone.
 
-        Gives their sizes `[n]`, of their own numbers and their outputs; None if the model does not take them. What was
-        `known` of records alone is not computed again.
+        Gives their sizes `[n]`, of their own numbers and their outputs; None if the model does not
+        take them. What was `known` of records alone is not computed again.
         """
         try:
             keys = [one.cpu().numpy().tobytes() for one in records[0]]
@@ -90,17 +95,22 @@ class Trial:
         sizes = torch.stack([1.0 + _largest(one.to(self.params)) for one in records[0]])
         for index, parts in zip(indices, together, strict=True):
             for place, i in enumerate(index.tolist()):
-                self._refuse_difference(sizes[i], [part[place] for part in parts], [part[0] for part in alone[i]])
+                self._refuse_difference(
+                    sizes[i], [part[place] for part in parts], [part[0] for part in alone[i]]
+                )
         return sizes + torch.stack([_largest(output[0]) for output, _ in alone])
 
     @torch.no_grad()
     def _results(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs `[B, ...]` and losses `[B]` of a batch `[1, B, ...]`."""
         output = functional_call(self.module, self.layout.unflatten(self.params[0]), (batch[0],))
-        return output, self.loss(output, self.targets[0].expand(batch.shape[1], *self.targets.shape[2:]))
+        return output, self.loss(
+            output, self.targets[0].expand(batch.shape[1], *self.targets.shape[2:])
+        )
 
     def _refuse_difference(self, size: Tensor, found: list[Tensor], expected: list[Tensor]) -> None:
-        """Compare output and loss of a record of such a size; a loss has no more digits than the output it is of."""
+        """Compare output and loss of a record of such a size; a loss has no more digits than the
+        output it is of."""
         size = self.tolerance * size
         for one, other in zip(found, expected, strict=True):
             finite = other.isfinite()
@@ -108,17 +118,20 @@ class Trial:
             same = one.shape == other.shape and torch.equal(one.isfinite(), finite)
             if not same or bool(((one - other)[finite].abs() > self.tolerance * size).any()):
                 raise ValueError(
-                    f"the model ({type(self.module).__name__}) gives a record another output or loss in a batch than "
-                    "alone, so a record's influence cannot be bounded: compute each record from its own numbers, "
-                    "without chance (batch_first=True for attention and recurrent layers, GroupNorm or LayerNorm for "
-                    "statistics of a batch)"
+                    f"the model ({type(self.module).__name__}) gives a record another output or "
+                    "loss in a batch than alone, so a record's influence cannot be bounded: "
+                    "compute each record from its own numbers, without chance (batch_first=True "
+                    "for attention and recurrent layers, GroupNorm or LayerNorm for statistics "
+                    "of a batch)"
                 )
 
 
 def trial_batches(x: Tensor) -> list[Tensor]:
-    """Pairs of different records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, on the CPU; made up, of float64.
+    """Pairs of different records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, on the CPU; made
+    up, of float64.
 
-    Integers index embeddings: there is one pair, of the indices 0 and 1, the other way round in the second record.
+    Integers index embeddings: there is one pair, of the indices 0 and 1, the other way round in the
+    second record.
     """
     if not x.is_floating_point():
         ones = torch.arange(x.shape[2:].numel()).view(x.shape[2:]) % 2
@@ -128,7 +141,8 @@ def trial_batches(x: Tensor) -> list[Tensor]:
 
 
 def _mixture(pairs: list[Tensor]) -> Tensor:
-    """Eight records `[1, 8, ...]`: small and large, with entries 0 and without, all 0, and equal ones.
+    """Eight records `[1, 8, ...]`: small and large, with entries 0 and without, all 0, and equal
+    ones.
 
     Records of indices are those of the pair, in turn.
     """
@@ -137,12 +151,15 @@ def _mixture(pairs: list[Tensor]) -> Tensor:
         return torch.stack([one, other] * 4).unsqueeze(0)
     gaps = one * (torch.arange(one.numel(), device=one.device) % 2).view(one.shape)
     large = [other * size for size in SCALES[1:]]
-    extreme = [other * size for size in EXTREMES] if one.dtype == torch.float64 else [other, other / 10]
+    extreme = (
+        [other * size for size in EXTREMES] if one.dtype == torch.float64 else [other, other / 10]
+    )
     return torch.stack([one, gaps, one, *large, torch.zeros_like(one), *extreme]).unsqueeze(0)
 
 
 def wave(like: Tensor) -> Tensor:
-    """Numbers in [-1, 1] without a pattern that a model could be blind to, in the shape of `like`."""
+    """Numbers in [-1, 1] without a pattern that a model could be blind to, in the shape of
+    `like`."""
     return torch.sin(12.9898 * torch.arange(1, like.numel() + 1).to(like)).view(like.shape)
 
 

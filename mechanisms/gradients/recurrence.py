@@ -1,9 +1,12 @@
-"""The recurrence of an LSTM with a backward of its own: what `mechanisms/gradients/lstm_tap.py` is made of.
+"""The recurrence of an LSTM with a backward of its own: what `mechanisms/gradients/lstm_tap.py` is
+made of.
 
-    i, f, g, o = s(z_t + W h_{t-1}),    c_t = f c_{t-1} + i g,    h_t = o tanh(c_t),    h_0 = c_0 = 0
+    i, f, g, o = s(z_t + W h_{t-1}),    c_t = f c_{t-1} + i g,    h_t = o tanh(c_t),    h_0 = c_0 =
+    0
 
-where s is the logistic function for i, f, o and tanh for g, and z_t is what the inputs add to the gates. The gradient
-with respect to z_t is that with respect to all that enters the gates at t; so it makes the gradient of every parameter.
+where s is the logistic function for i, f, o and tanh for g, and z_t is what the inputs add to the
+gates. The gradient with respect to z_t is that with respect to all that enters the gates at t; so
+it makes the gradient of every parameter.
 """
 
 from typing import Any
@@ -21,7 +24,8 @@ def recurrence(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         weight: W [N, 4 H, H]; it gets no gradient here.
 
     Returns:
-        h_0 .. h_T [N, T + 1, B, H] and c_T [N, B, H]. Both can be differentiated once, with respect to z.
+        h_0 .. h_T [N, T + 1, B, H] and c_T [N, B, H]. Both can be differentiated once, with respect
+        to z.
     """
     return _Recurrence.apply(z, weight.detach())
 
@@ -51,8 +55,14 @@ class _Recurrence(torch.autograd.Function):
         i, f, g, o = gates.unbind(3)
         tanh = c[:, 1:].tanh()
         through = o * (1 - tanh.square())  # from h_t to c_t
-        # each gate's derivative times its factor: times the gradient of c_t (for o: of h_t) it will be that of z_t
-        factors = (g * i * (1 - i), c[:, :-1] * f * (1 - f), i * (1 - g.square()), tanh * o * (1 - o))
+        # each gate's derivative times its factor: times the gradient of c_t (for o: of h_t) it will
+        # be that of z_t
+        factors = (
+            g * i * (1 - i),
+            c[:, :-1] * f * (1 - f),
+            i * (1 - g.square()),
+            tanh * o * (1 - o),
+        )
         of_z = torch.stack(factors, dim=3)
         from_c, entered = of_last, of_z.flatten(3)
         for t in reversed(range(gates.shape[1])):

@@ -1,12 +1,14 @@
-"""Which way of computing per-record gradients a model allows: found out once for each shape of a record.
+"""Which way of computing per-record gradients a model allows: found out once for each shape of a
+record.
 
-Records are computed together only by a program all of whose operations act on each record alone (`gradients.program`);
-every other model is given one record at a time. A model with a state is refused (`gradients.module_state`), and so is
-one that a trial on made-up records shows to mix them (`gradients.record_trial`), in float64 where it can.
+Records are computed together only by a program all of whose operations act on each record alone
+(`gradients.program`); every other model is given one record at a time. A model with a state is
+refused (`gradients.module_state`), and so is one that a trial on made-up records shows to mix them
+(`gradients.record_trial`), in float64 where it can.
 
-Taps rest on more: that each layer's weights are used once, and by that layer. So before they are trusted, the gradients
-of the trial records are computed both ways, and must have the same norms and the same sums. A model that fails there
-takes the general way.
+Taps rest on more: that each layer's weights are used once, and by that layer. So before they are
+trusted, the gradients of the trial records are computed both ways, and must have the same norms and
+the same sums. A model that fails there takes the general way.
 """
 
 import copy
@@ -21,7 +23,13 @@ from mechanisms.gradients.image_format import channels_last, gains_from_channels
 from mechanisms.gradients.materialised import Looped, Loss, Vectorized
 from mechanisms.gradients.module_state import Snapshot, close, refuse_state
 from mechanisms.gradients.placements import Records
-from mechanisms.gradients.program import loss_acts_alone, marked_outputs, reads_weights, traced, traced_loss
+from mechanisms.gradients.program import (
+    loss_acts_alone,
+    marked_outputs,
+    reads_weights,
+    traced,
+    traced_loss,
+)
 from mechanisms.gradients.record_trial import SCALES, SIZES, Trial, trial_batches, wave
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.layout import Layout
@@ -61,7 +69,8 @@ class Routes:
         return traced(self._module), traced_loss(self._loss)
 
     def program(self, x: Tensor) -> nn.Module | None:
-        """The model as operations that act on each record alone, for records as those of `x [K, B, ...]`, or None.
+        """The model as operations that act on each record alone, for records as those of `x [K, B,
+        ...]`, or None.
 
         Raises:
             ValueError: the model computes with the size of a batch.
@@ -69,11 +78,14 @@ class Routes:
         key, program = _key(x), self._traced[0]
         if key not in self._outputs:
             known = program is not None and self._faithful(program, _rows(x))
-            self._outputs[key] = marked_outputs(program, _rows(x)) if program is not None and known else None
+            self._outputs[key] = (
+                marked_outputs(program, _rows(x)) if program is not None and known else None
+            )
         return None if self._outputs[key] is None else program
 
     def _faithful(self, program: nn.Module, rows: Tensor) -> bool:
-        """Whether the program gives what the model gives: a graph misses that a tensor has two names."""
+        """Whether the program gives what the model gives: a graph misses that a tensor has two
+        names."""
         module = copy.deepcopy(self._module)
         for scale in SCALES if rows.is_floating_point() else SCALES[:1]:
             tried = rows * scale if rows.is_floating_point() else rows
@@ -87,25 +99,37 @@ class Routes:
         return True
 
     def loss_program(self, x: Tensor, y: Tensor) -> nn.Module | None:
-        """The loss as such operations, on outputs for records as those of `x` with targets `y [K, B, ...]`, or None."""
+        """The loss as such operations, on outputs for records as those of `x` with targets `y [K,
+        B, ...]`, or None."""
         key, loss, program = (_key(x), _key(y)), self._traced[1], self.program(x)
         if key not in self._losses:
             outputs = None if program is None or loss is None else self._outputs[_key(x)]
-            known = loss is not None and outputs is not None and loss_acts_alone(loss, outputs, _rows(y))
+            known = (
+                loss is not None
+                and outputs is not None
+                and loss_acts_alone(loss, outputs, _rows(y))
+            )
             self._losses[key] = loss if known else None
         return self._losses[key]
 
     def general(self, x: Tensor, y: Tensor | None = None) -> Looped | Vectorized:
-        """The way that gives a model one record at a time; without targets `y`, for outputs only; K, B at least 1.
+        """The way that gives a model one record at a time; without targets `y`, for outputs only;
+        K, B at least 1.
 
-        It is vectorized, unless the model has operations that `vmap` has no rules for, or looks at numbers.
+        It is vectorized, unless the model has operations that `vmap` has no rules for, or looks at
+        numbers.
         """
         key = (_key(x), None if y is None else _key(y))
         if key not in self._general:
             after = self._snapshot.refuse_change
-            engines = [engine(self._module, self._loss, self._layout, after) for engine in (Vectorized, Looped)]
+            engines = [
+                engine(self._module, self._loss, self._layout, after)
+                for engine in (Vectorized, Looped)
+            ]
             targets = None if y is None else torch.ones_like(y[:1, :1])
-            self._general[key] = engines[0 if self._vectorizes(engines[0], _rows(x).unsqueeze(0), targets) else 1]
+            self._general[key] = engines[
+                0 if self._vectorizes(engines[0], _rows(x).unsqueeze(0), targets) else 1
+            ]
         return self._general[key]
 
     def _vectorizes(self, engine: Looped | Vectorized, x: Tensor, y: Tensor | None) -> bool:
@@ -126,9 +150,11 @@ class Routes:
         return True
 
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
-        """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at least 1.
+        """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at
+        least 1.
 
-        Only types and shapes matter: what is tried is made up. Errors of the model itself pass through.
+        Only types and shapes matter: what is tried is made up. Errors of the model itself pass
+        through.
 
         Raises:
             ValueError: the model mixes records, or has a state.
@@ -144,7 +170,8 @@ class Routes:
         return Route(self.general(x, y), self._layout.size)
 
     def independent(self, x: Tensor, y: Tensor) -> bool:
-        """Whether records shaped as those of `x [K, B, ...]` are known not to mix; K and B at least 1.
+        """Whether records shaped as those of `x [K, B, ...]` are known not to mix; K and B at least
+        1.
 
         Raises:
             ValueError: they are known to mix.
@@ -168,14 +195,23 @@ class Routes:
     def _found(self, x: Tensor, y: Tensor) -> Route:
         self._refuse_state(x)
         program, loss = self.program(x), self.loss_program(x, y)
-        batches, targets, own = trial_batches(x), torch.ones_like(y[:1, :1]), self._layout.initial(self._module)
+        batches, targets, own = (
+            trial_batches(x),
+            torch.ones_like(y[:1, :1]),
+            self._layout.initial(self._module),
+        )
         known = program is not None and loss is not None
         try:
             twin = copy.deepcopy(self._module).cpu().double()
             wide = targets.cpu().double() if y.is_floating_point() else targets.cpu()
-            trial, tried = self._trial(twin, batches, wide, _TOLERANCE, known), copy.deepcopy(program)
+            trial, tried = (
+                self._trial(twin, batches, wide, _TOLERANCE, known),
+                copy.deepcopy(program),
+            )
             return self._judge(trial, tried.cpu().double() if tried is not None else None, x, y)
-        except RuntimeError:  # the model or the loss holds tensors that stay on their device or in their type
+        except (
+            RuntimeError
+        ):  # the model or the loss holds tensors that stay on their device or in their type
             batches = [b.to(own) if b.is_floating_point() else b.to(own.device) for b in batches]
             trial = self._trial(self._module, batches, targets, _WIDE_TOLERANCE, known)
             return self._judge(trial, program, x, y)
@@ -183,18 +219,36 @@ class Routes:
     def _refuse_state(self, x: Tensor) -> None:
         if _key(x) not in self._stateless:
             rows = _rows(x).expand(2, *x.shape[2:])
-            refuse_state(self._module, rows.to(self._layout.initial(self._module)) if x.is_floating_point() else rows)
+            refuse_state(
+                self._module,
+                rows.to(self._layout.initial(self._module)) if x.is_floating_point() else rows,
+            )
             self._stateless.add(_key(x))
 
-    def _trial(self, module: nn.Module, batches: list[Tensor], targets: Tensor, tolerance: float, known: bool) -> Trial:
+    def _trial(
+        self,
+        module: nn.Module,
+        batches: list[Tensor],
+        targets: Tensor,
+        tolerance: float,
+        known: bool,
+    ) -> Trial:
         start = self._layout.initial(module)
         params = (start + 0.1 * wave(start)).unsqueeze(0)
         return Trial(
-            module, self._loss, self._layout, params, batches, targets, tolerance, SIZES[: 2 if known else None]
+            module,
+            self._loss,
+            self._layout,
+            params,
+            batches,
+            targets,
+            tolerance,
+            SIZES[: 2 if known else None],
         )
 
     def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route:
-        """The route, where `tried` is the program in the trial's type; the general one if there is no gradient."""
+        """The route, where `tried` is the program in the trial's type; the general one if there is
+        no gradient."""
         batches, floors = zip(*trial.independent(), strict=True)
         self._independent.add((_key(x), _key(y)))
         program, loss = self.program(x), self.loss_program(x, y)
@@ -208,17 +262,22 @@ class Routes:
         try:
             tapped = Tapped(tried, loss, self._layout, lambda records: records)
             found = [tapped.run(trial.params, batch, pair, IDENTITY) for batch in batches]
-        except RuntimeError:  # Untappable, or an operation of the model fails on what a tap gives it
+        except (
+            RuntimeError
+        ):  # Untappable, or an operation of the model fails on what a tap gives it
             return self._general_route(x, y)
-        rounding = (torch.zeros_like(floors[0]), *floors[1:])  # the least records have gradients, as was seen
+        rounding = (
+            torch.zeros_like(floors[0]),
+            *floors[1:],
+        )  # the least records have gradients, as was seen
         if not all(map(partial(_agree, trial.tolerance), rounding, found, expected)):
             return self._general_route(x, y)
         return Route(Tapped(program, loss, self._layout, self.arranged), found[0].entries // 2)
 
 
 def needs_single_clients(module: nn.Module) -> bool:
-    """Whether vmap over clients is to be avoided: convolutions with batched weights are slow grouped kernels on a CPU,
-    and recurrent kernels have no batching rule at all."""
+    """Whether vmap over clients is to be avoided: convolutions with batched weights are slow
+    grouped kernels on a CPU, and recurrent kernels have no batching rule at all."""
     on_cpu = all(p.device.type == "cpu" for p in module.parameters())
     slow = (nn.RNNBase, nn.modules.conv._ConvNd) if on_cpu else (nn.RNNBase,)
     return any(isinstance(layer, slow) for layer in module.modules())
@@ -226,7 +285,11 @@ def needs_single_clients(module: nn.Module) -> bool:
 
 def _rows(x: Tensor) -> Tensor:
     """`[1, ...]`: a made-up record as those of `x [K, B, ...]`."""
-    return wave(x.new_empty(1, *x.shape[2:])) if x.is_floating_point() else x.new_zeros(1, *x.shape[2:])
+    return (
+        wave(x.new_empty(1, *x.shape[2:]))
+        if x.is_floating_point()
+        else x.new_zeros(1, *x.shape[2:])
+    )
 
 
 def _key(x: Tensor) -> tuple[object, ...]:
@@ -237,12 +300,15 @@ def _key(x: Tensor) -> tuple[object, ...]:
 def _agree(tolerance: float, floor: Tensor, found: Pass, expected: Pass) -> bool:
     """Whether norms, and a sum in which each record has its part, are the same.
 
-    Gradients of norm `floor [1, 2]` or less, as of large records whose losses are saturated, are rounding in both.
+    Gradients of norm `floor [1, 2]` or less, as of large records whose losses are saturated, are
+    rounding in both.
     """
     own, norms = (one.squared_norms().sqrt() for one in (found, expected))
     finite, counts = norms.isfinite(), norms.isfinite() & (norms > floor)
     allowed = torch.where(counts, tolerance * norms, 2.0 * floor)
-    same = torch.equal(own.isfinite(), finite) and bool(((own - norms).abs() <= allowed)[finite].all())
+    same = torch.equal(own.isfinite(), finite) and bool(
+        ((own - norms).abs() <= allowed)[finite].all()
+    )
     factors = torch.where(counts, norms.new_tensor([[1.0, 0.5]]) / norms, 0.0)
     totals = [one.weighted_sum(factors, counts) for one in (found, expected)]
     return same and bool((totals[0] - totals[1]).norm() <= tolerance)

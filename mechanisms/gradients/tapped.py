@@ -1,7 +1,9 @@
-"""Per-record gradients in the forms of taps: one forward and one backward for all records of all clients.
+"""Per-record gradients in the forms of taps: one forward and one backward for all records of all
+clients.
 
-The clients' records are folded into one batch `[K * B, ...]`; every layer with trainable parameters is a tap, and
-everything between the taps acts record by record. What that costs above a plain step is one product per layer.
+The clients' records are folded into one batch `[K * B, ...]`; every layer with trainable parameters
+is a tap, and everything between the taps acts record by record. What that costs above a plain step
+is one product per layer.
 """
 
 import copy
@@ -33,19 +35,28 @@ _TAPS: dict[type[nn.Module], type[Tap]] = {
 
 
 class Tapped:
-    """Computes the passes of a module all of whose trainable parameters belong to layers that can be tapped.
+    """Computes the passes of a module all of whose trainable parameters belong to layers that can
+    be tapped.
 
-    Every such layer must be used exactly once, through its own forward, on the records as they come. Raises Untappable
-    where that is seen not to hold: the constructor for a layer of another kind or a parameter of several layers. What
-    is not seen here (a weight read around its layer, operations that mix records) `Routes` finds by comparison.
+    Every such layer must be used exactly once, through its own forward, on the records as they
+    come. Raises Untappable where that is seen not to hold: the constructor for a layer of another
+    kind or a parameter of several layers. What is not seen here (a weight read around its layer,
+    operations that mix records) `Routes` finds by comparison.
 
-    `arranged` brings the folded records `[K * B, ...]` into the memory format that suits the module.
+    `arranged` brings the folded records `[K * B, ...]` into the memory format that suits the
+    module.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, arranged: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, module: nn.Module, loss: Loss, layout: Layout, arranged: Callable[[Tensor], Tensor]
+    ) -> None:
         self._module = copy.deepcopy(module)
         self._loss, self._layout, self._arranged = loss, layout, arranged
-        self._taps = {path: _tap(path, layer) for path, layer in self._module.named_modules() if _trains(layer)}
+        self._taps = {
+            path: _tap(path, layer)
+            for path, layer in self._module.named_modules()
+            if _trains(layer)
+        }
         names = [_join(path, name) for path, tap in self._taps.items() for name in tap.trainable]
         if sorted(names) != sorted(layout.names):
             raise Untappable("a parameter belongs to several layers")
@@ -54,7 +65,8 @@ class Tapped:
                 layer.register_forward_hook(keep_format)
 
     def takes(self, metric: Metric) -> bool:
-        """Whether the metric is one that taps can apply: not on grouped convolutions, not on embeddings."""
+        """Whether the metric is one that taps can apply: not on grouped convolutions, not on
+        embeddings."""
         return all(tap.maps_output for path, tap in self._taps.items() if path in metric)
 
     @property
@@ -65,7 +77,9 @@ class Tapped:
     def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
         """The pass over `params [K, P]`, `x [K, B, ...]`, `y [K, B, ...]`, with K, B >= 1."""
         losses, _ = self._losses(params, x, y)
-        gradients = torch.autograd.grad(losses.sum(), [tap.edge for tap in self._taps.values()], allow_unused=True)
+        gradients = torch.autograd.grad(
+            losses.sum(), [tap.edge for tap in self._taps.values()], allow_unused=True
+        )
         forms: dict[str, Form] = {}
         for (path, tap), gradient in zip(self._taps.items(), gradients, strict=True):
             if gradient is None:
@@ -80,24 +94,39 @@ class Tapped:
         return self._losses(params, x, y)[0].detach().view(y.shape[:2])
 
     def sum_into(
-        self, sums: dict[str, Tensor], further: bool, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
+        self,
+        sums: dict[str, Tensor],
+        further: bool,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
     ) -> None:
-        """Sets `sums {name: [K, *shape]}` to the sums over records of `weights [K, B]` times gradient, by one backward.
+        """Sets `sums {name: [K, *shape]}` to the sums over records of `weights [K, B]` times
+        gradient, by one backward.
 
         Where `further` is true, they are added to what `sums` hold. No form is made.
         """
         losses, named = self._losses(params, x, y)
         dense = {path: tap for path, tap in self._taps.items() if isinstance(tap, LinearTap)}
-        others = [_join(path, n) for path, tap in self._taps.items() if path not in dense for n in tap.trainable]
+        others = [
+            _join(path, n)
+            for path, tap in self._taps.items()
+            if path not in dense
+            for n in tap.trainable
+        ]
         places: list[Any] = [tap.edge for tap in dense.values()] + [named[name] for name in others]
         gradients = torch.autograd.grad((losses * weights.flatten()).sum(), places)
         for (path, tap), gradient in zip(dense.items(), gradients, strict=False):
-            tap.sum_into({name: sums[_join(path, name)] for name in tap.trainable}, further, gradient)
+            tap.sum_into(
+                {name: sums[_join(path, name)] for name in tap.trainable}, further, gradient
+            )
         for name, gradient in zip(others, gradients[len(dense) :], strict=True):
             put(sums[name], further, gradient)
 
     def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The records' losses `[K * B]`, through the taps, and the parameters `{name: [K, *shape]}` they depend on."""
+        """The records' losses `[K * B]`, through the taps, and the parameters `{name: [K, *shape]}`
+        they depend on."""
         named = {n: p.requires_grad_() for n, p in self._layout.unflatten(params.detach()).items()}
         for path, tap in self._taps.items():
             tap.bind({name: named[_join(path, name)] for name in tap.trainable}, x.shape[1])
@@ -109,7 +138,9 @@ class Tapped:
 def _tap(path: str, layer: nn.Module) -> Tap:
     kind = next((t for t in _TAPS if isinstance(layer, t)), None)
     if kind is None or type(layer).forward is not kind.forward or not _TAPS[kind].follows(layer):
-        raise Untappable(f"layer '{path}' ({type(layer).__name__}) is of no kind that can be tapped")
+        raise Untappable(
+            f"layer '{path}' ({type(layer).__name__}) is of no kind that can be tapped"
+        )
     tap = _TAPS[kind](layer)
     layer.forward = tap.forward  # type: ignore[method-assign]
     return tap

@@ -1,9 +1,10 @@
-"""Layers that keep, in one forward and backward of all records, what the per-record gradients are made of.
+"""Layers that keep, in one forward and backward of all records, what the per-record gradients are
+made of.
 
-A tap stands in for the forward of one layer. It computes the layer for K clients with their own weights on records
-folded into one batch `[K * B, ...]`, client by client, and keeps the layer's input and the place of its output in the
-autograd graph (or of another tensor of which it is made). From the gradient at that place it builds the forms of the
-layer's per-record gradients.
+A tap stands in for the forward of one layer. It computes the layer for K clients with their own
+weights on records folded into one batch `[K * B, ...]`, client by client, and keeps the layer's
+input and the place of its output in the autograd graph (or of another tensor of which it is made).
+From the gradient at that place it builds the forms of the layer's per-record gradients.
 """
 
 from abc import ABC, abstractmethod
@@ -29,15 +30,22 @@ class Tap(ABC):
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
-        self.trainable = [name for name, p in layer.named_parameters(recurse=False) if p.requires_grad]
+        self.trainable = [
+            name for name, p in layer.named_parameters(recurse=False) if p.requires_grad
+        ]
         self._clients = self._records = 0
         self._own: dict[str, Tensor] = {}
         self._use: tuple[Tensor, GradientEdge] | None = None
 
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
-        """Prepares a pass: `weights {name: [K, *shape]}` of the trainable parameters, B = `records`."""
+        """Prepares a pass: `weights {name: [K, *shape]}` of the trainable parameters, B =
+        `records`."""
         self._clients, self._records = next(iter(weights.values())).shape[0], records
-        frozen = {n: p.detach() for n, p in self._layer.named_parameters(recurse=False) if n not in weights}
+        frozen = {
+            n: p.detach()
+            for n, p in self._layer.named_parameters(recurse=False)
+            if n not in weights
+        }
         self._own = {n: p.expand(self._clients, *p.shape) for n, p in frozen.items()} | weights
         self._use = None
 
@@ -45,12 +53,15 @@ class Tap(ABC):
     def follows(cls, layer: nn.Module) -> bool:
         """Whether the layer has the parameters and the options that the tap knows."""
         own = [name for name, _ in layer.named_parameters(recurse=False)]
-        return own in (["weight"], ["weight", "bias"]) and not getattr(layer, "scale_grad_by_freq", False)
+        return own in (["weight"], ["weight", "bias"]) and not getattr(
+            layer, "scale_grad_by_freq", False
+        )
 
     def forward(self, x: Tensor, hx: object = None) -> Any:
         """The layer's output for `x [K * B, ...]`.
 
-        Raises Untappable on a second use, another leading size, or a state `hx` for a recurrent layer to start from.
+        Raises Untappable on a second use, another leading size, or a state `hx` for a recurrent
+        layer to start from.
         """
         if self._use is not None:
             raise Untappable("the layer is used more than once")
@@ -69,16 +80,19 @@ class Tap(ABC):
 
     @property
     def to_weights(self) -> bool:
-        """Whether automatic differentiation through the tap gives the weights their gradients, too."""
+        """Whether automatic differentiation through the tap gives the weights their gradients,
+        too."""
         return True
 
     @property
     def edge(self) -> GradientEdge:
-        """Where the gradient that makes the forms is available. Raises Untappable if the layer was not used."""
+        """Where the gradient that makes the forms is available. Raises Untappable if the layer was
+        not used."""
         return self._used()[1]
 
     def forms(self, gradient: Tensor, matrix: Tensor | None) -> dict[str, Form]:
-        """The forms by parameter name, from the `gradient` at `edge`; `matrix [K, out, out]` maps them."""
+        """The forms by parameter name, from the `gradient` at `edge`; `matrix [K, out, out]` maps
+        them."""
         kept, _ = self._used()
         self._use = None
         return {name: self._form(name, kept, gradient, matrix) for name in self.trainable}
@@ -90,7 +104,8 @@ class Tap(ABC):
 
     @abstractmethod
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
-        """The output, the tensor on the way to it whose gradient makes the forms, and what `_form` needs beside it."""
+        """The output, the tensor on the way to it whose gradient makes the forms, and what `_form`
+        needs beside it."""
 
     @abstractmethod
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form: ...
@@ -119,7 +134,9 @@ class LinearTap(Tap):
         output = linear(self._by_client(x).flatten(1, -2), weight)
         if bias is not None:
             output = output + bias.unsqueeze(1)
-        output = output if output.requires_grad else output.requires_grad_()  # the first layer, without a bias
+        output = (
+            output if output.requires_grad else output.requires_grad_()
+        )  # the first layer, without a bias
         output = output.view(*x.shape[:-1], weight.shape[1])
         return output, output, x
 
@@ -129,12 +146,16 @@ class LinearTap(Tap):
             left = left @ matrix.transpose(1, 2).unsqueeze(1)
         if name == "bias":
             return Held(left.sum(2))
-        return outer_products(left.unsqueeze(2), self._positions(kept).unsqueeze(2), lambda total: total.squeeze(1))
+        return outer_products(
+            left.unsqueeze(2), self._positions(kept).unsqueeze(2), lambda total: total.squeeze(1)
+        )
 
     def sum_into(self, sums: dict[str, Tensor], further: bool, gradient: Tensor) -> None:
-        """Puts the sums over each client's records into `sums {name: [K, *shape]}`, from the `gradient` at `edge`.
+        """Puts the sums over each client's records into `sums {name: [K, *shape]}`, from the
+        `gradient` at `edge`.
 
-        The product is made in its place: automatic differentiation would make it elsewhere, to be copied.
+        The product is made in its place: automatic differentiation would make it elsewhere, to be
+        copied.
         """
         left, right = (self._by_client(t).flatten(1, -2) for t in (gradient, self._used()[0]))
         self._use = None
@@ -170,7 +191,11 @@ class EmbeddingTap(Tap):
         return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
-        index = self._by_client(kept).flatten(2) if kept.dim() > 1 else self._by_client(kept).unsqueeze(2)
+        index = (
+            self._by_client(kept).flatten(2)
+            if kept.dim() > 1
+            else self._by_client(kept).unsqueeze(2)
+        )
         rows = gradient.reshape(*index.shape, gradient.shape[-1])
         if self._layer.padding_idx is not None:
             rows = torch.where((index == self._layer.padding_idx).unsqueeze(-1), 0.0, rows)
@@ -195,11 +220,20 @@ class NormTap(Tap):
     def _broadcast(self, name: str, x: Tensor) -> Tensor:
         own = self._by_record(self._own[name])
         first = self._first_index(x)
-        return own.view(x.shape[0], *(1,) * (first - 1), *own.shape[1:], *(1,) * (x.dim() - first - own.dim() + 1))
+        return own.view(
+            x.shape[0],
+            *(1,) * (first - 1),
+            *own.shape[1:],
+            *(1,) * (x.dim() - first - own.dim() + 1),
+        )
 
     def _first_index(self, x: Tensor) -> int:
         """The dimension of `x` at which the parameters' indices start."""
-        return x.dim() - len(self._layer.normalized_shape) if isinstance(self._layer, nn.LayerNorm) else 1
+        return (
+            x.dim() - len(self._layer.normalized_shape)
+            if isinstance(self._layer, nn.LayerNorm)
+            else 1
+        )
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         product = gradient * kept if name == "weight" else gradient

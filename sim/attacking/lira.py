@@ -1,9 +1,11 @@
-"""LiRA: Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First Principles", S&P 2022.
+"""LiRA: Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First
+Principles", S&P 2022.
 
-Models are trained on random halves of the records. For each record the scaled confidence ``log(p / (1 - p))`` of its
-label is nearly Gaussian over the models, with one mean for those that had it and another for those that had not; the
-likelihood ratio of the two at the target's confidence is the score. With few models the variances are pooled over
-records, as the paper does. Each model is the target once, with the others as its shadows.
+Models are trained on random halves of the records. For each record the scaled confidence ``log(p /
+(1 - p))`` of its label is nearly Gaussian over the models, with one mean for those that had it and
+another for those that had not; the likelihood ratio of the two at the target's confidence is the
+score. With few models the variances are pooled over records, as the paper does. Each model is the
+target once, with the others as its shadows.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,8 @@ class Roc:
 def halves(records: int, models: int, key: bytes) -> NDArray[np.bool_]:
     """Bool ``[models, records]``: which record each model is trained on, by a fair coin.
 
-    Coins, and not exact halves of the models: the other models would then tell whether the target had a record.
+    Coins, and not exact halves of the models: the other models would then tell whether the target
+    had a record.
     """
     return generator(key, "lira halves").random((models, records)) < 0.5
 
@@ -54,7 +57,9 @@ def halves(records: int, models: int, key: bytes) -> NDArray[np.bool_]:
 def confidences(trained: Trained, records: NDArray[np.int64]) -> Floats:
     """``log(p / (1 - p))`` of each record's label, float64 ``[models, records]``."""
     labels = torch.from_numpy(trained.job.dataset.y[records])
-    right = trained.probabilities(records).gather(2, labels.expand(len(trained.params), -1)[:, :, None])[:, :, 0]
+    right = trained.probabilities(records).gather(
+        2, labels.expand(len(trained.params), -1)[:, :, None]
+    )[:, :, 0]
     return right.clamp(MIN_CONFIDENCE, 1 - MIN_CONFIDENCE).logit().numpy()
 
 
@@ -83,7 +88,8 @@ def likelihood_ratios(confidence: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def _log_density(value: Floats, seen: Floats, part: NDArray[np.bool_]) -> Floats:
-    """Of values ``[records]`` under Gaussians by record, means over ``part [models, records]``, one common variance."""
+    """Of values ``[records]`` under Gaussians by record, means over ``part [models, records]``, one
+    common variance."""
     count = part.sum(axis=0)
     mean = np.where(part, seen, 0.0).sum(axis=0) / count
     squares = np.where(part, (seen - mean) ** 2, 0.0).sum()

@@ -1,8 +1,10 @@
-"""White-Box/Partial (Nasr, Shokri, Houmansadr, S&P 2019; Liu et al. 2022): the model itself, and some of its records.
+"""White-Box/Partial (Nasr, Shokri, Houmansadr, S&P 2019; Liu et al. 2022): the model itself, and
+some of its records.
 
-The attacker holds the target model and half of its training records, and learns to tell them from records that were not
-in it. Of each record it sees the sorted probabilities, the loss, the label, the length of the whole gradient, and the
-gradient of the loss by the logits (from which, with the activations, the last layer's gradient is made).
+The attacker holds the target model and half of its training records, and learns to tell them from
+records that were not in it. Of each record it sees the sorted probabilities, the loss, the label,
+the length of the whole gradient, and the gradient of the loss by the logits (from which, with the
+activations, the last layer's gradient is made).
 """
 
 import numpy as np
@@ -26,14 +28,17 @@ def partial_attack(target: Trained, parts: Split, key: bytes) -> Tally:
     members, others = balanced(parts.target_in, parts.target_out, rng)
     half = len(members) // 2
     known, asked = (
-        (_features(target, members[some]), _features(target, others[some])) for some in (slice(half), slice(half, None))
+        (_features(target, members[some]), _features(target, others[some]))
+        for some in (slice(half), slice(half, None))
     )
     return judge(known, asked, int(rng.integers(2**32)))
 
 
 def _features(target: Trained, records: Numbers) -> np.ndarray:
     """Float64 ``[M, features]``."""
-    x, y = (torch.from_numpy(array[records]) for array in (target.job.dataset.x, target.job.dataset.y))
+    x, y = (
+        torch.from_numpy(array[records]) for array in (target.job.dataset.x, target.job.dataset.y)
+    )
     probabilities, gradients = target.probabilities(records)[0], target.job.gradients
     label = F.one_hot(y, probabilities.shape[1]).double()
     loss = gradients.losses(target.params, x[None], y[None])[0].double()

@@ -1,14 +1,23 @@
-"""Black-Box/Shadow (Salem et al., "ML-Leaks", NDSS 2019): learn from a shadow model what the target's answers betray.
+"""Black-Box/Shadow (Salem et al., "ML-Leaks", NDSS 2019): learn from a shadow model what the
+target's answers betray.
 
-The attacker sees probabilities only. It has records like the target's, trains a model of the same kind on some of them,
-and learns to tell these from the rest by the shadow model's answers.
+The attacker sees probabilities only. It has records like the target's, trains a model of the same
+kind on some of them, and learns to tell these from the rest by the shadow model's answers.
 """
 
 import numpy as np
 import torch
 
 from mechanisms.randomness import generator
-from sim.attacking.membership import Features, Numbers, Split, Tally, balanced, judge, posterior_features
+from sim.attacking.membership import (
+    Features,
+    Numbers,
+    Split,
+    Tally,
+    balanced,
+    judge,
+    posterior_features,
+)
 from sim.auditing.trainings import Trained
 
 
@@ -24,11 +33,16 @@ def shadow_attack(target: Trained, shadow: Trained, parts: Split, key: bytes) ->
     rng = generator(key, "shadow attack")
 
     def features(trained: Trained, records: Numbers) -> np.ndarray:
-        return posterior_features(trained.probabilities(records)[0], torch.from_numpy(trained.job.dataset.y[records]))
+        return posterior_features(
+            trained.probabilities(records)[0], torch.from_numpy(trained.job.dataset.y[records])
+        )
 
     def both(trained: Trained, members: Numbers, others: Numbers) -> Features:
         members, others = balanced(members, others, rng)
         return features(trained, members), features(trained, others)
 
-    known, asked = both(shadow, parts.shadow_in, parts.shadow_out), both(target, parts.target_in, parts.target_out)
+    known, asked = (
+        both(shadow, parts.shadow_in, parts.shadow_out),
+        both(target, parts.target_in, parts.target_out),
+    )
     return judge(known, asked, int(rng.integers(2**32)))

@@ -1,6 +1,8 @@
-"""Canaries: records that are made to be noticed, and the null records that stand in for those that are left out.
+"""Canaries: records that are made to be noticed, and the null records that stand in for those that
+are left out.
 
-Both are put between a cohort and its mechanism, so that whatever is audited is the mechanism that trains.
+Both are put between a cohort and its mechanism, so that whatever is audited is the mechanism that
+trains.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,8 @@ CANARY_ENTRIES = 2**23
 
 @dataclass(frozen=True)
 class ZeroedOut(CohortData):
-    """Records of which some are null records: they enter no batch, and the public sizes ``[K]`` count them too.
+    """Records of which some are null records: they enter no batch, and the public sizes ``[K]``
+    count them too.
 
     ``records[k]`` are those of client k that are not null.
     """
@@ -35,12 +38,14 @@ class ZeroedOut(CohortData):
 
 
 class CanaryGradients:
-    """Per-record gradients in which some records have a loss of the auditor's choice; as `RecordGradients` otherwise.
+    """Per-record gradients in which some records have a loss of the auditor's choice; as
+    `RecordGradients` otherwise.
 
-    A record of label ``classes + j`` is a gradient canary: its loss is ``-size w[coordinates[j]]``, so that its
-    gradient lies along one coordinate, at every model; with a size above the clip bound its clipped gradient has the
-    bound's length. All other records' gradients are 0 in these coordinates. An adversary who knows those records could
-    subtract what they add there; so he need not.
+    A record of label ``classes + j`` is a gradient canary: its loss is ``-size w[coordinates[j]]``,
+    so that its gradient lies along one coordinate, at every model; with a size above the clip bound
+    its clipped gradient has the bound's length. All other records' gradients are 0 in these
+    coordinates. An adversary who knows those records could subtract what they add there; so he need
+    not.
 
     Args:
         inner: of the model and its true loss.
@@ -51,11 +56,21 @@ class CanaryGradients:
 
     def __init__(self, inner: RecordGradients, classes: int, coordinates: Tensor, size: float):
         self.layout = inner.layout
-        self._inner, self._classes, self._coordinates, self._size = inner, classes, coordinates, size
+        self._inner, self._classes, self._coordinates, self._size = (
+            inner,
+            classes,
+            coordinates,
+            size,
+        )
         self._touched = torch.unique(coordinates)
 
     def scaled_sum(
-        self, params: Tensor, x: Tensor, y: Tensor, factors: Callable[[Tensor], Tensor], metric: Metric = IDENTITY
+        self,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        factors: Callable[[Tensor], Tensor],
+        metric: Metric = IDENTITY,
     ) -> tuple[Tensor, Tensor]:
         """As `RecordGradients.scaled_sum`: ``(total [K, P], norms [K, B])``."""
         crafted = y >= self._classes
@@ -70,7 +85,9 @@ class CanaryGradients:
         step = max(1, CANARY_ENTRIES // self.layout.size)
         for block in range(0, len(places), step):
             some = slice(block, block + step)
-            norms[client[some], record[some]] = self._crafted(params, client[some], places[some], metric).norm(dim=1)
+            norms[client[some], record[some]] = self._crafted(
+                params, client[some], places[some], metric
+            ).norm(dim=1)
         scale = factors(norms)[client, record].to(total)
         for block in range(0, len(places), step):
             some = slice(block, block + step)
@@ -86,7 +103,9 @@ class CanaryGradients:
         """``[K, B]``: the loss of each record."""
         client, record = (y >= self._classes).nonzero(as_tuple=True)
         losses = self._inner.losses(params, x, self._true(y))
-        losses[client, record] = -self._size * params[client, self._coordinates[y[client, record] - self._classes]]
+        losses[client, record] = (
+            -self._size * params[client, self._coordinates[y[client, record] - self._classes]]
+        )
         return losses
 
     def _true(self, y: Tensor) -> Tensor:
@@ -101,15 +120,19 @@ class CanaryGradients:
         return transform(metric, self.layout, plain)
 
     def _crafted(self, params: Tensor, client: Tensor, places: Tensor, metric: Metric) -> Tensor:
-        """Gradients ``[n, P]`` of canaries of these clients ``[n]`` at these coordinates ``[n]``, under the metric."""
+        """Gradients ``[n, P]`` of canaries of these clients ``[n]`` at these coordinates ``[n]``,
+        under the metric."""
         rows = params.new_zeros(len(places), self.layout.size)
         rows[torch.arange(len(places), device=rows.device), places] = -self._size
-        return transform({layer: matrix[client] for layer, matrix in metric.items()}, self.layout, rows)
+        return transform(
+            {layer: matrix[client] for layer, matrix in metric.items()}, self.layout, rows
+        )
 
 
 @dataclass(frozen=True)
 class Planted:
-    """Which records are canaries, in which form, and which of them are left out; the same for every cohort.
+    """Which records are canaries, in which form, and which of them are left out; the same for every
+    cohort.
 
     Attributes:
         labels: int64 ``[N]``, the data set's with the canaries' in their places.
@@ -134,4 +157,6 @@ class Planted:
         if len(self.coordinates):
             crafted = CanaryGradients(gradients, self.classes, self.coordinates, self.size)
             gradients = cast(RecordGradients, crafted)
-        return replace(cohort, data=ZeroedOut(data.x, self.labels, present, sizes), gradients=gradients)
+        return replace(
+            cohort, data=ZeroedOut(data.x, self.labels, present, sizes), gradients=gradients
+        )

@@ -1,8 +1,10 @@
-"""Many independent trainings with and without one record, all at once: the repetitions are the client axis.
+"""Many independent trainings with and without one record, all at once: the repetitions are the
+client axis.
 
-Two neighbouring data sets (zero-out adjacency), thousands of runs with each through the mechanism that trains, a
-statistic of what each run releases, and the bound that follows from how well it tells the two apart
-(`bounds.threshold_epsilon`). For models of a few parameters, where that costs seconds; this is the sharpest audit here.
+Two neighbouring data sets (zero-out adjacency), thousands of runs with each through the mechanism
+that trains, a statistic of what each run releases, and the bound that follows from how well it
+tells the two apart (`bounds.threshold_epsilon`). For models of a few parameters, where that costs
+seconds; this is the sharpest audit here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +28,8 @@ AT_A_TIME = 20_000
 """Runs of one cohort."""
 
 Statistic = Callable[[Tensor], Tensor]
-"""From released models of some runs, ``[1 + rounds, runs, P]``, the start first, to a number for each, ``[runs]``."""
+"""From released models of some runs, ``[1 + rounds, runs, P]``, the start first, to a number for
+each, ``[runs]``."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class World:
 def many_run_epsilon(
     world: World, statistic: Statistic, runs: int, delta: float, confidence: float, key: bytes
 ) -> float:
-    """A lower bound on the epsilon of the world's mechanism, from that many runs with either data set.
+    """A lower bound on the epsilon of the world's mechanism, from that many runs with either data
+    set.
 
     It exceeds the true one with a probability of at most ``1 - confidence``.
     """
@@ -70,15 +74,21 @@ def many_run_epsilon(
     both = (everything, np.delete(everything, world.canary))
     samples = [
         np.concatenate(
-            [statistic(models).double().numpy() for models in released(world, records, runs, key, nth * runs)]
+            [
+                statistic(models).double().numpy()
+                for models in released(world, records, runs, key, nth * runs)
+            ]
         )
         for nth, records in enumerate(both)
     ]
     return threshold_epsilon(samples[0], samples[1], delta, confidence)
 
 
-def released(world: World, records: np.ndarray, runs: int, key: bytes, first: int) -> Iterator[Tensor]:
-    """The released models of independent runs on these records, ``[1 + rounds, some runs, P]`` at a time.
+def released(
+    world: World, records: np.ndarray, runs: int, key: bytes, first: int
+) -> Iterator[Tensor]:
+    """The released models of independent runs on these records, ``[1 + rounds, some runs, P]`` at a
+    time.
 
     ``first`` is the number of the first run: the runs' draws are named by number.
     """
@@ -97,7 +107,12 @@ def released(world: World, records: np.ndarray, runs: int, key: bytes, first: in
 
 
 def _cohort(
-    world: World, records: np.ndarray, numbers: Sequence[int], nth: int, key: bytes, spent: Sequence[float]
+    world: World,
+    records: np.ndarray,
+    numbers: Sequence[int],
+    nth: int,
+    key: bytes,
+    spent: Sequence[float],
 ) -> Cohort:
     runs, plan = len(numbers), world.plan
     accounts: list[Account] = []
@@ -117,7 +132,9 @@ def _cohort(
     )
 
 
-def _spent(mechanism: Mechanism, cohort: Cohort, end: LocalState, before: Sequence[float]) -> list[float]:
+def _spent(
+    mechanism: Mechanism, cohort: Cohort, end: LocalState, before: Sequence[float]
+) -> list[float]:
     """What each run has spent of its allotments after this round, in nats at its order."""
     moved = [
         sum(m.spent for event, count in charges.items() if (m := movement_of(0, event, count)))

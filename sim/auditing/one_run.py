@@ -1,9 +1,11 @@
-"""The audit of one training: many canaries, each in or out by a fair coin, and an attacker who guesses the coins.
+"""The audit of one training: many canaries, each in or out by a fair coin, and an attacker who
+guesses the coins.
 
-Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023. Canaries are some of the clients'
-records; a null record stands in for one that is out, so that public sizes do not change (zero-out adjacency). They are
-gradient canaries, scored by what every upload adds along them (white box), or records with a wrong label, scored by the
-final model's loss (black box). The attacker knows everything but the coins and the noise, and may abstain.
+Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023. Canaries are
+some of the clients' records; a null record stands in for one that is out, so that public sizes do
+not change (zero-out adjacency). They are gradient canaries, scored by what every upload adds along
+them (white box), or records with a wrong label, scored by the final model's loss (black box). The
+attacker knows everything but the coins and the noise, and may abstain.
 """
 
 from collections.abc import Sequence
@@ -48,10 +50,11 @@ class Guesses:
 
 
 def guess(scores: Floats, included: NDArray[np.bool_], delta: float, confidence: float) -> Guesses:
-    """Guess "in" for the highest scores ``[m]``, "out" for the lowest, nothing between; half of each.
+    """Guess "in" for the highest scores ``[m]``, "out" for the lowest, nothing between; half of
+    each.
 
-    How many are guessed is tried over `SHARES`. Each choice has an equal part of the error, so the best one's bound
-    holds at the stated confidence.
+    How many are guessed is tried over `SHARES`. Each choice has an equal part of the error, so the
+    best one's bound holds at the stated confidence.
     """
     coins, order = len(scores), np.argsort(scores, kind="stable")
     each = 1 - (1 - confidence) / len(SHARES)
@@ -59,7 +62,9 @@ def guess(scores: Floats, included: NDArray[np.bool_], delta: float, confidence:
     for share in SHARES:
         side = int(share * coins / 2)
         right = int(included[order[coins - side :]].sum() + (~included[order[:side]]).sum())
-        tried.append(Guesses(coins, 2 * side, right, one_run_epsilon(2 * side, right, coins, delta, each)))
+        tried.append(
+            Guesses(coins, 2 * side, right, one_run_epsilon(2 * side, right, coins, delta, each))
+        )
     return max(tried, key=lambda one: one.epsilon)
 
 
@@ -116,7 +121,8 @@ def plant(
     everybody = np.sort(np.concatenate(owned))
     if not 1 <= count <= len(everybody):
         raise ValueError(
-            f"canaries = {count} must be from 1 to {len(everybody)}, the number of records: lower --canaries"
+            f"canaries = {count} must be from 1 to {len(everybody)}, the number of records: lower "
+            "--canaries"
         )
     rng = generator(key, "canaries")
     records = np.sort(rng.choice(everybody, count, replace=False))
@@ -128,8 +134,9 @@ def plant(
         ranks = _ranks(records, owned)
         if ranks.max() >= parameters:
             raise ValueError(
-                f"canaries = {count} are up to {ranks.max() + 1} in a client, more than the model's {parameters} "
-                "parameters: lower --canaries, take a larger --model, or give --black-box"
+                f"canaries = {count} are up to {ranks.max() + 1} in a client, more than the "
+                f"model's {parameters} parameters: lower --canaries, take a larger --model, or "
+                "give --black-box"
             )
         table = rng.permutation(parameters)[: ranks.max() + 1]
         own_labels, coordinates = classes + ranks, table[ranks]
@@ -137,7 +144,13 @@ def plant(
         own_labels, coordinates = (y[records] + rng.integers(1, classes, count)) % classes, table
     labels = y.copy()
     labels[records] = own_labels
-    planted = Planted(torch.from_numpy(labels).to(device), absent, torch.from_numpy(table).to(device), classes, size)
+    planted = Planted(
+        torch.from_numpy(labels).to(device),
+        absent,
+        torch.from_numpy(table).to(device),
+        classes,
+        size,
+    )
     return Canaries(records, included, own_labels, coordinates, planted)
 
 
@@ -155,8 +168,9 @@ class Watched:
 
     Attributes:
         mechanism: to train with.
-        scores: float64 ``[m]``: how far each canary's client moved along it, over all rounds, each round in units of
-            its learning rate over the client's number of records; 0 where there are no gradient canaries.
+        scores: float64 ``[m]``: how far each canary's client moved along it, over all rounds, each
+            round in units of its learning rate over the client's number of records; 0 where there
+            are no gradient canaries.
     """
 
     def __init__(self, row: Mechanism, canaries: Canaries):
@@ -178,7 +192,9 @@ class Watched:
 
     def _end(self, cohort: Cohort, state: LocalState) -> Sequence[Charges]:
         if len(self._canaries.coordinates):
-            pace = cohort.learning_rate(torch.zeros_like(state.taken)) / cohort.data.sizes().to(state.taken)
+            pace = cohort.learning_rate(torch.zeros_like(state.taken)) / cohort.data.sizes().to(
+                state.taken
+            )
             moves = ((state.params - self._start) / pace[:, None]).double().cpu().numpy()
             for move, records in zip(moves, cohort.data.records, strict=True):
                 mine = self._canaries.places(records)
@@ -186,15 +202,25 @@ class Watched:
         return self._row.realized(self._canaries.planted.seen(cohort), state)
 
 
-def losses(gradients: RecordGradients, canaries: Canaries, x: Tensor, first: Tensor, last: Tensor) -> Floats:
-    """Scores ``[m]`` of wrongly labelled canaries: how far their loss fell from the first model ``[P]`` to the last."""
-    records, labels = x[torch.from_numpy(canaries.records)][None], torch.from_numpy(canaries.labels)[None]
+def losses(
+    gradients: RecordGradients, canaries: Canaries, x: Tensor, first: Tensor, last: Tensor
+) -> Floats:
+    """Scores ``[m]`` of wrongly labelled canaries: how far their loss fell from the first model
+    ``[P]`` to the last."""
+    records, labels = (
+        x[torch.from_numpy(canaries.records)][None],
+        torch.from_numpy(canaries.labels)[None],
+    )
     before, after = (gradients.losses(params[None], records, labels)[0] for params in (first, last))
     return np.asarray((before - after).double().cpu().numpy())
 
 
 def by_client(
-    canaries: Canaries, scores: Floats, owned: Sequence[NDArray[np.int64]], delta: float, confidence: float
+    canaries: Canaries,
+    scores: Floats,
+    owned: Sequence[NDArray[np.int64]],
+    delta: float,
+    confidence: float,
 ) -> dict[int, Guesses]:
     """What the canaries of each client alone show, by client number; for clients that hold any."""
     places = {client: canaries.places(records) for client, records in enumerate(owned)}

@@ -1,4 +1,5 @@
-"""One audited run from beginning to end: job, canaries, training, guesses, the result beside the run's other files."""
+"""One audited run from beginning to end: job, canaries, training, guesses, the result beside the
+run's other files."""
 
 import json
 from pathlib import Path
@@ -28,7 +29,9 @@ from sim.showing.audit import FILE, Audit
 from sim.showing.report import write_report
 
 
-def audit(config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False) -> Audit:
+def audit(
+    config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False
+) -> Audit:
     """Train once with canaries and write ``audit.json``.
 
     Args:
@@ -44,7 +47,9 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
     """
     check_confidence(confidence)
     single_thread()
-    execution = config.run.model_copy(update={"engine": "inline", "quiet": config.run.quiet or quiet})
+    execution = config.run.model_copy(
+        update={"engine": "inline", "quiet": config.run.quiet or quiet}
+    )
     config = config.model_copy(update={"run": execution})
     folder, job = rundir.choose(config), build(config)
     canaries = _plant(job, count, black_box)
@@ -56,8 +61,13 @@ def audit(config: Config, count: int | None, black_box: bool, confidence: float,
     if black_box:
         layout = job.gradients.layout
         final = load((folder / "model.safetensors").read_bytes())
-        models = layout.initial(job.model), layout.flatten({name: final[name] for name in layout.names})
-        scores = one_run.losses(job.gradients, canaries, torch.from_numpy(present(job, folder).dataset.x), *models)
+        models = (
+            layout.initial(job.model),
+            layout.flatten({name: final[name] for name in layout.names}),
+        )
+        scores = one_run.losses(
+            job.gradients, canaries, torch.from_numpy(present(job, folder).dataset.x), *models
+        )
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
     owned = [job.partition.of(client) for client in range(config.data.clients)]
@@ -76,7 +86,10 @@ def show(result: Audit) -> None:
     guesses = f"{result.right} of {result.guesses} guesses right"
     guesses += f", {result.canaries} canaries, {result.view}"
     rows = (
-        ("lower bound", f"{wording.lower_bound(result.epsilon_lower)} with confidence {result.confidence:g}"),
+        (
+            "lower bound",
+            f"{wording.lower_bound(result.epsilon_lower)} with confidence {result.confidence:g}",
+        ),
         ("certified epsilon", wording.epsilon(result.epsilon_certified)),
         ("published epsilon", wording.epsilon(result.epsilon_published)),
         ("attacker", guesses),
@@ -95,10 +108,14 @@ def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     chosen = min(one_run.MAX_CANARIES, most, room) if count is None else count
     size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
     key, device = seed_key(config.run.seed), device_of(config)
-    return one_run.plant(job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, device)
+    return one_run.plant(
+        job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, device
+    )
 
 
-def _result(folder: Path, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float) -> Audit:
+def _result(
+    folder: Path, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float
+) -> Audit:
     summary = Summary.from_json(json.loads((folder / "summary.json").read_text()))
     certified = summary.epsilon_certified
     return Audit(
@@ -111,6 +128,8 @@ def _result(folder: Path, found: Guesses, clients: dict[int, Guesses], view: str
         epsilon_lower=found.epsilon,
         epsilon_certified=largest(certified),
         epsilon_published=largest(summary.epsilon_published),
-        clients=tuple((client, one.coins, one.epsilon, certified[client]) for client, one in clients.items()),
+        clients=tuple(
+            (client, one.coins, one.epsilon, certified[client]) for client, one in clients.items()
+        ),
         run_dir=str(folder),
     )

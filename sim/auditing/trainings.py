@@ -1,4 +1,5 @@
-"""Many central trainings at once, each on records of its own: what attacks on membership are tried on."""
+"""Many central trainings at once, each on records of its own: what attacks on membership are tried
+on."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,7 +52,8 @@ class Trained:
 
 
 def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
-    """A training on each of these sets of records, as one client trains that holds them: all rounds in one go.
+    """A training on each of these sets of records, as one client trains that holds them: all rounds
+    in one go.
 
     Where the noise is given, it ends with the last round that the budget pays for, as a run does.
 
@@ -62,7 +64,9 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     row, sizes = MECHANISMS[config.privacy.mechanism], np.array([len(own) for own in owned])
     steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
     lengths = torch.from_numpy(steps).float()
-    steps = np.array([paid_steps(config, *sized) for sized in zip(steps.tolist(), sizes.tolist(), strict=True)])
+    steps = np.array(
+        [paid_steps(config, *sized) for sized in zip(steps.tolist(), sizes.tolist(), strict=True)]
+    )
     own = getattr(config, config.privacy.mechanism, None)
     table = plan_table(config.privacy, own, steps, 1, sizes)
     device = device_of(config)
@@ -80,19 +84,26 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
             optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
             learning_rate=_rates(config.local, lengths[at : at + len(plans)].to(device)),
             nth=[1] * len(plans),
-            accounts=[Account(p.allotment.order, p.allotment.rdp) for p in plans if isinstance(p, AdaptivePlan)],
+            accounts=[
+                Account(p.allotment.order, p.allotment.rdp)
+                for p in plans
+                if isinstance(p, AdaptivePlan)
+            ],
         )
         end = local_round(row, cohort, start)
         models.append(end.params.cpu())
         released = zip(plans, row.realized(cohort, end), strict=True)
         settled += [payable(merge(plan.round_charges(1), found)) for plan, found in released]
     spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
-    claimed = max(epsilon(charges, config.privacy.delta, "published").epsilon for charges in settled)
+    claimed = max(
+        epsilon(charges, config.privacy.delta, "published").epsilon for charges in settled
+    )
     return Trained(job, torch.cat(models), spent, claimed)
 
 
 def paid_steps(config: Config, steps: int, size: int) -> int:
-    """The steps, of ``steps`` in whole rounds, that the budget pays for at a given noise; at least those of one round.
+    """The steps, of ``steps`` in whole rounds, that the budget pays for at a given noise; at least
+    those of one round.
 
     Calibrated noise pays for all of them.
     """

@@ -1,7 +1,8 @@
-"""Small result files of finished runs, one for each cell and seed, so that a table goes on on another machine.
+"""Small result files of finished runs, one for each cell and seed, so that a table goes on on
+another machine.
 
-A file holds what a table, its plot and the leaderboard need, and a digest of the configuration: a file of other
-settings counts for nothing.
+A file holds what a table, its plot and the leaderboard need, and a digest of the configuration: a
+file of other settings counts for nothing.
 """
 
 import functools
@@ -38,7 +39,8 @@ class Result:
 
 
 def digest(config: Config) -> str:
-    """Names all settings that a result depends on, each by its first name: results of earlier versions count."""
+    """Names all settings that a result depends on, each by its first name: results of earlier
+    versions count."""
     former = {now: name for name, now in FORMER.items()}
     values = {former.get(name, name): config.value(name) for name in SETTINGS if name not in FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
@@ -69,7 +71,8 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
 
 
 def load(path: Path, wanted: str) -> Result | None:
-    """The result in a file; None where there is none, or one whose settings have another digest than is wanted."""
+    """The result in a file; None where there is none, or one whose settings have another digest
+    than is wanted."""
     if not path.is_file():
         return None
     found, result = _read(path, path.stat().st_mtime_ns)
@@ -85,12 +88,28 @@ def _read(path: Path, changed: int) -> tuple[str, Result]:
 
 @functools.cache
 def code() -> str:
-    """The commit of the project, with ``+`` where files differ from it; without git a digest of its sources."""
+    """The commit of the project, with ``+`` where files differ from it; without git a digest of its
+    sources."""
     root = PACKAGES
     try:
-        words = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-        ours = (root / "pyproject.toml").is_file()  # packages may be installed below another project's checkout
-        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() if ours else ""
+        words = [
+            "git",
+            "-C",
+            str(root),
+            "describe",
+            "--always",
+            "--dirty=+",
+            "--abbrev=12",
+            "--exclude=*",
+        ]
+        ours = (
+            root / "pyproject.toml"
+        ).is_file()  # packages may be installed below another project's checkout
+        found = (
+            subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+            if ours
+            else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         found = ""
     if found:

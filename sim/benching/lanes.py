@@ -1,7 +1,7 @@
 """Several runs at a time: each lane is a process that trains one run after the other.
 
-A lane that dies (out of memory, killed) costs the run that it was at, and another takes its place. Lanes end with the
-process that started them, however that ends.
+A lane that dies (out of memory, killed) costs the run that it was at, and another takes its place.
+Lanes end with the process that started them, however that ends.
 """
 
 import multiprocessing
@@ -17,11 +17,13 @@ from typing import cast
 from sim.benching.runs import Run, play
 
 
-def played(runs: Sequence[Run], processes: int, until: float | None = None) -> Iterator[tuple[Run, str]]:
+def played(
+    runs: Sequence[Run], processes: int, until: float | None = None
+) -> Iterator[tuple[Run, str]]:
     """Each run when it is done, with what was wrong; in this process where one at a time is enough.
 
-    At ``until`` (of `time.monotonic`) all stop where they are; the runs that are not done go on from their checkpoints
-    another time.
+    At ``until`` (of `time.monotonic`) all stop where they are; the runs that are not done go on
+    from their checkpoints another time.
     """
     if until is None and min(processes, len(runs)) <= 1:
         yield from ((run, play(run)) for run in runs)
@@ -74,7 +76,8 @@ class _Lane:
             self.pipe.send(run)
 
     def answer(self) -> str:
-        """What was wrong with its run; to be asked when the pipe is ready, which a death makes it, too."""
+        """What was wrong with its run; to be asked when the pipe is ready, which a death makes it,
+        too."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):

@@ -6,7 +6,17 @@ from typing import NamedTuple
 from sim.benching.table import Line
 from sim.showing import wording
 
-HEAD = ("certified epsilon", "data", "clients", "row", "accuracy, %", "seeds", "published epsilon", "papers", "recipe")
+HEAD = (
+    "certified epsilon",
+    "data",
+    "clients",
+    "row",
+    "accuracy, %",
+    "seeds",
+    "published epsilon",
+    "papers",
+    "recipe",
+)
 
 TOP = """# Leaderboard
 
@@ -28,17 +38,28 @@ class Table(NamedTuple):
 def page(tables: Sequence[Table]) -> str:
     """The page in Markdown: data set by data set, best accuracy first among equal epsilons."""
     found = [
-        (table, line) for table in tables for line in table.lines if line.cell.reach is None and line.mean is not None
+        (table, line)
+        for table in tables
+        for line in table.lines
+        if line.cell.reach is None and line.mean is not None
     ]
     found.sort(key=_place)
     rows = [HEAD, ("---",) * len(HEAD), *(_row(table, line) for table, line in found)]
     text = [TOP, *(f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in rows)]
-    text += ["", "## What has not run", "", "| recipe | budget | cells | with a seed | with three | without any |"]
+    text += [
+        "",
+        "## What has not run",
+        "",
+        "| recipe | budget | cells | with a seed | with three | without any |",
+    ]
     text += ["|---|---|---|---|---|---|"]
     for table in tables:
         seeds = [len(line.results) for line in table.lines]
         some, three = sum(n > 0 for n in seeds), sum(n > 2 for n in seeds)
-        text.append(f"| {table.stem} | {table.budget} | {len(seeds)} | {some} | {three} | {_absent(table.lines)} |")
+        text.append(
+            f"| {table.stem} | {table.budget} | {len(seeds)} | {some} | {three} | "
+            f"{_absent(table.lines)} |"
+        )
     return "\n".join(text) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""What papers say: their tables and figures, transcribed into ``recipes/papers``, so that a number stands there once.
+"""What papers say: their tables and figures, transcribed into ``recipes/papers``, so that a number
+stands there once.
 
     name = "DPSUR"                        # what the paper is called in our tables
     [records]                             # training records by data set, for ``shares``
@@ -13,7 +14,8 @@
     [uncertain]
     "table-1/MNIST/3" = "why the transcription may be wrong"
 
-A reference is the way to an entry, ``dpsur-pvldb-2024/table-2/MNIST/DPSUR/3``: file, place, rows, column.
+A reference is the way to an entry, ``dpsur-pvldb-2024/table-2/MNIST/DPSUR/3``: file, place, rows,
+column.
 """
 
 import functools
@@ -48,7 +50,8 @@ class Claim:
 
 
 def claims(references: Iterable[str], column: str) -> tuple[Claim, ...]:
-    """The figures for a column: of an entry that is a row, the one of that name, if it has one; of a number, itself.
+    """The figures for a column: of an entry that is a row, the one of that name, if it has one; of
+    a number, itself.
 
     Raises:
         ValueError: a reference leads nowhere, or to something that is no number.
@@ -67,7 +70,8 @@ def claims(references: Iterable[str], column: str) -> tuple[Claim, ...]:
 
 
 def settings(references: Iterable[str], column: str) -> dict[str, Any]:
-    """The settings that rows of tables give, each over those before it; of a row by column, those of this column.
+    """The settings that rows of tables give, each over those before it; of a row by column, those
+    of this column.
 
     Raises:
         ValueError: a reference leads nowhere, or to what is no row of settings.
@@ -78,7 +82,10 @@ def settings(references: Iterable[str], column: str) -> dict[str, Any]:
         table, records = entry(f"{stem}/{place}"), _paper(stem).get("records", {})
         sets, shares = table.get("sets"), table.get("shares", {})
         if not isinstance(row, dict) or sets is None:
-            raise ValueError(f"{reference} is no row of settings: its table needs sets = ..., and a row has columns")
+            raise ValueError(
+                f"{reference} is no row of settings: its table needs sets = ..., and a row has "
+                "columns"
+            )
         if isinstance(sets, str):
             values |= {sets: row[column]} if column in row else {}
             continue
@@ -99,7 +106,10 @@ def entry(reference: str) -> Any:
     for part in path:
         if not isinstance(value, dict) or part not in value:
             known = value if isinstance(value, dict) else ()
-            raise ValueError(f"{reference}: recipes/papers/{stem}.toml has no {part!r} there: {suggest(part, known)}")
+            raise ValueError(
+                f"{reference}: recipes/papers/{stem}.toml has no {part!r} there: "
+                f"{suggest(part, known)}"
+            )
         value = value[part]
     return value
 

@@ -4,12 +4,25 @@ from sim.benching.papers import RECIPES
 from sim.benching.recipe import Values, cells, checked, read
 from sim.config.names import suggest
 
-_SCATTERING = (("mnist", "mnist-scattering"), ("fmnist", "fmnist-scattering"), ("cifar10", "cifar10-scattering"))
+_SCATTERING = (
+    ("mnist", "mnist-scattering"),
+    ("fmnist", "fmnist-scattering"),
+    ("cifar10", "cifar10-scattering"),
+)
 
 PRESETS: dict[str, str] = {
-    **{f"dpsur-pvldb-{data}": f"{recipe}/DPSUR/3" for data, recipe in (*_SCATTERING, ("imdb", "imdb"))},
-    **{f"dpis-ccs22-{data}": f"{recipe}/DPIS/3" for data, recipe in (*_SCATTERING, ("imdb", "imdb"))},
-    **{f"screening-2022-{data}": f"screening-{data}/noise screening/3" for data in ("mnist", "fmnist", "cifar10")},
+    **{
+        f"dpsur-pvldb-{data}": f"{recipe}/DPSUR/3"
+        for data, recipe in (*_SCATTERING, ("imdb", "imdb"))
+    },
+    **{
+        f"dpis-ccs22-{data}": f"{recipe}/DPIS/3"
+        for data, recipe in (*_SCATTERING, ("imdb", "imdb"))
+    },
+    **{
+        f"screening-2022-{data}": f"screening-{data}/noise screening/3"
+        for data in ("mnist", "fmnist", "cifar10")
+    },
     **{f"dphero-{data}": f"dphero-{data}/DP-Hero/3" for data in ("mnist", "cifar10")},
     "dphero-fedfed-mnist": "fedfed-alpha/FedFed, DP-Hero/0.5",
 }
@@ -17,7 +30,8 @@ PRESETS: dict[str, str] = {
 
 
 def settings(name: str, given: Values, central: bool) -> Values:
-    """The settings of a preset, to lie below what is ``given``; a given epsilon takes the column that has it.
+    """The settings of a preset, to lie below what is ``given``; a given epsilon takes the column
+    that has it.
 
     Args:
         name: of `PRESETS`.
@@ -33,8 +47,14 @@ def settings(name: str, given: Values, central: bool) -> Values:
     recipe = read(RECIPES / f"{stem}.toml")
     if (recipe.clients == "one") != central:
         other = "sim.central" if recipe.clients == "one" else "sim.run"
-        raise ValueError(f"--preset {name} is of {recipe.clients} client(s): take python -m {other}, or drop it")
+        raise ValueError(
+            f"--preset {name} is of {recipe.clients} client(s): take python -m {other}, or drop it"
+        )
     budget = given.get("budget", "certified")
     own = {cell.column: cell.settings for cell in cells(recipe, budget) if cell.row == row}
-    wanted = [each for each, values in own.items() if values["epsilon"] == given.get("epsilon", values["epsilon"])]
+    wanted = [
+        each
+        for each, values in own.items()
+        if values["epsilon"] == given.get("epsilon", values["epsilon"])
+    ]
     return checked(own[column if column in wanted or not wanted else wanted[0]])

@@ -11,25 +11,24 @@
     name = "3"
     settings = { epsilon = 3.0 }
 
-    [[rows]]
-    name = "DPSUR"
-    like = "mnist-pixels/DPSGD"                     # settings of a row of another recipe, by column, or of a cell of it
-    follows = ["dpsur-pvldb-2024/table-1/MNIST"]    # settings that papers give (`sim.benching.papers`)
-    settings = { mechanism = "dpsur" }
-    cells = { 3 = { noise_multiplier = 1.35 } }     # of single cells, by column
-    certified = { dpsur_accounting = "visible" }          # with that budget alone, or with `published`
-    paper = ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]    # rows of papers' figures, by column; the first is compared with
-    paper_cells = { 3 = ["..."] }                       # figures of single cells
+    [[rows]] name = "DPSUR" like = "mnist-pixels/DPSGD"                     # settings of a row of
+    another recipe, by column, or of a cell of it follows = ["dpsur-pvldb-2024/table-1/MNIST"]    #
+    settings that papers give (`sim.benching.papers`) settings = { mechanism = "dpsur" } cells = { 3
+    = { noise_multiplier = 1.35 } }     # of single cells, by column certified = { dpsur_accounting
+    = "visible" }          # with that budget alone, or with `published` paper =
+    ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]    # rows of papers' figures, by column; the first is
+    compared with paper_cells = { 3 = ["..."] }                       # figures of single cells
 
-    [deviations]                          # from what a paper gives: the setting, or what else, and the reason
-    lr = "..."
+    [deviations]                          # from what a paper gives: the setting, or what else, and
+    the reason lr = "..."
 
-Of the settings that rows share, a row drops those that are not in use; its own are refused (`sim.config.use`).
+Of the settings that rows share, a row drops those that are not in use; its own are refused
+(`sim.config.use`).
 
-A cell's settings are those that it is like, those of the recipe, its column, its row, the budget and the cell, each
-over those before; what is followed lies right below the settings beside it. One client holds all records, unless
-``clients = "many"``. A column with ``reach`` measures the least epsilon at which that accuracy (in per cent) is
-reached; all such columns are one training.
+A cell's settings are those that it is like, those of the recipe, its column, its row, the budget
+and the cell, each over those before; what is followed lies right below the settings beside it. One
+client holds all records, unless ``clients = "many"``. A column with ``reach`` measures the least
+epsilon at which that accuracy (in per cent) is reached; all such columns are one training.
 """
 
 import functools
@@ -54,9 +53,11 @@ PLOTS = {
     "epsilon": "final accuracy against certified epsilon, a line for each row",
     "column": "final accuracy against the columns, a line for each row",
     "accuracy": "accuracy by round, a line for each cell",
-    "path": "accuracy against the epsilon of the budget's column spent so far, a line for each cell",
+    "path": "accuracy against the epsilon of the budget's column spent so far, a line for each "
+    "cell",
 }
-"""What ``plot`` may be; any other name is a figure of the mechanism, drawn by round, a line for each cell."""
+"""What ``plot`` may be; any other name is a figure of the mechanism, drawn by round, a line for
+each cell."""
 
 
 class Column(Settings):
@@ -71,7 +72,8 @@ class Column(Settings):
     def _one_training(self) -> Self:
         if self.reach is not None and self.settings:
             raise ValueError(
-                f"column {self.name!r} has reach and settings, but it is measured on one training: drop one"
+                f"column {self.name!r} has reach and settings, but it is measured on one training: "
+                "drop one"
             )
         return self
 
@@ -92,7 +94,8 @@ class Row(Settings):
 
 
 class Recipe(Settings):
-    """A recipe; ``columns`` of a row and ``rows`` of a column say which cells there are, where that is not all."""
+    """A recipe; ``columns`` of a row and ``rows`` of a column say which cells there are, where that
+    is not all."""
 
     title: str
     axis: str = "epsilon"
@@ -112,12 +115,20 @@ class Recipe(Settings):
             slugs = [slug(name) for name in names]
             for name in names:
                 if slugs.count(slug(name)) > 1:
-                    raise ValueError(f"{kind} {name!r} has the name of another in letters and digits: rename one")
-        used = [(name, columns) for row in self.rows for name in (*row.cells, *row.paper_cells, *(row.columns or ()))]
+                    raise ValueError(
+                        f"{kind} {name!r} has the name of another in letters and digits: rename one"
+                    )
+        used = [
+            (name, columns)
+            for row in self.rows
+            for name in (*row.cells, *row.paper_cells, *(row.columns or ()))
+        ]
         used += [(name, rows) for column in self.columns for name in column.rows or ()]
         for name, known in used:
             if name not in known:
-                raise ValueError(f"{name!r} is no row or column of the recipe: {suggest(name, known)}")
+                raise ValueError(
+                    f"{name!r} is no row or column of the recipe: {suggest(name, known)}"
+                )
         return self
 
 
@@ -128,7 +139,8 @@ class Cell:
     Attributes:
         row, column: names.
         settings: by name.
-        own: names of the settings that its row gives; of those it shares with other rows, only some may be in use.
+        own: names of the settings that its row gives; of those it shares with other rows, only some
+            may be in use.
         claims: figures that papers give for it: accuracies in per cent, or with ``reach`` epsilons.
         reach: the accuracy in per cent whose least epsilon is measured; None where the accuracy is.
     """
@@ -154,11 +166,14 @@ class Cell:
         """Its configuration with further settings ``given`` over its own.
 
         Raises:
-            ValueError: a setting is unknown or out of its bounds, or one of its row's is not in use; the cell is named.
+            ValueError: a setting is unknown or out of its bounds, or one of its row's is not in
+                use; the cell is named.
         """
         try:
             settings = checked(self.settings) | given
-            return load(None, settings, central, lenient=settings.keys() - (self.own - given.keys()))
+            return load(
+                None, settings, central, lenient=settings.keys() - (self.own - given.keys())
+            )
         except ValueError as fault:
             raise ValueError(f"{self.label}: {fault}") from None
 
@@ -172,11 +187,15 @@ def read(path: Path) -> Recipe:
     try:
         return Recipe(**tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ValueError(f"the recipe {path} cannot be read ({error.strerror}): check its path") from None
+        raise ValueError(
+            f"the recipe {path} cannot be read ({error.strerror}): check its path"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "recipe"
-        raise ValueError(f"{path}: {place}: {first['msg']}: see sim/benching/recipe.py for the form") from None
+        raise ValueError(
+            f"{path}: {place}: {first['msg']}: see sim/benching/recipe.py for the form"
+        ) from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is no TOML file of a recipe: {error}") from None
 
@@ -190,7 +209,9 @@ def cells(recipe: Recipe, budget: str) -> list[Cell]:
     found = []
     for row in recipe.rows:
         for column in recipe.columns:
-            if column.name not in (row.columns or (column.name,)) or row.name not in (column.rows or (row.name,)):
+            if column.name not in (row.columns or (column.name,)) or row.name not in (
+                column.rows or (row.name,)
+            ):
                 continue
             of_budget = row.published if budget == "published" else row.certified
             layers = (
@@ -215,14 +236,17 @@ def cells(recipe: Recipe, budget: str) -> list[Cell]:
 
 
 def _like(place: str | None, column: str, budget: str) -> Values:
-    """The settings of a cell of the project's recipes, ``recipe/row`` or ``recipe/row/column``; none for None."""
+    """The settings of a cell of the project's recipes, ``recipe/row`` or ``recipe/row/column``;
+    none for None."""
     if place is None:
         return {}
     parts = place.split("/")
     known = {(cell.row, cell.column): cell.settings for cell in _known(parts[0], budget)}
     wanted = (parts[1], parts[2] if len(parts) > 2 else column) if len(parts) > 1 else ("", column)
     if wanted not in known:
-        raise ValueError(f"like = {place!r} is no cell: {suggest('/'.join(wanted), map('/'.join, known))}")
+        raise ValueError(
+            f"like = {place!r} is no cell: {suggest('/'.join(wanted), map('/'.join, known))}"
+        )
     return known[wanted]
 
 
@@ -240,7 +264,15 @@ def checked(settings: Values) -> Values:
     """Settings with what is unset turned into None, as a configuration file has them."""
     for name in settings:
         if name not in SETTINGS:
-            now = f": it is called {FORMER[name]} now" if name in FORMER else did_you_mean(name, SETTINGS)
+            now = (
+                f": it is called {FORMER[name]} now"
+                if name in FORMER
+                else did_you_mean(name, SETTINGS)
+            )
             raise ValueError(f"unknown setting {name}{now}")
-    unset = {name for name, value in settings.items() if SETTINGS[name].optional and value == SETTINGS[name].unset}
+    unset = {
+        name
+        for name, value in settings.items()
+        if SETTINGS[name].optional and value == SETTINGS[name].unset
+    }
     return {name: None if name in unset else value for name, value in settings.items()}

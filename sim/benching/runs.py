@@ -1,4 +1,5 @@
-"""The runs of a table: one run directory for each cell and seed, which is finished, begun or still to come."""
+"""The runs of a table: one run directory for each cell and seed, which is finished, begun or still
+to come."""
 
 import functools
 import json
@@ -15,7 +16,8 @@ from sim.config.fields import SETTINGS
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training: a cell with a seed, and where it is; ``kept`` is its result file. Only the same object is equal."""
+    """One training: a cell with a seed, and where it is; ``kept`` is its result file. Only the same
+    object is equal."""
 
     cell: Cell
     seed: int
@@ -39,7 +41,11 @@ class Run:
 
     def keep(self) -> None:
         """Write the result file, if there is to be one and the run is finished."""
-        if self.kept is not None and (self.folder / "summary.json").is_file() and self.loaded() is None:
+        if (
+            self.kept is not None
+            and (self.folder / "summary.json").is_file()
+            and self.loaded() is None
+        ):
             kept.save(self.kept, self.cell, self.config, self.folder)
 
     def check(self) -> None:
@@ -50,17 +56,27 @@ class Run:
         """
         if not self.folder.exists():
             return
-        other = sorted(set(differences(load(self.folder / "config.toml", {}, lenient=SETTINGS), self.config)) - FREE)
+        other = sorted(
+            set(differences(load(self.folder / "config.toml", {}, lenient=SETTINGS), self.config))
+            - FREE
+        )
         if other:
             raise ValueError(
-                f"{self.folder} was trained with other settings ({', '.join(other)}): give another --out, or remove it"
+                f"{self.folder} was trained with other settings ({', '.join(other)}): give another "
+                "--out, or remove it"
             )
 
 
 def plan(
-    recipe: Recipe, folder: Path, budget: str, seeds: list[int], given: Values, files: Path | None = None
+    recipe: Recipe,
+    folder: Path,
+    budget: str,
+    seeds: list[int],
+    given: Values,
+    files: Path | None = None,
 ) -> list[Run]:
-    """All runs of a recipe, cell by cell; nothing is made yet. Columns with ``reach`` share a run directory.
+    """All runs of a recipe, cell by cell; nothing is made yet. Columns with ``reach`` share a run
+    directory.
 
     Args:
         recipe: its rows and columns.
@@ -71,7 +87,8 @@ def plan(
         files: folder of result files, if they are read and written.
 
     Raises:
-        ValueError: a cell's settings cannot be used, or a run directory is there with other settings.
+        ValueError: a cell's settings cannot be used, or a run directory is there with other
+            settings.
     """
     runs = []
     for cell in cells(recipe, budget):

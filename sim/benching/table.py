@@ -1,4 +1,5 @@
-"""A recipe's table: means and spreads over seeds, beside the paper's figures, as Markdown and as CSV."""
+"""A recipe's table: means and spreads over seeds, beside the paper's figures, as Markdown and as
+CSV."""
 
 import csv
 import io
@@ -12,10 +13,10 @@ from sim.benching.runs import Result, Run, result
 from sim.showing import wording
 
 NOTES = {
-    "certified": "The budget bounds the certified epsilon, which is proved. Papers' figures are claims under their own "
-    "accounting, which is the published column.",
-    "published": "The budget bounds the published epsilon, the paper's own claim, for comparison with it. What is "
-    "proved is the certified epsilon.",
+    "certified": "The budget bounds the certified epsilon, which is proved. Papers' figures are "
+    "claims under their own accounting, which is the published column.",
+    "published": "The budget bounds the published epsilon, the paper's own claim, for comparison "
+    "with it. What is proved is the certified epsilon.",
 }
 
 
@@ -42,7 +43,8 @@ class Line:
 
     @property
     def measured(self) -> list[float]:
-        """Accuracies of the last models, in per cent; or least epsilons. A seed that gave none has no figure here."""
+        """Accuracies of the last models, in per cent; or least epsilons. A seed that gave none has
+        no figure here."""
         level = self.cell.reach
         if level is not None:
             found = [reached(r, level) for r in self.results]
@@ -51,7 +53,8 @@ class Line:
 
     @property
     def mean(self) -> float | None:
-        """The mean of what is measured; None where some seed never reached the accuracy that was asked for."""
+        """The mean of what is measured; None where some seed never reached the accuracy that was
+        asked for."""
         short = self.cell.reach is not None and len(self.measured) < len(self.results)
         return statistics.mean(self.measured) if self.measured and not short else None
 
@@ -76,11 +79,16 @@ class Line:
         if self.complete:
             return "done"
         what = "failed" if self.faults else "missing"
-        return what if not self.results else f"{what} {self.seeds - len(self.results)} of {self.seeds} seeds"
+        return (
+            what
+            if not self.results
+            else f"{what} {self.seeds - len(self.results)} of {self.seeds} seeds"
+        )
 
 
 def reached(result: Result, level: float) -> float | None:
-    """The least epsilon, in the column that the budget bounds, at which a round's accuracy is ``level`` per cent."""
+    """The least epsilon, in the column that the budget bounds, at which a round's accuracy is
+    ``level`` per cent."""
     for record in result.rounds:
         if record.accuracy is not None and 100 * record.accuracy >= level:
             return finite(_spent(record, result.summary.budget))
@@ -101,7 +109,11 @@ def lines(runs: Sequence[Run], faults: Mapping[Run, str]) -> list[Line]:
             own[0].cell,
             len(own),
             tuple(found for run in own if (found := result(run)) is not None),
-            tuple(f"{run.cell.label}, seed {run.seed}: {faults[run]}" for run in own if faults.get(run)),
+            tuple(
+                f"{run.cell.label}, seed {run.seed}: {faults[run]}"
+                for run in own
+                if faults.get(run)
+            ),
         )
         for own in by_cell.values()
     ]
@@ -133,7 +145,9 @@ def _row(line: Line) -> tuple[str, ...]:
     name = line.cell.row, line.cell.column
     paper = ", ".join(f"{claim.paper} {claim.value:g}" for claim in line.cell.claims)
     if line.mean is None:
-        lacking = "not reached" if line.complete and line.cell.reach is not None else f"**{line.state}**"
+        lacking = (
+            "not reached" if line.complete and line.cell.reach is not None else f"**{line.state}**"
+        )
         return (*name, lacking, paper, *("",) * 5)
     shown = f"{line.mean:.2f}" if line.cell.reach is None else f"at epsilon {line.mean:.2f}"
     if len(line.measured) > 1:
@@ -153,7 +167,8 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
-    """The table as CSV, one line a cell; what there is not is empty, an infinite epsilon is ``inf``."""
+    """The table as CSV, one line a cell; what there is not is empty, an infinite epsilon is
+    ``inf``."""
     head: tuple[str, ...] = (
         "recipe",
         "row",
@@ -173,19 +188,41 @@ def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
     writer.writerow(head)
     for line in table:
         summaries, found = [r.summary for r in line.results], line.measured
-        figures: list[float | None] = [line.mean, min(found, default=None), max(found, default=None)]
-        figures += [statistics.stdev(found) if len(found) > 1 else None, line.cell.paper, line.difference]
-        spent = [wording.epsilon(line.epsilon(c), digits=6, infinite="inf") for c in ("certified", "published")]
+        figures: list[float | None] = [
+            line.mean,
+            min(found, default=None),
+            max(found, default=None),
+        ]
+        figures += [
+            statistics.stdev(found) if len(found) > 1 else None,
+            line.cell.paper,
+            line.difference,
+        ]
+        spent = [
+            wording.epsilon(line.epsilon(c), digits=6, infinite="inf")
+            for c in ("certified", "published")
+        ]
         rounds = statistics.mean(s.rounds for s in summaries) if summaries else None
-        names = (recipe.title, line.cell.row, line.cell.column, budget, line.state, len(line.results))
-        measured, last = (["" if v is None else f"{v:.6g}" for v in part] for part in (figures, [rounds, line.seconds]))
+        names = (
+            recipe.title,
+            line.cell.row,
+            line.cell.column,
+            budget,
+            line.state,
+            len(line.results),
+        )
+        measured, last = (
+            ["" if v is None else f"{v:.6g}" for v in part]
+            for part in (figures, [rounds, line.seconds])
+        )
         source = " ".join(claim.reference for claim in line.cell.claims)
         writer.writerow([*names, *measured, *(spent if summaries else ["", ""]), *last, source])
     return buffer.getvalue()
 
 
 def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
-    """What the recipe's plot shows: for each of its lines, (x, y) in the order of x; of columns, x is the number.
+    """What the recipe's plot shows: for each of its lines, (x, y) in the order of x; of columns, x
+    is the number.
 
     Accuracies are in [0, 1] and, like figures by round, means over the seeds that are there.
     """
@@ -199,9 +236,15 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
                 curves.setdefault(line.cell.row, []).append((spent, accuracy / 100))
         elif recipe.plot == "column":
             if accuracy is not None:
-                curves.setdefault(line.cell.row, []).append((columns.index(line.cell.column), accuracy / 100))
+                curves.setdefault(line.cell.row, []).append(
+                    (columns.index(line.cell.column), accuracy / 100)
+                )
         elif line.results:
-            by_round = _path(line.results) if recipe.plot == "path" else _by_round(recipe.plot, line.results)
+            by_round = (
+                _path(line.results)
+                if recipe.plot == "path"
+                else _by_round(recipe.plot, line.results)
+            )
             curves[_name(recipe, line.cell)] = by_round
     return {name: sorted(one) for name, one in curves.items() if one}
 
@@ -209,18 +252,26 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
 def _name(recipe: Recipe, cell: Cell) -> str:
     if len(recipe.columns) == 1:
         return cell.row
-    return f"{recipe.axis} {cell.column}" if len(recipe.rows) == 1 else f"{cell.row}, {recipe.axis} {cell.column}"
+    return (
+        f"{recipe.axis} {cell.column}"
+        if len(recipe.rows) == 1
+        else f"{cell.row}, {recipe.axis} {cell.column}"
+    )
 
 
 def _path(results: Sequence[Result]) -> list[tuple[float, float]]:
-    """Means over runs of the epsilon spent after a round, in the column that the budget bounds, and of its accuracy."""
+    """Means over runs of the epsilon spent after a round, in the column that the budget bounds, and
+    of its accuracy."""
     found: dict[int, list[tuple[float, float]]] = {}
     for one in results:
         for record in one.rounds:
             spent, accuracy = finite(_spent(record, one.summary.budget)), finite(record.accuracy)
             if spent is not None and accuracy is not None:
                 found.setdefault(record.round, []).append((spent, accuracy))
-    return [(statistics.mean(x), statistics.mean(y)) for x, y in (zip(*pairs, strict=True) for pairs in found.values())]
+    return [
+        (statistics.mean(x), statistics.mean(y))
+        for x, y in (zip(*pairs, strict=True) for pairs in found.values())
+    ]
 
 
 def _by_round(figure: str, results: Sequence[Result]) -> list[tuple[float, float]]:

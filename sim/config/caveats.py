@@ -6,47 +6,52 @@ from mechanisms.accounting.events import Event, PublicLabels, TrialCap
 from sim.config.fields import Config
 
 PUBLISHED_BUDGET = (
-    "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the certified epsilon, "
-    "whatever it has become."
+    "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the "
+    "certified epsilon, whatever it has become."
 )
 PUBLIC_LABELS = (
-    "Labels are shared as they are and count as public: the guarantee covers the features of records alone, not their "
-    "labels."
+    "Labels are shared as they are and count as public: the guarantee covers the features of "
+    "records alone, not their labels."
 )
 HIDDEN = (
-    "Rejected steps are hidden: it is taken for granted that nobody learns how often a client rejected, not even from "
-    "the time that it computes."
+    "Rejected steps are hidden: it is taken for granted that nobody learns how often a client "
+    "rejected, not even from the time that it computes."
 )
 OWN_MODEL = (
-    "The model's own Python code is trusted: it must not pass anything from one record to another by files, global "
-    "variables or other means outside PyTorch."
+    "The model's own Python code is trusted: it must not pass anything from one record to "
+    "another by files, global variables or other means outside PyTorch."
 )
 PUBLIC_RECORDS = "The training records that were taken out as public are not protected."
-VALIDATION = "The training records that were held out for validation, and the scores on them, are not protected."
+VALIDATION = (
+    "The training records that were held out for validation, and the scores on them, are not "
+    "protected."
+)
 TEST = "The test part, and the scores on it, are not protected."
 TIMES = "The times that rounds took are written down, and are not protected."
 TRIES = "The choice of settings is not covered: all runs on the same records add up."
 PARTITION = (
-    "The partition is drawn from the seed and taken as given. The number of records of each client and the number of "
-    "classes count as public."
+    "The partition is drawn from the seed and taken as given. The number of records of each "
+    "client and the number of classes count as public."
 )
 PARTITION_BY_LABEL = (
-    "The partition is drawn by label from the seed and taken as given. The number of records of each client counts as "
-    "public, and with it the number of records of each class, which follows from it."
+    "The partition is drawn by label from the seed and taken as given. The number of records of "
+    "each client counts as public, and with it the number of records of each class, which "
+    "follows from it."
 )
 PLACES = (
-    "Sums and noise are exact. It is taken for granted that a kernel gives a record the same bits at every place of a "
-    "pass, as was tried at the start."
+    "Sums and noise are exact. It is taken for granted that a kernel gives a record the same "
+    "bits at every place of a pass, as was tried at the start."
 )
 SEEDED = (
-    "This is a seeded simulation: whoever knows the seed can subtract the noise. Noise comes from a statistical "
-    "generator and sums are rounded in float32, so epsilon is that of the mechanism, not of these bits. For a model "
-    "that leaves your hands, use --release."
+    "This is a seeded simulation: whoever knows the seed can subtract the noise. Noise comes "
+    "from a statistical generator and sums are rounded in float32, so epsilon is that of the "
+    "mechanism, not of these bits. For a model that leaves your hands, use --release."
 )
 
 
 def limits(config: Config) -> tuple[str, ...]:
-    """A line each, for the terminal, the summary and the report; none without privacy, for there is no guarantee."""
+    """A line each, for the terminal, the summary and the report; none without privacy, for there is
+    no guarantee."""
     private = config.privacy.mechanism != "none"
     return tuple(text for text, holds in LIMITS.items() if private and holds(config))
 
@@ -54,26 +59,36 @@ def limits(config: Config) -> tuple[str, ...]:
 def caveats_of(charged: Iterable[Event]) -> tuple[str, ...]:
     """A line each, where charges alone are known."""
     kinds = {type(event) for event in charged}
-    return tuple(text for kind, text in {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN}.items() if kind in kinds)
+    return tuple(
+        text
+        for kind, text in {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN}.items()
+        if kind in kinds
+    )
 
 
 def public_labels(config: Config) -> bool:
     """Whether records are shared one by one with the labels that they have."""
     own = config.fedfed
-    return config.strategy.strategy == "fedfed" and own.shared_source == "distilled" and own.public_labels
+    return (
+        config.strategy.strategy == "fedfed"
+        and own.shared_source == "distilled"
+        and own.public_labels
+    )
 
 
 def hides_rejections(config: Config) -> bool:
     """Whether the guarantee rests on rejections that nobody notices."""
     hidden = {
         "dpsur": config.dpsur.dpsur_accounting == "selective",
-        "screening": config.screening.screening_data == "own" and config.screening.screening_clip is not None,
+        "screening": config.screening.screening_data == "own"
+        and config.screening.screening_clip is not None,
     }
     return hidden.get(config.privacy.mechanism, False)
 
 
 def tells_times(config: Config) -> bool:
-    """Whether the run writes down how long its rounds took: not in a release that hides rejections."""
+    """Whether the run writes down how long its rounds took: not in a release that hides
+    rejections."""
     return not (config.run.release and hides_rejections(config))
 
 
@@ -97,4 +112,5 @@ LIMITS: dict[str, Callable[[Config], bool]] = {
     PLACES: lambda c: c.run.release,
     SEEDED: lambda c: not c.run.release,
 }
-"""Line -> whether it holds for a configuration with privacy. Lines stand in the order in which they are shown."""
+"""Line -> whether it holds for a configuration with privacy. Lines stand in the order in which they
+are shown."""

@@ -24,9 +24,12 @@ def check_parts(config: Config) -> None:
 
 
 def _check_public(config: Config) -> None:
-    """Refuse a mechanism that looks at public records where there are none, and to measure on none."""
+    """Refuse a mechanism that looks at public records where there are none, and to measure on
+    none."""
     if config.data.evaluate_on == "validation" and not config.data.validation_records:
-        raise ValueError("evaluate_on is validation, but validation_records is 0: give --validation-records")
+        raise ValueError(
+            "evaluate_on is validation, but validation_records is 0: give --validation-records"
+        )
     looks = config.privacy.mechanism == "screening" and config.screening.screening_data == "public"
     if looks and not config.data.public_records:
         raise ValueError("screening_data is public, but public_records is 0: give --public-records")
@@ -37,25 +40,28 @@ def _check_release(config: Config) -> None:
     isotropic = config.privacy.mechanism == "dphero" and config.dphero.hero_clipping == "isotropic"
     if config.run.release and isotropic:
         raise ValueError(
-            "hero_clipping is isotropic, for which a release has no exact sums: use --hero-clipping whitened, or leave "
-            "out --release"
+            "hero_clipping is isotropic, for which a release has no exact sums: use "
+            "--hero-clipping whitened, or leave out --release"
         )
 
 
 def _check_strategy(config: Config) -> None:
-    """Refuse a strategy that leads local steps, or counts them, where a mechanism chooses the size of each."""
+    """Refuse a strategy that leads local steps, or counts them, where a mechanism chooses the size
+    of each."""
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
     leads = strategy.guide is not alone or strategy.sent is not UPDATE
     if leads and MECHANISMS[config.privacy.mechanism].searches:
         raise ValueError(
-            f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by the client's own "
-            "losses, which know nothing of it: use --strategy fedavg or another --mechanism"
+            f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by "
+            "the client's own losses, which know nothing of it: use --strategy fedavg or another "
+            "--mechanism"
         )
 
 
 def check_delta(config: Config, records: int) -> None:
-    """Warn of a delta that allows whole records to be given away; refuse it where ``strict_delta`` is set."""
+    """Warn of a delta that allows whole records to be given away; refuse it where ``strict_delta``
+    is set."""
     privacy = config.privacy
     if MECHANISMS[privacy.mechanism].private and privacy.delta >= 1 / records:
         fault = (

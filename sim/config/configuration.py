@@ -1,4 +1,5 @@
-"""The configuration of a run: default < the data set's preset < file < flag, validated; files of what is in use."""
+"""The configuration of a run: default < the data set's preset < file < flag, validated; files of
+what is in use."""
 
 import tomllib
 from collections.abc import Container, Mapping
@@ -22,7 +23,10 @@ Values = dict[str, Any]
 RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"))
 """Pairs of which one only is set: a layer that sets one unsets the other of the layers below."""
 
-IMPLIED = {"dirichlet": ("partition", ("dirichlet", "quantity")), "shards_per_client": ("partition", ("shards",))}
+IMPLIED = {
+    "dirichlet": ("partition", ("dirichlet", "quantity")),
+    "shards_per_client": ("partition", ("shards",)),
+}
 """Setting -> another one, and the values of that one which use it; the first is implied."""
 
 _HEADER = '# The settings of a run that are in use. "none" and "" mean: not set.\n\n'
@@ -44,8 +48,8 @@ def load(
         central: one client holds all records, with defaults of its own.
         paper: a preset of a paper, which goes before the data set's.
         defaults: settings that stand in for the defaults of the packages.
-        lenient: settings that are dropped, not refused, where they are not in use, and whose former names a file may
-            have: those of a run directory, or of several configurations at once.
+        lenient: settings that are dropped, not refused, where they are not in use, and whose former
+            names a file may have: those of a run directory, or of several configurations at once.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -54,7 +58,8 @@ def load(
     _refuse_contradictions(flags)
     named = _preset_of_paper(paper, file | flags, central) if paper is not None else {}
     dataset, features = (
-        (named | file | flags).get(name, SETTINGS[name].info.default) for name in ("dataset", "features")
+        (named | file | flags).get(name, SETTINGS[name].info.default)
+        for name in ("dataset", "features")
     )
     values: Values = dict(defaults)
     for layer in (preset(dataset, central, features), named, file, flags):
@@ -75,15 +80,21 @@ def _validated(values: Values) -> Config:
     for name, value in values.items():
         tables[SETTINGS[name].table][name] = value
     try:
-        return Config.model_validate({table: TABLES[table](**entries) for table, entries in tables.items()})
+        return Config.model_validate(
+            {table: TABLES[table](**entries) for table, entries in tables.items()}
+        )
     except ValidationError as error:
         raise ValueError(fault(error)) from None
 
 
 def save(config: Config, path: Path) -> None:
-    """Write every setting in use: loading the file gives an equal configuration whatever the defaults have become."""
+    """Write every setting in use: loading the file gives an equal configuration whatever the
+    defaults have become."""
     tables = {
-        table: {name: SETTINGS[name].unset if config.value(name) is None else config.value(name) for name in names}
+        table: {
+            name: SETTINGS[name].unset if config.value(name) is None else config.value(name)
+            for name in names
+        }
         for table, names in used_by_table(config).items()
     }
     durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode())
@@ -121,26 +132,31 @@ def _refuse_contradictions(flags: Values) -> None:
     for name, (other, wanted) in implied.items():
         if other in flags and flags[other] not in wanted:
             raise ValueError(
-                f"{SETTINGS[name].flag} {flags[name]} is of no use with {SETTINGS[other].flag} {flags[other]}; it "
-                f"belongs to {' and '.join(wanted)}: drop one of the two"
+                f"{SETTINGS[name].flag} {flags[name]} is of no use with {SETTINGS[other].flag} "
+                f"{flags[other]}; it belongs to {' and '.join(wanted)}: drop one of the two"
             )
     if len(implied) > 1 and "partition" not in flags:
         raise ValueError(
-            f"{' and '.join(SETTINGS[n].flag for n in implied)} contradict each other: drop one of the two"
+            f"{' and '.join(SETTINGS[n].flag for n in implied)} contradict each other: drop one of "
+            "the two"
         )
 
 
 def _check_use(name: str, config: Config, file: Values, flags: Values) -> None:
     """Refuse a setting that is given and not in use.
 
-    A file may have one at a default, as the files of earlier versions do, or one that changes no number of the result.
+    A file may have one at a default, as the files of earlier versions do, or one that changes no
+    number of the result.
     """
     if name in flags:
         raise ValueError(refusal(name, config))
     if name in file and name not in EXECUTION_ONLY:
         data = config.data
         rows = [FIXED, *(preset(data.dataset, central, data.features) for central in (False, True))]
-        if file[name] not in (SETTINGS[name].info.default, *(row[name] for row in rows if name in row)):
+        if file[name] not in (
+            SETTINGS[name].info.default,
+            *(row[name] for row in rows if name in row),
+        ):
             raise ValueError(refusal(name, config))
 
 
@@ -148,8 +164,8 @@ def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
     for name in fixed:
         if name in given and given[name] != fixed[name]:
             raise ValueError(
-                f"{name} is {given[name]}, but one client that holds all records has no choice there (it is "
-                f"{fixed[name]}): drop it, or take python -m sim.run"
+                f"{name} is {given[name]}, but one client that holds all records has no choice "
+                f"there (it is {fixed[name]}): drop it, or take python -m sim.run"
             )
 
 
@@ -158,7 +174,9 @@ def _read(path: Path, lenient: Container[str]) -> Values:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"the configuration file {path} cannot be read ({error.strerror}): check --config") from None
+        raise ValueError(
+            f"the configuration file {path} cannot be read ({error.strerror}): check --config"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path} is no TOML file: {error}") from None
     values: Values = {}
@@ -171,7 +189,8 @@ def _read(path: Path, lenient: Container[str]) -> Values:
 
 
 def _name_now(path: Path, table: str, given: str, value: object, lenient: Container[str]) -> str:
-    """The name of a file's entry; a former one may stand at its default, for earlier versions wrote all settings."""
+    """The name of a file's entry; a former one may stand at its default, for earlier versions wrote
+    all settings."""
     if given in FORMER:
         setting = SETTINGS[FORMER[given]]
         harmless = setting.name in lenient or value in (setting.info.default, setting.unset)
@@ -185,7 +204,9 @@ def _check_table(path: Path, table: str, entries: object) -> None:
     if table in TABLES and isinstance(entries, dict):
         return
     if table in SETTINGS and not isinstance(entries, dict):
-        raise ValueError(f"{path}: {table} stands outside its table: put it under [{SETTINGS[table].table}]")
+        raise ValueError(
+            f"{path}: {table} stands outside its table: put it under [{SETTINGS[table].table}]"
+        )
     hint = did_you_mean(table, TABLES if isinstance(entries, dict) else [*TABLES, *SETTINGS])
     raise ValueError(f"{path}: unknown table {table}{hint} (tables: {', '.join(TABLES)})")
 
@@ -197,6 +218,11 @@ def _check_name(path: Path, table: str, name: str) -> None:
     if name in FORMER:
         raise ValueError(f"{path}: {name} in [{table}] is called {FORMER[name]} now: rename it")
     if name in SETTINGS:
-        raise ValueError(f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move it")
-    hint = did_you_mean(name, known) or did_you_mean(name, SETTINGS) or f" (known: {', '.join(known)})"
+        raise ValueError(
+            f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move "
+            "it"
+        )
+    hint = (
+        did_you_mean(name, known) or did_you_mean(name, SETTINGS) or f" (known: {', '.join(known)})"
+    )
     raise ValueError(f"{path}: unknown setting {name} in [{table}]{hint}")

@@ -1,4 +1,5 @@
-"""The settings of all packages by name: table, kind, choices and bounds, read from the packages' own models."""
+"""The settings of all packages by name: table, kind, choices and bounds, read from the packages'
+own models."""
 
 import types
 from dataclasses import dataclass
@@ -69,13 +70,16 @@ class Setting:
 
     @property
     def unset(self) -> str:
-        """How a file or a flag says that it is None: an empty text, where it is a text, else ``none``."""
+        """How a file or a flag says that it is None: an empty text, where it is a text, else
+        ``none``."""
         return "" if self.kind is str else "none"
 
     @property
     def kind(self) -> type:
         """``int``, ``float``, ``str`` or ``bool``."""
-        return str if self.choices else next(a for a in self._alternatives if a is not types.NoneType)
+        return (
+            str if self.choices else next(a for a in self._alternatives if a is not types.NoneType)
+        )
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -85,11 +89,20 @@ class Setting:
     @property
     def expected(self) -> str:
         """What a value must be, with its bounds."""
-        noun = f"one of {', '.join(self.choices)}" if self.choices else _NOUNS[self.kind] + self._interval()
+        noun = (
+            f"one of {', '.join(self.choices)}"
+            if self.choices
+            else _NOUNS[self.kind] + self._interval()
+        )
         return noun + (f", or {self.unset or 'empty'}" if self.optional else "")
 
     def _interval(self) -> str:
-        bounds = {k: getattr(m, k) for m in self.info.metadata for k in ("ge", "gt", "le", "lt") if hasattr(m, k)}
+        bounds = {
+            k: getattr(m, k)
+            for m in self.info.metadata
+            for k in ("ge", "gt", "le", "lt")
+            if hasattr(m, k)
+        }
         left = f"[{bounds['ge']}" if "ge" in bounds else f"({bounds.get('gt')}"
         right = f"{bounds['le']}]" if "le" in bounds else f"{bounds.get('lt')})"
         if {"le", "lt"} & set(bounds):
@@ -99,7 +112,8 @@ class Setting:
         return f" above {bounds['gt']}" if "gt" in bounds else ""
 
     def from_text(self, text: str) -> Any:
-        """A flag's text as a value; a text that is no such value stays as it is, for the validation to name."""
+        """A flag's text as a value; a text that is no such value stays as it is, for the validation
+        to name."""
         if self.optional and text == self.unset:
             return None
         try:
@@ -109,7 +123,9 @@ class Setting:
 
 
 SETTINGS: dict[str, Setting] = {
-    name: Setting(name, table, info) for table, model in TABLES.items() for name, info in model.model_fields.items()
+    name: Setting(name, table, info)
+    for table, model in TABLES.items()
+    for name, info in model.model_fields.items()
 }
 """Every setting by its name; names are unique over all tables."""
 
@@ -122,6 +138,6 @@ def fault(error: ValidationError) -> str:
     setting = SETTINGS[str(first["loc"][-1])]
     hint = did_you_mean(str(first["input"]), setting.choices)
     return (
-        f"{setting.name} is {first['input']!r}; it must be {setting.expected}{hint or ':'} "
-        f"set {setting.flag} or {setting.name} in [{setting.table}]"
+        f"{setting.name} is {first['input']!r}; it must be {setting.expected}{hint or ':'} set "
+        f"{setting.flag} or {setting.name} in [{setting.table}]"
     )

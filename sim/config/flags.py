@@ -1,4 +1,5 @@
-"""The command line: a flag for every setting, from the packages' own slices. Imports no torch, numpy, flwr or ray."""
+"""The command line: a flag for every setting, from the packages' own slices. Imports no torch,
+numpy, flwr or ray."""
 
 import argparse
 import sys
@@ -19,18 +20,22 @@ from sim.config.use import in_use
 
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
 _FILES = {
-    "--config": ("FILE.toml", "settings from a file, as a run directory's config.toml has them; flags go before it"),
+    "--config": (
+        "FILE.toml",
+        "settings from a file, as a run directory's config.toml has them; flags go before it",
+    ),
     "--preset": (
         "NAME",
-        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist (docs/howto/reproduce.md); file and flags go "
-        "over",
+        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist "
+        "(docs/howto/reproduce.md); file and flags go over",
     ),
     "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
 }
 
 
 OwnFlags = Mapping[str, tuple[str | None, str]]
-"""Flags of one command alone: to each the word for its value, or None for a switch, and its help."""
+"""Flags of one command alone: to each the word for its value, or None for a switch, and its
+help."""
 NO_FLAGS: OwnFlags = {}
 
 
@@ -64,7 +69,8 @@ def parse(
     own: OwnFlags = NO_FLAGS,
     lenient: Container[str] = (),
 ) -> Request:
-    """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated flag counts.
+    """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated
+    flag counts.
 
     Args:
         argv: the words after the program's name.
@@ -89,7 +95,9 @@ def parse(
     texts = vars(known)
     asked = {name: texts.pop(name) for name in list(texts) if f"--{name.replace('_', '-')}" in own}
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
-    given = {name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()}
+    given = {
+        name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()
+    }
     return replace(request(given, config_file, paper, run_dir, central, lenient=lenient), own=asked)
 
 
@@ -121,14 +129,22 @@ def request(
         return Request(loaded, None, frozenset(given))
     for flag, value in (("--config", config), ("--preset", paper)):
         if value is not None:
-            raise ValueError(f"{flag} {value} and --resume {resume}: a resumed run keeps its configuration; drop one")
-    return Request(_resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given))
+            raise ValueError(
+                f"{flag} {value} and --resume {resume}: a resumed run keeps its configuration; "
+                "drop one"
+            )
+    return Request(
+        _resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given)
+    )
 
 
 def words(config: Config, names: Container[str]) -> list[str]:
-    """The words of a command line that give some of a configuration's settings, as far as they are in use."""
+    """The words of a command line that give some of a configuration's settings, as far as they are
+    in use."""
     line = []
-    for setting in (s for s in SETTINGS.values() if s.name in names and in_use(s.name, config.value)):
+    for setting in (
+        s for s in SETTINGS.values() if s.name in names and in_use(s.name, config.value)
+    ):
         value = config.value(setting.name)
         if isinstance(value, bool):
             line.append(setting.flag if value else setting.flag.replace("--", "--no-", 1))
@@ -137,7 +153,9 @@ def words(config: Config, names: Container[str]) -> list[str]:
     return line
 
 
-def help_text(prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS, topic: str = "") -> str:
+def help_text(
+    prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS, topic: str = ""
+) -> str:
     """What ``--help`` and ``--help TOPIC`` print.
 
     Raises:
@@ -147,7 +165,9 @@ def help_text(prog: str, description: str, central: bool = False, own: OwnFlags 
     if central and shown <= FIXED.keys():
         raise ValueError(f"--help {topic}: one client has no choice there; ask python -m sim.run")
     whole = topic in ("", "all")
-    return build_parser(prog, description, central, own if whole else NO_FLAGS, shown, files=whole).format_help()
+    return build_parser(
+        prog, description, central, own if whole else NO_FLAGS, shown, files=whole
+    ).format_help()
 
 
 def build_parser(
@@ -171,8 +191,8 @@ def build_parser(
     parser = _Parser(
         prog=prog,
         description=description,
-        epilog="'none' and '' are values where the help says what they mean. "
-        f"Order: default < data set < preset < file < flag. {hint()}",
+        epilog="'none' and '' are values where the help says what they mean. Order: default < "
+        f"data set < preset < file < flag. {hint()}",
         allow_abbrev=False,
         add_help=False,
         argument_default=argparse.SUPPRESS,
@@ -181,7 +201,9 @@ def build_parser(
     )
     group = parser.add_argument_group("This command's own") if own else parser
     if files:
-        parser.add_argument("-h", "--help", metavar="TOPIC", nargs="?", help="the common flags, or those of a topic")
+        parser.add_argument(
+            "-h", "--help", metavar="TOPIC", nargs="?", help="the common flags, or those of a topic"
+        )
     for flag, (metavar, text) in own.items():
         form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         group.add_argument(flag, help=text, **form)
@@ -199,7 +221,8 @@ def build_parser(
 def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run ``command(argv)`` (default: the process's own arguments) and return the exit code.
 
-    A ValueError is a user error: one line ``error: ...`` on stderr and code 2. ``python -X dev`` shows a traceback.
+    A ValueError is a user error: one line ``error: ...`` on stderr and code 2. ``python -X dev``
+    shows a traceback.
     """
     warnings.formatwarning = _one_line_warning  # type: ignore[assignment]
     try:
@@ -278,22 +301,36 @@ def _describe_unknown(unknown: Sequence[str], own: OwnFlags) -> str:
     if former in FORMER:
         return f"{name} is called {SETTINGS[FORMER[former]].flag} now: rename it"
     if name in {setting.flag for setting in SETTINGS.values()}:
-        return f"{name} is of no use with one client that holds all records: drop it, or take python -m sim.run"
-    return f"unknown flag {name}{did_you_mean(name, [*own, *_FILES, *(s.flag for s in SETTINGS.values())])}"
+        return (
+            f"{name} is of no use with one client that holds all records: drop it, or take "
+            "python -m sim.run"
+        )
+    return (
+        "unknown flag "
+        f"{name}{did_you_mean(name, [*own, *_FILES, *(s.flag for s in SETTINGS.values())])}"
+    )
 
 
 def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
     """The saved configuration, with the given settings that change no number of the result."""
     path = run_dir / "config.toml"
     if not path.is_file():
-        raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of a run")
+        raise ValueError(
+            f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of "
+            "a run"
+        )
     others = SETTINGS.keys() - given.keys()
-    saved, wanted = load(path, {}, central, lenient=SETTINGS), load(path, given, central, lenient=others)
+    saved, wanted = (
+        load(path, {}, central, lenient=SETTINGS),
+        load(path, given, central, lenient=others),
+    )
     for name in sorted(differences(saved, wanted), key=lambda name: name not in given):
         if name not in EXECUTION_ONLY:
-            was, other = ("not set" if c.value(name) is None else c.value(name) for c in (saved, wanted))
+            was, other = (
+                "not set" if c.value(name) is None else c.value(name) for c in (saved, wanted)
+            )
             raise ValueError(
-                f"a resumed run keeps its configuration: {name} is {was} in {path}, {other} was given: "
-                f"leave {SETTINGS[name].flag} out, or start a new run"
+                f"a resumed run keeps its configuration: {name} is {was} in {path}, {other} was "
+                f"given: leave {SETTINGS[name].flag} out, or start a new run"
             )
     return wanted

@@ -18,10 +18,10 @@ _BY_FLAG = {
     "batch-size": "bs batch local-batch-size train-batch-size lot-size expected-batch-size",
     "budget": "budget-type",
     "chunk-clients": "chunk chunk-size clients-per-chunk",
-    "clients": "num-clients n-clients nodes num-nodes client-num client-num-in-total total-clients num-supernodes "
-    "users num-users parties num-parties",
-    "clip-norm": "max-grad-norm clip l2-norm-clip clipping-norm clipping-bound clipping-threshold max-norm grad-clip "
-    "c norm-clip",
+    "clients": "num-clients n-clients nodes num-nodes client-num client-num-in-total "
+    "total-clients num-supernodes users num-users parties num-parties",
+    "clip-norm": "max-grad-norm clip l2-norm-clip clipping-norm clipping-bound "
+    "clipping-threshold max-norm grad-clip c norm-clip",
     "clipping": "clipping-mode clipping-method",
     "config": "cfg config-file conf",
     "data-dir": "data-path data-root data-folder datadir root",
@@ -29,11 +29,14 @@ _BY_FLAG = {
     "delta": "target-delta central-delta local-delta",
     "device": "gpu cuda gpus use-gpu use-cuda no-cuda accelerator",
     "dirichlet": "alpha dirichlet-alpha partition-alpha dir dir-alpha concentration",
-    "epochs": "local-epochs epochs-local local-num-epochs num-epochs num-local-epochs epoch local-ep",
+    "epochs": "local-epochs epochs-local local-num-epochs num-epochs num-local-epochs epoch "
+    "local-ep",
     "epsilon": "eps target-epsilon epsilon-target privacy-budget central-epsilon local-epsilon",
-    "evaluate-every": "eval-every evaluation-frequency frequency-of-the-test test-every eval-interval",
-    "fraction": "frac participation participation-rate client-fraction fraction-fit fraction-train sample-ratio "
-    "sample-fraction clients-per-round client-num-per-round cohort-size",
+    "evaluate-every": "eval-every evaluation-frequency frequency-of-the-test test-every "
+    "eval-interval",
+    "fraction": "frac participation participation-rate client-fraction fraction-fit "
+    "fraction-train sample-ratio sample-fraction clients-per-round client-num-per-round "
+    "cohort-size",
     "keep-checkpoints": "max-to-keep num-checkpoints",
     "lr": "learning-rate local-lr local-learning-rate client-lr client-learning-rate",
     "lr-schedule": "scheduler lr-scheduler learning-rate-schedule",
@@ -49,8 +52,8 @@ _BY_FLAG = {
     "public-records": "public-data num-public",
     "quiet": "silent verbose verbosity",
     "resume": "restore continue load-checkpoint resume-from from-checkpoint checkpoint",
-    "rounds": "num-rounds global-rounds n-rounds comm-round com-round communication-rounds num-server-rounds "
-    "global-epochs central-num-iterations",
+    "rounds": "num-rounds global-rounds n-rounds comm-round com-round communication-rounds "
+    "num-server-rounds global-epochs central-num-iterations",
     "sample-rate": "q sampling-rate sampling-probability sampling-prob subsampling-rate",
     "seed": "random-seed random-state rng-seed manual-seed",
     "server-beta2": "beta-2 beta2 server-beta-2",
@@ -64,23 +67,27 @@ _BY_FLAG = {
     "workers": "num-workers n-jobs num-cpus threads processes num-processes",
 }
 SYNONYMS = {word: flag for flag, words in _BY_FLAG.items() for word in words.split()}
-"""What the field calls a flag (Opacus, TensorFlow Privacy, Flower, pfl-research, LEAF, FedLab, FedML) -> the flag."""
+"""What the field calls a flag (Opacus, TensorFlow Privacy, Flower, pfl-research, LEAF, FedLab,
+FedML) -> the flag."""
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The known name in lower case that is most like this one; None where none reaches ``likeness``, in [0, 1]."""
+    """The known name in lower case that is most like this one; None where none reaches
+    ``likeness``, in [0, 1]."""
     return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=likeness)), None)
 
 
 def spelled_otherwise(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is this one, or what the field calls so, with other dashes; None where there is none."""
+    """The known name that is this one, or what the field calls so, with other dashes; None where
+    there is none."""
     word = name.strip("-").lower().replace("_", "-")
     by_word = {each.strip("-").replace("_", "-"): each for each in known}
     return by_word.get(word) or by_word.get(SYNONYMS.get(word, ""))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` with the known name that was probably meant, or nothing where none is near."""
+    """``; did you mean X?`` with the known name that was probably meant, or nothing where none is
+    near."""
     names = list(known)
     near = spelled_otherwise(name, names) or nearest(name, names)
     return f"; did you mean {near}?" if near else ""

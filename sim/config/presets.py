@@ -18,7 +18,8 @@ OTHER: dict[str, Any] = {"model": "linear"}
 """For a user's own arrays."""
 
 SCATTERING: dict[str, Any] = {"model": "linear", "feature_groups": 27}
-"""With scattering features, over the data set's own row. On MNIST this is ahead of a network on pixels."""
+"""With scattering features, over the data set's own row. On MNIST this is ahead of a network on
+pixels."""
 
 SCATTERING_ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
@@ -48,8 +49,15 @@ CENTRAL_ROWS: dict[str, dict[str, Any]] = {
 FIXED: dict[str, Any] = {
     "clients": 1,
     "partition": "iid",
-    **{name: Data.model_fields[name].default for name in ("dirichlet", "min_records", "shards_per_client")},
-    **{name: field.default for model in (Aggregation, FedFed) for name, field in model.model_fields.items()},
+    **{
+        name: Data.model_fields[name].default
+        for name in ("dirichlet", "min_records", "shards_per_client")
+    },
+    **{
+        name: field.default
+        for model in (Aggregation, FedFed)
+        for name, field in model.model_fields.items()
+    },
     "server_lr": 1.0,
     "server_momentum": 0.0,
     "keep_state": True,
@@ -59,11 +67,15 @@ FIXED: dict[str, Any] = {
     "groups": 1,
     "chunk_clients": None,
 }
-"""What it is to be one client that holds all records: its local steps are the training, the server only looks on."""
+"""What it is to be one client that holds all records: its local steps are the training, the server
+only looks on."""
 
 
-def preset(dataset: object, central: bool = False, features: object = "pixels") -> Mapping[str, Any]:
-    """The settings that ``dataset`` changes, for many clients or for one, with what its ``features`` change in them."""
+def preset(
+    dataset: object, central: bool = False, features: object = "pixels"
+) -> Mapping[str, Any]:
+    """The settings that ``dataset`` changes, for many clients or for one, with what its
+    ``features`` change in them."""
     name = dataset if isinstance(dataset, str) else ""
     row = PRESETS.get(name, OTHER)
     if features == "scattering":

@@ -1,4 +1,5 @@
-"""The command line of ``python -m sim.account``: a run's settings, and what prices need beside them."""
+"""The command line of ``python -m sim.account``: a run's settings, and what prices need beside
+them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,16 +14,29 @@ from sim.config.flags import OwnFlags, Request
 from sim.config.names import FORMER, did_you_mean
 
 DESCRIPTION = (
-    "What the plans of a run can cost, phase by phase, or what a run has cost. A first word asks for one client's "
-    "single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, dpagd), or fedfed for its shared records."
+    "What the plans of a run can cost, phase by phase, or what a run has cost. A first word asks "
+    "for one client's single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, dpagd), "
+    "or fedfed for its shared records."
 )
 OWN: OwnFlags = {
-    "--ledger": ("RUN_DIR", "recompute every client's epsilon from a run's files; --delta may differ from the run's"),
-    "--records": ("N[,N...]", "records of every client, or of each; without it the data set is loaded and split"),
+    "--ledger": (
+        "RUN_DIR",
+        "recompute every client's epsilon from a run's files; --delta may differ from the run's",
+    ),
+    "--records": (
+        "N[,N...]",
+        "records of every client, or of each; without it the data set is loaded and split",
+    ),
     "--orders": ("A[,A...]", "also print the Renyi curve at these orders, such as 2,4,8.5"),
-    "--trials": ("INT", "one client, every trial charged: its trials; --steps counts accepted ones"),
+    "--trials": (
+        "INT",
+        "one client, every trial charged: its trials; --steps counts accepted ones",
+    ),
     "--norm-sum": ("NUMBER", "one client, dpis: the price at this sum K of clipped gradient norms"),
-    "--eigenvalues": ("E[,E...]", "one client, dphero: the price at these eigenvalues of W W^T of a layer"),
+    "--eigenvalues": (
+        "E[,E...]",
+        "one client, dphero: the price at these eigenvalues of W W^T of a layer",
+    ),
     "--json": (None, "print one JSON object"),
 }
 ALONE = ("--clients=1", "--rounds=1")
@@ -77,13 +91,16 @@ def parse(argv: Sequence[str], program: str) -> Question:
     word = argv[0] if argv and not argv[0].startswith("-") else None
     if word is not None and word not in FIRST_WORDS:
         raise ValueError(
-            f"unknown first word {word!r}{did_you_mean(word, FIRST_WORDS)} (known: {', '.join(FIRST_WORDS)})"
+            f"unknown first word {word!r}{did_you_mean(word, FIRST_WORDS)} (known: "
+            f"{', '.join(FIRST_WORDS)})"
         )
     words = [*FIRST_WORDS[word], *_spelled_now(word, argv[1:])] if word else argv
     request = flags.parse(words, program, DESCRIPTION, own=OWN)
     own, config = request.own, request.config
     if word and "epsilon" not in request.given:
-        config = config.model_copy(update={"privacy": config.privacy.model_copy(update={"epsilon": None})})
+        config = config.model_copy(
+            update={"privacy": config.privacy.model_copy(update={"epsilon": None})}
+        )
     question = Question(
         config=config,
         delta=config.privacy.delta if "delta" in request.given else None,
@@ -104,10 +121,13 @@ def parse(argv: Sequence[str], program: str) -> Question:
 
 
 def _spelled_now(word: str, argv: Sequence[str]) -> list[str]:
-    """The flags of DPSUR by their names now: after the first word the former ones say whose they are, too."""
+    """The flags of DPSUR by their names now: after the first word the former ones say whose they
+    are, too."""
     if word != "dpsur":
         return list(argv)
-    former = {f"--{name.replace('_', '-')}": f"--{now.replace('_', '-')}" for name, now in FORMER.items()}
+    former = {
+        f"--{name.replace('_', '-')}": f"--{now.replace('_', '-')}" for name, now in FORMER.items()
+    }
     parts = (each.partition("=") for each in argv)
     return [former.get(flag, flag) + sign + value for flag, sign, value in parts]
 
@@ -150,7 +170,9 @@ def _orders(text: str) -> tuple[float, ...]:
 def _check_run(question: Question, request: Request) -> None:
     """Refuse what asks for nothing, or what belongs to one client."""
     if question.found != (None, None, None):
-        raise ValueError("--trials, --norm-sum and --eigenvalues ask for one client: name a mechanism first")
+        raise ValueError(
+            "--trials, --norm-sum and --eigenvalues ask for one client: name a mechanism first"
+        )
     others = request.given - {"delta"}
     if question.ledger is not None and others:
         raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
@@ -161,10 +183,14 @@ def _check_one_client(question: Question, request: Request) -> None:
     given, privacy = request.given, request.config.privacy
     if question.ledger is not None:
         raise ValueError(f"--ledger and {question.word} are two questions: drop one")
-    ways = ("share_noise", "epsilon") if question.word == SHARED else ("noise_multiplier", "epsilon")
+    ways = (
+        ("share_noise", "epsilon") if question.word == SHARED else ("noise_multiplier", "epsilon")
+    )
     if len(given & set(ways)) != 1:
         first, second = (f"--{way.replace('_', '-')}" for way in ways)
-        raise ValueError(f"give one of {first} (to price it) and {second} (to calibrate it), and not both")
+        raise ValueError(
+            f"give one of {first} (to price it) and {second} (to calibrate it), and not both"
+        )
     if question.word == SHARED:
         return
     if not given & {"sample_rate", "batch_size"}:
@@ -173,8 +199,8 @@ def _check_one_client(question: Question, request: Request) -> None:
         raise ValueError("--records is missing: give the client's number of records")
     if question.trials is None and _charges_trials(request.config):
         raise ValueError(
-            "--trials is missing: each trial is charged here and --steps counts accepted ones; give the trials that "
-            "one client plans in the whole run"
+            "--trials is missing: each trial is charged here and --steps counts accepted ones; "
+            "give the trials that one client plans in the whole run"
         )
 
 

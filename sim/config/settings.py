@@ -1,4 +1,5 @@
-"""The settings of the data and of the simulation itself. No torch here: the command line imports this."""
+"""The settings of the data and of the simulation itself. No torch here: the command line imports
+this."""
 
 import re
 from typing import Literal
@@ -14,58 +15,88 @@ class Data(Settings):
     """Records, model, and who holds which record"""
 
     dataset: str = Field(
-        "digits", description="digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y"
+        "digits",
+        description="digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y",
     )
     data_dir: str | None = Field(
-        None, description="folder of downloaded data sets; '': the environment's, or the user's cache"
+        None,
+        description="folder of downloaded data sets; '': the environment's, or the user's cache",
     )
     features: Literal["pixels", "scattering"] = Field(
         "pixels",
-        description="what models see of images: pixels, or fixed wavelet features of a quarter of the size, with "
-        "defaults of their own (docs/howto/data.md)",
+        description="what models see of images: pixels, or fixed wavelet features of a quarter "
+        "of the size, with defaults of their own (docs/howto/data.md)",
     )
     feature_groups: int = Field(
         0,
         ge=0,
-        description="groups of channels in which each record's features get mean 0 and variance 1; 0: none; with "
-        "--features scattering 27",
+        description="groups of channels in which each record's features get mean 0 and variance "
+        "1; 0: none; with --features scattering 27",
     )
-    model: str = Field("linear", description="model by name, or package.module:Class; each data set has its default")
-    activation: Literal["tanh", "relu"] = Field("tanh", description="activation of the built-in models")
+    model: str = Field(
+        "linear",
+        description="model by name, or package.module:Class; each data set has its default",
+    )
+    activation: Literal["tanh", "relu"] = Field(
+        "tanh", description="activation of the built-in models"
+    )
     word_vectors: str | None = Field(
-        None, description="text file of vectors of words, as GloVe's; '': they are drawn by chance, of 100 numbers each"
+        None,
+        description="text file of vectors of words, as GloVe's; '': they are drawn by chance, of "
+        "100 numbers each",
     )
-    train_embedding: bool = Field(False, description="train the vectors of words, too; else they are constants")
+    train_embedding: bool = Field(
+        False, description="train the vectors of words, too; else they are constants"
+    )
     standardize: Literal["none", "private"] = Field(
-        "none", description="channels to mean 0, variance 1, by statistics that clients release with noise, once"
+        "none",
+        description="channels to mean 0, variance 1, by statistics that clients release with "
+        "noise, once",
     )
-    standardize_noise: float = Field(8.0, gt=0, description="noise on these statistics [standardize clips]")
+    standardize_noise: float = Field(
+        8.0, gt=0, description="noise on these statistics [standardize clips]"
+    )
     standardize_clip: float = Field(
-        1.0, gt=0, description="bound on a record in them [Euclidean norm of its channels' means and mean squares]"
+        1.0,
+        gt=0,
+        description="bound on a record in them [Euclidean norm of its channels' means and mean "
+        "squares]",
     )
-    clients: int = Field(100, ge=1, description="clients that hold the records, disjointly [clients]")
+    clients: int = Field(
+        100, ge=1, description="clients that hold the records, disjointly [clients]"
+    )
     partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
         "dirichlet", description="who holds which record"
     )
     dirichlet: float = Field(
-        0.5, gt=0, description="concentration of label or quantity skew; small is skewed; implies --partition dirichlet"
+        0.5,
+        gt=0,
+        description="concentration of label or quantity skew; small is skewed; implies --partition "
+        "dirichlet",
     )
     min_records: int = Field(2, ge=1, description="least number of records of a client [records]")
     shards_per_client: int = Field(
-        2, ge=1, description="pieces of the label-sorted records per client [shards]; implies --partition shards"
+        2,
+        ge=1,
+        description="pieces of the label-sorted records per client [shards]; implies --partition "
+        "shards",
     )
     public_records: int = Field(
         0,
         ge=0,
-        description="training records taken out as public: no client holds them, nothing protects them [records]",
+        description="training records taken out as public: no client holds them, nothing protects "
+        "them [records]",
     )
     validation_records: int = Field(
         0,
         ge=0,
-        description="training records held out for tuning: no client holds them, nothing protects them [records]",
+        description="training records held out for tuning: no client holds them, nothing protects "
+        "them [records]",
     )
     evaluate_on: Literal["test", "validation"] = Field(
-        "test", description="records that models are measured on; choose settings by validation, never by test"
+        "test",
+        description="records that models are measured on; choose settings by validation, never by "
+        "test",
     )
 
 
@@ -73,30 +104,52 @@ class Execution(Settings):
     """Seeds, machines and output"""
 
     seed: int = Field(
-        0, ge=0, le=2**63 - 1, description="names every random stream; whoever knows it can subtract the noise"
+        0,
+        ge=0,
+        le=2**63 - 1,
+        description="names every random stream; whoever knows it can subtract the noise",
     )
     release: bool = Field(
-        False, description="draw noise and batches from the system's entropy and keep no seed of them"
+        False,
+        description="draw noise and batches from the system's entropy and keep no seed of them",
     )
-    engine: Literal["ray", "inline"] = Field("ray", description="what carries messages; inline is this process alone")
-    workers: int | None = Field(None, ge=1, description="processes of the ray engine; 'none': one per CPU core")
+    engine: Literal["ray", "inline"] = Field(
+        "ray", description="what carries messages; inline is this process alone"
+    )
+    workers: int | None = Field(
+        None, ge=1, description="processes of the ray engine; 'none': one per CPU core"
+    )
     groups: int | None = Field(
-        None, ge=1, description="groups of clients, one Flower node each; 'none': as workers, at most one a chunk"
+        None,
+        ge=1,
+        description="groups of clients, one Flower node each; 'none': as workers, at most one a "
+        "chunk",
     )
     chunk_clients: int | None = Field(
         None,
         ge=1,
-        description="clients computed together [clients]; part of the result's float rounding; 'none': by the number "
-        "of clients and the size of the model",
+        description="clients computed together [clients]; part of the result's float rounding; "
+        "'none': by the number of clients and the size of the model",
     )
-    ray_address: str | None = Field(None, description="existing Ray cluster, or auto; '': start one on this machine")
-    cpus_per_worker: float = Field(1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]")
+    ray_address: str | None = Field(
+        None, description="existing Ray cluster, or auto; '': start one on this machine"
+    )
+    cpus_per_worker: float = Field(
+        1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]"
+    )
     gpus_per_worker: float | None = Field(
-        None, ge=0, description="share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, divided evenly"
+        None,
+        ge=0,
+        description="share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, "
+        "divided evenly",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors live; auto is cuda where present")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where tensors live; auto is cuda where present"
+    )
     out: str = Field("runs", description="parent folder of run directories")
-    name: str | None = Field(None, description="the run directory's name; '': from the time, unique")
+    name: str | None = Field(
+        None, description="the run directory's name; '': from the time, unique"
+    )
     quiet: bool = Field(False, description="print errors and warnings only")
 
     @field_validator("name")
@@ -104,11 +157,14 @@ class Execution(Settings):
     def _is_a_folder_name(cls, name: str | None) -> str | None:
         if name is not None and not RUN_NAME.fullmatch(name):
             raise ValueError(
-                f"name is {name!r}; it must consist of letters, digits, '.', '_' and '-' and begin with a letter or "
-                "digit: choose another --name, and the parent folder by --out"
+                f"name is {name!r}; it must consist of letters, digits, '.', '_' and '-' and "
+                "begin with a letter or digit: choose another --name, and the parent folder by "
+                "--out"
             )
         return name
 
 
-EXECUTION_ONLY = frozenset({"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"})
+EXECUTION_ONLY = frozenset(
+    {"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"}
+)
 """Settings that change no number of the result: a resumed run may have others."""

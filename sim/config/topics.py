@@ -30,7 +30,8 @@ def _topics() -> dict[str, frozenset[str]]:
 
 
 TOPICS = _topics()
-"""Topic of ``--help`` -> the settings that it shows: a table of the file, or a choice with settings of its own."""
+"""Topic of ``--help`` -> the settings that it shows: a table of the file, or a choice with settings
+of its own."""
 
 
 def settings_of(topic: str) -> frozenset[str]:

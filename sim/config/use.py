@@ -1,4 +1,5 @@
-"""Which settings are in use: one of a mechanism, strategy or source that is not chosen has no effect."""
+"""Which settings are in use: one of a mechanism, strategy or source that is not chosen has no
+effect."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -89,7 +90,9 @@ def _of_table(table: str, need: Need) -> dict[str, tuple[Way, ...]]:
 
 USES: dict[str, tuple[Way, ...]] = {
     "feature_groups": ((_one_of("features", "scattering"),),),
-    "activation": ((Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),),
+    "activation": (
+        (Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),
+    ),
     "word_vectors": ((IMDB,),),
     "train_embedding": ((IMDB,),),
     "standardize_noise": ((PRIVATE, STANDARD),),
@@ -171,14 +174,19 @@ def unused(config: Config) -> Iterator[str]:
 def used_by_table(config: Config) -> dict[str, list[str]]:
     """The names of the settings in use, table by table; no table is empty."""
     idle = set(unused(config))
-    found = {table: [name for name in model.model_fields if name not in idle] for table, model in TABLES.items()}
+    found = {
+        table: [name for name in model.model_fields if name not in idle]
+        for table, model in TABLES.items()
+    }
     return {table: names for table, names in found.items() if names}
 
 
 def refusal(name: str, config: Config) -> str:
     """Why a setting is refused that has no effect: name, value, what uses it, remedy."""
     lacks = missing(name, config.value)
-    ways = [way for way in dict.fromkeys(lacks) if not any(set(other) < set(way) for other in lacks)]
+    ways = [
+        way for way in dict.fromkeys(lacks) if not any(set(other) < set(way) for other in lacks)
+    ]
     uses = ", or ".join(" with ".join(need.words for need in way) for way in ways)
     need = ways[0][0]
     return (

@@ -1,9 +1,10 @@
 """A user's own data set: one `.npz` file, checked array by array.
 
-The file holds `x` [N, ...] and `y` [N], and may hold `x_test` and `y_test`; other arrays are not read. Records are
-features ([N, F]), grey images ([N, H, W], read as [N, 1, H, W]) or images with their channels first ([N, C, H, W]).
-`uint8` records are pixels and are divided by 255; other numbers are taken as they are. Labels are integers 0 .. C-1.
-Without a test part, one record in five is held out by `fixed_split`. Pickled objects are never loaded.
+The file holds `x` [N, ...] and `y` [N], and may hold `x_test` and `y_test`; other arrays are not
+read. Records are features ([N, F]), grey images ([N, H, W], read as [N, 1, H, W]) or images with
+their channels first ([N, C, H, W]). `uint8` records are pixels and are divided by 255; other
+numbers are taken as they are. Labels are integers 0 .. C-1. Without a test part, one record in five
+is held out by `fixed_split`. Pickled objects are never loaded.
 """
 
 import zipfile
@@ -22,27 +23,32 @@ _CHANNELS = (1, 3, 4)
 
 
 def fixed_split(records: int, test: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits `records` indices, always alike, into training and test: int64 [records - test] and [test], ascending.
+    """Splits `records` indices, always alike, into training and test: int64 [records - test] and
+    [test], ascending.
 
-    The permutation sorts the raw output of a Philox counter, a stream that NumPy keeps the same in all versions.
+    The permutation sorts the raw output of a Philox counter, a stream that NumPy keeps the same in
+    all versions.
     """
     order = np.argsort(np.random.Philox(key=0).random_raw(records), kind="stable")
     return np.sort(order[test:]), np.sort(order[:test])
 
 
 def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """x float32 [N, ...], y int64 [N], x_test float32 [M, ...], y_test int64 [M] and the number of classes C of a file.
+    """x float32 [N, ...], y int64 [N], x_test float32 [M, ...], y_test int64 [M] and the number of
+    classes C of a file.
 
     C is the largest training label + 1 (the largest label, where the file has no test part).
 
     Raises:
-        ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numbers, not finite, empty, of
-            unlike lengths or shapes; labels that are not integers in 0 .. C-1.
+        ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numbers, not
+            finite, empty, of unlike lengths or shapes; labels that are not integers in 0 .. C-1.
     """
     return parts(_read(own_file(path)), path)
 
 
-def parts(raw: Mapping[str, np.ndarray], path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+def parts(
+    raw: Mapping[str, np.ndarray], path: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """The same of arrays by name, `x` and `y` at least, which errors say are of `path`.
 
     Raises:
@@ -54,13 +60,18 @@ def parts(raw: Mapping[str, np.ndarray], path: str) -> tuple[np.ndarray, np.ndar
         raise ValueError(f"{path}: y holds the label 0 only: a classifier needs at least 2 classes")
     if "x_test" not in raw:
         if len(x) < 2:
-            raise ValueError(f"{path}: x holds 1 record, too few to hold out a test part: add x_test and y_test")
+            raise ValueError(
+                f"{path}: x holds 1 record, too few to hold out a test part: add x_test and y_test"
+            )
         train, test = fixed_split(len(x), max(1, len(x) // 5))
         return x[train], y[train], x[test], y[test], classes
     x_test, y_test = _part(raw, "x_test", "y_test", path)
     _check_alike(raw["x"], raw["x_test"], path)
     if (largest := y_test.max()) >= classes:
-        raise ValueError(f"{path}: y_test holds the label {largest}, those of y end at {classes - 1}: renumber them")
+        raise ValueError(
+            f"{path}: y_test holds the label {largest}, those of y end at {classes - 1}: renumber "
+            "them"
+        )
     return x, y, x_test, y_test, classes
 
 
@@ -72,27 +83,45 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             found = list(file.files)
             raw = {name: np.asarray(file[name]) for name in found if name in _NAMES}
-    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{path} is no .npz of plain arrays ({reason}): write it with numpy.savez(path, x=x, y=y)"
+            f"{path} is no .npz of plain arrays ({reason}): write it with numpy.savez(path, x=x, "
+            "y=y)"
         ) from error
     wanted = _NAMES if "x_test" in raw or "y_test" in raw else _NAMES[:2]
     for name in wanted:
         if name not in raw:
-            raise ValueError(f"{path}: array {name!r} is missing, the file holds {', '.join(found) or 'none'}: add it")
+            raise ValueError(
+                f"{path}: array {name!r} is missing, the file holds {', '.join(found) or 'none'}: "
+                "add it"
+            )
     for name in found:
         if name not in _NAMES and (near := nearest(name, _NAMES[2:], likeness=0.8)):
-            raise ValueError(f"{path}: array {name!r} is unknown, did you mean {near!r}? rename it or leave it out")
+            raise ValueError(
+                f"{path}: array {name!r} is unknown, did you mean {near!r}? rename it or leave it "
+                "out"
+            )
     return raw
 
 
-def _part(raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The records and labels of the training or the test part, as many of one as of the other, and not none."""
+def _part(
+    raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The records and labels of the training or the test part, as many of one as of the other, and
+    not none."""
     x, y = _records(raw[x_name], x_name, path), _labels(raw[y_name], y_name, path)
     if len(x) != len(y):
         raise ValueError(
-            f"{path}: {x_name} holds {len(x)} records, {y_name} {len(y)} labels: give each record one label"
+            f"{path}: {x_name} holds {len(x)} records, {y_name} {len(y)} labels: give each record "
+            "one label"
         )
     return x, y
 
@@ -100,35 +129,59 @@ def _part(raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str) ->
 def _records(array: np.ndarray, name: str, path: str) -> np.ndarray:
     """Records as float32 [N, F] or [N, C, H, W]; uint8 is divided by 255."""
     if array.dtype.kind not in "buif":
-        raise ValueError(f"{path}: {name} has dtype {array.dtype}, not numbers: store it as float32 or uint8")
+        raise ValueError(
+            f"{path}: {name} has dtype {array.dtype}, not numbers: store it as float32 or uint8"
+        )
     if array.ndim not in (2, 3, 4):
         shape = f"{name} has shape {array.shape}"
-        raise ValueError(f"{path}: {shape}: give features [N, F], grey images [N, H, W] or images [N, C, H, W]")
+        raise ValueError(
+            f"{path}: {shape}: give features [N, F], grey images [N, H, W] or images [N, C, H, W]"
+        )
     if array.size == 0:
-        raise ValueError(f"{path}: {name} has shape {array.shape}, which holds no numbers: give at least one record")
-    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] not in _CHANNELS and array.shape[3] in _CHANNELS:
-        raise ValueError(f"{path}: {name} has shape {array.shape}, channels last: store {name}.transpose(0, 3, 1, 2)")
+        raise ValueError(
+            f"{path}: {name} has shape {array.shape}, which holds no numbers: give at least one "
+            "record"
+        )
+    if (
+        array.dtype == np.uint8
+        and array.ndim == 4
+        and array.shape[1] not in _CHANNELS
+        and array.shape[3] in _CHANNELS
+    ):
+        raise ValueError(
+            f"{path}: {name} has shape {array.shape}, channels last: store {name}.transpose(0, 3, "
+            "1, 2)"
+        )
     with np.errstate(over="ignore"):
         x = array.astype(np.float32)
     if array.dtype == np.uint8:
         x *= np.float32(1 / 255)
     if not np.isfinite(x).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-        raise ValueError(f"{path}: {name}{list(where)} = {array[where]}, not finite as float32: fix or drop the record")
+        raise ValueError(
+            f"{path}: {name}{list(where)} = {array[where]}, not finite as float32: fix or drop the "
+            "record"
+        )
     return x[:, None] if x.ndim == 3 else x
 
 
 def _labels(array: np.ndarray, name: str, path: str) -> np.ndarray:
     """Labels as int64 [N], all in 0 .. MAX_CLASSES - 1."""
     if array.dtype.kind not in "iu":
-        raise ValueError(f"{path}: {name} has dtype {array.dtype}: labels are integers 0 .. C-1, store them as int64")
+        raise ValueError(
+            f"{path}: {name} has dtype {array.dtype}: labels are integers 0 .. C-1, store them as "
+            "int64"
+        )
     if array.ndim != 1:
-        raise ValueError(f"{path}: {name} has shape {array.shape}: give one label per record, shape [N]")
+        raise ValueError(
+            f"{path}: {name} has shape {array.shape}: give one label per record, shape [N]"
+        )
     outside = np.flatnonzero((array < 0) | (array >= MAX_CLASSES))
     if outside.size:
         first = outside[0]
         raise ValueError(
-            f"{path}: {name}[{first}] = {array[first]} is outside 0 .. {MAX_CLASSES - 1}: renumber the labels from 0"
+            f"{path}: {name}[{first}] = {array[first]} is outside 0 .. {MAX_CLASSES - 1}: renumber "
+            "the labels from 0"
         )
     return array.astype(np.int64)
 
@@ -136,8 +189,12 @@ def _labels(array: np.ndarray, name: str, path: str) -> np.ndarray:
 def _check_alike(x: np.ndarray, x_test: np.ndarray, path: str) -> None:
     """Training and test records have one shape and one scale."""
     if x_test.shape[1:] != x.shape[1:]:
-        raise ValueError(f"{path}: x_test has records of shape {x_test.shape[1:]}, x of {x.shape[1:]}: make them alike")
+        raise ValueError(
+            f"{path}: x_test has records of shape {x_test.shape[1:]}, x of {x.shape[1:]}: make "
+            "them alike"
+        )
     if (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
         raise ValueError(
-            f"{path}: x is {x.dtype}, x_test {x_test.dtype}, and uint8 alone is divided by 255: store both alike"
+            f"{path}: x is {x.dtype}, x_test {x_test.dtype}, and uint8 alone is divided by 255: "
+            "store both alike"
         )

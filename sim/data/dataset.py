@@ -1,8 +1,9 @@
 """Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, IMDB, or a user's `.npz` file.
 
-Pixels are normalised by constants that were public before any training (below), never by statistics of the records at
-hand: those would be a release that nobody charges for. Images of torchvision's sets stay uint8 until normalised. Where
-features are computed from them, pixels are taken as they are, in [0, 1].
+Pixels are normalised by constants that were public before any training (below), never by statistics
+of the records at hand: those would be a release that nobody charges for. Images of torchvision's
+sets stay uint8 until normalised. Where features are computed from them, pixels are taken as they
+are, in [0, 1].
 """
 
 import contextlib
@@ -34,7 +35,8 @@ class Dataset:
         x: float32 [N, ...] training records, y: int64 [N] their labels in 0 .. classes - 1.
         x_test: float32 [M, ...] test records, y_test: int64 [M] their labels.
         classes: number of classes.
-        words: where records are sequences of words, int64 [N, T] and [M, T], their numbers are below this; 0 elsewhere.
+        words: where records are sequences of words, int64 [N, T] and [M, T], their numbers are
+            below this; 0 elsewhere.
     """
 
     name: str
@@ -48,7 +50,8 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Source:
-    """A data set of torchvision: its class, its files under the data directory, and the published pixel statistics."""
+    """A data set of torchvision: its class, its files under the data directory, and the published
+    pixel statistics."""
 
     kind: str
     files: str
@@ -56,28 +59,33 @@ class _Source:
     deviation: tuple[float, ...]
 
 
-# Mean and standard deviation of each channel of the training images, pixels in [0, 1], as published with the data sets
-# and used throughout the literature.
+# Mean and standard deviation of each channel of the training images, pixels in [0, 1], as published
+# with the data sets and used throughout the literature.
 _SOURCES = {
     "mnist": _Source("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
     "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
-    "cifar10": _Source("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar10": _Source(
+        "CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    ),
 }
 
 
 def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Dataset:
-    """The data set `name`: one of `files.NAMES`, or the path of an `.npz` file (see `sim.data.arrays`).
+    """The data set `name`: one of `files.NAMES`, or the path of an `.npz` file (see
+    `sim.data.arrays`).
 
     Args:
-        name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download), `mnist`, `fmnist`,
-            `cifar10`, `imdb` (see `sim.data.imdb`) or a path that ends in `.npz`.
+        name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download),
+            `mnist`, `fmnist`, `cifar10`, `imdb` (see `sim.data.imdb`) or a path that ends in
+            `.npz`.
         data_dir: where the files lie. Default: the environment variable `DP_FED_DATA`, else
             `~/.cache/dp-federated-simulator`. Missing files are downloaded to it.
-        normalise: whether pixels are normalised; otherwise they are in [0, 1]. An `.npz` is taken as it is either way.
+        normalise: whether pixels are normalised; otherwise they are in [0, 1]. An `.npz` is taken
+            as it is either way.
 
     Raises:
-        ValueError: unknown name; `data_dir` or `DP_FED_DATA` names no directory; files missing, damaged and not to be
-            downloaded; a faulty `.npz`.
+        ValueError: unknown name; `data_dir` or `DP_FED_DATA` names no directory; files missing,
+            damaged and not to be downloaded; a faulty `.npz`.
     """
     files.check(name, data_dir)
     if name == "digits":
@@ -93,12 +101,20 @@ def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Data
 def _digits(normalise: bool) -> Dataset:
     """1,437 training and 360 test scans; the format's range 0 .. 16 becomes [-1, 1], or [0, 1].
 
-    The file is scikit-learn's own, read without importing the package: that would take longer than training.
+    The file is scikit-learn's own, read without importing the package: that would take longer than
+    training.
     """
     package = importlib.util.find_spec("sklearn")
-    path = Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if package else None
+    path = (
+        Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz"
+        if package
+        else None
+    )
     if path is None or not path.is_file():
-        raise ValueError(f"dataset = 'digits' needs scikit-learn, {path or 'it'} is missing: pip install scikit-learn")
+        raise ValueError(
+            f"dataset = 'digits' needs scikit-learn, {path or 'it'} is missing: pip install "
+            "scikit-learn"
+        )
     scans = np.loadtxt(path, delimiter=",")
     pixels = (scans[:, :-1] - 8) / 8 if normalise else scans[:, :-1] / 16
     x = pixels.astype(np.float32).reshape(-1, 1, 8, 8)
@@ -108,24 +124,30 @@ def _digits(normalise: bool) -> Dataset:
 
 
 def _images(name: str, root: Path, normalise: bool) -> Dataset:
-    """A data set of torchvision, read from `root` or else downloaded to it; pixels normalised or in [0, 1]."""
+    """A data set of torchvision, read from `root` or else downloaded to it; pixels normalised or in
+    [0, 1]."""
     source = _SOURCES[name]
     kind = getattr(import_torchvision().datasets, source.kind)
     try:
         parts = _read(kind, root, download=False)
-    except Exception:  # whatever is amiss with the files, a download is the cure, and the next failure is reported
+    except (
+        Exception
+    ):  # whatever is amiss with the files, a download is the cure, and the next failure is reported
         try:
             with _impatient():
                 parts = _read(kind, root, download=True)
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
-                f"dataset = {name!r}: its files are missing or damaged and could not be downloaded ({reason}): "
-                f"put them into {root / source.files} as torchvision expects them, or take --dataset digits"
+                f"dataset = {name!r}: its files are missing or damaged and could not be "
+                f"downloaded ({reason}): put them into {root / source.files} as torchvision "
+                "expects them, or take --dataset digits"
             ) from error
     (x, y), (x_test, y_test) = parts
     mean, deviation = (source.mean, source.deviation) if normalise else ((0.0,), (1.0,))
-    return Dataset(name, _scaled(x, mean, deviation), y, _scaled(x_test, mean, deviation), y_test, 10)
+    return Dataset(
+        name, _scaled(x, mean, deviation), y, _scaled(x_test, mean, deviation), y_test, 10
+    )
 
 
 def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -139,7 +161,9 @@ def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.n
     return parts
 
 
-def _scaled(pixels: np.ndarray, means: tuple[float, ...], deviations: tuple[float, ...]) -> np.ndarray:
+def _scaled(
+    pixels: np.ndarray, means: tuple[float, ...], deviations: tuple[float, ...]
+) -> np.ndarray:
     """(pixel / 255 - mean) / deviation of each channel, as contiguous float32 [N, C, H, W]."""
     x = pixels.astype(np.float32, order="C")
     mean, deviation = (np.array(c, np.float32)[:, None, None] for c in (means, deviations))
@@ -150,7 +174,8 @@ def _scaled(pixels: np.ndarray, means: tuple[float, ...], deviations: tuple[floa
 
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """Connections give up after `TIMEOUT` seconds; what torchvision prints goes to stderr, beside its progress bar."""
+    """Connections give up after `TIMEOUT` seconds; what torchvision prints goes to stderr, beside
+    its progress bar."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:

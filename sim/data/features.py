@@ -1,8 +1,10 @@
-"""What models see of a data set's images: pixels, or scattering features, which are kept on disk once computed.
+"""What models see of a data set's images: pixels, or scattering features, which are kept on disk
+once computed.
 
-Features of a record depend on that record alone, so that clipping and noise protect them as they would its pixels. They
-are computed of pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and kept beside the data set: a file for each set
-of records, version of the transform and kind of device. The file is an `.npz`, whose checksums tell a damaged one.
+Features of a record depend on that record alone, so that clipping and noise protect them as they
+would its pixels. They are computed of pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and
+kept beside the data set: a file for each set of records, version of the transform and kind of
+device. The file is an `.npz`, whose checksums tell a damaged one.
 """
 
 import contextlib
@@ -34,26 +36,33 @@ Parts = tuple[np.ndarray, np.ndarray]
 
 
 def load(data: Data, device: torch.device) -> Dataset:
-    """The data set with the features that are asked for: scattering turns [N, C, H, W] into [N, 81 C, H // 4, W // 4].
+    """The data set with the features that are asked for: scattering turns [N, C, H, W] into [N, 81
+    C, H // 4, W // 4].
 
     Raises:
-        ValueError: as `dataset.load`; records that are no images, or too small; groups of pixels, or that do not
-            divide the channels.
+        ValueError: as `dataset.load`; records that are no images, or too small; groups of pixels,
+            or that do not divide the channels.
     """
     if data.features == "pixels":
         if data.feature_groups:
             groups = f"feature_groups is {data.feature_groups}"
-            raise ValueError(f"{groups}, but features is pixels: give --features scattering, or drop --feature-groups")
+            raise ValueError(
+                f"{groups}, but features is pixels: give --features scattering, or drop "
+                "--feature-groups"
+            )
         return datasets.load(data.dataset, data.data_dir)
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False)
     scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written
     _check_groups(data.feature_groups, FEATURES * dataset.x.shape[1])
     x, x_test = _kept((dataset.x, dataset.x_test), device, directory(data.data_dir) / "features")
-    return replace(dataset, x=grouped(x, data.feature_groups), x_test=grouped(x_test, data.feature_groups))
+    return replace(
+        dataset, x=grouped(x, data.feature_groups), x_test=grouped(x_test, data.feature_groups)
+    )
 
 
 def grouped(x: np.ndarray, groups: int) -> np.ndarray:
-    """Features [N, C, h, w] with mean 0 and variance 1 in each of so many groups of channels of each record, in place.
+    """Features [N, C, h, w] with mean 0 and variance 1 in each of so many groups of channels of
+    each record, in place.
 
     No statistic is taken over records. 0 groups change nothing; a group without variance becomes 0.
     """
@@ -64,15 +73,18 @@ def grouped(x: np.ndarray, groups: int) -> np.ndarray:
 
 def _check_groups(groups: int, channels: int) -> None:
     if groups and channels % groups:
-        near = min((g for g in range(1, channels + 1) if channels % g == 0), key=lambda g: abs(g - groups))
+        near = min(
+            (g for g in range(1, channels + 1) if channels % g == 0), key=lambda g: abs(g - groups)
+        )
         raise ValueError(
-            f"feature_groups is {groups}, which does not divide the {channels} channels of these features: "
-            f"set --feature-groups {near}"
+            f"feature_groups is {groups}, which does not divide the {channels} channels of these "
+            f"features: set --feature-groups {near}"
         )
 
 
 def _kept(parts: Parts, device: torch.device, folder: Path) -> Parts:
-    """The features of both parts: read, where an undamaged file has them, or else computed and written."""
+    """The features of both parts: read, where an undamaged file has them, or else computed and
+    written."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(str(part.shape).encode() + np.ascontiguousarray(part).data)
@@ -86,13 +98,17 @@ def _kept(parts: Parts, device: torch.device, folder: Path) -> Parts:
             with durable.writing(path) as file:
                 np.savez(file, x=x, x_test=x_test)
         except OSError as error:
-            warnings.warn(f"features cannot be kept in {folder} ({error.strerror}): free or change it", stacklevel=2)
+            warnings.warn(
+                f"features cannot be kept in {folder} ({error.strerror}): free or change it",
+                stacklevel=2,
+            )
         return x, x_test
 
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait for a process that computes features, to read them then; without a lock where the folder is read-only."""
+    """Wait for a process that computes features, to read them then; without a lock where the folder
+    is read-only."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Where the files of a data set lie. Imports no numpy, so that what is missing can be said before anything is begun."""
+"""Where the files of a data set lie. Imports no numpy, so that what is missing can be said before
+anything is begun."""
 
 import os
 from pathlib import Path
@@ -12,7 +13,8 @@ DEFAULT_DATA_DIR = "~/.cache/dp-federated-simulator"
 
 
 def check(dataset: str, data_dir: str | None) -> None:
-    """Refuse a data set of unknown name, or a file or a folder that is not there, without reading any.
+    """Refuse a data set of unknown name, or a file or a folder that is not there, without reading
+    any.
 
     Raises:
         ValueError: an unknown name, or as `directory` and `own_file`.
@@ -20,7 +22,10 @@ def check(dataset: str, data_dir: str | None) -> None:
     if dataset.endswith(".npz"):
         own_file(dataset)
     elif dataset not in NAMES:
-        raise ValueError(f"dataset = {dataset!r} is unknown: {suggest(dataset, NAMES)}, or the path of an .npz file")
+        raise ValueError(
+            f"dataset = {dataset!r} is unknown: {suggest(dataset, NAMES)}, or the path of an .npz "
+            "file"
+        )
     elif dataset != "digits":
         directory(data_dir)
 
@@ -31,11 +36,16 @@ def directory(data_dir: str | None) -> Path:
     Raises:
         ValueError: `data_dir` or `DP_FED_DATA` names no directory.
     """
-    for origin, value in (("data_dir", data_dir), (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE))):
+    for origin, value in (
+        ("data_dir", data_dir),
+        (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE)),
+    ):
         if value:
             path = Path(value).expanduser()
             if not path.is_dir():
-                raise ValueError(f"{origin} = {value!r} is no directory: create it or correct the path")
+                raise ValueError(
+                    f"{origin} = {value!r} is no directory: create it or correct the path"
+                )
             return path
     return Path(DEFAULT_DATA_DIR).expanduser()
 
@@ -48,5 +58,7 @@ def own_file(name: str) -> Path:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise ValueError(f"data set {path}: no such file; give the path of an .npz that holds x and y")
+        raise ValueError(
+            f"data set {path}: no such file; give the path of an .npz that holds x and y"
+        )
     return path

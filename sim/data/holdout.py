@@ -1,4 +1,5 @@
-"""Records taken out of the training records before these are dealt out, so that no client holds them."""
+"""Records taken out of the training records before these are dealt out, so that no client holds
+them."""
 
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ Public = tuple[np.ndarray, np.ndarray]
 
 
 def hold_out(dataset: Dataset, records: int, evaluate: bool, rng: np.random.Generator) -> Dataset:
-    """The data set without so many records for tuning, drawn uniformly; they become its test part, where ``evaluate``.
+    """The data set without so many records for tuning, drawn uniformly; they become its test part,
+    where ``evaluate``.
 
     Raises:
         ValueError: no record would be left.
@@ -32,7 +34,9 @@ def set_aside(
         return dataset, None
     if records >= len(dataset.y):
         flag = f"--{name.replace('_', '-')}"
-        raise ValueError(f"{name} is {records}, but there are {len(dataset.y)} training records: lower {flag}")
+        raise ValueError(
+            f"{name} is {records}, but there are {len(dataset.y)} training records: lower {flag}"
+        )
     taken = np.zeros(len(dataset.y), dtype=bool)
     taken[rng.choice(len(dataset.y), records, replace=False)] = True
     rest = replace(dataset, x=dataset.x[~taken], y=dataset.y[~taken])

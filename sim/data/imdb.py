@@ -1,13 +1,13 @@
 """The IMDB film reviews (Maas et al., 2011) as sequences of word numbers, from Keras' `imdb.npz`.
 
-The file holds each review as a list of its words' ranks by frequency in the training set, from 1. As Keras reads it,
-a review begins with a mark, ranks are moved up by 3, words beyond the vocabulary become one number, and a review is cut
-to its last words or filled up in front:
+The file holds each review as a list of its words' ranks by frequency in the training set, from 1.
+As Keras reads it, a review begins with a mark, ranks are moved up by 3, words beyond the vocabulary
+become one number, and a review is cut to its last words or filled up in front:
 
     0: filling    1: beginning    2: any other word    3 + rank: the word of that rank
 
-The vocabulary is public, as the file's makers published it. Lists are pickled in the file; nothing but arrays and lists
-of numbers is unpickled.
+The vocabulary is public, as the file's makers published it. Lists are pickled in the file; nothing
+but arrays and lists of numbers is unpickled.
 """
 
 import hashlib
@@ -47,20 +47,33 @@ _BUILDING = {
 
 
 def read(root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x int64 [N, LENGTH], y int64 [N], x_test int64 [M, LENGTH] and y_test int64 [M] (1: a favourable review).
+    """x int64 [N, LENGTH], y int64 [N], x_test int64 [M, LENGTH] and y_test int64 [M] (1: a
+    favourable review).
 
     Raises:
-        ValueError: `imdb.npz` is neither in `root` nor in `root/imdb` and cannot be downloaded, or is no such file.
+        ValueError: `imdb.npz` is neither in `root` nor in `root/imdb` and cannot be downloaded, or
+            is no such file.
     """
     path = _found(root, REVIEWS)
     try:
         with zipfile.ZipFile(path) as archive:
-            x, y, x_test, y_test = (_array(archive, name) for name in ("x_train", "y_train", "x_test", "y_test"))
+            x, y, x_test, y_test = (
+                _array(archive, name) for name in ("x_train", "y_train", "x_test", "y_test")
+            )
         return _sequences(x), _labels(y, len(x)), _sequences(x_test), _labels(y_test, len(x_test))
-    except (OSError, ValueError, KeyError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{path} is not Keras' {REVIEWS} ({reason}): remove it, and it is downloaded anew; or put the file there"
+            f"{path} is not Keras' {REVIEWS} ({reason}): remove it, and it is downloaded anew; or "
+            "put the file there"
         ) from error
 
 
@@ -68,14 +81,17 @@ def numbers(root: Path) -> dict[str, int]:
     """The number of each word of the vocabulary.
 
     Raises:
-        ValueError: `imdb_word_index.json` is not there and cannot be downloaded, or is no such file.
+        ValueError: `imdb_word_index.json` is not there and cannot be downloaded, or is no such
+            file.
     """
     path = _found(root, INDEX)
     try:
         ranks = json.loads(path.read_text(encoding="utf-8"))
         return {word: FIRST + rank for word, rank in ranks.items() if FIRST + rank < WORDS}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} holds no ranks of words ({error}): remove it, and it is downloaded anew") from error
+        raise ValueError(
+            f"{path} holds no ranks of words ({error}): remove it, and it is downloaded anew"
+        ) from error
 
 
 def _found(root: Path, name: str) -> Path:
@@ -93,14 +109,15 @@ def _found(root: Path, name: str) -> Path:
         durable.write(places[1], content)
     except OSError as error:
         raise ValueError(
-            f"dataset = 'imdb': {places[1]} is missing and could not be downloaded from {SOURCE} ({error}): put the "
-            "file there, or take --dataset digits"
+            f"dataset = 'imdb': {places[1]} is missing and could not be downloaded from {SOURCE} "
+            f"({error}): put the file there, or take --dataset digits"
         ) from error
     return places[1]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds arrays and lists of numbers; a file that names anything else is refused before it is built."""
+    """Builds arrays and lists of numbers; a file that names anything else is refused before it is
+    built."""
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _BUILDING:

@@ -1,18 +1,22 @@
 """Partitions: which client holds which record.
 
-Four kinds, all exact (each record has one owner), all of array operations (10,000 clients cost what 10 do):
+Four kinds, all exact (each record has one owner), all of array operations (10,000 clients cost what
+10 do):
 
 - `iid`: a random permutation, cut into equal parts (sizes differ by at most one).
-- `dirichlet`: label skew. Each class is cut in the proportions of its own draw from Dirichlet(alpha) over the clients
-  (Yurochkin et al., arXiv:1905.12022). Small alpha: few classes per client, and unequal sizes. Large alpha: all clients
-  have the same share of every class, without even the chance fluctuations of `iid`.
-- `shards`: records sorted by label are cut into clients * shards_per_client equal shards; each client draws
-  shards_per_client of them (McMahan et al., arXiv:1602.05629). A shard lies in one or, across a border, two classes.
+- `dirichlet`: label skew. Each class is cut in the proportions of its own draw from
+  Dirichlet(alpha) over the clients (Yurochkin et al., arXiv:1905.12022). Small alpha: few classes
+  per client, and unequal sizes. Large alpha: all clients have the same share of every class,
+  without even the chance fluctuations of `iid`.
+- `shards`: records sorted by label are cut into clients * shards_per_client equal shards; each
+  client draws shards_per_client of them (McMahan et al., arXiv:1602.05629). A shard lies in one or,
+  across a border, two classes.
 - `quantity`: sizes in the proportions of one draw from Dirichlet(alpha), labels iid.
 
-`dirichlet` and `quantity` can leave a client with less than `minimum` records. Drawing again until none has less may
-never end; instead the largest clients are lowered to a common level and what they give up is handed, in runs, to the
-smallest (`_repair`). A run comes from one or few givers, so label skew survives.
+`dirichlet` and `quantity` can leave a client with less than `minimum` records. Drawing again until
+none has less may never end; instead the largest clients are lowered to a common level and what they
+give up is handed, in runs, to the smallest (`_repair`). A run comes from one or few givers, so
+label skew survives.
 """
 
 import math
@@ -53,19 +57,25 @@ class Partition:
             ValueError: no such client.
         """
         if not 0 <= client < self.clients:
-            raise ValueError(f"client = {client} is outside 0 .. {self.clients - 1}: name a client of this partition")
+            raise ValueError(
+                f"client = {client} is outside 0 .. {self.clients - 1}: name a client of this "
+                "partition"
+            )
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Records per client and class, int64 [clients, classes], of labels int64 [N] in 0 .. classes - 1.
+        """Records per client and class, int64 [clients, classes], of labels int64 [N] in 0 ..
+        classes - 1.
 
         Raises:
             ValueError: not one label per record, or labels outside 0 .. classes - 1.
         """
-        if labels.shape != self.indices.shape or (labels.size and not 0 <= labels.min() <= labels.max() < classes):
+        if labels.shape != self.indices.shape or (
+            labels.size and not 0 <= labels.min() <= labels.max() < classes
+        ):
             raise ValueError(
-                f"labels of shape {labels.shape} do not fit {len(self.indices)} records of {classes} classes: give the "
-                "labels that were partitioned"
+                f"labels of shape {labels.shape} do not fit {len(self.indices)} records of "
+                f"{classes} classes: give the labels that were partitioned"
             )
         owner = np.repeat(np.arange(self.clients), self.sizes)
         cell = owner * classes + labels[self.indices]
@@ -94,16 +104,17 @@ def partition(
         minimum: records each client holds at least; 0 allows empty clients.
 
     Raises:
-        ValueError: unknown kind; a value outside its range; clients * minimum > N; more shards than records; shards too
-            small for `minimum`.
+        ValueError: unknown kind; a value outside its range; clients * minimum > N; more shards than
+            records; shards too small for `minimum`.
     """
     _check(labels, clients, kind, alpha, shards_per_client, minimum)
     owner = _KINDS[kind](labels, clients, rng, alpha, shards_per_client)
     sizes = np.bincount(owner, minlength=clients)
     if kind == "shards" and sizes.min() < minimum:
         raise ValueError(
-            f"minimum = {minimum} records per client is more than the smallest client's {sizes.min()} with "
-            f"shards_per_client = {shards_per_client}: lower --min-records to it"
+            f"minimum = {minimum} records per client is more than the smallest client's "
+            f"{sizes.min()} with shards_per_client = {shards_per_client}: lower --min-records to "
+            "it"
         )
     if sizes.min() < minimum:
         owner = _repair(owner, sizes, minimum, rng)
@@ -111,41 +122,55 @@ def partition(
     return Partition(np.argsort(owner, kind="stable"), offsets)
 
 
-def _check(labels: np.ndarray, clients: int, kind: str, alpha: float, shards_per_client: int, minimum: int) -> None:
+def _check(
+    labels: np.ndarray, clients: int, kind: str, alpha: float, shards_per_client: int, minimum: int
+) -> None:
     """All errors that can be known before a record is given away."""
     if kind not in _KINDS:
         raise ValueError(f"partition = {kind!r} is unknown: {suggest(kind, KINDS)}")
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
         raise ValueError(
-            f"labels are {labels.dtype} of shape {labels.shape}: give one integer for each of N >= 1 records"
+            f"labels are {labels.dtype} of shape {labels.shape}: give one integer for each of N >= "
+            "1 records"
         )
-    bounds = (("clients", clients, 1), ("shards_per_client", shards_per_client, 1), ("minimum", minimum, 0))
+    bounds = (
+        ("clients", clients, 1),
+        ("shards_per_client", shards_per_client, 1),
+        ("minimum", minimum, 0),
+    )
     for name, value, least in bounds:
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} = {value!r} is no integer of at least {least}: raise it")
     if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha = {alpha} must be above 0 and finite: 0.1 is strong skew, 100 nearly none")
+        raise ValueError(
+            f"alpha = {alpha} must be above 0 and finite: 0.1 is strong skew, 100 nearly none"
+        )
     records = len(labels)
     if clients * minimum > records:
         raise ValueError(
-            f"clients = {clients} with at least minimum = {minimum} records each are more clients than records "
-            f"({records}) allow: take at most {records // minimum} --clients or a smaller --min-records"
+            f"clients = {clients} with at least minimum = {minimum} records each are more clients "
+            f"than records ({records}) allow: take at most {records // minimum} --clients or a "
+            "smaller --min-records"
         )
     if kind == "shards" and clients * shards_per_client > records:
         raise ValueError(
-            f"clients = {clients} with shards_per_client = {shards_per_client} make more shards than records "
-            f"({records}): lower --clients or --shards-per-client"
+            f"clients = {clients} with shards_per_client = {shards_per_client} make more shards "
+            f"than records ({records}): lower --clients or --shards-per-client"
         )
 
 
-def _iid(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int) -> np.ndarray:
+def _iid(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int
+) -> np.ndarray:
     """Owners [N]: equal parts of a random permutation."""
     owner = np.empty(len(labels), np.int64)
     owner[rng.permutation(len(labels))] = np.arange(len(labels)) * clients // len(labels)
     return owner
 
 
-def _dirichlet(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int) -> np.ndarray:
+def _dirichlet(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int
+) -> np.ndarray:
     """Owners [N]: each class by its own proportions."""
     owner = np.empty(len(labels), np.int64)
     order = _by_label(labels, rng)
@@ -155,7 +180,9 @@ def _dirichlet(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha
     return owner
 
 
-def _shards(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int) -> np.ndarray:
+def _shards(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int
+) -> np.ndarray:
     """Owners [N]: `shards` random shards of the records in order of their labels."""
     total = clients * shards
     holder = rng.permutation(total) // shards
@@ -164,7 +191,9 @@ def _shards(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: f
     return owner
 
 
-def _quantity(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int) -> np.ndarray:
+def _quantity(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int
+) -> np.ndarray:
     """Owners [N]: random records in skewed numbers."""
     owner = np.empty(len(labels), np.int64)
     owner[rng.permutation(len(labels))] = _proportional(len(labels), clients, alpha, rng)
@@ -187,18 +216,25 @@ def _by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _proportional(records: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Owners [records], ascending, in numbers proportional to one Dirichlet(alpha) draw over the clients (rounded)."""
+    """Owners [records], ascending, in numbers proportional to one Dirichlet(alpha) draw over the
+    clients (rounded)."""
     ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * records
     return np.searchsorted(ends, np.arange(records) + 0.5)
 
 
-def _repair(owner: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator) -> np.ndarray:
+def _repair(
+    owner: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator
+) -> np.ndarray:
     """Owners [N] after each client below `minimum` was filled up to it by the largest clients.
 
-    Which records a giver gives up is random. Needs clients * minimum <= N; no giver falls below `minimum`.
+    Which records a giver gives up is random. Needs clients * minimum <= N; no giver falls below
+    `minimum`.
     """
     wanted = np.maximum(minimum - sizes, 0)
-    low, high = minimum, int(sizes.max())  # the highest level whose overhang still covers what is wanted
+    low, high = (
+        minimum,
+        int(sizes.max()),
+    )  # the highest level whose overhang still covers what is wanted
     while low < high:
         level = (low + high + 1) // 2
         if np.maximum(sizes - level, 0).sum() >= wanted.sum():

@@ -1,14 +1,16 @@
 """Scattering features of images: a cascade of Morlet wavelets and moduli, without anything learnt.
 
-Bruna and Mallat, Invariant Scattering Convolution Networks (2013), over J = 2 octaves and L = 8 orientations, as in
-Tramer and Boneh, Differentially Private Learning Needs Better Features (ICLR 2021). With the average phi over 2^J
-pixels and the wavelets psi_{j,t} (octave j, orientation t), a channel x gives
+Bruna and Mallat, Invariant Scattering Convolution Networks (2013), over J = 2 octaves and L = 8
+orientations, as in Tramer and Boneh, Differentially Private Learning Needs Better Features (ICLR
+2021). With the average phi over 2^J pixels and the wavelets psi_{j,t} (octave j, orientation t), a
+channel x gives
 
     S_0 = x * phi,    S_1 = |x * psi_{j,t}| * phi,    S_2 = ||x * psi_{0,t}| * psi_{1,s}| * phi,
 
-each taken at one pixel in 2^J of both axes: 1 + J L + L^2 J (J - 1) / 2 = 81 features. Filters, borders (reflected) and
-order (S_0; S_1 by j, t; S_2 by t, s) are those of kymatio 0.3.0, but for its 3.1415 in place of pi. Each record is
-transformed on its own, and the filters depend on the shape alone: a guarantee for the features is one for the images.
+each taken at one pixel in 2^J of both axes: 1 + J L + L^2 J (J - 1) / 2 = 81 features. Filters,
+borders (reflected) and order (S_0; S_1 by j, t; S_2 by t, s) are those of kymatio 0.3.0, but for
+its 3.1415 in place of pi. Each record is transformed on its own, and the filters depend on the
+shape alone: a guarantee for the features is one for the images.
 """
 
 import functools
@@ -32,9 +34,10 @@ class _Filters:
     """Filters for images of one shape; Fourier transforms are real, spatial ones separable.
 
     Attributes:
-        psi: the spectra of the wavelets of both octaves, float32 [L, H', W'] each; H' x W' with the border.
-        phi: the average of a signal at resolution 2^-j, taken at every feature's place, as a matrix for each axis:
-            float32 [H // 4, H' / 2^j] and [W // 4, W' / 2^j]; of both octaves j.
+        psi: the spectra of the wavelets of both octaves, float32 [L, H', W'] each; H' x W' with the
+            border.
+        phi: the average of a signal at resolution 2^-j, taken at every feature's place, as a matrix
+            for each axis: float32 [H // 4, H' / 2^j] and [W // 4, W' / 2^j]; of both octaves j.
     """
 
     psi: tuple[torch.Tensor, ...]
@@ -42,15 +45,17 @@ class _Filters:
 
 
 def scatter(images: torch.Tensor) -> torch.Tensor:
-    """The features float32 [N, 81 C, H // 4, W // 4] of images [N, C, H, W], on their device; each channel's in turn.
+    """The features float32 [N, 81 C, H // 4, W // 4] of images [N, C, H, W], on their device; each
+    channel's in turn.
 
     Raises:
         ValueError: not images, or of fewer than `MIN_PIXELS` pixels on an axis.
     """
     if images.ndim != 4 or min(images.shape[2:]) < MIN_PIXELS:
         raise ValueError(
-            f"records of shape {tuple(images.shape[1:])} have no scattering features: they need images [C, H, W] of at "
-            f"least {MIN_PIXELS}x{MIN_PIXELS} pixels; take --features pixels"
+            f"records of shape {tuple(images.shape[1:])} have no scattering features: they need "
+            f"images [C, H, W] of at least {MIN_PIXELS}x{MIN_PIXELS} pixels; take --features "
+            "pixels"
         )
     records, channels, height, width = images.shape
     filters = _filters(height, width, images.device)
@@ -58,7 +63,10 @@ def scatter(images: torch.Tensor) -> torch.Tensor:
     s = [_average(torch.fft.ifft2(u0).real[:, None], filters.phi[0])]
     fine = _modulus(torch.fft.ifft2(u0[:, None] * filters.psi[0]))
     s.append(_average(fine, filters.phi[0]))
-    for u in (u0, *torch.fft.fft2(fine).unbind(1)):  # |x * psi_1| and all ||x * psi_0| * psi_1|, at half resolution
+    for u in (
+        u0,
+        *torch.fft.fft2(fine).unbind(1),
+    ):  # |x * psi_1| and all ||x * psi_0| * psi_1|, at half resolution
         coarse = _modulus(torch.fft.ifft2(_folded(u[:, None] * filters.psi[1])))
         s.append(_average(coarse, filters.phi[1]))
     features = torch.cat(s, dim=1)
@@ -70,7 +78,8 @@ def _average(u: torch.Tensor, phi: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _folded(spectrum: torch.Tensor) -> torch.Tensor:
-    """The spectrum [..., H/2, W/2] of every second pixel of both axes, from that of all [..., H, W]."""
+    """The spectrum [..., H/2, W/2] of every second pixel of both axes, from that of all [..., H,
+    W]."""
     height, width = spectrum.shape[-2] // 2, spectrum.shape[-1] // 2
     rows = spectrum[..., :height, :] + spectrum[..., height:, :]
     return (rows[..., :width] + rows[..., width:]).div_(4)
@@ -103,7 +112,9 @@ def _filters(height: int, width: int, device: torch.device) -> _Filters:
     turns = [math.pi * (ORIENTATIONS // 2 - 1 - t) / ORIENTATIONS for t in range(ORIENTATIONS)]
     psi = []
     for j in range(OCTAVES):
-        waves = np.stack([_morlet(rows, columns, 0.8 * 2**j, turn, 0.75 * math.pi / 2**j) for turn in turns])
+        waves = np.stack(
+            [_morlet(rows, columns, 0.8 * 2**j, turn, 0.75 * math.pi / 2**j) for turn in turns]
+        )
         psi.append(on(np.fft.fft2(waves).real))
     phi = [tuple(on(_averaging(size, j)) for size in (rows, columns)) for j in range(OCTAVES)]
     return _Filters(tuple(psi), tuple(phi))
@@ -121,18 +132,26 @@ def _wave(rows: int, columns: int, sigma: float, turn: float, frequency: float) 
 
 def _morlet(rows: int, columns: int, sigma: float, turn: float, frequency: float) -> np.ndarray:
     """A Gabor wave less so much of its envelope that its mean is 0: complex [rows, columns]."""
-    wave, envelope = _wave(rows, columns, sigma, turn, frequency), _wave(rows, columns, sigma, turn, 0)
+    wave, envelope = (
+        _wave(rows, columns, sigma, turn, frequency),
+        _wave(rows, columns, sigma, turn, 0),
+    )
     return wave - wave.sum() / envelope.sum() * envelope
 
 
 def _averaging(size: int, octave: int) -> np.ndarray:
-    """The matrix of phi on an axis of so many pixels, border included: [size // 4 - 2, size / 2^octave].
+    """The matrix of phi on an axis of so many pixels, border included: [size // 4 - 2, size /
+    2^octave].
 
     At half resolution phi keeps the lower half of its frequencies: a signal there has no others.
     """
     sigma = 0.8 * 2 ** (OCTAVES - 1)
     place = np.arange(-2 * size, 3 * size)
-    gauss = np.exp(-(place**2) / (2 * sigma**2)).reshape(5, size).sum(0) / math.sqrt(2 * math.pi) / sigma
+    gauss = (
+        np.exp(-(place**2) / (2 * sigma**2)).reshape(5, size).sum(0)
+        / math.sqrt(2 * math.pi)
+        / sigma
+    )
     spectrum, kept = np.fft.fft(gauss).real, size >> octave
     spectrum = np.concatenate([spectrum[: (kept + 1) // 2], spectrum[size - kept // 2 :]])
     kernel, step = np.fft.ifft(spectrum).real, STRIDE >> octave

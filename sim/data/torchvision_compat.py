@@ -1,8 +1,9 @@
 """Imports torchvision also where its compiled operators do not fit the installed torch.
 
-The registry's torchvision is built for CUDA. On a CPU-only torch its extension does not load, and `import torchvision`
-then stops with "operator torchvision::nms does not exist", because it describes operators that nobody has declared.
-Declaring them is enough for data sets, transforms and models. (Calling the operators would still fail; nothing does.)
+The registry's torchvision is built for CUDA. On a CPU-only torch its extension does not load, and
+`import torchvision` then stops with "operator torchvision::nms does not exist", because it
+describes operators that nobody has declared. Declaring them is enough for data sets, transforms and
+models. (Calling the operators would still fail; nothing does.)
 """
 
 import importlib
@@ -19,7 +20,8 @@ _SCHEMAS = {
 
 
 def import_torchvision() -> ModuleType:
-    """The module `torchvision`. Repeated calls do nothing new; a torchvision that fits its torch is left as it is.
+    """The module `torchvision`. Repeated calls do nothing new; a torchvision that fits its torch is
+    left as it is.
 
     Raises:
         ValueError: torchvision is not installed, or cannot be imported for another reason.
@@ -37,13 +39,18 @@ def import_torchvision() -> ModuleType:
         return importlib.import_module("torchvision")
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"torchvision cannot be imported ({type(error).__name__}: {reason}): {remedy}") from error
+        raise ValueError(
+            f"torchvision cannot be imported ({type(error).__name__}: {reason}): {remedy}"
+        ) from error
 
 
 def _load_extension(package: Path) -> None:
-    """Loads the compiled operators where they fit, as torchvision does, so that only missing ones are declared."""
+    """Loads the compiled operators where they fit, as torchvision does, so that only missing ones
+    are declared."""
     for library in package.glob("_C.*"):
         try:
             torch.ops.load_library(str(library))
-        except OSError:  # built for another torch or for CUDA: torchvision does without, and so do we
+        except (
+            OSError
+        ):  # built for another torch or for CUDA: torchvision does without, and so do we
             continue

@@ -1,4 +1,5 @@
-"""Ray's start and end: seconds of waiting, beside imports and the reading of records, and beside the report."""
+"""Ray's start and end: seconds of waiting, beside imports and the reading of records, and beside
+the report."""
 
 import gc
 import logging
@@ -21,7 +22,8 @@ class Cluster:
     Attributes:
         ready: returns when Ray is there, or raises what has kept it from starting.
         leave: Ray is needed no more: it ends while the caller goes on.
-        hold: keeps what refers to Ray until that has ended: it ends the process where a reference goes meanwhile.
+        hold: keeps what refers to Ray until that has ended: it ends the process where a reference
+            goes meanwhile.
     """
 
     ready: Callable[[], object]
@@ -31,9 +33,11 @@ class Cluster:
 
 @contextmanager
 def starting(config: Config) -> Iterator[Cluster]:
-    """Begin to join a Ray cluster, or to start one on this machine; without the Ray engine, nothing.
+    """Begin to join a Ray cluster, or to start one on this machine; without the Ray engine,
+    nothing.
 
-    What Ray starts dies with the thread that started it, so the thread lives as long as the context.
+    What Ray starts dies with the thread that started it, so the thread lives as long as the
+    context.
 
     Raises:
         ValueError: the run's data are not there; a start that has begun could not be broken off.
@@ -65,11 +69,18 @@ def _start(run: Execution) -> None:
     import ray
 
     if ray.is_initialized():
-        raise ValueError("Ray is running in this process already: end it by ray.shutdown(), or take --engine inline")
+        raise ValueError(
+            "Ray is running in this process already: end it by ray.shutdown(), or take --engine "
+            "inline"
+        )
     own: dict[str, Any] = (
-        {} if run.ray_address else {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
+        {}
+        if run.ray_address
+        else {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
     )
-    ray.init(address=run.ray_address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
+    ray.init(
+        address=run.ray_address or "local", logging_level=logging.ERROR, log_to_driver=False, **own
+    )
 
 
 def _stop(started: Future[None]) -> None:

@@ -6,7 +6,8 @@ import os
 SETTINGS = {
     # one thread per process: workers share the cores, and a sum has one order of additions
     "OMP_NUM_THREADS": "1",
-    # large buffers are kept instead of being returned to the system after each step: up to 1.8 times faster on a CPU
+    # large buffers are kept instead of being returned to the system after each step: up to 1.8
+    # times faster on a CPU
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
     # no telemetry

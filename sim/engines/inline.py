@@ -9,6 +9,9 @@ from sim.phases.course import Host
 
 
 def inline_exchange(job: Job, folder: Path, mechanism: Mechanism | None = None) -> Exchange:
-    """An exchange with nodes of this process, whose clients train by the configuration's mechanism or another one."""
+    """An exchange with nodes of this process, whose clients train by the configuration's mechanism
+    or another one."""
     host = Host(job, folder, mechanism)
-    return lambda requests: (host.node(request.group, request.phase).train(request) for request in requests)
+    return lambda requests: (
+        host.node(request.group, request.phase).train(request) for request in requests
+    )

@@ -1,8 +1,9 @@
 """The Ray engine: a Flower Grid whose nodes live in Ray actors.
 
-The ServerApp is that of ``flwr run``, messages and ClientApp are Flower's; only the carrying is ours. An actor hosts
-one or more groups and keeps them for the whole run. If it dies a new one takes its place and its unfinished request is
-sent again; but not in a release, where a second draw would be a second charge that nobody had planned.
+The ServerApp is that of ``flwr run``, messages and ClientApp are Flower's; only the carrying is
+ours. An actor hosts one or more groups and keeps them for the whole run. If it dies a new one takes
+its place and its unfinished request is sent again; but not in a release, where a second draw would
+be a second charge that nobody had planned.
 """
 
 import itertools
@@ -37,7 +38,8 @@ SERVER = 0
 
 
 def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
-    """Go through a run as a Flower server: the ServerApp of ``flwr run``, over a grid of Ray's workers.
+    """Go through a run as a Flower server: the ServerApp of ``flwr run``, over a grid of Ray's
+    workers.
 
     Raises:
         ValueError: a user error.
@@ -54,7 +56,11 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     workers, gpus = workers_of(run), run.gpus_per_worker
     cluster.ready()
     if gpus is None:
-        gpus = ray.cluster_resources().get("GPU", 0) / workers if device_of(job.config).type == "cuda" else 0
+        gpus = (
+            ray.cluster_resources().get("GPU", 0) / workers
+            if device_of(job.config).type == "cuda"
+            else 0
+        )
     grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
     grid.leave = cluster.leave
     cluster.hold(grid)
@@ -77,7 +83,10 @@ class _Worker:
     def handle(self, message: Message) -> Message:
         """Answer one Flower message."""
         group = message.metadata.dst_node_id
-        place: dict[str, bool | float | int | str] = {"partition-id": group, "num-partitions": self._groups}
+        place: dict[str, bool | float | int | str] = {
+            "partition-id": group,
+            "num-partitions": self._groups,
+        }
         return self._app(message, Context(1, group, place, RecordDict(), {}))
 
 
@@ -105,7 +114,8 @@ class RayGrid(Grid):
         self._names = itertools.count()
         self._run = Run.create_empty(1)
         self.patience = math.inf
-        """Seconds to wait for the first answers: a worker that does not come is an error of Ray's."""
+        """Seconds to wait for the first answers: a worker that does not come is an error of
+        Ray's."""
         self.leave: Callable[[], object] = lambda: None
         """Told when no more is asked of the grid."""
 
@@ -119,7 +129,12 @@ class RayGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """A message to one node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -133,16 +148,25 @@ class RayGrid(Grid):
         return [self._hand_over(message, tries=1) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that are there by now; an actor that died has its message sent again under the same id."""
+        """The replies that are there by now; an actor that died has its message sent again under
+        the same id."""
         names = {self._asked[name][0]: name for name in message_ids if name in self._asked}
         ready, _ = ray.wait(list(names), num_returns=len(names), timeout=0) if names else ([], [])
         return [reply for ref in ready if (reply := self._take(names[ref])) is not None]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
         """Send messages and give their replies as they arrive."""
-        waiting, deadline = set(self.push_messages(messages)), time.monotonic() + (timeout or math.inf)
+        waiting, deadline = (
+            set(self.push_messages(messages)),
+            time.monotonic() + (timeout or math.inf),
+        )
         while waiting and (left := deadline - time.monotonic()) > 0:
-            ray.wait([self._asked[name][0] for name in waiting], timeout=None if math.isinf(left) else left)
+            ray.wait(
+                [self._asked[name][0] for name in waiting],
+                timeout=None if math.isinf(left) else left,
+            )
             yield from self.pull_messages(list(waiting))
             waiting &= self._asked.keys()
 
@@ -167,6 +191,8 @@ class RayGrid(Grid):
         except ray.exceptions.RayActorError as fault:
             self._workers = [self._new_worker() if w is asked.worker else w for w in self._workers]
             if asked.tries >= self._tries:
-                return Message(Error(NODE_FAILED, f"its worker died: {fault}"), reply_to=asked.message)
+                return Message(
+                    Error(NODE_FAILED, f"its worker died: {fault}"), reply_to=asked.message
+                )
             self._hand_over(asked.message, asked.tries + 1, name)
             return None

@@ -1,4 +1,5 @@
-"""The computing device, and how it adds up: in one order, so that the same run gives the same bits."""
+"""The computing device, and how it adds up: in one order, so that the same run gives the same
+bits."""
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -7,7 +8,8 @@ from sim.config.fields import Config
 
 
 def single_thread() -> None:
-    """One thread per process, of torch and of NumPy: sums then have one order, and processes share the cores.
+    """One thread per process, of torch and of NumPy: sums then have one order, and processes share
+    the cores.
 
     On a GPU, kernels that add up in a varying order are not taken.
     """
@@ -24,5 +26,7 @@ def device_of(config: Config) -> torch.device:
     """
     present = torch.cuda.is_available()
     if config.run.device == "cuda" and not present:
-        raise ValueError("device = cuda, but no CUDA device is present: use --device auto or --device cpu")
+        raise ValueError(
+            "device = cuda, but no CUDA device is present: use --device auto or --device cpu"
+        )
     return torch.device("cuda" if present and config.run.device != "cpu" else "cpu")

@@ -1,7 +1,9 @@
-"""What a run began with: a keyed digest of all records, and the kind of device. A resumed run must have the same.
+"""What a run began with: a keyed digest of all records, and the kind of device. A resumed run must
+have the same.
 
-A plain digest would decide, for whoever knows all records but one, which record the last one is. So the digest is keyed
-(BLAKE2b), and the key is in a file of its own that only its owner may read and that never leaves with the rest.
+A plain digest would decide, for whoever knows all records but one, which record the last one is. So
+the digest is keyed (BLAKE2b), and the key is in a file of its own that only its owner may read and
+that never leaves with the rest.
 """
 
 import hashlib
@@ -35,7 +37,8 @@ def write(folder: Path, job: Job) -> None:
 def check(folder: Path, job: Job) -> None:
     """Refuse to go on with other records or on another kind of device than the run began with.
 
-    A replayed round is charged once because it is the same draws on the same sums; on others it would be a new release.
+    A replayed round is charged once because it is the same draws on the same sums; on others it
+    would be a new release.
 
     Raises:
         ValueError: what differs, or that the key is missing or damaged.
@@ -44,8 +47,9 @@ def check(folder: Path, job: Job) -> None:
     for name, now in _inputs(job, key).items():
         if began[name] != now:
             raise ValueError(
-                f"{name} = {now} is not what {folder} began with, {began[name]}: a resumed run goes on with the same "
-                "records on the same kind of device; restore them, or start a new run"
+                f"{name} = {now} is not what {folder} began with, {began[name]}: a resumed run "
+                "goes on with the same records on the same kind of device; restore them, or "
+                "start a new run"
             )
 
 
@@ -80,9 +84,12 @@ def _read_key(folder: Path) -> bytes:
         key = path.read_bytes()
     except OSError as fault:
         raise ValueError(
-            f"{path} cannot be read ({fault.strerror}), so nobody can tell whether these are the records that the run "
-            "began with: restore it, or start a new run (those of earlier versions cannot be resumed)"
+            f"{path} cannot be read ({fault.strerror}), so nobody can tell whether these are the "
+            "records that the run began with: restore it, or start a new run (those of earlier "
+            "versions cannot be resumed)"
         ) from None
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path} has {len(key)} bytes, it must have {KEY_BYTES}: restore it, or start a new run")
+        raise ValueError(
+            f"{path} has {len(key)} bytes, it must have {KEY_BYTES}: restore it, or start a new run"
+        )
     return key

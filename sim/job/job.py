@@ -55,7 +55,8 @@ class Job:
 
     @property
     def target(self) -> float:
-        """Epsilon per client that no round may pass; infinite for none, and for training without privacy."""
+        """Epsilon per client that no round may pass; infinite for none, and for training without
+        privacy."""
         epsilon = self.config.privacy.epsilon
         return epsilon if self.private and epsilon is not None else math.inf
 

@@ -1,4 +1,5 @@
-"""The run directory: made whole or not at all, and finished with the model, the summary and the report."""
+"""The run directory: made whole or not at all, and finished with the model, the summary and the
+report."""
 
 import fcntl
 import json
@@ -24,7 +25,8 @@ from sim.job import inputs
 from sim.job.job import Job
 
 MAX_PLD = 20
-"""Distinct histories of charges, at most, for which privacy-loss distributions are computed: each takes a moment."""
+"""Distinct histories of charges, at most, for which privacy-loss distributions are computed: each
+takes a moment."""
 AUDITED = "audited"
 """A file that says that canaries were planted, which a resumed run would not have."""
 
@@ -40,7 +42,10 @@ def choose(config: Config) -> Path:
     folder, copy = parent / name, 2
     while folder.exists():
         if config.run.name:
-            raise ValueError(f"name = {name}: {folder} exists; give another --name, or go on with --resume {folder}")
+            raise ValueError(
+                f"name = {name}: {folder} exists; give another --name, or go on with --resume "
+                f"{folder}"
+            )
         folder, copy = parent / f"{name}-{copy}", copy + 1
     return folder
 
@@ -55,7 +60,9 @@ def make_parent(config: Config) -> Path:
     try:
         durable.make_folder(parent)
     except OSError as fault:
-        raise ValueError(f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to") from None
+        raise ValueError(
+            f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to"
+        ) from None
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
     return parent
@@ -75,7 +82,8 @@ def create(folder: Path, job: Job) -> None:
 
 
 def _partition(job: Job) -> dict[str, np.ndarray]:
-    """Records of each client; of each class, too, unless it is a release: nothing pays for exact numbers of labels."""
+    """Records of each client; of each class, too, unless it is a release: nothing pays for exact
+    numbers of labels."""
     arrays = {"sizes": job.partition.sizes}
     if not job.config.run.release:
         arrays["counts"] = job.partition.counts(job.dataset.y, job.dataset.classes)
@@ -89,7 +97,9 @@ def check_resumable(folder: Path) -> None:
         ValueError: it was.
     """
     if (folder / AUDITED).exists():
-        raise ValueError(f"{folder} is an audited run, whose canaries were not kept: start a new one")
+        raise ValueError(
+            f"{folder} is an audited run, whose canaries were not kept: start a new one"
+        )
 
 
 @contextmanager
@@ -103,7 +113,9 @@ def lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process: wait until it ends, or end it") from None
+            raise ValueError(
+                f"{folder} is in use by another process: wait until it ends, or end it"
+            ) from None
         yield
 
 
@@ -137,15 +149,22 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
 
 
 def _largest_pld(histories: Sequence[Charges], delta: float) -> Epsilon:
-    """The largest epsilon by privacy-loss distributions: whose certified one is largest need not have it.
+    """The largest epsilon by privacy-loss distributions: whose certified one is largest need not
+    have it.
 
     None where one history has none, or there are more than `MAX_PLD`.
     """
-    return None if len(histories) > MAX_PLD else largest([pld_epsilon(charges, delta) for charges in histories])
+    return (
+        None
+        if len(histories) > MAX_PLD
+        else largest([pld_epsilon(charges, delta) for charges in histories])
+    )
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
     """Write the final model and the summary."""
     tensors = inputs.constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
-    durable.write(folder / "model.safetensors", save({name: t.contiguous() for name, t in tensors.items()}))
+    durable.write(
+        folder / "model.safetensors", save({name: t.contiguous() for name, t in tensors.items()})
+    )
     durable.write(folder / "summary.json", json.dumps(summary.to_json(), indent=1).encode())

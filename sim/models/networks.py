@@ -1,8 +1,10 @@
-"""Models: a table of small classifiers, or any `torch.nn.Module` of the user's; weights depend on `seed` alone.
+"""Models: a table of small classifiers, or any `torch.nn.Module` of the user's; weights depend on
+`seed` alone.
 
-All models of the table are `nn.Sequential` of layers that treat records independently. Their weights and biases are
-uniform in +-1 / sqrt(fan-in), PyTorch's own rule, but drawn from a generator of their own; no global random state is
-touched. Those of sequences of words are in `sim/models/sequences.py`.
+All models of the table are `nn.Sequential` of layers that treat records independently. Their
+weights and biases are uniform in +-1 / sqrt(fan-in), PyTorch's own rule, but drawn from a generator
+of their own; no global random state is touched. Those of sequences of words are in
+`sim/models/sequences.py`.
 """
 
 import importlib
@@ -21,8 +23,8 @@ from sim.models.sequences import SEQUENCE_MODELS
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 OWN_PROGRAM = (
-    "it was defined in a notebook or a script, and is known there alone: define the class again and go on from Python, "
-    "by sim.train(resume=...), or keep it in a module of its own"
+    "it was defined in a notebook or a script, and is known there alone: define the class again "
+    "and go on from Python, by sim.train(resume=...), or keep it in a module of its own"
 )
 
 Shape = tuple[int, ...]
@@ -30,46 +32,66 @@ Shape = tuple[int, ...]
 
 
 def build(
-    name: str, input_shape: Shape, classes: int, seed: int, activation: str = "tanh", words: Words | None = None
+    name: str,
+    input_shape: Shape,
+    classes: int,
+    seed: int,
+    activation: str = "tanh",
+    words: Words | None = None,
 ) -> nn.Module:
     """A model from records [B, *input_shape] to logits [B, classes], on the CPU, in training mode.
 
     Args:
-        name: one of `NAMES`, or `package.module:Class` of the user's. Such a class receives those of the keyword
-            arguments `input_shape`, `classes` and `words` (how many there are) that its constructor names, and nothing
-            else; PyTorch's CPU generator has the given seed while it is built and its own state again afterwards.
+        name: one of `NAMES`, or `package.module:Class` of the user's. Such a class receives those
+            of the keyword arguments `input_shape`, `classes` and `words` (how many there are) that
+            its constructor names, and nothing else; PyTorch's CPU generator has the given seed
+            while it is built and its own state again afterwards.
         input_shape: of one record, (F,), (C, H, W), or (T,) of words.
         classes: number of logits, at least 2.
         seed: of the initial weights, 0 .. 2**63 - 1; the same seed gives the same weights.
-        activation: `tanh` or `relu`, between the layers of all models but `linear`, which has no use for it, as
-            classes of the user's have not.
-        words: of which records are sequences, as int64 numbers; None where records are float32 numbers.
+        activation: `tanh` or `relu`, between the layers of all models but `linear`, which has no
+            use for it, as classes of the user's have not.
+        words: of which records are sequences, as int64 numbers; None where records are float32
+            numbers.
 
     Raises:
-        ValueError: unknown name or activation; a value outside its range; images too small, or no images, for a
-            convolutional model; words for a model of numbers, or numbers for one of words; a class that cannot be
-            imported, built or run, that is no `nn.Module`, or whose output is not [B, classes].
+        ValueError: unknown name or activation; a value outside its range; images too small, or no
+            images, for a convolutional model; words for a model of numbers, or numbers for one of
+            words; a class that cannot be imported, built or run, that is no `nn.Module`, or whose
+            output is not [B, classes].
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation = {activation!r} is unknown: {suggest(activation, ACTIVATIONS)}")
+        raise ValueError(
+            f"activation = {activation!r} is unknown: {suggest(activation, ACTIVATIONS)}"
+        )
     if min(input_shape, default=0) < 1 or classes < 2:
         raise ValueError(
-            f"input_shape = {input_shape}, classes = {classes}: a model needs sizes of at least 1 and 2 classes"
+            f"input_shape = {input_shape}, classes = {classes}: a model needs sizes of at least 1 "
+            "and 2 classes"
         )
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed = {seed} is outside 0 .. 2**63 - 1: choose one within")
     if ":" in name:
         return _custom(name, input_shape, classes, seed, words)
     if name not in NAMES:
-        raise ValueError(f"model = {name!r} is unknown: {suggest(name, NAMES)}, or package.module:Class")
+        raise ValueError(
+            f"model = {name!r} is unknown: {suggest(name, NAMES)}, or package.module:Class"
+        )
     if (name in SEQUENCE_MODELS) != (words is not None):
         kinds = ("sequences of words", "numbers")[:: -1 if words else 1]
         near = ", ".join(SEQUENCE_MODELS if words else _BUILDERS)
-        raise ValueError(f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: take one of {near}")
+        raise ValueError(
+            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: take one of "
+            f"{near}"
+        )
     rng = np.random.Generator(np.random.Philox(key=seed))
-    with torch.random.fork_rng(devices=[]):  # layers draw weights as they are made, which are drawn anew below
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # layers draw weights as they are made, which are drawn anew below
         if words is not None:
-            module = nn.Sequential(*SEQUENCE_MODELS[name](classes, ACTIVATIONS[activation], words, rng))
+            module = nn.Sequential(
+                *SEQUENCE_MODELS[name](classes, ACTIVATIONS[activation], words, rng)
+            )
         else:
             module = nn.Sequential(*_BUILDERS[name](input_shape, classes, ACTIVATIONS[activation]))
     for layer in module:
@@ -79,8 +101,11 @@ def build(
 
 
 def initialise(layer: nn.Linear | nn.Conv2d | nn.LSTM, rng: np.random.Generator) -> None:
-    """Weights and biases uniform in +-1 / sqrt(inputs of one output; an LSTM's units), drawn in this order."""
-    bound = 1 / math.sqrt(layer.hidden_size if isinstance(layer, nn.LSTM) else layer.weight[0].numel())
+    """Weights and biases uniform in +-1 / sqrt(inputs of one output; an LSTM's units), drawn in
+    this order."""
+    bound = 1 / math.sqrt(
+        layer.hidden_size if isinstance(layer, nn.LSTM) else layer.weight[0].numel()
+    )
     with torch.no_grad():
         for parameter in layer.parameters():
             draw = rng.uniform(-bound, bound, tuple(parameter.shape)).astype(np.float32)
@@ -116,7 +141,8 @@ def _cnn(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Mod
 
 
 def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """DPSUR's appendix, CIFAR-10 (3x3 kernels, padding 1): 550,570 parameters on 3x32x32 with 10 classes."""
+    """DPSUR's appendix, CIFAR-10 (3x3 kernels, padding 1): 550,570 parameters on 3x32x32 with 10
+    classes."""
     channels, height, width = _image("cnn-cifar", shape, 8)
     layers: list[nn.Module] = []
     for wide in (32, 64, 128):
@@ -128,10 +154,11 @@ def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[
 
 
 def _lenet(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """LeNet-5 (LeCun et al. 1998), DP-Hero's on MNIST: 61,706 parameters on 1x28x28 with 10 classes.
+    """LeNet-5 (LeCun et al. 1998), DP-Hero's on MNIST: 61,706 parameters on 1x28x28 with 10
+    classes.
 
-    DP-Hero gives no shapes. Unlike LeCun's, each channel of the second layer sees all of the first, and pooling has no
-    weights.
+    DP-Hero gives no shapes. Unlike LeCun's, each channel of the second layer sees all of the first,
+    and pooling has no weights.
     """
     channels, *sides = _image("lenet", shape, 12)
     height, width = ((side // 2 - 4) // 2 for side in sides)
@@ -152,9 +179,11 @@ def _lenet(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.M
 
 
 def _cnn_5x5(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """DP-Hero's on CIFAR-10, which is Abadi et al.'s 2016: 1,832,266 parameters on 3x32x32 with 10 classes.
+    """DP-Hero's on CIFAR-10, which is Abadi et al.'s 2016: 1,832,266 parameters on 3x32x32 with 10
+    classes.
 
-    Two convolutions and two layers of 384. DP-Hero gives no channels and no padding: 64 and 2, as Abadi et al.
+    Two convolutions and two layers of 384. DP-Hero gives no channels and no padding: 64 and 2, as
+    Abadi et al.
     """
     channels, height, width = _image("cnn-5x5", shape, 4)
     return [
@@ -174,7 +203,8 @@ def _cnn_5x5(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn
 
 
 def _cnn_scattering(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """Tramer and Boneh 2021, features of grey images (padding 1): 33,066 parameters on 81x7x7 with 10 classes."""
+    """Tramer and Boneh 2021, features of grey images (padding 1): 33,066 parameters on 81x7x7 with
+    10 classes."""
     channels, height, width = _image("cnn-scattering", shape, 1)
     return [
         nn.Conv2d(channels, 16, 3, stride=2, padding=1),
@@ -188,8 +218,11 @@ def _cnn_scattering(shape: Shape, classes: int, activation: type[nn.Module]) -> 
     ]
 
 
-def _cnn_scattering_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """Tramer and Boneh 2021, features of colour images (padding 1): 187,210 parameters on 243x8x8 with 10 classes."""
+def _cnn_scattering_cifar(
+    shape: Shape, classes: int, activation: type[nn.Module]
+) -> list[nn.Module]:
+    """Tramer and Boneh 2021, features of colour images (padding 1): 187,210 parameters on 243x8x8
+    with 10 classes."""
     channels, height, width = _image("cnn-scattering-cifar", shape, 2)
     return [
         nn.Conv2d(channels, 64, 3, padding=1),
@@ -219,16 +252,22 @@ def _image(name: str, shape: Shape, least: int) -> Shape:
     """The shape, if it is that of an image of at least least x least pixels."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ValueError(
-            f"model = {name!r} needs images (C, H, W) of at least {least}x{least} pixels, and records here have shape "
-            f"{tuple(shape)}: take linear or mlp"
+            f"model = {name!r} needs images (C, H, W) of at least {least}x{least} pixels, and "
+            f"records here have shape {tuple(shape)}: take linear or mlp"
         )
     return shape
 
 
-def _custom(name: str, input_shape: Shape, classes: int, seed: int, words: Words | None) -> nn.Module:
+def _custom(
+    name: str, input_shape: Shape, classes: int, seed: int, words: Words | None
+) -> nn.Module:
     """Builds `package.module:Class` and runs it once on two records of zeros."""
     kind = _import_class(name)
-    given = {"input_shape": tuple(input_shape), "classes": classes, "words": words.count if words else 0}
+    given = {
+        "input_shape": tuple(input_shape),
+        "classes": classes,
+        "words": words.count if words else 0,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -236,17 +275,21 @@ def _custom(name: str, input_shape: Shape, classes: int, seed: int, words: Words
             module = kind(**{key: value for key, value in given.items() if key in named})
             module.eval()
             with torch.no_grad():
-                output = module(torch.zeros(2, *input_shape, dtype=torch.int64 if words else torch.float32))
+                output = module(
+                    torch.zeros(2, *input_shape, dtype=torch.int64 if words else torch.float32)
+                )
         except Exception as error:  # the user's code can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
-                f"model = {name!r} cannot be built and run on two records of shape {tuple(input_shape)} ({reason}): "
-                "its constructor may take input_shape and classes, and every other argument needs a default"
+                f"model = {name!r} cannot be built and run on two records of shape "
+                f"{tuple(input_shape)} ({reason}): its constructor may take input_shape and "
+                "classes, and every other argument needs a default"
             ) from error
     if not isinstance(output, torch.Tensor) or output.shape != (2, classes):
         shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise ValueError(
-            f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in {classes} outputs"
+            f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in "
+            f"{classes} outputs"
         )
     return module.train()
 
@@ -259,10 +302,13 @@ def _import_class(name: str) -> type[nn.Module]:
     except Exception as error:  # the user's module can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add it to PYTHONPATH"
+            f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add "
+            "it to PYTHONPATH"
         ) from error
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        what = "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
+        what = (
+            "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
+        )
         remedy = OWN_PROGRAM if path == "__main__" else "name a subclass of torch.nn.Module"
         raise ValueError(f"model = {name!r}: module {path!r} {what}: {remedy}")
     return found

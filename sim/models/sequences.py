@@ -13,18 +13,22 @@ WIDTH = 100
 
 
 class MeanState(nn.Module):
-    """The mean over a sequence of what a recurrent layer gives for its steps: [B, T, H] to [B, H]."""
+    """The mean over a sequence of what a recurrent layer gives for its steps: [B, T, H] to [B,
+    H]."""
 
     def forward(self, states: tuple[torch.Tensor, object]) -> torch.Tensor:
         """Of the layer's output and its last states, which are not looked at."""
         return states[0].mean(1)
 
 
-def lstm(classes: int, activation: type[nn.Module], words: Words, rng: np.random.Generator) -> list[nn.Module]:
+def lstm(
+    classes: int, activation: type[nn.Module], words: Words, rng: np.random.Generator
+) -> list[nn.Module]:
     """DPSUR's network for IMDb: 21,202 parameters with 2 classes, beside vectors of 100 numbers.
 
-    Vectors of words are standard normal where they are not given. They stay as they are, unless they are to be trained;
-    that of the filling is 0 and always stays. All other weights are the layers' own.
+    Vectors of words are standard normal where they are not given. They stay as they are, unless
+    they are to be trained; that of the filling is 0 and always stays. All other weights are the
+    layers' own.
     """
     drawn = rng.standard_normal((words.count, WIDTH)) if words.vectors is None else words.vectors
     vectors = torch.from_numpy(drawn.astype(np.float32))

@@ -1,4 +1,5 @@
-"""From a configuration to a run's inputs: data, clients, model, plans of all phases, chunks and groups."""
+"""From a configuration to a run's inputs: data, clients, model, plans of all phases, chunks and
+groups."""
 
 import math
 import os
@@ -38,8 +39,8 @@ def build(config: Config) -> Job:
     plans = course.plan(Outlook(config, dataset.x.shape[1:], parts.sizes, public is not None))
     if sharing.NAME in plans and words:
         raise ValueError(
-            f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words says nothing: use "
-            "--shared-source public or none, or another --strategy"
+            f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words "
+            "says nothing: use --shared-source public or none, or another --strategy"
         )
     return in_groups(Job(config, dataset, parts, model, plans, (), public))
 
@@ -76,7 +77,9 @@ def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.
     """
     key, data = seed_key(config.run.seed), config.data
     seed = int(generator(key, "model").integers(2**63))
-    return build_model(data.model, dataset.x.shape[1:], dataset.classes, seed, data.activation, words)
+    return build_model(
+        data.model, dataset.x.shape[1:], dataset.classes, seed, data.activation, words
+    )
 
 
 def in_groups(job: Job) -> Job:
@@ -87,18 +90,21 @@ def in_groups(job: Job) -> Job:
     """
     config, sizes = job.config, job.partition.sizes
     job.gradients.refuse_mixing(*_two_records(job))
-    width = config.run.chunk_clients or chunk_width(len(sizes), job.gradients.layout.size, step_entries(job))
+    width = config.run.chunk_clients or chunk_width(
+        len(sizes), job.gradients.layout.size, step_entries(job)
+    )
     config = with_groups(config, width, most=math.ceil(len(sizes) / width))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
 
 
 def with_groups(config: Config, width: int, most: int) -> Config:
-    """The configuration with chunks of ``width`` clients, and the number of groups fixed, for it names ledger files.
+    """The configuration with chunks of ``width`` clients, and the number of groups fixed, for it
+    names ledger files.
 
     One client alone has no choice of either.
 
-    Where the user has not said there are as many groups as workers, but no more than chunks: so the result is the same
-    on a machine with more cores.
+    Where the user has not said there are as many groups as workers, but no more than chunks: so the
+    result is the same on a machine with more cores.
     """
     groups = config.run.groups or min(config.run.workers or os.cpu_count() or 1, most)
     chosen = {"groups": groups} | ({"chunk_clients": width} if config.data.clients > 1 else {})
@@ -106,11 +112,14 @@ def with_groups(config: Config, width: int, most: int) -> Config:
 
 
 def step_entries(job: Job) -> int:
-    """Tensor entries that a step of a client of median size holds on a CPU; 0 on other devices, which are wide."""
+    """Tensor entries that a step of a client of median size holds on a CPU; 0 on other devices,
+    which are wide."""
     if device_of(job.config).type != "cpu":
         return 0
     size = int(np.median(job.partition.sizes))
-    return math.ceil(job.config.privacy.rate(max(size, 1)) * size * job.gradients.entries(*_two_records(job)))
+    return math.ceil(
+        job.config.privacy.rate(max(size, 1)) * size * job.gradients.entries(*_two_records(job))
+    )
 
 
 def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,5 @@
-"""The course of a run: its phases in their order, planned, then gone through one after the other."""
+"""The course of a run: its phases in their order, planned, then gone through one after the
+other."""
 
 import functools
 from dataclasses import replace
@@ -20,7 +21,8 @@ PHASES = (*BEFORE, training.PHASE)
 
 
 def plan(outlook: Outlook) -> dict[str, PlanTable]:
-    """The clients' plans in all phases that the run has, each within what those before it leave of the budget.
+    """The clients' plans in all phases that the run has, each within what those before it leave of
+    the budget.
 
     Raises:
         ValueError: the budget does not pay for them.
@@ -29,32 +31,47 @@ def plan(outlook: Outlook) -> dict[str, PlanTable]:
     costs: dict[str, Charges] = {}
     for phase in BEFORE:
         if (table := phase.plan(outlook, costs)) is not None:
-            plans[phase.name], costs[phase.name] = table, planned(table.plans[0], phase.rounds(outlook.config))
+            plans[phase.name], costs[phase.name] = (
+                table,
+                planned(table.plans[0], phase.rounds(outlook.config)),
+            )
     return plans | {TRAIN: training.plan(outlook, costs)}
 
 
 def cost_before_training(job: Job) -> Charges:
     """All that a client can pay before training."""
     own = [phase for phase in BEFORE if phase.name in job.plans_of]
-    return merge(*(planned(job.plans_of[phase.name].plans[0], phase.rounds(job.config)) for phase in own))
+    return merge(
+        *(planned(job.plans_of[phase.name].plans[0], phase.rounds(job.config)) for phase in own)
+    )
 
 
 def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
-    """Go through the phases before training, as far as that is not done yet; the job as training sees it.
+    """Go through the phases before training, as far as that is not done yet; the job as training
+    sees it.
 
-    All of them are rounds of the same loop as training, numbered up to 0, so what a crash leaves of them is taken up
-    alike: no release is made twice that was finished, and none is charged less than once.
+    All of them are rounds of the same loop as training, numbered up to 0, so what a crash leaves of
+    them is taken up alike: no release is made twice that was finished, and none is charged less
+    than once.
 
     Raises:
         ValueError: training a generator diverged, or no client's budget pays for a release.
     """
     for phase, last in _ahead(job, run_dir):
         federation = replace(
-            phase.federation(present(job, run_dir), run_dir), before=last - phase.rounds(job.config), rounds=last
+            phase.federation(present(job, run_dir), run_dir),
+            before=last - phase.rounds(job.config),
+            rounds=last,
         )
         store = Store(run_dir / phase.name, keep_checkpoints=2, ledger=run_dir / "ledger")
-        if loop.run(federation, exchange, store, loop.restore(federation, store), []).now.round < last:
-            raise ValueError(f"epsilon = {job.target:g} is spent before training: start a new run, or raise --epsilon")
+        if (
+            loop.run(federation, exchange, store, loop.restore(federation, store), []).now.round
+            < last
+        ):
+            raise ValueError(
+                f"epsilon = {job.target:g} is spent before training: start a new run, or raise "
+                "--epsilon"
+            )
     return present(job, run_dir)
 
 
@@ -81,7 +98,8 @@ def present(job: Job, run_dir: Path) -> Job:
 
 
 class Host:
-    """The nodes of one process, made when they are first asked; those of a phase go when the next one begins.
+    """The nodes of one process, made when they are first asked; those of a phase go when the next
+    one begins.
 
     Clients train by the configuration's mechanism, or by another ``mechanism``.
     """

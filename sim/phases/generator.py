@@ -1,6 +1,8 @@
-"""The generator that splits records for FedFed, trained by all clients with differential privacy before they share.
+"""The generator that splits records for FedFed, trained by all clients with differential privacy
+before they share.
 
-Its price and that of the release after it come out of one share of the budget (`sim.phases.sharing`).
+Its price and that of the release after it come out of one share of the budget
+(`sim.phases.sharing`).
 """
 
 import math
@@ -34,11 +36,15 @@ NONE, PUBLIC = "none", "public"
 
 def shares(config: Config) -> bool:
     """Whether clients release something that all of them share."""
-    return config.strategy.strategy == "fedfed" and config.fedfed.shared_source not in (NONE, PUBLIC)
+    return config.strategy.strategy == "fedfed" and config.fedfed.shared_source not in (
+        NONE,
+        PUBLIC,
+    )
 
 
 def rounds(config: Config) -> int:
-    """Round numbers that are kept for it wherever clients share, so that they do not depend on its taking place."""
+    """Round numbers that are kept for it wherever clients share, so that they do not depend on its
+    taking place."""
     return config.fedfed.distill_rounds if shares(config) else 0
 
 
@@ -73,7 +79,9 @@ def node(job: Job, group: int, run_dir: Path) -> Node:
     own = job.config.fedfed
     training = Training(
         mechanism=MECHANISMS["dpsgd" if job.private else "none"],
-        gradients=RecordGradients(distiller(job).to(device_of(job.config)), objective(own.distill_penalty)),
+        gradients=RecordGradients(
+            distiller(job).to(device_of(job.config)), objective(own.distill_penalty)
+        ),
         optimizer=sgd(),
         learning_rate=lambda round_, taken, steps: torch.full_like(taken, own.distill_lr),
         seed=job.seed,
@@ -84,7 +92,9 @@ def node(job: Job, group: int, run_dir: Path) -> Node:
 def distiller(job: Job) -> Distiller:
     """Generator and classifier before training; their weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        module = Distiller(job.dataset.x.shape[1:], job.dataset.classes, job.config.fedfed.distill_latent)
+        module = Distiller(
+            job.dataset.x.shape[1:], job.dataset.classes, job.config.fedfed.distill_latent
+        )
     rng = generator(seed_key(job.config.run.seed), "generator")
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear):
@@ -102,7 +112,10 @@ def trained(job: Job, run_dir: Path) -> np.ndarray:
         return np.zeros(0, np.float32)
     newest = Store(run_dir / NAME, job.config.rounds.keep_checkpoints).checkpoints.newest()
     if newest is None:
-        raise ValueError(f"{run_dir / NAME} has no whole checkpoint of the generator: restore it, or start a new run")
+        raise ValueError(
+            f"{run_dir / NAME} has no whole checkpoint of the generator: restore it, or start a "
+            "new run"
+        )
     return newest.params
 
 

@@ -1,4 +1,5 @@
-"""A phase is a stretch of rounds in which all groups do the same; a run is a list of phases, training the last."""
+"""A phase is a stretch of rounds in which all groups do the same; a run is a list of phases,
+training the last."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,8 @@ class Outlook:
 
     @property
     def target(self) -> float:
-        """Epsilon per client that no round may pass; infinite for none, and for training without privacy."""
+        """Epsilon per client that no round may pass; infinite for none, and for training without
+        privacy."""
         epsilon = self.config.privacy.epsilon
         return epsilon if self.private and epsilon is not None else math.inf
 
@@ -69,8 +71,8 @@ class Phase:
     Attributes:
         name: what requests ask nodes for, and the folder of its files in the run directory.
         rounds: how many round numbers are its own, whether the phase takes place or not.
-        plan: the clients' plans, from what earlier phases can cost; None where the phase does not take place. What
-            comes before training has one plan for all clients.
+        plan: the clients' plans, from what earlier phases can cost; None where the phase does not
+            take place. What comes before training has one plan for all clients.
         federation: the server's side, from job and run directory.
         node: the clients' side: job, group and run directory.
         result: the file that it leaves in the run directory, if any.
@@ -86,8 +88,11 @@ class Phase:
     apply: Callable[[Job, Path], Job] = lambda job, run_dir: job
 
 
-def federation(job: Job, name: str, strategy: Strategy, initial: np.ndarray, **own: Any) -> Federation:
-    """The server's inputs in a phase: all clients in each of its rounds, unless its ``own`` say otherwise."""
+def federation(
+    job: Job, name: str, strategy: Strategy, initial: np.ndarray, **own: Any
+) -> Federation:
+    """The server's inputs in a phase: all clients in each of its rounds, unless its ``own`` say
+    otherwise."""
     config = job.config
     common: dict[str, Any] = {
         "group_of": job.group_of,
@@ -111,11 +116,15 @@ def release(job: Job, name: str, initial: np.ndarray, **own: Any) -> Federation:
     return federation(job, name, nothing, initial, **own)
 
 
-def group_data(job: Job, group: int, shared: tuple[np.ndarray, np.ndarray] | None = None) -> GroupData:
+def group_data(
+    job: Job, group: int, shared: tuple[np.ndarray, np.ndarray] | None = None
+) -> GroupData:
     """A group's clients and their records on the computing device."""
     device = device_of(job.config)
 
-    def pair(records: tuple[np.ndarray, np.ndarray] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def pair(
+        records: tuple[np.ndarray, np.ndarray] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None if records is None else (_on(device, records[0]), _on(device, records[1]))
 
     return GroupData(
@@ -130,8 +139,11 @@ def group_data(job: Job, group: int, shared: tuple[np.ndarray, np.ndarray] | Non
 
 
 def files(run_dir: Path, group: int, name: str = "") -> tuple[Ledger, Uploads]:
-    """A group's ledger, one for all phases, and the uploads of a phase that has a folder of its own."""
-    return Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl"), Uploads(run_dir / name / "uploads")
+    """A group's ledger, one for all phases, and the uploads of a phase that has a folder of its
+    own."""
+    return Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl"), Uploads(
+        run_dir / name / "uploads"
+    )
 
 
 def mean_sums(job: Job, uploads: Sequence[Upload]) -> tuple[np.ndarray, float]:

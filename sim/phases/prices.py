@@ -52,7 +52,8 @@ class Price:
 
 
 def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
-    """What plans are made from: by the data set and its partition, or by the clients' ``records`` alone.
+    """What plans are made from: by the data set and its partition, or by the clients' ``records``
+    alone.
 
     Raises:
         ValueError: the data cannot be used, or there is not a number of records for each client.
@@ -64,8 +65,8 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     clients = config.data.clients
     if len(records) not in (1, clients) or min(records) < 1:
         raise ValueError(
-            f"--records names {len(records)} numbers from {min(records)} on for {clients} clients: give one of at "
-            "least 1 for all of them, or one for each"
+            f"--records names {len(records)} numbers from {min(records)} on for {clients} "
+            "clients: give one of at least 1 for all of them, or one for each"
         )
     sizes = np.broadcast_to(np.array(records, dtype=np.int64), clients)
     return Outlook(config, (1,), sizes, config.data.public_records > 0)
@@ -89,7 +90,9 @@ def prices(outlook: Outlook) -> list[Price]:
     for number, plan in enumerate(table.plans):
         clients = np.flatnonzero(table.which == number)
         size = int(outlook.sizes[clients[0]])
-        terms = Terms(config.privacy.of_size(size), own, plan.steps, most, size, tuple(before.items()))
+        terms = Terms(
+            config.privacy.of_size(size), own, plan.steps, most, size, tuple(before.items())
+        )
         rounds = affordable_rounds(plan, terms, most) if outlook.private else most
         found.append(Price(TRAIN, clients.tolist(), rounds, plan, planned(plan, rounds), before))
     return found
@@ -119,7 +122,9 @@ def settings(config: Config) -> Record:
     privacy = config.privacy
     own = getattr(config, privacy.mechanism, None)
     idle = set(unused(config))
-    named = {name: value for name, value in (own.model_dump() if own else {}).items() if name not in idle}
+    named = {
+        name: value for name, value in (own.model_dump() if own else {}).items() if name not in idle
+    }
     result = {"mechanism": privacy.mechanism} | named | {"delta": privacy.delta}
     return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
 

@@ -1,4 +1,5 @@
-"""What a mechanism costs one client, without a run: its own plan, and figures that a run finds out on its way."""
+"""What a mechanism costs one client, without a run: its own plan, and figures that a run finds out
+on its way."""
 
 from dataclasses import replace
 
@@ -30,7 +31,9 @@ def answer(question: Question) -> Record:
     config, one_record = question.config, (1,) if question.word else None
     outlook = outlook_of(config, question.records or one_record)
     if question.word == SHARED:
-        return figures_of(config, [price_shared(outlook)], question.orders) | shared_settings(config)
+        return figures_of(config, [price_shared(outlook)], question.orders) | shared_settings(
+            config
+        )
     if question.found == (None, None, None):
         return figures_of(config, prices(outlook), question.orders)
     price = price_found(question, outlook)
@@ -39,7 +42,11 @@ def answer(question: Question) -> Record:
     if question.eigenvalues is not None:
         scales = [e.smallest_scale for e in price.charges if isinstance(e, HeterogeneousGaussian)]
         result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *scales])}
-    named = {"trials": question.trials, "norm_sum": question.norm_sum, "eigenvalues": question.eigenvalues}
+    named = {
+        "trials": question.trials,
+        "norm_sum": question.norm_sum,
+        "eigenvalues": question.eigenvalues,
+    }
     return result | {name: value for name, value in named.items() if value is not None}
 
 
@@ -71,9 +78,14 @@ def price_found(question: Question, outlook: Outlook) -> Price:
     config, size = question.config, int(outlook.sizes[0])
     privacy, accepted = config.privacy, training.local_steps(config, size)
     own = getattr(config, privacy.mechanism, None)
-    terms = Terms(privacy.of_size(size), own, question.trials or accepted, config.rounds.rounds, size)
+    terms = Terms(
+        privacy.of_size(size), own, question.trials or accepted, config.rounds.rounds, size
+    )
     if config.rounds.rounds != 1:
-        raise ValueError(f"rounds is {config.rounds.rounds}, but --trials and its like are of one round: use --steps")
+        raise ValueError(
+            f"rounds is {config.rounds.rounds}, but --trials and its like are of one round: use "
+            "--steps"
+        )
 
     def price(noise: float) -> Price:
         plan = MECHANISMS[privacy.mechanism].plan(terms, noise)
@@ -81,7 +93,9 @@ def price_found(question: Question, outlook: Outlook) -> Price:
 
     noise = privacy.noise_multiplier
     if noise is None:
-        noise = smallest(lambda s: price(s).charges, terms.target, privacy.delta, column=privacy.budget)
+        noise = smallest(
+            lambda s: price(s).charges, terms.target, privacy.delta, column=privacy.budget
+        )
     return price(noise)
 
 
@@ -94,7 +108,9 @@ def _charges(question: Question, plan: Plan, accepted: int) -> Charges:
     trials, norm_sum, eigenvalues = question.found
     if trials is not None and isinstance(plan, TrialPlan) and not plan.most_rejections:
         if trials < accepted:
-            raise ValueError(f"--trials = {trials} must be at least --steps = {accepted}, the accepted ones")
+            raise ValueError(
+                f"--trials = {trials} must be at least --steps = {accepted}, the accepted ones"
+            )
         return merge(plan.round_charges(1), plan.claims(accepted, 1))
     if norm_sum is not None and isinstance(plan, DpisPlan):
         sizes = (plan.sample_rate * plan.records, plan.clip_norm, norm_sum, plan.records)
@@ -102,5 +118,6 @@ def _charges(question: Question, plan: Plan, accepted: int) -> Charges:
     if eigenvalues is not None and isinstance(plan, HeroPlan):
         return replace(plan, floor=smallest_scale([eigenvalues])).round_charges(1)
     raise ValueError(
-        "--trials is for tests of which each is charged, --norm-sum for dpis, --eigenvalues for dphero: leave it out"
+        "--trials is for tests of which each is charged, --norm-sum for dpis, --eigenvalues for "
+        "dphero: leave it out"
     )

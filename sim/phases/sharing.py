@@ -1,4 +1,5 @@
-"""What all clients share (FedFed's D^s): released once, in the round before training, and joined by the server."""
+"""What all clients share (FedFed's D^s): released once, in the round before training, and joined by
+the server."""
 
 import functools
 import math
@@ -35,13 +36,19 @@ LABEL_SHARE = 0.25
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
-    """The release of every client, with the least noise that the share of the budget pays for beside the generator.
+    """The release of every client, with the least noise that the share of the budget pays for
+    beside the generator.
 
     Raises:
-        ValueError: public records are to be shared and there are none; the share budget pays for no release.
+        ValueError: public records are to be shared and there are none; the share budget pays for no
+            release.
     """
     config, own = outlook.config, outlook.config.fedfed
-    if config.strategy.strategy == "fedfed" and own.shared_source == generator.PUBLIC and not outlook.holdout:
+    if (
+        config.strategy.strategy == "fedfed"
+        and own.shared_source == generator.PUBLIC
+        and not outlook.holdout
+    ):
         raise ValueError("shared_source is public, but public_records is 0: give --public-records")
     if not generator.shares(config):
         return None
@@ -53,7 +60,9 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
     labels = own.label_epsilon or LABEL_SHARE * own.share_budget * outlook.target
     release = functools.partial(_release, own, bound, None if own.public_labels else labels)
     spent = earlier.get(generator.NAME, {})
-    noise = own.share_noise or _least_noise(lambda noise: merge(spent, release(noise).round_charges(1)), config)
+    noise = own.share_noise or _least_noise(
+        lambda noise: merge(spent, release(noise).round_charges(1)), config
+    )
     return outlook.same(release(noise))
 
 
@@ -64,15 +73,16 @@ def _release(own: FedFed, bound: float, label_epsilon: float | None, noise: floa
 
 
 def _least_noise(charges_of: Callable[[float], Charges], config: Config) -> float:
-    """The smallest noise multiplier with which all that clients share stays within the share budget."""
+    """The smallest noise multiplier with which all that clients share stays within the share
+    budget."""
     share = config.fedfed.share_budget
     epsilon = share * (config.privacy.epsilon or math.inf)
     try:
         return smallest(charges_of, epsilon, config.privacy.delta)
     except ValueError as fault:
         raise ValueError(
-            f"share_budget = {share:g} of epsilon is {epsilon:.4g}, which pays for no release ({fault}): raise "
-            "--share-budget or --epsilon, or lower --label-epsilon"
+            f"share_budget = {share:g} of epsilon is {epsilon:.4g}, which pays for no release "
+            f"({fault}): raise --share-budget or --epsilon, or lower --label-epsilon"
         ) from None
 
 
@@ -81,7 +91,10 @@ def federation(job: Job, run_dir: Path) -> Federation:
 
     def write(uploads: Sequence[Upload]) -> None:
         x, y = _join(job, uploads)
-        durable.write(run_dir / SHARED_FILE, save({"x": np.ascontiguousarray(x), "y": np.ascontiguousarray(y)}))
+        durable.write(
+            run_dir / SHARED_FILE,
+            save({"x": np.ascontiguousarray(x), "y": np.ascontiguousarray(y)}),
+        )
 
     return phase.release(job, NAME, generator.trained(job, run_dir), collect=write)
 
@@ -97,11 +110,14 @@ def _join(job: Job, uploads: Sequence[Upload]) -> SharedSet:
 def node(job: Job, group: int, run_dir: Path) -> SharingNode:
     """The clients of a group that release what is shared."""
     own = functools.partial(release, job)
-    return SharingNode(own, group_data(job, group), job.plans_of[NAME], *files(run_dir, group, NAME), job.seed)
+    return SharingNode(
+        own, group_data(job, group), job.plans_of[NAME], *files(run_dir, group, NAME), job.seed
+    )
 
 
 def release(job: Job, params: np.ndarray) -> Release:
-    """What clients release with the generator ``params [P]``; of length 0 where features are fixed."""
+    """What clients release with the generator ``params [P]``; of length 0 where features are
+    fixed."""
     own, classes = _plan(job), job.dataset.classes
     features = _distilled(job, params) if len(params) else fixed
     if own.singly:
@@ -126,8 +142,12 @@ def _distilled(job: Job, params: np.ndarray) -> Features:
 
 
 def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
-    """D^s: the public records, or what the run directory holds; None where nothing is shared (yet)."""
-    if job.config.strategy.strategy != "fedfed" or job.config.fedfed.shared_source == generator.NONE:
+    """D^s: the public records, or what the run directory holds; None where nothing is shared
+    (yet)."""
+    if (
+        job.config.strategy.strategy != "fedfed"
+        or job.config.fedfed.shared_source == generator.NONE
+    ):
         return None
     if job.config.fedfed.shared_source == generator.PUBLIC:
         return job.public

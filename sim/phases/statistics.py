@@ -1,8 +1,10 @@
-"""Channels brought to mean 0 and variance 1 by statistics of the clients' records, which are released with noise.
+"""Channels brought to mean 0 and variance 1 by statistics of the clients' records, which are
+released with noise.
 
-Tramer and Boneh (ICLR 2021) normalise scattering features so. A record gives the mean and the mean square of each of
-its channels; the vector of both is clipped to norm R and summed behind one Gaussian release of each client. From the
-sum over all clients follow one mean and one variance for each channel, by which every record is scaled, tests too.
+Tramer and Boneh (ICLR 2021) normalise scattering features so. A record gives the mean and the mean
+square of each of its channels; the vector of both is clipped to norm R and summed behind one
+Gaussian release of each client. From the sum over all clients follow one mean and one variance for
+each channel, by which every record is scaled, tests too.
 """
 
 import math
@@ -51,24 +53,33 @@ def node(job: Job, group: int, run_dir: Path) -> SharingNode:
     """The clients of a group that release statistics of their channels."""
     plans = job.plans_of[NAME]
     moments = Sum(cast(SharingPlan, plans.plans[0]), channel_moments, 2 * job.dataset.x.shape[1])
-    return SharingNode(lambda params: moments, group_data(job, group), plans, *files(run_dir, group, NAME), job.seed)
+    return SharingNode(
+        lambda params: moments,
+        group_data(job, group),
+        plans,
+        *files(run_dir, group, NAME),
+        job.seed,
+    )
 
 
 def channel_moments(x: torch.Tensor) -> torch.Tensor:
-    """From records ``[M, C, ...]`` to ``[M, 2 C]``: of each channel the mean, then of each the mean square."""
+    """From records ``[M, C, ...]`` to ``[M, 2 C]``: of each channel the mean, then of each the mean
+    square."""
     rows = x.reshape(*x.shape[:2], -1)
     return torch.cat([rows.mean(dim=2), rows.square().mean(dim=2)], dim=1)
 
 
 def statistics(mean: np.ndarray, records: float) -> dict[str, np.ndarray]:
-    """Mean and scale of each channel, from the clients' mean sums ``[2 C]`` and the mean number of their records."""
+    """Mean and scale of each channel, from the clients' mean sums ``[2 C]`` and the mean number of
+    their records."""
     first, second = (mean / records).reshape(2, -1)
     variance = np.maximum(second - first**2, MIN_VARIANCE)
     return {"mean": first.astype(np.float32), "scale": np.sqrt(variance).astype(np.float32)}
 
 
 def standardized(job: Job, run_dir: Path) -> Job:
-    """The job with all records scaled by the statistics in the run directory; as it is where there are none (yet)."""
+    """The job with all records scaled by the statistics in the run directory; as it is where there
+    are none (yet)."""
     path = run_dir / FILE
     if not path.exists():
         return job

@@ -30,16 +30,20 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
     """Every client's plan, whose noise meets what earlier phases leave of the budget.
 
     Raises:
-        ValueError: the budget does not pay for one round, or the run's length would depend on outputs.
+        ValueError: the budget does not pay for one round, or the run's length would depend on
+            outputs.
     """
     config, sizes = outlook.config, outlook.sizes
     steps = np.array([local_steps(config, int(size)) for size in sizes])
     own = getattr(config, config.privacy.mechanism, None)
-    return plan_table(config.privacy, own, steps, participations(config), sizes, merge(*earlier.values()))
+    return plan_table(
+        config.privacy, own, steps, participations(config), sizes, merge(*earlier.values())
+    )
 
 
 def local_steps(config: Config, size: int) -> int:
-    """Local steps a round of a client of ``size`` records: as given, or enough for the expected number of passes."""
+    """Local steps a round of a client of ``size`` records: as given, or enough for the expected
+    number of passes."""
     if config.local.steps is not None:
         return config.local.steps
     return math.ceil(round((config.local.epochs or 1.0) / config.privacy.rate(size), 9))
@@ -48,7 +52,10 @@ def local_steps(config: Config, size: int) -> int:
 def participations(config: Config) -> int:
     """Rounds for which a client's budget is planned."""
     rounds = config.rounds
-    return min(rounds.rounds, rounds.max_participations or math.ceil(round(rounds.fraction * rounds.rounds, 9)))
+    return min(
+        rounds.rounds,
+        rounds.max_participations or math.ceil(round(rounds.fraction * rounds.rounds, 9)),
+    )
 
 
 def federation(job: Job, run_dir: Path | None = None) -> Federation:
@@ -73,15 +80,20 @@ def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
 
 
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
-    """The clients of a group that train the model, by the configuration's mechanism or by another one."""
+    """The clients of a group that train the model, by the configuration's mechanism or by another
+    one."""
     config = job.config
-    schedule, strategy = SCHEDULES[config.local.lr_schedule], strategy_of(config.strategy, config.fedfed)
+    schedule, strategy = (
+        SCHEDULES[config.local.lr_schedule],
+        strategy_of(config.strategy, config.fedfed),
+    )
     training = Training(
         mechanism=mechanism or MECHANISMS[config.privacy.mechanism],
         gradients=_gradients(job),
         optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
         learning_rate=lambda round_, taken, steps: (
-            config.local.lr * schedule(((round_ - 1) * steps + taken) / (config.rounds.rounds * steps))
+            config.local.lr
+            * schedule(((round_ - 1) * steps + taken) / (config.rounds.rounds * steps))
         ),
         seed=job.seed,
         sent=strategy.sent,
@@ -89,7 +101,9 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
     )
     client_state = None
     if config.local.keep_state:
-        client_state = ClientState(run_dir / "clients" / f"group-{group:04d}", training.mechanism.lasting)
+        client_state = ClientState(
+            run_dir / "clients" / f"group-{group:04d}", training.mechanism.lasting
+        )
     data = group_data(job, group, shared_set(job, run_dir))
     return Node(training, data, job.plans, *files(run_dir, group), client_state)
 

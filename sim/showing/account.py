@@ -69,7 +69,8 @@ def _finite(value: Any) -> Any:
 
 
 def _text(name: str, value: Any) -> str:
-    """A figure in six digits; an epsilon is rounded up, so that what is shown is a guarantee too."""
+    """A figure in six digits; an epsilon is rounded up, so that what is shown is a guarantee
+    too."""
     if isinstance(value, list | tuple):
         return ", ".join(_text(name, one) for one in value)
     if isinstance(value, float):

@@ -15,13 +15,17 @@ class Audit(Record):
     """What an audit found.
 
     Attributes:
-        view: ``white-box`` (every upload, crafted gradients) or ``black-box`` (the final model, wrong labels).
+        view: ``white-box`` (every upload, crafted gradients) or ``black-box`` (the final model,
+            wrong labels).
         confidence: with which the lower bound holds.
         delta: of both bounds.
-        canaries, guesses, right: how many there were, how many coins were guessed, and how many of these rightly.
+        canaries, guesses, right: how many there were, how many coins were guessed, and how many of
+            these rightly.
         epsilon_lower: the lower bound, from the canaries of all clients.
-        epsilon_certified, epsilon_published: the largest of the clients', from the ledger; None where not finite.
-        clients: by client with canaries: (number, canaries, lower bound from these alone, certified epsilon).
+        epsilon_certified, epsilon_published: the largest of the clients', from the ledger; None
+            where not finite.
+        clients: by client with canaries: (number, canaries, lower bound from these alone, certified
+            epsilon).
         run_dir: of the run.
     """
 
@@ -39,9 +43,10 @@ class Audit(Record):
 
 
 _MEANING = (
-    "Canaries stood among the records of this run, each in or out by a fair coin, and an attacker guessed the coins. A "
-    "lower bound above the certified epsilon would refute the guarantee. One far below it proves nothing: the attacker "
-    "may be weak, and a few hundred canaries cannot show a large epsilon."
+    "Canaries stood among the records of this run, each in or out by a fair coin, and an "
+    "attacker guessed the coins. A lower bound above the certified epsilon would refute the "
+    "guarantee. One far below it proves nothing: the attacker may be weak, and a few hundred "
+    "canaries cannot show a large epsilon."
 )
 
 
@@ -56,17 +61,31 @@ def section(run_dir: Path) -> str:
         return ""
     try:
         found = Audit.from_json(json.loads(path.read_text()))
-        clients = [(number, coins, lower, epsilon) for number, coins, lower, epsilon in found.clients]
+        clients = [
+            (number, coins, lower, epsilon) for number, coins, lower, epsilon in found.clients
+        ]
     except (OSError, ValueError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): audit again") from None
-    attacker = f"{found.view}: {found.right} of {found.guesses} guesses right, {found.canaries} canaries"
+    attacker = (
+        f"{found.view}: {found.right} of {found.guesses} guesses right, {found.canaries} canaries"
+    )
     everybody = ("all", found.canaries, found.epsilon_lower, found.epsilon_certified)
     rows = [
         (str(who), str(coins), wording.lower_bound(lower), wording.epsilon(certified))
         for who, coins, lower, certified in (everybody, *clients)
     ]
-    head = ("Client", "Canaries", f"Lower bound, confidence {found.confidence:g}", "Certified epsilon")
-    note = "A client's own bound is that of an attacker who sees this client's uploads in all rounds."
+    head = (
+        "Client",
+        "Canaries",
+        f"Lower bound, confidence {found.confidence:g}",
+        "Certified epsilon",
+    )
+    note = (
+        "A client's own bound is that of an attacker who sees this client's uploads in all rounds."
+    )
     return page.section(
-        "Audit", page.paragraph(_MEANING), page.paragraph(f"{attacker}. {note}"), page.table(head, rows)
+        "Audit",
+        page.paragraph(_MEANING),
+        page.paragraph(f"{attacker}. {note}"),
+        page.table(head, rows),
     )

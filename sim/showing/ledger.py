@@ -1,4 +1,5 @@
-"""What every client of a run has paid, from the run directory's ledger files and its configuration alone."""
+"""What every client of a run has paid, from the run directory's ledger files and its configuration
+alone."""
 
 import functools
 import math
@@ -26,13 +27,17 @@ def spent(folder: Path, delta: float | None) -> Record:
         ValueError: the run directory, its configuration or a ledger file cannot be used.
     """
     if not folder.is_dir():
-        raise ValueError(f"--ledger = {folder} must be an existing run directory; give the folder a run printed")
+        raise ValueError(
+            f"--ledger = {folder} must be an existing run directory; give the folder a run printed"
+        )
     path = folder / "config.toml"
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta
     if delta is None:
-        raise ValueError(f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta")
+        raise ValueError(
+            f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta"
+        )
     accountant.check_delta(delta)
     finished = (folder / "summary.json").is_file()
     paid = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
@@ -43,7 +48,12 @@ def spent(folder: Path, delta: float | None) -> Record:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
     released = {event for charges in paid.values() for event in charges}
-    return {"finished": finished, "note": note, "clients": clients, "limits": list(caveats_of(released))}
+    return {
+        "finished": finished,
+        "note": note,
+        "clients": clients,
+        "limits": list(caveats_of(released)),
+    }
 
 
 def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
@@ -54,17 +64,23 @@ def _least(client: int, charges: accountant.Charges, delta: float) -> accountant
 def _unfinished(
     folder: Path, config: Record, delta: float, spent: Mapping[int, accountant.Charges]
 ) -> tuple[Price, str]:
-    """How the clients of a run that is not finished are priced, by what holds whatever made it end; and a note."""
+    """How the clients of a run that is not finished are priced, by what holds whatever made it end;
+    and a note."""
     order_of = orders.read(folder)
     if order_of:
         return functools.partial(_at_its_order, order_of), wording.AT_ONE_ORDER
     target = setting(config, "privacy", "epsilon", float, int, str)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     kept = not isinstance(target, str | None) and own == (delta, "certified")
-    if not kept or any(_least(client, charges, delta).epsilon > target for client, charges in spent.items()):
+    if not kept or any(
+        _least(client, charges, delta).epsilon > target for client, charges in spent.items()
+    ):
         return _least, wording.AT_THE_BEST_ORDER
     budget = accountant.Guarantee(float(target), None)
-    return lambda client, charges, _: budget if charges else _least(client, charges, delta), wording.AT_THE_BUDGET
+    return (
+        lambda client, charges, _: budget if charges else _least(client, charges, delta),
+        wording.AT_THE_BUDGET,
+    )
 
 
 def _at_its_order(
@@ -76,7 +92,9 @@ def _at_its_order(
     return accountant.epsilon(charges, delta, orders=(order_of[client],))
 
 
-def _client(client: int, charges: accountant.Charges, delta: float, private: bool, price: Price) -> Record:
+def _client(
+    client: int, charges: accountant.Charges, delta: float, private: bool, price: Price
+) -> Record:
     certified = price(client, charges, delta) if private else accountant.Guarantee(math.inf, None)
     published = accountant.epsilon(charges, delta, "published").epsilon if private else math.inf
     events: list[tuple[Event, int]] = sorted(charges.items(), key=repr)
@@ -101,7 +119,9 @@ def read_config(path: Path) -> Record:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be TOML ({error}); restore it or give --delta without it") from error
+        raise ValueError(
+            f"{path} must be TOML ({error}); restore it or give --delta without it"
+        ) from error
 
 
 def setting(config: Record, table: str, key: str, *kinds: type) -> Any:
@@ -114,5 +134,7 @@ def setting(config: Record, table: str, key: str, *kinds: type) -> Any:
     value = content.get(key) if isinstance(content, dict) else content
     if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"[{table}] {key} = {value!r} in config.toml must be a {names}; restore the file")
+        raise ValueError(
+            f"[{table}] {key} = {value!r} in config.toml must be a {names}; restore the file"
+        )
     return value

@@ -6,8 +6,9 @@ from html import escape
 
 _STYLE = """
 :root { color-scheme: light; }
-body { margin: 0; background: #f7f8fa; color: #1f2937; font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto,
-  "Helvetica Neue", Arial, sans-serif; }
+body { margin: 0; background: #f7f8fa; color: #1f2937;
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial,
+  sans-serif; }
 main { max-width: 920px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 24px; margin: 0 0 2px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 0 0 10px; }
@@ -48,7 +49,9 @@ def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
-        f'<p class="subtitle">{escape(subtitle)}</p>\n' + "\n".join(parts) + "\n</main>\n</body>\n</html>\n"
+        f'<p class="subtitle">{escape(subtitle)}</p>\n'
+        + "\n".join(parts)
+        + "\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -58,7 +61,8 @@ def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
     for number, (name, value, note) in enumerate(entries):
         kind = "tile" + (" main" if number < 2 else "") + (" long" if len(value) > 10 else "")
         cells.append(
-            f'<div class="{kind}"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
+            f'<div class="{kind}"><div class="name">{escape(name)}</div>'
+            f'<div class="value">{escape(value)}</div>'
             f'<div class="note">{escape(note)}</div></div>'
         )
     return f'<div class="tiles">{"".join(cells)}</div>'

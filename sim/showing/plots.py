@@ -17,10 +17,12 @@ BLUE, ORANGE, GREY, RED = "#2b6cb0", "#dd7a1b", "#8a94a3", "#c53030"
 INK, RULE = "#2d3748", "#e2e8f0"
 
 MAX_COLUMNS = 200
-"""Clients that the partition's picture shows one by one; more of them are drawn in this many bands."""
+"""Clients that the partition's picture shows one by one; more of them are drawn in this many
+bands."""
 
 MAX_STEPS = 1_000
-"""Clients whose epsilons are drawn one by one; more of them are drawn in this many steps, each at its largest."""
+"""Clients whose epsilons are drawn one by one; more of them are drawn in this many steps, each at
+its largest."""
 
 SHEET = 10
 """Pictures in a row of a sheet."""
@@ -55,7 +57,8 @@ def svg(figure: Figure) -> bytes:
 
 
 def accuracy_and_loss(records: Sequence[RoundRecord], part: str) -> Figure:
-    """Accuracy and loss on the ``part`` that was evaluated, ``test`` or ``validation``, by round, side by side."""
+    """Accuracy and loss on the ``part`` that was evaluated, ``test`` or ``validation``, by round,
+    side by side."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -69,14 +72,31 @@ def accuracy_and_loss(records: Sequence[RoundRecord], part: str) -> Figure:
 
 
 def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
-    """Certified epsilon (largest and median client) and published epsilon by round, against the target."""
+    """Certified epsilon (largest and median client) and published epsilon by round, against the
+    target."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         axes = figure.subplots()
         rounds = [r.round for r in records]
-        _by_round(axes, rounds, [r.epsilon_certified_max for r in records], BLUE, "certified, largest")
-        _by_round(axes, rounds, [r.epsilon_certified_median for r in records], GREY, "certified, median", "--")
-        _by_round(axes, rounds, [r.epsilon_published_max for r in records], ORANGE, "published, largest", ":")
+        _by_round(
+            axes, rounds, [r.epsilon_certified_max for r in records], BLUE, "certified, largest"
+        )
+        _by_round(
+            axes,
+            rounds,
+            [r.epsilon_certified_median for r in records],
+            GREY,
+            "certified, median",
+            "--",
+        )
+        _by_round(
+            axes,
+            rounds,
+            [r.epsilon_published_max for r in records],
+            ORANGE,
+            "published, largest",
+            ":",
+        )
         _target(axes, target)
         axes.set(ylabel="epsilon spent")
         axes.set_ylim(bottom=0)
@@ -85,7 +105,8 @@ def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
 
 
 def mechanism_figures(records: Sequence[RoundRecord]) -> Figure:
-    """The mechanism's public figures by round (acceptance, noise, scales), one small picture each."""
+    """The mechanism's public figures by round (acceptance, noise, scales), one small picture
+    each."""
     names = sorted({name for record in records for name in record.figures})
     with matplotlib.rc_context(_STYLE):
         rows = math.ceil(len(names) / 2)
@@ -99,7 +120,9 @@ def mechanism_figures(records: Sequence[RoundRecord]) -> Figure:
         return figure
 
 
-def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon], target: Epsilon) -> Figure:
+def epsilon_per_client(
+    certified: Sequence[Epsilon], published: Sequence[Epsilon], target: Epsilon
+) -> Figure:
     """The clients' epsilons in ascending order of the certified one."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
@@ -108,8 +131,18 @@ def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon
         ends = np.unique(np.ceil(np.linspace(0, len(values), MAX_STEPS + 1)).astype(np.int64))
         order, edges = np.argsort(values, kind="stable")[ends[1:] - 1], ends + 0.5
         axes.stairs(values[order], edges, fill=True, color=BLUE, alpha=0.15)
-        axes.stairs(values[order], edges, baseline=None, color=BLUE, linewidth=1.8, label="certified")
-        axes.stairs(claims[order], edges, baseline=None, color=ORANGE, linewidth=1.8, linestyle=":", label="published")
+        axes.stairs(
+            values[order], edges, baseline=None, color=BLUE, linewidth=1.8, label="certified"
+        )
+        axes.stairs(
+            claims[order],
+            edges,
+            baseline=None,
+            color=ORANGE,
+            linewidth=1.8,
+            linestyle=":",
+            label="published",
+        )
         _target(axes, target)
         axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(edges[0], edges[-1]))
         axes.set_ylim(bottom=0)
@@ -119,9 +152,13 @@ def epsilon_per_client(certified: Sequence[Epsilon], published: Sequence[Epsilon
 
 
 def curves(
-    lines: Mapping[str, Sequence[tuple[float, float]]], xlabel: str, ylabel: str, ticks: Sequence[str] = ()
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    xlabel: str,
+    ylabel: str,
+    ticks: Sequence[str] = (),
 ) -> Figure:
-    """Several lines by name, each of points (x, y) in the order of x; ``ticks`` name the places 0, 1, ..."""
+    """Several lines by name, each of points (x, y) in the order of x; ``ticks`` name the places 0,
+    1, ..."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -144,8 +181,8 @@ def partition(counts: np.ndarray) -> Figure:
     """Who holds what: records per client above, their classes as a heat map below.
 
     Args:
-        counts: int64 ``[clients, classes]``. More than ``MAX_COLUMNS`` clients are sorted by their main class and drawn
-            as the means of neighbours.
+        counts: int64 ``[clients, classes]``. More than ``MAX_COLUMNS`` clients are sorted by their
+            main class and drawn as the means of neighbours.
     """
     bands, label = _bands(counts)
     clients, classes = counts.shape
@@ -156,7 +193,9 @@ def partition(counts: np.ndarray) -> Figure:
         above.stairs(bands.sum(axis=1), edges, fill=True, color=BLUE, alpha=0.8)
         above.set(ylabel="records")
         extent = (-0.5, clients - 0.5, classes - 0.5, -0.5)
-        image = below.imshow(bands.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent)
+        image = below.imshow(
+            bands.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent
+        )
         below.set(xlabel=label, ylabel="class")
         below.grid(False)
         below.xaxis.set_major_locator(_whole_numbers())
@@ -182,13 +221,16 @@ def sheet(records: np.ndarray, labels: np.ndarray) -> Figure:
         for place, axes in enumerate(figure.subplots(rows, SHEET, squeeze=False).flat):
             axes.set_axis_off()
             if place < len(labels):
-                axes.imshow(_pixels(records[place]), cmap="gray", aspect="auto", interpolation="nearest")
+                axes.imshow(
+                    _pixels(records[place]), cmap="gray", aspect="auto", interpolation="nearest"
+                )
                 axes.set_title(str(labels[place]), fontsize=7)
     return figure
 
 
 def _pixels(record: np.ndarray) -> np.ndarray:
-    """A record ``[...]`` as a picture ``[H, W]`` or ``[H, W, 3]``, its own least and largest number black and white."""
+    """A record ``[...]`` as a picture ``[H, W]`` or ``[H, W, 3]``, its own least and largest number
+    black and white."""
     low, high = float(record.min()), float(record.max())
     scaled = (record - low) / (high - low) if high > low else np.zeros_like(record)
     if scaled.ndim == 3 and len(scaled) in (1, 3):
@@ -197,10 +239,23 @@ def _pixels(record: np.ndarray) -> np.ndarray:
 
 
 def _by_round(
-    axes: Axes, rounds: Sequence[int], values: Sequence[float | None], color: str, label: str = "", style: str = "-"
+    axes: Axes,
+    rounds: Sequence[int],
+    values: Sequence[float | None],
+    color: str,
+    label: str = "",
+    style: str = "-",
 ) -> None:
     marker = "o" if len(rounds) <= 40 and style == "-" else ""
-    axes.plot(rounds, _numbers(values), color=color, label=label, linestyle=style, marker=marker, markersize=3)
+    axes.plot(
+        rounds,
+        _numbers(values),
+        color=color,
+        label=label,
+        linestyle=style,
+        marker=marker,
+        markersize=3,
+    )
     axes.set(xlabel="round", xlim=(0, max(rounds) + 0.5))
     axes.xaxis.set_major_locator(_whole_numbers())
 
@@ -211,7 +266,9 @@ def _whole_numbers() -> MaxNLocator:
 
 def _target(axes: Axes, target: Epsilon) -> None:
     if target is not None:
-        axes.axhline(target, color=RED, linewidth=1.2, linestyle=(0, (6, 3)), label=f"target {target:g}")
+        axes.axhline(
+            target, color=RED, linewidth=1.2, linestyle=(0, (6, 3)), label=f"target {target:g}"
+        )
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:

@@ -16,8 +16,8 @@ from sim.showing import wording
 class Progress:
     """Shows a run at the terminal and changes nothing.
 
-    Without a terminal there is no live line, only the closing table. Used as a context, it restores the terminal when a
-    run fails.
+    Without a terminal there is no live line, only the closing table. Used as a context, it restores
+    the terminal when a run fails.
 
     Args:
         quiet: print nothing at all.
@@ -35,7 +35,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -53,7 +56,9 @@ class Progress:
             transient=True,
             refresh_per_second=4,
         )
-        beginning = "starting" if info.clients == 1 else f"starting, {info.together} clients at a time"
+        beginning = (
+            "starting" if info.clients == 1 else f"starting, {info.together} clients at a time"
+        )
         self._line.add_task("", total=info.rounds, completed=info.finished, figures=beginning)
         self._line.start()
 
@@ -63,7 +68,12 @@ class Progress:
             return
         if record.round > self._info.finished and record.seconds is not None:
             self._seconds.append(record.seconds)
-        self._line.update(self._line.task_ids[0], completed=record.round, figures=self._figures(record), refresh=True)
+        self._line.update(
+            self._line.task_ids[0],
+            completed=record.round,
+            figures=self._figures(record),
+            refresh=True,
+        )
 
     def finished(self, summary: Summary) -> None:
         """The run is over."""
@@ -88,7 +98,10 @@ class Progress:
         return self._info is not None and self._info.clients == 1
 
     def _figures(self, record: RoundRecord) -> str:
-        parts = [f"acc {wording.figure(record.accuracy, 3)}", f"loss {wording.figure(record.loss, 3)}"]
+        parts = [
+            f"acc {wording.figure(record.accuracy, 3)}",
+            f"loss {wording.figure(record.loss, 3)}",
+        ]
         if finite(record.epsilon_certified_max) is None:
             parts.append(f"epsilon {wording.epsilon(None)}")
         else:
@@ -97,7 +110,8 @@ class Progress:
             parts.append(f"eps {wording.epsilon(record.epsilon_certified_max, digits=3)}{spread}")
         if not self._alone:
             parts.append(f"retired {record.retired}")
-        # the first round starts processes and is left out of the estimate as soon as there is another
+        # the first round starts processes and is left out of the estimate as soon as there is
+        # another
         if self._info is not None and self._seconds:
             each = statistics.mean(self._seconds[1:] or self._seconds)
             parts.append(f"{wording.clock(each * (self._info.rounds - record.round))} left")
@@ -115,7 +129,10 @@ def closing_table(summary: Summary) -> list[tuple[str, str]]:
     ]
     if certified is not None:
         median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
-        rows[-1] = ("certified epsilon", f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}")
+        rows[-1] = (
+            "certified epsilon",
+            f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}",
+        )
     if certified is not None or published is not None:
         rows.append(("published epsilon", wording.epsilon(published)))
     if finite(summary.epsilon_pld) is not None:

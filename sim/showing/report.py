@@ -23,20 +23,25 @@ from sim.showing import sharing as sharing_report
 _epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
 
 _THREAT_MODEL = (
-    "What is protected is one training record of one client. Adjacency is zero-out: the record is replaced by a null "
-    "record that adds to no sum and to no count; how many records a client holds is public. The server, like everybody "
-    "else, is taken to see every upload of every client: local steps between uploads are charged too, and picking "
-    "clients at random lowers no epsilon. Clients hold disjoint records, so the guarantee is each client's own, and "
-    "that of the whole system is the largest of them, never their sum. The certified epsilon is proved; the published "
-    "one is what the mechanism's paper claims, for comparison only."
+    "What is protected is one training record of one client. Adjacency is zero-out: the record "
+    "is replaced by a null record that adds to no sum and to no count; how many records a client "
+    "holds is public. The server, like everybody else, is taken to see every upload of every "
+    "client: local steps between uploads are charged too, and picking clients at random lowers "
+    "no epsilon. Clients hold disjoint records, so the guarantee is each client's own, and that "
+    "of the whole system is the largest of them, never their sum. The certified epsilon is "
+    "proved; the published one is what the mechanism's paper claims, for comparison only."
 )
 _ONE_CLIENT = (
-    "What is protected is one training record. Adjacency is zero-out: the record is replaced by a null record that "
-    "adds to no sum and to no count; how many records there are is public. Every model on the way is taken to be seen, "
-    "with what the mechanism says that it releases. The certified epsilon is proved; the published one is what the "
-    "mechanism's paper claims, for comparison only."
+    "What is protected is one training record. Adjacency is zero-out: the record is replaced by "
+    "a null record that adds to no sum and to no count; how many records there are is public. "
+    "Every model on the way is taken to be seen, with what the mechanism says that it releases. "
+    "The certified epsilon is proved; the published one is what the mechanism's paper claims, "
+    "for comparison only."
 )
-_NOT_PRIVATE = "This run was trained without privacy: no record of any client is protected, and epsilon is infinite."
+_NOT_PRIVATE = (
+    "This run was trained without privacy: no record of any client is protected, and epsilon is "
+    "infinite."
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class Run:
         config: of the run.
         records: of its finished rounds.
         sizes: records of each client, int64 ``[clients]``.
-        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is told.
+        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is
+            told.
         summary: None until the run is finished.
     """
 
@@ -76,7 +82,8 @@ class Run:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` into a run directory, and ``partition.svg`` unless it is a release; the report's path.
+    """Write ``report.html`` into a run directory, and ``partition.svg`` unless it is a release; the
+    report's path.
 
     Raises:
         ValueError: it is no run directory, or a file of it is damaged.
@@ -93,11 +100,21 @@ def write_report(run_dir: Path) -> Path:
     parts += [_privacy(run)] if run.private else []
     if any(record.figures for record in run.records):
         pictures = plots.svg(plots.mechanism_figures(run.records))
-        caption = "Public figures of the mechanism: means over each round's clients, where there are several."
-        parts.append(page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption)))
+        caption = (
+            "Public figures of the mechanism: means over each round's clients, where there are "
+            "several."
+        )
+        parts.append(
+            page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption))
+        )
     sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
     parts += [section for section in sections if section]
-    parts += [_guarantee(run), _partition(run, partition), _configuration(run.config), _recompute(run)]
+    parts += [
+        _guarantee(run),
+        _partition(run, partition),
+        _configuration(run.config),
+        _recompute(run),
+    ]
     if partition is not None:
         durable.write(run_dir / "partition.svg", partition)
     path = run_dir / "report.html"
@@ -106,23 +123,30 @@ def write_report(run_dir: Path) -> Path:
 
 
 def read_run(run_dir: Path) -> Run:
-    """Read a run directory; a last line of ``rounds.jsonl`` that a crash has cut off is passed over.
+    """Read a run directory; a last line of ``rounds.jsonl`` that a crash has cut off is passed
+    over.
 
     Raises:
         ValueError: it is no run directory, or a file of it is damaged.
     """
     if not (run_dir / "config.toml").is_file():
-        raise ValueError(f"{run_dir} is no run directory, it has no config.toml: give the directory of a run")
+        raise ValueError(
+            f"{run_dir} is no run directory, it has no config.toml: give the directory of a run"
+        )
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
     rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
     try:
         lines = rounds.read_text().splitlines() if rounds.exists() else []
-        records = tuple(RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}"))
+        records = tuple(
+            RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}")
+        )
         closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
         with np.load(run_dir / "partition.npz") as arrays:
             sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]
     except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise ValueError(f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it") from None
+        raise ValueError(
+            f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it"
+        ) from None
     return Run(run_dir, config, records, sizes, counts, closing)
 
 
@@ -145,28 +169,39 @@ def _subtitle(run: Run) -> str:
     state = "finished" if run.summary else "not finished"
     seconds = total_seconds(run.records)
     time = "" if seconds is None else f" in {wording.duration(seconds)}"
-    return f"{', '.join(parts)}. {len(run.records)} of {config.rounds.rounds} rounds{time}, {state}."
+    return (
+        f"{', '.join(parts)}. {len(run.records)} of {config.rounds.rounds} rounds{time}, {state}."
+    )
 
 
 def _headline(run: Run) -> str:
     """The tiles: from the summary, or from the last round of a run that is not finished."""
     if not run.records:
-        return page.section("No round is finished yet", page.paragraph("Figures appear after the first round."))
+        return page.section(
+            "No round is finished yet", page.paragraph("Figures appear after the first round.")
+        )
     last, summary, delta = run.records[-1], run.summary, run.config.privacy.delta
-    certified, proviso = (largest(summary.epsilon_certified), "") if summary else _before_the_end(run)
+    certified, proviso = (
+        (largest(summary.epsilon_certified), "") if summary else _before_the_end(run)
+    )
     published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
     accuracy = summary.accuracy if summary else last.accuracy
     budget = run.config.privacy.budget
     goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
     several = "" if run.alone else f", largest of {_clients(run)}"
-    note = f"at delta {delta:g}{several}{goal.get('certified', '')}" if run.private else "trained without privacy"
+    note = (
+        f"at delta {delta:g}{several}{goal.get('certified', '')}"
+        if run.private
+        else "trained without privacy"
+    )
     note += proviso if run.private else ""
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
     entries = [
         (
             f"{run.config.data.evaluate_on.capitalize()} accuracy",
             shown,
-            f"after round {last.round} of {run.config.rounds.rounds}; loss {wording.figure(last.loss)}",
+            f"after round {last.round} of {run.config.rounds.rounds}; loss "
+            f"{wording.figure(last.loss)}",
         ),
         ("Certified epsilon", _epsilon(certified if run.private else None), note),
     ]
@@ -174,7 +209,13 @@ def _headline(run: Run) -> str:
         claim = f"the paper's claim, for comparison; not the guarantee{goal.get('published', '')}"
         entries.append(("Published epsilon", _epsilon(published), claim))
     if run.alone:
-        entries.append(("Budget", "used up" if last.retired else "not used up", "whether it pays for a further round"))
+        entries.append(
+            (
+                "Budget",
+                "used up" if last.retired else "not used up",
+                "whether it pays for a further round",
+            )
+        )
     else:
         note = f"of {len(run.sizes)}: their budget pays for no further round"
         entries.append(("Retired clients", str(last.retired), note))
@@ -182,10 +223,13 @@ def _headline(run: Run) -> str:
 
 
 def _before_the_end(run: Run) -> tuple[Epsilon, str]:
-    """What is proved of an unfinished run, and a note: the budget, or else what its finished rounds have spent."""
+    """What is proved of an unfinished run, and a note: the budget, or else what its finished rounds
+    have spent."""
     if run.target is not None and run.config.privacy.budget == "certified":
         return run.target, f". {wording.UNFINISHED}"
-    return run.records[-1].epsilon_certified_max, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
+    return run.records[
+        -1
+    ].epsilon_certified_max, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
 
 
 def _privacy(run: Run) -> str:
@@ -195,13 +239,25 @@ def _privacy(run: Run) -> str:
     parts = []
     if run.records:
         picture = plots.svg(plots.epsilon_by_round(run.records, run.target))
-        parts.append(page.picture(picture, "epsilon by round", "Spent so far, after each round, at the run's delta."))
+        parts.append(
+            page.picture(
+                picture, "epsilon by round", "Spent so far, after each round, at the run's delta."
+            )
+        )
     if run.summary:
         summary = run.summary
-        spent = plots.epsilon_per_client(summary.epsilon_certified, summary.epsilon_published, run.target)
+        spent = plots.epsilon_per_client(
+            summary.epsilon_certified, summary.epsilon_published, run.target
+        )
         if not run.alone:
-            parts.append(page.picture(plots.svg(spent), "epsilon per client", "Spent by each client in the whole run."))
-        parts += [page.paragraph(f"Published and certified: {summary.note}")] if summary.note else []
+            parts.append(
+                page.picture(
+                    plots.svg(spent), "epsilon per client", "Spent by each client in the whole run."
+                )
+            )
+        parts += (
+            [page.paragraph(f"Published and certified: {summary.note}")] if summary.note else []
+        )
         parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
     return page.section("Privacy spent", *parts)
 
@@ -222,7 +278,9 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
         row("noise multiplier", summary.noise_multiplier),
     ]
     if finite(summary.epsilon_pld) is not None:
-        rows.append(("epsilon by privacy-loss distributions", "", "", _epsilon(summary.epsilon_pld)))
+        rows.append(
+            ("epsilon by privacy-loss distributions", "", "", _epsilon(summary.epsilon_pld))
+        )
     if finite(summary.order) is not None:
         rows.append(("Rényi order of the largest certified epsilon", "", "", f"{summary.order:g}"))
     return rows
@@ -238,20 +296,25 @@ def _guarantee(run: Run) -> str:
     if delta * records >= 1:
         text = f"Delta {delta:g} is not below 1 / {records} records"
         parts.append(page.paragraph(f"{text}: it allows that some record is given away entirely."))
-    parts += [page.paragraph("What it does not cover, or takes for granted:"), page.listing(limits(run.config))]
+    parts += [
+        page.paragraph("What it does not cover, or takes for granted:"),
+        page.listing(limits(run.config)),
+    ]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
 
 
 def _partition(run: Run, svg: bytes | None) -> str:
     title, sizes = "Who holds which records", run.sizes
     several = (
-        f"Partition {run.config.data.partition}: {int(sizes.sum())} records, {int(sizes.min())} to {int(sizes.max())} "
-        f"per client (median {np.median(sizes):g})."
+        f"Partition {run.config.data.partition}: {int(sizes.sum())} records, {int(sizes.min())} "
+        f"to {int(sizes.max())} per client (median {np.median(sizes):g})."
     )
     held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
     if svg is None:
         return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
-    caption = f"{held} {'' if run.alone else 'Above: records of each client. '}Below: of each class."
+    caption = (
+        f"{held} {'' if run.alone else 'Above: records of each client. '}Below: of each class."
+    )
     return page.section(title, page.picture(svg, "records by client and class", caption))
 
 
@@ -261,7 +324,9 @@ def _configuration(config: Config) -> str:
         rows.append((f"{TABLES[table].__doc__} [{table}]",))
         for name in names:
             value = config.value(name)
-            rows.append((name, "" if value is None else str(value), SETTINGS[name].info.description or ""))
+            rows.append(
+                (name, "" if value is None else str(value), SETTINGS[name].info.description or "")
+            )
     return page.section("Configuration", page.table(("Setting", "Value", "Meaning"), rows))
 
 

@@ -1,4 +1,5 @@
-"""The shared records of FedFed in the run directory: their file, and the report's part on them and on their price."""
+"""The shared records of FedFed in the run directory: their file, and the report's part on them and
+on their price."""
 
 from pathlib import Path
 
@@ -16,10 +17,11 @@ SHOWN = 40
 """Shared records on the sheet, at most."""
 
 _WHAT = {
-    "prototypes": "A mean for each class, over all clients, of noisy sums of clipped records. Single clients' sums are "
-    "never seen: a group adds them up.",
-    "distilled": "Features of single records as they left their clients: the part of a record that tells its class, "
-    "clipped, behind noise that each record and view has of its own. They stand in the order of the clients.",
+    "prototypes": "A mean for each class, over all clients, of noisy sums of clipped records. "
+    "Single clients' sums are never seen: a group adds them up.",
+    "distilled": "Features of single records as they left their clients: the part of a record "
+    "that tells its class, clipped, behind noise that each record and view has of its own. They "
+    "stand in the order of the clients.",
 }
 
 
@@ -34,9 +36,15 @@ def section(run_dir: Path, config: Config) -> str | None:
     x, y = tensors["x"], tensors["y"]
     sheet = plots.svg(plots.sheet(x[:SHOWN], y[:SHOWN]))
     caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with the labels that they carry."
-    parts = [page.paragraph(_WHAT[own.shared_source]), page.picture(sheet, "shared records", caption)]
+    parts = [
+        page.paragraph(_WHAT[own.shared_source]),
+        page.picture(sheet, "shared records", caption),
+    ]
     spent = [epsilon(c, config.privacy.delta).epsilon for c in _distinct(run_dir)]
-    text = f"Certified epsilon of all that came before training: {wording.epsilon(max(spent, default=None))}, at delta "
+    text = (
+        "Certified epsilon of all that came before training: "
+        f"{wording.epsilon(max(spent, default=None))}, at delta "
+    )
     parts.append(page.paragraph(f"{text}{config.privacy.delta:g}; it is part of the run's."))
     if public_labels(config):
         parts.append(page.paragraph(caveats.PUBLIC_LABELS))

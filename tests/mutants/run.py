@@ -1,13 +1,14 @@
 """Lines that matter have a test that fails without them: ``python tests/mutants/run.py``.
 
-Each mutant is one edit that would void the guarantee, lose a result or print a wrong figure silently. It is made in a
-copy of the tree, and the tests that answer for the line are run: one of them must fail. The same tests must pass on
-the tree as it is.
+Each mutant is one edit that would void the guarantee, lose a result or print a wrong figure
+silently. It is made in a copy of the tree, and the tests that answer for the line are run: one of
+them must fail. The same tests must pass on the tree as it is.
 
-Without options all mutants run. ``--changed`` takes those that changed, in their file or their tests, since they were
-last killed; ``--only TEXT`` those whose name or file holds the text. What was found is kept in ``results.json``.
-``--minutes M`` writes nothing and takes for granted that the test suite has passed: it tries mutants of the results,
-what changed since first, then others in an order that changes with the code, until the time is over.
+Without options all mutants run. ``--changed`` takes those that changed, in their file or their
+tests, since they were last killed; ``--only TEXT`` those whose name or file holds the text. What
+was found is kept in ``results.json``. ``--minutes M`` writes nothing and takes for granted that the
+test suite has passed: it tries mutants of the results, what changed since first, then others in an
+order that changes with the code, until the time is over.
 """
 
 import argparse
@@ -30,7 +31,15 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     os.environ["OMP_NUM_THREADS"] = "1"
-    for library in ("torch", "numpy", "scipy.stats", "pydantic", "hypothesis", "safetensors.torch", "rich.table"):
+    for library in (
+        "torch",
+        "numpy",
+        "scipy.stats",
+        "pydantic",
+        "hypothesis",
+        "safetensors.torch",
+        "rich.table",
+    ):
         importlib.import_module(library)  # once, for all forks
 from tests.mutants.table import Mutant, faults, load  # noqa: E402
 
@@ -45,7 +54,8 @@ FAILED = 1
 
 @dataclass(frozen=True)
 class Attempt:
-    """Tests that run in a tree, in a process of their own; with a mutant, its file is as it was once they are over."""
+    """Tests that run in a tree, in a process of their own; with a mutant, its file is as it was
+    once they are over."""
 
     tree: Path
     mutant: Mutant | None
@@ -55,7 +65,8 @@ class Attempt:
 
     @classmethod
     def begin(cls, tree: Path, tests: Sequence[str], mutant: Mutant | None = None) -> Self:
-        """Start the tests, with the mutant's edit made; as a fork, for libraries take seconds to import."""
+        """Start the tests, with the mutant's edit made; as a fork, for libraries take seconds to
+        import."""
         whole = ""
         if mutant:
             path = tree / mutant.file
@@ -68,17 +79,28 @@ class Attempt:
         return cls(tree, mutant, whole, process, began)
 
     def end(self, status: int) -> tuple[bool, str]:
-        """Whether a test has failed, and which one, or what happened instead, from the process' exit status."""
+        """Whether a test has failed, and which one, or what happened instead, from the process'
+        exit status."""
         if self.mutant:
             (self.tree / self.mutant.file).write_text(self.whole)
         said = (self.tree / SAID).read_text()
-        failed = next((line.removeprefix("FAILED ") for line in said.splitlines() if line.startswith("FAILED ")), "")
+        failed = next(
+            (
+                line.removeprefix("FAILED ")
+                for line in said.splitlines()
+                if line.startswith("FAILED ")
+            ),
+            "",
+        )
         code = os.waitstatus_to_exitcode(status)
-        return code == FAILED and bool(failed), failed.partition(" - ")[0] or f"pytest ended with code {code}"
+        return code == FAILED and bool(failed), failed.partition(" - ")[
+            0
+        ] or f"pytest ended with code {code}"
 
 
 def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
-    """Run tests in a tree and leave; no byte code is kept: an edit may leave the file's time as it was."""
+    """Run tests in a tree and leave; no byte code is kept: an edit may leave the file's time as it
+    was."""
     code = -1
     try:
         os.chdir(tree)
@@ -98,18 +120,24 @@ def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
 
 
 def is_killed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
-    """Whether a test fails for the mutant, and which one, or what happened instead. The tree is left as it was."""
+    """Whether a test fails for the mutant, and which one, or what happened instead. The tree is
+    left as it was."""
     attempt = Attempt.begin(tree, mutant.tests, mutant)
     return attempt.end(os.waitpid(attempt.process, 0)[1])
 
 
-def kills(chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")) -> Iterator[tuple[Mutant, bool]]:
-    """Try the mutants, as many at a time as there are cores, each in a tree of its own; print a line for each.
+def kills(
+    chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")
+) -> Iterator[tuple[Mutant, bool]]:
+    """Try the mutants, as many at a time as there are cores, each in a tree of its own; print a
+    line for each.
 
     None is begun after ``seconds``.
     """
     cores, start = os.cpu_count() or 1, time.monotonic()
-    trees = [Path(shutil.copytree(tree, tree.with_name(f"tree-{number}"))) for number in range(cores)]
+    trees = [
+        Path(shutil.copytree(tree, tree.with_name(f"tree-{number}"))) for number in range(cores)
+    ]
     waiting, running = list(reversed(chosen)), dict[int, Attempt]()
     while running or (waiting and time.monotonic() - start < seconds):
         while trees and waiting and time.monotonic() - start < seconds:
@@ -121,7 +149,10 @@ def kills(chosen: Sequence[Mutant], tree: Path, seconds: float = float("inf")) -
         trees.append(done.tree)
         killed, by = done.end(status)
         took = time.monotonic() - done.began
-        print(f"{'killed' if killed else 'SURVIVED'}: {done.mutant.name} ({took:.1f} s, {by})", flush=True)
+        print(
+            f"{'killed' if killed else 'SURVIVED'}: {done.mutant.name} ({took:.1f} s, {by})",
+            flush=True,
+        )
         yield done.mutant, killed
 
 
@@ -131,7 +162,8 @@ def known() -> dict[str, str]:
 
 
 def in_turn(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """Those that the results know: the ones that changed since first; the order of the others depends on all code."""
+    """Those that the results know: the ones that changed since first; the order of the others
+    depends on all code."""
     last = known()
     turn = hashlib.sha256("".join(mutant.digest() for mutant in mutants).encode())
 
@@ -143,8 +175,11 @@ def in_turn(mutants: Sequence[Mutant]) -> list[Mutant]:
     return sorted((mutant for mutant in mutants if mutant.name in last), key=place)
 
 
-def write_results(mutants: Sequence[Mutant], killed: Sequence[Mutant], tried: Sequence[Mutant]) -> None:
-    """The rate, by file and in all, who survived or was never killed, and the digest of each that was killed.
+def write_results(
+    mutants: Sequence[Mutant], killed: Sequence[Mutant], tried: Sequence[Mutant]
+) -> None:
+    """The rate, by file and in all, who survived or was never killed, and the digest of each that
+    was killed.
 
     Of those that were not tried now the last result stands.
     """
@@ -158,7 +193,9 @@ def write_results(mutants: Sequence[Mutant], killed: Sequence[Mutant], tried: Se
         "killed": len(digests),
         "mutants in all": len(mutants),
         "not killed": sorted(m.name for m in mutants if m.name not in digests),
-        "files": {file: f"{sum(of_file[file])} of {len(of_file[file])}" for file in sorted(of_file)},
+        "files": {
+            file: f"{sum(of_file[file])} of {len(of_file[file])}" for file in sorted(of_file)
+        },
         "mutants": dict(sorted(digests.items())),
     }
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
@@ -168,9 +205,17 @@ def main() -> int:
     """Run all mutants, or some; returns 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--only", metavar="TEXT", default="", help="the mutants whose name or file holds this text")
-    chosen.add_argument("--changed", action="store_true", help="the mutants that changed since they were last killed")
-    chosen.add_argument("--minutes", type=float, metavar="M", help="changed ones first, then others, for so long")
+    chosen.add_argument(
+        "--only", metavar="TEXT", default="", help="the mutants whose name or file holds this text"
+    )
+    chosen.add_argument(
+        "--changed",
+        action="store_true",
+        help="the mutants that changed since they were last killed",
+    )
+    chosen.add_argument(
+        "--minutes", type=float, metavar="M", help="changed ones first, then others, for so long"
+    )
     flags = parser.parse_args()
     every, last = load(), known()
     mutants = [mutant for mutant in every if flags.only in mutant.name or flags.only in mutant.file]
@@ -185,7 +230,9 @@ def main() -> int:
             print(*wrong, sep="\n")
             return 1
         if flags.minutes is None:
-            attempt = Attempt.begin(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
+            attempt = Attempt.begin(
+                tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+            )
             if status := os.waitpid(attempt.process, 0)[1]:
                 print(f"the tests do not pass without a mutant: {attempt.end(status)[1]}")
                 return 1
@@ -195,7 +242,10 @@ def main() -> int:
     killed = [mutant for mutant, was_killed in tried if was_killed]
     if flags.minutes is None:
         write_results(every, killed, [mutant for mutant, _ in tried])
-    print(f"{len(killed)} killed, {len(tried) - len(killed)} survived, {len(mutants) - len(tried)} not tried")
+    print(
+        f"{len(killed)} killed, {len(tried) - len(killed)} survived, {len(mutants) - len(tried)} "
+        "not tried"
+    )
     return 0 if len(killed) == len(tried) else 1
 
 

@@ -1,4 +1,5 @@
-"""The tables of mutants: ``*.toml`` beside this file, one entry an edit, grouped by the edited file."""
+"""The tables of mutants: ``*.toml`` beside this file, one entry an edit, grouped by the edited
+file."""
 
 import hashlib
 import tomllib
@@ -12,7 +13,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit: ``old``, which stands exactly once in ``file``, becomes ``new``; one of ``tests`` must then fail.
+    """An edit: ``old``, which stands exactly once in ``file``, becomes ``new``; one of ``tests``
+    must then fail.
 
     ``tests`` are names as pytest takes them, from the folder ``tests`` on.
     """
@@ -26,7 +28,11 @@ class Mutant:
     def digest(self, root: Path = ROOT) -> str:
         """Of the edit, its file and the files of its tests: what a result holds for."""
         files = [self.file, *sorted({f"tests/{test.partition('::')[0]}" for test in self.tests})]
-        parts = [self.old.encode(), self.new.encode(), *((root / file).read_bytes() for file in files)]
+        parts = [
+            self.old.encode(),
+            self.new.encode(),
+            *((root / file).read_bytes() for file in files),
+        ]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -42,7 +48,8 @@ def load(folder: Path = HERE) -> list[Mutant]:
 
 
 def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
-    """Why edits cannot be made: a missing file, a text that is not there exactly once, two of one name or alike."""
+    """Why edits cannot be made: a missing file, a text that is not there exactly once, two of one
+    name or alike."""
     found = []
     for m in mutants:
         files = [m.file, *(f"tests/{test.partition('::')[0]}" for test in m.tests)]
@@ -58,4 +65,7 @@ def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
         if (first := edits.setdefault(edit, m.name)) != m.name:
             found.append(f"{m.name}: the same edit as {first}")
     names = [m.name for m in mutants]
-    return found + [f"{name}: two mutants have this name" for name in sorted({n for n in names if names.count(n) > 1})]
+    return found + [
+        f"{name}: two mutants have this name"
+        for name in sorted({n for n in names if names.count(n) > 1})
+    ]
