@@ -37,7 +37,7 @@ def decode_request(content: RecordDict) -> TrainRequest:
 def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
     answer: dict[str, Any] = {"round": upload.round, "group": upload.group, "weight": upload.weight}
-    answer["figures"] = json.dumps(upload.figures)
+    answer["metrics"] = json.dumps(upload.metrics)
     lines = [
         (format_ranges(ids), to_dict(e), n)
         for ids, charges in upload.realized
@@ -58,14 +58,14 @@ def decode_upload(content: RecordDict) -> Upload:
     """The inverse of ``encode_upload``."""
     arrays, answer = content.array_records["arrays"], settings_of(content)
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
-    figures = {name: tuple(pair) for name, pair in json.loads(answer["figures"]).items()}
+    metrics = {name: tuple(pair) for name, pair in json.loads(answer["metrics"]).items()}
     realized: Payments = [
         (parse_ranges(ids), {from_dict(event): n})
         for ids, event, n in json.loads(answer["realized"])
     ]
     head = (answer["round"], answer["group"], clients, total, answer["weight"])
     shared = {name: array.numpy() for name, array in content.array_records["shared"].items()}
-    return Upload(*head, figures, realized, shared)
+    return Upload(*head, metrics, realized, shared)
 
 
 def settings_of(content: RecordDict) -> dict[str, Any]:

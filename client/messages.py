@@ -43,7 +43,7 @@ class Upload:
         total: int64 ``[P]``, or wider (`mechanisms.updates`), in fixed-point units
             (client/sums.py).
         weight: sum of the clients' weights.
-        figures: the mechanism's public figures, each as (sum over clients, number of clients).
+        metrics: the mechanism's public metrics, each as (sum over clients, number of clients).
         realized: what the clients' ledgers say beside the planned charge of the round.
         shared: what the clients released one by one rather than as a sum, by name.
     """
@@ -53,7 +53,7 @@ class Upload:
     clients: np.ndarray
     total: np.ndarray
     weight: int
-    figures: dict[str, tuple[float, int]] = field(default_factory=dict)
+    metrics: dict[str, tuple[float, int]] = field(default_factory=dict)
     realized: Payments = field(default_factory=list)
     shared: dict[str, np.ndarray] = field(default_factory=dict)
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from client.client_state import ClientState, NoState
-from client.figures import Figures
 from client.messages import TrainRequest, Upload
+from client.metrics import Metrics
 from client.purse import Allowance, Purse
 from client.sums import WeightedSum
 from client.uploads import Uploads
@@ -61,7 +61,7 @@ class Training:
             learning_rate=lambda taken: self.learning_rate(allowed.round, taken, steps),
             nth=allowed.nth,
             accounts=allowed.accounts,
-            public=data.public,
+            holdout=data.holdout,
             guide=self.guide(Surroundings(self.gradients, allowed.draws, start, data.shared)),
             arithmetic=allowed.arithmetic,
         )
@@ -76,7 +76,7 @@ class GroupData:
         records: from a client's number to its record numbers.
         chunks: the group's clients in the chunks that are computed together.
         weights: int64 ``[clients]``, every client's public weight.
-        public: records and labels that are public, where there are any.
+        holdout: records and labels that are public, where there are any.
         shared: records and labels of the globally shared data set, where there is one.
     """
 
@@ -85,7 +85,7 @@ class GroupData:
     records: Callable[[int], np.ndarray]
     chunks: Sequence[np.ndarray]
     weights: np.ndarray
-    public: tuple[torch.Tensor, torch.Tensor] | None = None
+    holdout: tuple[torch.Tensor, torch.Tensor] | None = None
     shared: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def of(self, clients: np.ndarray) -> CohortData:
@@ -143,9 +143,9 @@ class Node:
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         start = torch.tensor(request.params, device=data.x.device)
-        total, figures = (
+        total, metrics = (
             WeightedSum(training.gradients.layout.size + training.sent.extra),
-            Figures(),
+            Metrics(),
         )
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
             for part in data.parts(request.clients):
@@ -155,9 +155,9 @@ class Node:
                     allowed.clients, partial(local_round, training.mechanism, cohort, start)
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
-                figures.add(training.mechanism.report(cohort, end))
+                metrics.add(training.mechanism.report(cohort, end))
                 total.add(training.sent.rows(cohort, start, end), data.weights[allowed.clients])
-        sums = (total.total, total.weight, figures.pairs)
+        sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)
         if training.seed is None:
             self._uploads.keep(upload, request.params)

@@ -25,10 +25,10 @@ class Uploads:
         """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
         durable.make_folder(self._folder)
         path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
-        figures = json.dumps([upload.group, upload.weight, upload.figures])
+        metrics = json.dumps([upload.group, upload.weight, upload.metrics])
         tensors = {"total": upload.total, "clients": upload.clients}
         tensors |= {SHARED + name: array for name, array in upload.shared.items()}
-        durable.write(path, save(tensors, metadata={"upload": figures, "model": _digest(params)}))
+        durable.write(path, save(tensors, metadata={"upload": metrics, "model": _digest(params)}))
         for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
             if old != path:
                 old.unlink()
@@ -44,10 +44,10 @@ class Uploads:
             except SafetensorError:
                 continue
             if labels["model"] == _digest(params):
-                group, weight, figures = json.loads(labels["upload"])
+                group, weight, metrics = json.loads(labels["upload"])
                 total, clients = tensors.pop("total"), tensors.pop("clients")
                 shared = {name.removeprefix(SHARED): array for name, array in tensors.items()}
-                found.append(Upload(round_, group, clients, total, weight, figures, shared=shared))
+                found.append(Upload(round_, group, clients, total, weight, metrics, shared=shared))
         return found
 
 

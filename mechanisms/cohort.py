@@ -32,7 +32,7 @@ class Cohort:
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
         nth: int64 ``[K]``, each client's count of rounds, this one included.
         accounts: length K where the plans are adaptive: what each client may spend in this round.
-        public: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers,
+        holdout: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers,
             where there are any.
         guide: what leads a step beside the client's own records.
         arithmetic: how private sums are made and noised.
@@ -46,7 +46,7 @@ class Cohort:
     learning_rate: Callable[[torch.Tensor], torch.Tensor]
     nth: Sequence[int]
     accounts: Sequence[Account] = ()
-    public: tuple[torch.Tensor, torch.Tensor] | None = None
+    holdout: tuple[torch.Tensor, torch.Tensor] | None = None
     guide: Guide = unguided
     arithmetic: Arithmetic = FLOATS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms import shares
+from mechanisms import equal_rounds
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import AdaptivePlan, cost
 from mechanisms.accounting.events import Allotment, Event, PaperClaim, SampledGaussian
@@ -62,7 +62,7 @@ class DpagdPlan(AdaptivePlan):
             raise ValueError(
                 f"agd_raises = {own.agd_raises} must be at most {MAX_RAISES}: lower --agd-raises"
             )
-        shares.refuse_options(
+        equal_rounds.refuse_options(
             p, ("noise_decay", "clip_quantile"), "whose noise follows its searches"
         )
         return cls(
@@ -140,7 +140,7 @@ class DpagdPlan(AdaptivePlan):
     @functools.cached_property
     def allotment(self) -> Allotment:
         """What the planned round costs, at the order that is best for all planned rounds."""
-        return shares.equal_share(self)
+        return equal_rounds.round_allotment(self)
 
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and, as the paper's claim, the planned round."""

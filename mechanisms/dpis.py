@@ -73,7 +73,7 @@ from mechanisms.sampling import threshold
 
 MIN_CLIP = 0.1
 """Floor of an adaptive clip bound, in units of the configured one."""
-EPOCHAL = ("clip_norm", "share", "multiplier")
+EPOCHAL = ("clip_norm", "norm_ratio", "multiplier")
 """Memory with a column for each epoch: C, K / (N C) and s."""
 
 
@@ -97,15 +97,15 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One step of every client; those at the start of an epoch look at their norms first."""
     state = _begin(cohort, state)
-    rate, ghat, clip, share, multiplier = _now(cohort, state)
-    rates = rate / share
+    rate, ghat, clip, norm_ratio, multiplier = _now(cohort, state)
+    rates = rate / norm_ratio
     proposals = importance.propose(cohort, rates, ghat)
-    bound, std = share * clip, multiplier.to(state.params) * clip.to(state.params)
+    bound, std = norm_ratio * clip, multiplier.to(state.params) * clip.to(state.params)
     by_norm = torch.tensor([p.importance for p in _plans(cohort)], device=clip.device)[:, None]
 
     def factors(norms: torch.Tensor) -> torch.Tensor:
         """K / (N |g|) for what is accepted; the uniform ones are all accepted and clipped."""
-        c, k = clip.to(norms), share.to(norms)
+        c, k = clip.to(norms), norm_ratio.to(norms)
         unit = torch.where(proposals.accepted(norms, c), (k * c)[:, None] / norms, 0.0)
         return torch.where(by_norm, unit, clip_factors(norms, c) * proposals.batch.mask)
 
@@ -119,13 +119,13 @@ def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
     ``[K]``."""
     plans, device = _plans(cohort), state.params.device
     epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
-    clip, share, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
+    clip, norm_ratio, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
     rate, floor = (
         torch.tensor(values, dtype=torch.float64, device=device)
         for values in ([p.sample_rate for p in plans], [p.own.dpis_floor for p in plans])
     )
     ghat = torch.maximum(state.memory["ghat"] / clip[:, None], floor[:, None]).clamp(max=1.0)
-    return rate, ghat, clip, share, multiplier
+    return rate, ghat, clip, norm_ratio, multiplier
 
 
 def _begin(cohort: Cohort, state: LocalState) -> LocalState:
@@ -156,15 +156,17 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
             norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum)
         )
         clip = _clip_norm(plans[k], of_clip, cohort.streams.of("clip sum")[k], cohort.arithmetic)
-        share = _share(plans[k], of_sum, clip, cohort.streams.of("norm sum")[k], cohort.arithmetic)
+        norm_ratio = _norm_ratio(
+            plans[k], of_sum, clip, cohort.streams.of("norm sum")[k], cohort.arithmetic
+        )
         account = replace(cohort.accounts[k], spent=float(table["spent"][k]))
-        begun.append(Epoch(plans[k], cohort.nth[k], epochs[k], account, share, clip))
+        begun.append(Epoch(plans[k], cohort.nth[k], epochs[k], account, norm_ratio, clip))
         if plans[k].importance:
             table["ghat"][k, seen[k]] = plans[k].own.dpis_slack * norms[k]
     for k, epoch, (multiplier, account) in zip(starting, begun, allocate(begun), strict=True):
-        table["clip_norm"][k, epoch.number], table["share"][k, epoch.number] = (
+        table["clip_norm"][k, epoch.number], table["norm_ratio"][k, epoch.number] = (
             epoch.clip_norm,
-            epoch.share,
+            epoch.norm_ratio,
         )
         table["multiplier"][k, epoch.number], table["spent"][k] = multiplier, account.spent
     return state.remember(
@@ -214,7 +216,7 @@ def _clip_norm(
     return min(plan.clip_norm, max(MIN_CLIP * plan.clip_norm, plan.own.dpis_clip * mean))
 
 
-def _share(
+def _norm_ratio(
     plan: DpisPlan,
     norms: np.ndarray,
     clip_norm: float,
@@ -224,8 +226,10 @@ def _share(
     """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
     if not plan.releases_norm_sum:
         return 1.0
-    share = noisy_norm_sum(plan, norms, clip_norm, source, arithmetic) / (plan.records * clip_norm)
-    return max(plan.sample_rate, min(share, 1.0))
+    norm_ratio = noisy_norm_sum(plan, norms, clip_norm, source, arithmetic) / (
+        plan.records * clip_norm
+    )
+    return max(plan.sample_rate, min(norm_ratio, 1.0))
 
 
 def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
@@ -235,7 +239,8 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
         charges: Charges = {event: plan.epochs * n for event, n in plan.norm_sum_charges.items()}
         for epoch in range(plan.epochs):
             numbers = (
-                float(state.memory[name][k, epoch]) for name in ("share", "clip_norm", "multiplier")
+                float(state.memory[name][k, epoch])
+                for name in ("norm_ratio", "clip_norm", "multiplier")
             )
             charges = merge(charges, {plan.step_event(*numbers): plan.steps_of(epoch)})
         result.append(covered(charges, account.order))
@@ -260,11 +265,11 @@ def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     ]
     named = {
         "dpis_clip_norm": "clip_norm",
-        "dpis_norm_sum_share": "share",
+        "dpis_norm_ratio": "norm_ratio",
         "dpis_noise_multiplier": "multiplier",
     }
-    figures = {figure: means[name] for figure, name in named.items()}
-    return figures | {"dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64)}
+    metrics = {figure: means[name] for figure, name in named.items()}
+    return metrics | {"dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64)}
 
 
 def _plans(cohort: Cohort) -> list[DpisPlan]:

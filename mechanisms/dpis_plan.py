@@ -18,9 +18,9 @@ from mechanisms.accounting.events import (
     PaperClaim,
     SampledGaussian,
 )
+from mechanisms.equal_rounds import refuse_options, round_allotment
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
-from mechanisms.shares import equal_share, refuse_options
 
 NORM_NOISE = 0.02
 """s_K / N and s_N / N of the paper."""
@@ -133,7 +133,7 @@ class DpisPlan(AdaptivePlan):
         Raises:
             ValueError: no order gives a finite divergence.
         """
-        return equal_share(self)
+        return round_allotment(self)
 
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and the paper's claims for the planned round, and for N in the first
@@ -177,11 +177,11 @@ class DpisPlan(AdaptivePlan):
         return min(of_round / steps, of_run / (steps + rounds * self.steps))
 
     def step_event(
-        self, share: float, clip_norm: float, noise_multiplier: float
+        self, norm_ratio: float, clip_norm: float, noise_multiplier: float
     ) -> ImportanceSampledGaussian:
-        """Lemma 3.1 for K = ``share`` N C."""
+        """Lemma 3.1 for K = ``norm_ratio`` N C."""
         size = self.sample_rate * self.records
-        norm_sum = max(share * (self.records * clip_norm), size * clip_norm)
+        norm_sum = max(norm_ratio * (self.records * clip_norm), size * clip_norm)
         return ImportanceSampledGaussian(size, clip_norm, norm_sum, self.records, noise_multiplier)
 
 
@@ -194,7 +194,7 @@ class Epoch:
         nth: its count of rounds, from 1.
         number: of the epoch in its round, from 0.
         account: before anything of this epoch is paid.
-        share: K / (N C), in [q, 1].
+        norm_ratio: K / (N C), in [q, 1].
         clip_norm: C.
     """
 
@@ -202,7 +202,7 @@ class Epoch:
     nth: int
     number: int
     account: Account
-    share: float
+    norm_ratio: float
     clip_norm: float
 
 
@@ -211,21 +211,21 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
     sums and steps."""
     accounts = [e.account.pay(e.plan.norm_sum_charges) for e in epochs]
     multipliers = np.array([e.plan.noise_multiplier for e in epochs])
-    shares = np.array([e.share for e in epochs])
-    rates = np.array([e.plan.sample_rate for e in epochs]) / shares
+    ratios = np.array([e.norm_ratio for e in epochs])
+    rates = np.array([e.plan.sample_rate for e in epochs]) / ratios
     left = [k for k, e in enumerate(epochs) if not e.plan.first_phase(e.nth, e.number)]
     for order in sorted({accounts[k].order for k in left}):
         rows = np.array([k for k in left if accounts[k].order == order])
         limits = np.array(
             [epochs[k].plan.step_limit(epochs[k].nth, epochs[k].number, accounts[k]) for k in rows]
         )
-        found = least_multipliers(rates[rows], limits, order, multipliers[rows] / shares[rows])
-        multipliers[rows] = found * shares[rows]
+        found = least_multipliers(rates[rows], limits, order, multipliers[rows] / ratios[rows])
+        multipliers[rows] = found * ratios[rows]
     return [
         (
             float(s),
             account.pay(
-                {e.plan.step_event(e.share, e.clip_norm, float(s)): e.plan.steps_of(e.number)}
+                {e.plan.step_event(e.norm_ratio, e.clip_norm, float(s)): e.plan.steps_of(e.number)}
             ),
         )
         for e, s, account in zip(epochs, multipliers, accounts, strict=True)

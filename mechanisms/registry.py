@@ -17,9 +17,9 @@ from mechanisms import (
     dpis_plan,
     dpsgd,
     dpsur,
+    equal_rounds,
     plain,
     screening,
-    shares,
     trials,
 )
 from mechanisms.accounting.accountant import Charges, epsilon
@@ -37,7 +37,7 @@ class Mechanism:
         step: one (tried) step of a cohort.
         active: bool ``[K]``, who goes on in this round; a client that is done idles.
         start: the state before the first step.
-        report: public figures of a finished local round, for the round record: name -> a figure of
+        report: public metrics of a finished local round, for the round record: name -> a value of
             each client ``[K]``.
         calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the
             terms of all clients.
@@ -100,7 +100,7 @@ MECHANISMS: dict[str, Mechanism] = {
         start=dpis.start,
         report=dpis.report,
         realized=dpis.realized,
-        calibrate=shares.calibrate,
+        calibrate=equal_rounds.calibrate,
         lasting=(),
         sized=True,
         note="DPIS's paper charges norm sums as if their noise, too, were divided by the "
@@ -117,7 +117,7 @@ MECHANISMS: dict[str, Mechanism] = {
         start=dpagd.start,
         report=dpagd.report,
         realized=dpagd.realized,
-        calibrate=shares.calibrate,
+        calibrate=equal_rounds.calibrate,
         lasting=dpagd.LASTING,
         searches=True,
         note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; "

@@ -187,9 +187,9 @@ def _tested_change(
 
 def _public_batch(cohort: Cohort) -> Batch:
     """All public records, for every client."""
-    if cohort.public is None:
+    if cohort.holdout is None:
         raise ValueError(
             "screening_data is public, but there are no public records: give --public-records"
         )
-    x, y = (tensor.expand(len(cohort.plans), *tensor.shape) for tensor in cohort.public)
+    x, y = (tensor.expand(len(cohort.plans), *tensor.shape) for tensor in cohort.holdout)
     return Batch(x, y, torch.ones(y.shape, dtype=torch.bool, device=y.device))

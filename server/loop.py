@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from client import figures, sums
+from client import metrics, sums
 from client.messages import TrainRequest, Upload
 from mechanisms.accounting import ledger
 from mechanisms.randomness import fresh_key, generator, seed_key
@@ -179,5 +179,5 @@ def _record(
         participants=sum(len(u.clients) for u in uploads),
         seconds=time.perf_counter() - began if federation.timed else None,
         seconds_training=trained if federation.timed else None,
-        figures=figures.means(u.figures for u in uploads),
+        metrics=metrics.means(u.metrics for u in uploads),
     )

@@ -86,7 +86,7 @@ class RoundRecord(Record):
             hidden.
         seconds_training: the part of it spent on the clients' training and on messages; None
             likewise.
-        figures: the mechanism's public figures, each a mean over the round's clients.
+        metrics: the mechanism's public metrics, each a mean over the round's clients.
     """
 
     round: int
@@ -99,7 +99,7 @@ class RoundRecord(Record):
     participants: int
     seconds: float | None
     seconds_training: float | None
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def total_seconds(records: Sequence[RoundRecord]) -> float | None:
@@ -133,7 +133,7 @@ class Summary(Record):
             it does not.
         budget: the figure that the budget bounded, ``certified`` or ``published``.
         evaluated_on: the records that accuracy and loss are of, ``test`` or ``validation``.
-        limits: what the guarantee does not cover, or takes for granted, a sentence each.
+        caveats: what the guarantee does not cover, or takes for granted, a sentence each.
     """
 
     accuracy: float | None
@@ -153,4 +153,4 @@ class Summary(Record):
     note: str = ""
     budget: str = "certified"
     evaluated_on: str = "test"
-    limits: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ LONG = """
     account_command api architecture attack_command attack_figures audit_attacks audit_bounds
     audit_command audit_dpsur audit_many_run bench bits calibration_many central cuda_runs door
     dpagd_budget dpis dpsur dpsur_charges fast_gradients fedfed flower gradients grid ledger
-    limits lstm mechanisms mutants prices quickstart readme record_trial release_files report
+    caveats lstm mechanisms mutants prices quickstart readme record_trial release_files report
     rounded_gaussian run rundir screening selective site strategies
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load

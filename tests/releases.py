@@ -133,7 +133,7 @@ def cohort(
         optimizer=sgd(),
         learning_rate=torch.ones_like,
         nth=[nth] * clients,
-        public=(X[:2], Y[:2]),
+        holdout=(X[:2], Y[:2]),
         accounts=[Account(plan.allotment.order, plan.allotment.rdp)] * clients if adaptive else (),
         arithmetic=arithmetic,
     )

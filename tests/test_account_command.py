@@ -177,7 +177,7 @@ def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
     for column in ("certified", "published"):
         expected = accountant.epsilon(charges, 1e-5, column).epsilon
         assert found[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
-    assert found["limits"] == [caveats.HIDDEN]
+    assert found["caveats"] == [caveats.HIDDEN]
     share = "--dpsur-cap-share" if mechanism == "dpsur" else "--screening-cap-share"
     assert run(capsys, *flags, f"{share}=0.9")["epsilon_certified"] > found["epsilon_certified"]
 

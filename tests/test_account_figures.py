@@ -164,7 +164,7 @@ def expected(case: str) -> dict[str, Any]:
         "epsilon_published": published.epsilon,
         "order_published": published.order,
         "epsilon_pld": accountant.pld_epsilon(charges, DELTA),
-        "limits": limits,
+        "caveats": limits,
         "orders": ORDERS,
         "rdp_certified": accountant.rdp(charges, ORDERS, "certified").tolist(),
         "rdp_published": accountant.rdp(charges, ORDERS, "published").tolist(),
@@ -240,7 +240,7 @@ def test_the_table_of_a_mechanism_has_each_figure_under_its_name(case, capsys, m
     (head, *rows), below = table(capsys, *words(case))
     right = expected(case)
     del right["events"]
-    assert head == ["quantity", "value"] and below == right.pop("limits")
+    assert head == ["quantity", "value"] and below == right.pop("caveats")
 
     def shown(name: str, value: Any) -> str:
         if isinstance(value, list):
@@ -320,7 +320,7 @@ def test_the_figures_of_a_ledger_are_each_clients_own(tmp_path, capsys):
         "finished": True,
         "note": "",
         "clients": clients,
-        "limits": [caveats.PUBLIC_LABELS],
+        "caveats": [caveats.PUBLIC_LABELS],
     }
     figures = {
         (one["epsilon_certified"], one["epsilon_published"], one["order"]) for one in clients
@@ -357,7 +357,7 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
     found = json.loads(capsys.readouterr().out)
     at = {0: 3.0, 1: 12.0, 2: 12.0, 3: 3.0, 4: 3.0, 5: 3.0}
     assert found["clients"] == [row(client, (at[client],)) for client in range(6)]
-    assert (found["finished"], found["note"], found["limits"]) == (
+    assert (found["finished"], found["note"], found["caveats"]) == (
         False,
         wording.AT_ONE_ORDER,
         [caveats.PUBLIC_LABELS],

@@ -61,8 +61,8 @@ def test_labels_are_paid_for_once_whatever_the_views(capsys):
 
 
 def test_labels_that_count_as_public_are_said_to_be_left_out(capsys):
-    assert price(capsys, "--share-noise=3", "--public-labels")["limits"] == [caveats.PUBLIC_LABELS]
-    assert price(capsys, "--share-noise=3", "--label-epsilon=0.9")["limits"] == []
+    assert price(capsys, "--share-noise=3", "--public-labels")["caveats"] == [caveats.PUBLIC_LABELS]
+    assert price(capsys, "--share-noise=3", "--label-epsilon=0.9")["caveats"] == []
 
 
 def test_a_share_of_the_budget_gives_the_noise(capsys):

@@ -132,12 +132,12 @@ def test_an_adaptive_run_pays_for_each_round_out_of_what_it_has_left(monkeypatch
     def watched(mechanism, cohort, models):
         end = local_round(mechanism, cohort, models)
         seen.append((cohort.accounts, mechanism.realized(cohort, end)))
-        assert cohort.public is public and cohort.nth == [(len(seen) - 1) % 3 + 1] * 4
+        assert cohort.holdout is public and cohort.nth == [(len(seen) - 1) % 3 + 1] * 4
         return end
 
     monkeypatch.setattr("sim.auditing.many_run.local_round", watched)
     own, public = plan("dpagd", 4.0), (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
-    models_of(dataclasses.replace(world("dpagd", own), rounds=3, public=public), 4)
+    models_of(dataclasses.replace(world("dpagd", own), rounds=3, holdout=public), 4)
     order, amounts = own.allotment.order, set()
     for rounds in (seen[:3], seen[3:]):
         spent = [0.0] * 4

@@ -29,7 +29,7 @@ def rounds(*accuracies: float | None) -> tuple[RoundRecord, ...]:
     base = unequal.ROUNDS[0]
     figures = [{} if a is None else {"noise_level": 10 * a} for a in accuracies]
     return tuple(
-        dataclasses.replace(base, round=2 * n, accuracy=a, figures=own)
+        dataclasses.replace(base, round=2 * n, accuracy=a, metrics=own)
         for n, (a, own) in enumerate(zip(accuracies, figures, strict=True), 1)
     )
 

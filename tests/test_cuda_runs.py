@@ -49,7 +49,7 @@ def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, ex
             accounts=[
                 allotment.Account(plan.allotment.order, plan.allotment.rdp) for plan in adaptive
             ],
-            public=(x, y),
+            holdout=(x, y),
             arithmetic=FLOATS if name == "none" else GRID,
         )
         row = registry.MECHANISMS[name]

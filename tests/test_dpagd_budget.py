@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.client_state import ClientState
-from mechanisms import shares
+from mechanisms import equal_rounds
 from mechanisms.accounting.accountant import PUBLISHED_ORDERS, epsilon, rdp
 from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
@@ -130,9 +130,9 @@ def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeyp
     target = epsilon(
         {event: 3 * count for event, count in plain.worst_round().items()}, 1e-5
     ).epsilon
-    monkeypatch.setattr(shares, "least_noises", lambda run_of, terms: [2.0])
+    monkeypatch.setattr(equal_rounds, "least_noises", lambda run_of, terms: [2.0])
     terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
-    (found,) = shares.calibrate(DpagdPlan.of, [terms])
+    (found,) = equal_rounds.calibrate(DpagdPlan.of, [terms])
     assert (
         epsilon(terms.run(found), 1e-5).epsilon <= target and 2.0 < found.noise_multiplier < 2.001
     )

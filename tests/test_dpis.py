@@ -202,7 +202,7 @@ def test_only_proposed_records_are_computed():
 
     world.gradients.scaled_sum = counted
     state = local_round(DPIS, world, torch.zeros(400))
-    expected = 0.02 * 0.6 * 400 / float(state.memory["share"][0, 0])
+    expected = 0.02 * 0.6 * 400 / float(state.memory["norm_ratio"][0, 0])
     assert abs(np.mean(sizes) - expected) < 6 * (expected / 50) ** 0.5
 
 
@@ -363,7 +363,7 @@ def test_what_is_released_is_what_was_paid_for():
             sum(steps.values()) == own.steps and sum(sums_.values()) == own.epochs * own.norm_sums
         )
         used = {round(float(e.norm_sum / (e.clip_norm * own.records)), 9) for e in steps}
-        assert used == {round(float(s), 9) for s in end.memory["share"][k, : own.epochs]}
+        assert used == {round(float(s), 9) for s in end.memory["norm_ratio"][k, : own.epochs]}
         assert not overdrawn({**charges, own.allotment: 1})
         spent = sum(n * cost(e.event, e.order) for e, n in charges.items())
         assert float(end.memory["spent"][k]) == pytest.approx(spent)
@@ -441,7 +441,7 @@ def test_a_record_that_is_not_finite_adds_nothing(wrong):
     broken[3] = wrong
     own = plan(0.5, steps=4, records=8)
     end = local_round(DPIS, funded(cohort([own], x=broken)), start(model()))
-    assert end.params.isfinite().all() and end.memory["share"].isfinite().all()
+    assert end.params.isfinite().all() and end.memory["norm_ratio"].isfinite().all()
     assert end.memory["ghat"][0, 3] == math.inf
 
 
@@ -475,7 +475,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(uninterrupted, tmp_path, 
     (straight, expected), broken = uninterrupted, World(tmp_path / "b", SMALL)
     assert outcome(broken.crashed(*crash).run()) == outcome(expected)
     assert ledger.read(broken.folder / "ledger") == ledger.read(straight.folder / "ledger")
-    noise = [record.figures["dpis_noise_multiplier"] for record in expected.records]
+    noise = [record.metrics["dpis_noise_multiplier"] for record in expected.records]
     assert noise[-1] < noise[0] == pytest.approx(straight.job.plans.of(0).noise_multiplier)
 
 
@@ -524,6 +524,6 @@ def test_the_printed_epsilon_is_the_target_and_the_ledger_confirms_it(tmp_path, 
         summary["epsilon_published"], rel=1e-12
     )
     assert 0.999 * 5 < max(summary["epsilon_certified"]) <= 5
-    assert 0.99 * 5 < last["figures"]["dpis_epsilon_spent"] <= max(summary["epsilon_certified"])
+    assert 0.99 * 5 < last["metrics"]["dpis_epsilon_spent"] <= max(summary["epsilon_certified"])
     kinds = {event["kind"] for c in clients for event in c["events"]}
     assert kinds == {"allotment", "covered", "paper_claim"}

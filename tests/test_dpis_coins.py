@@ -36,7 +36,7 @@ def entered(clip: bool = True, seed: int = 3) -> tuple[np.ndarray, np.ndarray, n
         apart([own] * CLIENTS, np.array([0.5])), streams=streams(range(CLIENTS), seed)
     )
     state = DPIS.step(world, DPIS.start(world, torch.zeros(1)))
-    bound, share = (state.memory[name][:, 0].numpy() for name in ("clip_norm", "share"))
+    bound, share = (state.memory[name][:, 0].numpy() for name in ("clip_norm", "norm_ratio"))
     return bound > 0.5, share > 0.5, np.isfinite(state.memory["ghat"][:, 0].numpy())
 
 
@@ -73,7 +73,7 @@ def test_the_noise_of_the_two_norm_sums_is_not_one_noise():
     memory = DPIS.step(world, DPIS.start(world, torch.zeros(1))).memory
     clip, norm = (
         memory["clip_norm"][:, 0].numpy() > 0.5,
-        memory["share"][:, 0].numpy() > own.sample_rate,
+        memory["norm_ratio"][:, 0].numpy() > own.sample_rate,
     )
     assert independent(clip, norm) and not independent(clip, clip) and 0.4 < clip.mean() < 0.6
 
@@ -84,7 +84,7 @@ def test_k_is_measured_in_units_of_the_clip_bound_in_use():
     own = plan(0.1, 1e-3, steps=1, records=40, dpis_clip=0.9)
     world = apart([own] * 20, np.full(40, 0.3))
     memory = DPIS.step(world, DPIS.start(world, torch.zeros(40))).memory
-    clip, share = memory["clip_norm"][:, 0].numpy(), memory["share"][:, 0].numpy()
+    clip, share = memory["clip_norm"][:, 0].numpy(), memory["norm_ratio"][:, 0].numpy()
     assert np.abs(clip - 0.27).max() < 0.12 and np.median(share) > 0.95 and share.min() > 0.85
 
 

@@ -149,7 +149,7 @@ def test_a_run_and_its_ledger_agree(accounting, tmp_path, capsys):
         assert [one[f"epsilon_{column}"] for one in clients] == summary[f"epsilon_{column}"]
     assert rounds[-1]["epsilon_published_max"] == max(summary["epsilon_published"]) > 0
     public = accounting != "selective"
-    assert [list(one["figures"]) for one in rounds] == [["acceptance_rate"] if public else []] * 3
+    assert [list(one["metrics"]) for one in rounds] == [["acceptance_rate"] if public else []] * 3
     assert (len(set(summary["epsilon_published"])) > 1) == public
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     assert (

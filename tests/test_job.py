@@ -91,7 +91,7 @@ def test_public_and_validation_records_are_in_nobodys_hands_and_keep_their_label
     whole = built(tmp_path).dataset
     job = built(tmp_path, public_records=30, validation_records=20, evaluate_on="validation")
     label = {row.tobytes(): y for row, y in zip(whole.x, whole.y, strict=True)}
-    parts = (job.public, (job.dataset.x_test, job.dataset.y_test), (job.dataset.x, job.dataset.y))
+    parts = (job.holdout, (job.dataset.x_test, job.dataset.y_test), (job.dataset.x, job.dataset.y))
     rows = [[row.tobytes() for row in x] for x, _ in parts]
     assert [len(one) for one in rows] == [30, 20, 70] and set().union(*rows) == set(label)
     assert all(label[row.tobytes()] == y for x, ys in parts for row, y in zip(x, ys, strict=True))

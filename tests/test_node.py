@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from client.client_state import ClientState
-from client.figures import means
 from client.messages import Upload
+from client.metrics import means
 from client.node import GroupData, Node
 from client.sums import SCALE
 from client.uploads import Uploads
@@ -144,11 +144,11 @@ def test_a_release_keeps_its_upload_until_the_next_one(tmp_path):
     first = here.train(request(1, [0, 3]))
     (found,) = uploads.finished(1, params)
     assert (found.total == first.total).all() and found.clients.tolist() == [0, 3]
-    assert (found.round, found.group, found.weight, found.figures) == (
+    assert (found.round, found.group, found.weight, found.metrics) == (
         1,
         0,
         first.weight,
-        first.figures,
+        first.metrics,
     )
     node(tmp_path, seed=None, group=1).train(request(1, [1], group=1))
     assert [upload.group for upload in uploads.finished(1, params)] == [0, 1]
@@ -303,7 +303,7 @@ def test_a_finished_upload_is_found_as_it_was_kept(tmp_path):
     kept = Upload(0, 3, clients, np.array([5, -(2**40)]), 9, {"rate": (1.5, 2)}, shared=shared)
     Uploads(tmp_path).keep(kept, params)
     (found,) = Uploads(tmp_path).finished(0, params)
-    assert (found.round, found.group, found.weight) == (0, 3, 9) and means([found.figures]) == {
+    assert (found.round, found.group, found.weight) == (0, 3, 9) and means([found.metrics]) == {
         "rate": 0.75
     }
     assert found.clients.tolist() == [4, 7] and found.total.tolist() == kept.total.tolist()

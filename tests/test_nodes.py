@@ -176,8 +176,8 @@ def test_clients_train_beside_what_their_settings_share_and_nothing_else(tmp_pat
     (run / SHARED_FILE).write_bytes(save({"x": x, "y": y}))
     assert shared(run, made) == [x.tolist(), y.tolist()]
     public = built(tmp_path, shared_source="public", **fedfed)
-    assert shared(run, public) == [part.tolist() for part in public.public]
-    assert [part.tolist() for part in training.node(public, 0, run)._data.public] == shared(
+    assert shared(run, public) == [part.tolist() for part in public.holdout]
+    assert [part.tolist() for part in training.node(public, 0, run)._data.holdout] == shared(
         run, public
     )
     assert shared(run, built(tmp_path, shared_source="none", **fedfed)) is None

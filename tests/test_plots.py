@@ -89,7 +89,7 @@ def test_what_is_no_number_is_not_drawn():
 
 
 def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
-    left, right = plots.mechanism_figures(unequal.ROUNDS).axes
+    left, right = plots.mechanism_metrics(unequal.ROUNDS).axes
     assert left.get_ylabel() == "acceptance rate" and right.get_ylabel() == "noise"
     assert (list(left.lines[0].get_xdata()), list(left.lines[0].get_ydata())) == (
         NUMBERS,
@@ -100,7 +100,7 @@ def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
         [1.5, 4.5],
     )
     three = [RoundRecord(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, {"a": 1.0, "b": 2.0, "c_d": 3.0})]
-    assert [a.get_ylabel() for a in plots.mechanism_figures(three).axes] == ["a", "b", "c d"]
+    assert [a.get_ylabel() for a in plots.mechanism_metrics(three).axes] == ["a", "b", "c d"]
 
 
 @pytest.mark.parametrize("infinite", [False, True])

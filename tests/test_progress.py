@@ -33,7 +33,7 @@ def show(quiet=False, terminal=False, epsilon=2.5, width=120, release=False):
             )
         each, noise = (epsilon,) * 3, (1.5, 1.5, 2.0)
         head = (0.8, 0.5, each, each, 2.25, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release)
-        progress.finished(Summary(*head, limits=() if release else (caveats.SEEDED, caveats.TEST)))
+        progress.finished(Summary(*head, caveats=() if release else (caveats.SEEDED, caveats.TEST)))
     return text.getvalue()
 
 
@@ -85,7 +85,7 @@ def test_without_privacy_there_is_no_number(epsilon):
         assert "published" not in text and "order" not in text and "delta" not in text
 
 
-def test_limits_are_printed_in_their_order_and_once():
+def test_caveats_are_printed_in_their_order_and_once():
     assert (
         show().splitlines()[-2:] == [caveats.SEEDED, caveats.TEST]
         and show().count("seeded simulation") == 1
@@ -150,7 +150,7 @@ CLOSING = {
     "run directory": "runs/unequal",
 }
 SILENT = {"events": "ledger figures are in the report", "release": "", "budget": "a limit says so"}
-BELOW = {"note", "limits"}
+BELOW = {"note", "caveats"}
 """The table, what it leaves out, and what stands below it."""
 
 
@@ -282,7 +282,7 @@ def test_a_field_of_a_round_that_changes_shows_where_it_belongs():
     other |= {
         f"epsilon_{name}": 9.5 for name in ("certified_max", "certified_median", "published_max")
     }
-    other |= {"seconds_training": 99.0, "figures": {"noise": 9.0}}
+    other |= {"seconds_training": 99.0, "metrics": {"noise": 9.0}}
     assert other.keys() == unequal.names(RoundRecord)
     shown = set()
     for name, value in other.items():
@@ -292,7 +292,7 @@ def test_a_field_of_a_round_that_changes_shows_where_it_belongs():
         "epsilon_published_max",
         "participants",
         "seconds_training",
-        "figures",
+        "metrics",
     }
 
 

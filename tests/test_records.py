@@ -28,7 +28,7 @@ SUMMARY = Summary(
     note="a note",
     budget="published",
     evaluated_on="validation",
-    limits=("one", "two"),
+    caveats=("one", "two"),
 )
 
 
@@ -42,8 +42,8 @@ def test_a_record_comes_back_from_its_json(record):
 def test_what_a_later_version_adds_is_passed_over_and_what_an_earlier_one_lacked_has_its_default():
     written = ROUND.to_json()
     assert RoundRecord.from_json(written | {"colour": "red"}) == ROUND
-    del written["figures"]
-    assert RoundRecord.from_json(written).figures == {}
+    del written["metrics"]
+    assert RoundRecord.from_json(written).metrics == {}
 
 
 @pytest.mark.parametrize("number", [INF, -INF, NAN])

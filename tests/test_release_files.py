@@ -38,7 +38,7 @@ RUNS = {
     "distilled": "--strategy fedfed --shared-source distilled --share-budget 0.5 "
     "--distill-rounds 2",
 }
-NOISY = {"accuracy", "loss", "seconds", "seconds_training", "figures"}
+NOISY = {"accuracy", "loss", "seconds", "seconds_training", "metrics"}
 """Of rounds and summaries: scores on the test part, times, and what a mechanism has released."""
 
 NAMES = {"params", "taken", "state.velocity", "clients", "total", "clip_norm", "mean", "scale"}
@@ -197,7 +197,7 @@ def test_where_rejections_are_hidden_nothing_tells_how_many_there_were(release, 
     ]
     for record in map(json.loads, [*records, files["summary.json"].read_text()]):
         assert record["seconds"] is record.get("seconds_training") is None and not record.get(
-            "figures"
+            "metrics"
         )
     for name, path in files.items():
         if path.suffix == ".safetensors":

@@ -164,7 +164,7 @@ OTHERWISE = {
     "release": "the configuration's",
     "budget": "the configuration's",
     "evaluated_on": "the configuration's",
-    "limits": "the configuration's",
+    "caveats": "the configuration's",
 }
 
 
@@ -200,7 +200,7 @@ def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypa
         "budget": "published",
         "evaluated_on": "validation",
     }
-    other |= {"limits": ("Another.",)}
+    other |= {"caveats": ("Another.",)}
     for name, value in other.items():
         (tmp_path / "run" / "summary.json").write_text(
             json.dumps(unequal.summary(**{name: value}).to_json())
@@ -280,12 +280,10 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
         "accuracy and loss": "Validation part, after each round.",
         "epsilon by round": "Spent so far, after each round, at the run's delta.",
         "epsilon per client": "Spent by each client in the whole run.",
-        "figures of the "
-        "mechanism": "Public figures of the mechanism: means over each round's clients, where "
-        "there are several.",
-        "records by client and "
-        "class": "Partition dirichlet: 153 records, 7 to 56 per client (median 30). Above: "
-        "records of each client. Below: of each class.",
+        "metrics of the mechanism": "Public metrics of the mechanism: means over each round's "
+        "clients, where there are several.",
+        "records by client and class": "Partition dirichlet: 153 records, 7 to 56 per client "
+        "(median 30). Above: records of each client. Below: of each class.",
     }
     by_round = ys(found["epsilon by round"][0])
     assert by_round["certified, largest"] == [2.75, 4.5, 7.25] and by_round["target 9.5"] == [
@@ -306,7 +304,7 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
         [0.31, 0.57, 0.43],
         [1.91, 1.13, 1.42],
     ]
-    assert [a.get_ylabel() for a in found["figures of the mechanism"][0].axes] == [
+    assert [a.get_ylabel() for a in found["metrics of the mechanism"][0].axes] == [
         "acceptance rate",
         "noise",
     ]
@@ -319,7 +317,7 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
 
 def test_pictures_that_have_nothing_to_show_are_left_out(tmp_path):
     folder = unequal.run_directory(tmp_path / "run", finished=False)
-    plain = [dataclasses.replace(one, figures={}) for one in unequal.ROUNDS]
+    plain = [dataclasses.replace(one, metrics={}) for one in unequal.ROUNDS]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in plain))
     words = {"accuracy and loss", "epsilon by round", "records by client and class"}
     assert unequal.pictures(page_of(folder)).keys() == words
@@ -342,7 +340,7 @@ def test_a_round_has_no_field_that_the_report_forgets(tmp_path):
         "epsilon_certified_median",
         "epsilon_published_max",
     }
-    assert read | {"retired", "seconds", "figures"} | {
+    assert read | {"retired", "seconds", "metrics"} | {
         "participants",
         "seconds_training",
     } == unequal.names(RoundRecord)

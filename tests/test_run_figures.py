@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from client.figures import Figures, means
+from client.metrics import Metrics, means
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
 from mechanisms.plan import merge, most
@@ -19,7 +19,7 @@ from server import orders
 from server.records import RoundRecord, Summary
 from sim import central, run
 from sim.config import configuration as config
-from sim.config.caveats import limits
+from sim.config.caveats import caveats
 from sim.config.flags import main_guard
 from sim.phases.build import build
 from sim.showing import wording
@@ -182,7 +182,7 @@ def test_every_figure_of_the_summary(finished):
         "note": MECHANISMS[settings.privacy.mechanism].note,
         "budget": settings.privacy.budget,
         "evaluated_on": settings.data.evaluate_on,
-        "limits": list(limits(settings)),
+        "caveats": list(caveats(settings)),
     }
     assert expected.keys() == unequal.names(Summary) == found.keys()
     assert {name for name in found if found[name] != expected[name]} == set()
@@ -235,7 +235,7 @@ def test_every_figure_of_every_round(finished):
             "loss",
             "seconds",
             "seconds_training",
-            "figures",
+            "metrics",
         } == unequal.names(RoundRecord)
         assert {name: found[name] for name in exact} == exact
         assert 0 < found["seconds_training"] < found["seconds"] and 0 <= found["accuracy"] <= 1
@@ -249,7 +249,7 @@ def test_a_figure_of_a_round_is_the_mean_over_its_clients():
     """Whatever the cohorts and groups they come in; each figure has its own number of clients."""
     groups = []
     for parts in ([[1.0, 4.0, 2.5], [8.0]], [[0.5]]):
-        one = Figures()
+        one = Metrics()
         for values in parts:
             one.add({"noise": torch.tensor(values)})
         groups.append(one)

@@ -57,7 +57,7 @@ def alter(plan: ScreeningPlan, **changes) -> ScreeningPlan:
 
 def seeing(public, plans, **options):
     """A cohort that has public records."""
-    return dataclasses.replace(cohort(plans, **options), public=public)
+    return dataclasses.replace(cohort(plans, **options), holdout=public)
 
 
 def plan_of(steps: int = 2, rounds: int = 5, epsilon: float | None = None, **own) -> ScreeningPlan:

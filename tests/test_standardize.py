@@ -64,8 +64,8 @@ def test_without_noise_every_channel_ends_at_mean_0_and_variance_1(tmp_path):
     built, found = run(tmp_path, mechanism="none")
     assert np.allclose(found["mean"], X.mean(axis=(0, 2, 3)), atol=1e-4)
     assert np.allclose(found["scale"], X.std(axis=(0, 2, 3)), atol=1e-3)
-    scaled = standardized(replace(built, public=(X[:5], np.arange(5))), tmp_path / "run")
-    data, public = scaled.dataset, scaled.public
+    scaled = standardized(replace(built, holdout=(X[:5], np.arange(5))), tmp_path / "run")
+    data, public = scaled.dataset, scaled.holdout
     assert np.allclose(data.x.mean(axis=(0, 2, 3)), 0, atol=1e-3) and np.allclose(
         data.x.std(axis=(0, 2, 3)), 1, atol=1e-3
     )

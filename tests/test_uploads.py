@@ -23,7 +23,7 @@ def upload(round_: int, group: int) -> Upload:
 
 def same(a: Upload, b: Upload) -> bool:
     heads = [
-        (u.round, u.group, u.weight, u.figures, u.clients.tolist(), u.total.tolist())
+        (u.round, u.group, u.weight, u.metrics, u.clients.tolist(), u.total.tolist())
         for u in (a, b)
     ]
     arrays = [

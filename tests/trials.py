@@ -35,7 +35,7 @@ def crowd(
         optimizer=sgd(),
         learning_rate=lambda taken: torch.full_like(taken, rate),
         nth=[nth] * clients,
-        public=(X, Y),
+        holdout=(X, Y),
     )
 
 

@@ -56,7 +56,7 @@ def summary(**changed: Any) -> Summary:
         "note": "The paper counts less.",
         "budget": "certified",
         "evaluated_on": "test",
-        "limits": ("The first limit.", "The second limit."),
+        "caveats": ("The first limit.", "The second limit."),
     }
     return Summary(**figures | changed)
 

@@ -46,7 +46,7 @@ class World:
         optimizer: turns gradients into directions.
         rate: the learning rate.
         rounds: local rounds, each of the plan's steps; their models are released.
-        public: records and labels that both know, where there are any.
+        holdout: records and labels that both know, where there are any.
     """
 
     mechanism: Mechanism
@@ -59,7 +59,7 @@ class World:
     optimizer: Optimizer
     rate: float = 1.0
     rounds: int = 1
-    public: tuple[Tensor, Tensor] | None = None
+    holdout: tuple[Tensor, Tensor] | None = None
 
 
 def many_run_epsilon(
@@ -128,7 +128,7 @@ def _cohort(
         learning_rate=lambda taken: torch.full_like(taken, world.rate),
         nth=[nth] * runs,
         accounts=accounts,
-        public=world.public,
+        holdout=world.holdout,
     )
 
 

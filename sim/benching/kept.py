@@ -51,7 +51,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     for name in PER_CLIENT:
         summary[name] = [largest(summary[name])]
-    summary |= {"limits": [], "run_dir": "", "note": ""}
+    summary |= {"caveats": [], "run_dir": "", "note": ""}
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     content = {
         "row": cell.row,
@@ -121,12 +121,12 @@ def code() -> str:
     return f"sources {total.hexdigest()[:12]}"
 
 
-ROUND = ("round", "accuracy", "epsilon_certified_max", "epsilon_published_max", "figures")
+ROUND = ("round", "accuracy", "epsilon_certified_max", "epsilon_published_max", "metrics")
 """Of a round's record, what is kept, in this order."""
 
 
 def _short(record: dict[str, Any]) -> list[Any]:
-    figures = {name: _rounded(value) for name, value in record["figures"].items()}
+    figures = {name: _rounded(value) for name, value in record["metrics"].items()}
     return [*(_rounded(record[name]) for name in ROUND[:-1]), figures]
 
 

@@ -2,13 +2,13 @@
 stands there once.
 
     name = "DPSUR"                        # what the paper is called in our tables
-    [records]                             # training records by data set, for ``shares``
+    [records]                             # training records by data set, for ``rates``
     MNIST = 60000
     [table-1]
     sets = "dpsur_validation_noise"       # the setting that each number of the table is, or
     sets = { k = "dpis_slack" }           # the settings that its symbols are
     # symbols that are numbers of records, and settings that are shares of all:
-    shares = { B_v = "dpsur_validation_rate" }
+    rates = { B_v = "dpsur_validation_rate" }
     [table-1.MNIST]
     3 = 0.9
     [uncertain]
@@ -80,7 +80,7 @@ def settings(references: Iterable[str], column: str) -> dict[str, Any]:
     for reference in references:
         row, (stem, place, *_) = entry(reference), reference.split("/")
         table, records = entry(f"{stem}/{place}"), _paper(stem).get("records", {})
-        sets, shares = table.get("sets"), table.get("shares", {})
+        sets, rates = table.get("sets"), table.get("rates", {})
         if not isinstance(row, dict) or sets is None:
             raise ValueError(
                 f"{reference} is no row of settings: its table needs sets = ..., and a row has "
@@ -91,7 +91,7 @@ def settings(references: Iterable[str], column: str) -> dict[str, Any]:
             continue
         values |= {sets[symbol]: value for symbol, value in row.items() if symbol in sets}
         of = records.get(reference.split("/")[-1])
-        values |= {shares[symbol]: value / of for symbol, value in row.items() if symbol in shares}
+        values |= {rates[symbol]: value / of for symbol, value in row.items() if symbol in rates}
     return values
 
 

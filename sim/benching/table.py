@@ -278,7 +278,7 @@ def _by_round(figure: str, results: Sequence[Result]) -> list[tuple[float, float
     """Means over runs of the accuracy, or of a figure of the mechanism, by round."""
     found: dict[int, list[float]] = {}
     for record in (record for one in results for record in one.rounds):
-        value = finite(record.accuracy if figure == "accuracy" else record.figures.get(figure))
+        value = finite(record.accuracy if figure == "accuracy" else record.metrics.get(figure))
         if value is not None:
             found.setdefault(record.round, []).append(value)
     return [(number, statistics.mean(values)) for number, values in found.items()]

@@ -49,11 +49,11 @@ SEEDED = (
 )
 
 
-def limits(config: Config) -> tuple[str, ...]:
+def caveats(config: Config) -> tuple[str, ...]:
     """A line each, for the terminal, the summary and the report; none without privacy, for there is
     no guarantee."""
     private = config.privacy.mechanism != "none"
-    return tuple(text for text, holds in LIMITS.items() if private and holds(config))
+    return tuple(text for text, holds in CAVEATS.items() if private and holds(config))
 
 
 def caveats_of(charged: Iterable[Event]) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _sizes_tell_classes(config: Config) -> bool:
     return config.data.partition == "dirichlet"
 
 
-LIMITS: dict[str, Callable[[Config], bool]] = {
+CAVEATS: dict[str, Callable[[Config], bool]] = {
     PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
     PUBLIC_LABELS: public_labels,
     HIDDEN: hides_rejections,

@@ -18,12 +18,12 @@ def check_parts(config: Config) -> None:
     Raises:
         ValueError: what contradicts what.
     """
-    _check_public(config)
+    _check_holdout(config)
     _check_strategy(config)
     _check_release(config)
 
 
-def _check_public(config: Config) -> None:
+def _check_holdout(config: Config) -> None:
     """Refuse a mechanism that looks at public records where there are none, and to measure on
     none."""
     if config.data.evaluate_on == "validation" and not config.data.validation_records:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sim.data.dataset import Dataset
 
-Public = tuple[np.ndarray, np.ndarray]
+Holdout = tuple[np.ndarray, np.ndarray]
 """Records float32 ``[M, ...]`` and labels int64 ``[M]`` that no guarantee covers."""
 
 
@@ -24,7 +24,7 @@ def hold_out(dataset: Dataset, records: int, evaluate: bool, rng: np.random.Gene
 
 def set_aside(
     dataset: Dataset, records: int, rng: np.random.Generator, name: str = "public_records"
-) -> tuple[Dataset, Public | None]:
+) -> tuple[Dataset, Holdout | None]:
     """The data set without so many records, drawn uniformly, and these records; None for none.
 
     Raises:

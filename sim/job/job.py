@@ -13,7 +13,7 @@ from mechanisms.plan import PlanTable
 from mechanisms.registry import MECHANISMS
 from sim.config.fields import Config
 from sim.data.dataset import Dataset
-from sim.data.holdout import Public
+from sim.data.holdout import Holdout
 from sim.data.partition import Partition
 
 TRAIN = "train"
@@ -32,7 +32,7 @@ class Job:
         model: the module; its initial parameters are the first model.
         plans_of: the clients' privacy plans in each phase that the run has, by its name.
         groups: for each group, the chunks of client numbers that are computed together.
-        public: records that no client holds and no guarantee covers, where there are any.
+        holdout: records that no client holds and no guarantee covers, where there are any.
     """
 
     config: Config
@@ -41,7 +41,7 @@ class Job:
     model: torch.nn.Module
     plans_of: Mapping[str, PlanTable]
     groups: tuple[tuple[np.ndarray, ...], ...]
-    public: Public | None = None
+    holdout: Holdout | None = None
 
     @property
     def plans(self) -> PlanTable:

@@ -19,7 +19,7 @@ from mechanisms.registry import MECHANISMS
 from server.loop import Standing
 from server.records import Epsilon, Summary, largest, total_seconds
 from sim.config import configuration as configs
-from sim.config.caveats import limits
+from sim.config.caveats import caveats
 from sim.config.fields import Config
 from sim.job import inputs
 from sim.job.job import Job
@@ -144,7 +144,7 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         note=MECHANISMS[job.config.privacy.mechanism].note,
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
-        limits=limits(job.config),
+        caveats=caveats(job.config),
     )
 
 

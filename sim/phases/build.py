@@ -13,7 +13,7 @@ from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.fields import Config
 from sim.data.dataset import Dataset
 from sim.data.features import load
-from sim.data.holdout import Public, hold_out, set_aside
+from sim.data.holdout import Holdout, hold_out, set_aside
 from sim.data.partition import Partition, partition
 from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, group
@@ -31,22 +31,22 @@ def build(config: Config) -> Job:
         ValueError: a user error, in one line.
     """
     check_parts(config)
-    dataset, parts, public = split(config)
+    dataset, parts, holdout = split(config)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
     check_sizes(config, parts.sizes)
-    plans = course.plan(Outlook(config, dataset.x.shape[1:], parts.sizes, public is not None))
+    plans = course.plan(Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None))
     if sharing.NAME in plans and words:
         raise ValueError(
             f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words "
             "says nothing: use --shared-source public or none, or another --strategy"
         )
-    return in_groups(Job(config, dataset, parts, model, plans, (), public))
+    return in_groups(Job(config, dataset, parts, model, plans, (), holdout))
 
 
-def split(config: Config) -> tuple[Dataset, Partition, Public | None]:
-    """The clients' records with the test part, who holds which, and what is public.
+def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
+    """The clients' records with the test part, who holds which, and the public records.
 
     Raises:
         ValueError: the data set is not there, or too small.
@@ -55,7 +55,7 @@ def split(config: Config) -> tuple[Dataset, Partition, Public | None]:
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
     loaded = load(data, device_of(config))
     dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
-    dataset, public = set_aside(dataset, data.public_records, generator(key, "public"))
+    dataset, holdout = set_aside(dataset, data.public_records, generator(key, "public"))
     rng = generator(key, "partition")
     parts = partition(
         dataset.y,
@@ -66,7 +66,7 @@ def split(config: Config) -> tuple[Dataset, Partition, Public | None]:
         shards_per_client=data.shards_per_client,
         minimum=data.min_records,
     )
-    return dataset, parts, public
+    return dataset, parts, holdout
 
 
 def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.Module:

@@ -34,7 +34,7 @@ NAME = "distill"
 NONE, PUBLIC = "none", "public"
 
 
-def shares(config: Config) -> bool:
+def clients_share(config: Config) -> bool:
     """Whether clients release something that all of them share."""
     return config.strategy.strategy == "fedfed" and config.fedfed.shared_source not in (
         NONE,
@@ -45,7 +45,7 @@ def shares(config: Config) -> bool:
 def rounds(config: Config) -> int:
     """Round numbers that are kept for it wherever clients share, so that they do not depend on its
     taking place."""
-    return config.fedfed.distill_rounds if shares(config) else 0
+    return config.fedfed.distill_rounds if clients_share(config) else 0
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
@@ -55,7 +55,7 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
         ValueError: there is no budget of which to take a share.
     """
     config, own = outlook.config, outlook.config.fedfed
-    if not shares(config) or not own.distills:
+    if not clients_share(config) or not own.distills:
         return None
     privacy = Privacy(mechanism="none")
     if outlook.private:

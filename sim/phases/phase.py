@@ -133,7 +133,7 @@ def group_data(
         records=job.partition.of,
         chunks=job.groups[group],
         weights=strategy_of(job.config.strategy, job.config.fedfed).weights(job.partition.sizes),
-        public=pair(job.public),
+        holdout=pair(job.holdout),
         shared=pair(shared),
     )
 

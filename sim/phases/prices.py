@@ -106,7 +106,7 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
     rows = [row(price) | figures(price.charges, delta) for price in found]
     result = settings(config) | row(largest) | figures(largest.whole, delta)
     result |= {"epsilon_pld": accountant.pld_epsilon(largest.whole, delta)}
-    result |= {"limits": list(caveats_of(largest.whole)), "phases": rows}
+    result |= {"caveats": list(caveats_of(largest.whole)), "phases": rows}
     if orders is None:
         return result
     for column in COLUMNS:

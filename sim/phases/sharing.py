@@ -50,7 +50,7 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
         and not outlook.holdout
     ):
         raise ValueError("shared_source is public, but public_records is 0: give --public-records")
-    if not generator.shares(config):
+    if not generator.clients_share(config):
         return None
     if not outlook.private:
         return outlook.same(_release(own, math.inf, None, 0.0))
@@ -150,7 +150,7 @@ def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
     ):
         return None
     if job.config.fedfed.shared_source == generator.PUBLIC:
-        return job.public
+        return job.holdout
     path = run_dir / SHARED_FILE
     if not path.exists():  # before the phase is over
         return None

@@ -90,8 +90,8 @@ def standardized(job: Job, run_dir: Path) -> Job:
         return (x - of_channels["mean"].reshape(shape)) / of_channels["scale"].reshape(shape)
 
     dataset = replace(job.dataset, x=scaled(job.dataset.x), x_test=scaled(job.dataset.x_test))
-    holdout = None if job.public is None else (scaled(job.public[0]), job.public[1])
-    return replace(job, dataset=dataset, public=holdout)
+    holdout = None if job.holdout is None else (scaled(job.holdout[0]), job.holdout[1])
+    return replace(job, dataset=dataset, holdout=holdout)
 
 
 PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=FILE, apply=standardized)

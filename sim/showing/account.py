@@ -24,7 +24,7 @@ def show_price(result: Record) -> None:
 
     table = Table("quantity", "value")
     for name, value in result.items():
-        if name not in ("limits", "phases", "events"):
+        if name not in ("caveats", "phases", "events"):
             table.add_row(name.replace("_", " "), _text(name, value))
     Console().print(table)
     if len(result["phases"]) > 1:
@@ -33,7 +33,7 @@ def show_price(result: Record) -> None:
         for row in result["phases"]:
             phases.add_row(*(_text(name, row.get(name)) for name in names))
         Console().print(phases)
-    _show_notes(result["limits"])
+    _show_notes(result["caveats"])
 
 
 def show_ledger(result: Record) -> None:
@@ -49,7 +49,7 @@ def show_ledger(result: Record) -> None:
     for texts, clients in groups.items():
         table.add_row(format_ranges(clients), *texts)
     Console().print(table)
-    _show_notes([*result["limits"], *([result["note"]] if result["note"] else [])])
+    _show_notes([*result["caveats"], *([result["note"]] if result["note"] else [])])
 
 
 def _show_notes(texts: list[str]) -> None:

@@ -52,7 +52,7 @@ def spent(folder: Path, delta: float | None) -> Record:
         "finished": finished,
         "note": note,
         "clients": clients,
-        "limits": list(caveats_of(released)),
+        "caveats": list(caveats_of(released)),
     }
 
 

@@ -104,16 +104,16 @@ def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
         return figure
 
 
-def mechanism_figures(records: Sequence[RoundRecord]) -> Figure:
+def mechanism_metrics(records: Sequence[RoundRecord]) -> Figure:
     """The mechanism's public figures by round (acceptance, noise, scales), one small picture
     each."""
-    names = sorted({name for record in records for name in record.figures})
+    names = sorted({name for record in records for name in record.metrics})
     with matplotlib.rc_context(_STYLE):
         rows = math.ceil(len(names) / 2)
         figure = Figure(figsize=(8.6, 2.4 * rows), layout="constrained")
         for axes, name in zip(figure.subplots(rows, 2, squeeze=False).flat, names, strict=False):
-            shown = [record for record in records if name in record.figures]
-            _by_round(axes, [r.round for r in shown], [r.figures[name] for r in shown], BLUE)
+            shown = [record for record in records if name in record.metrics]
+            _by_round(axes, [r.round for r in shown], [r.metrics[name] for r in shown], BLUE)
             axes.set(ylabel=name.replace("_", " "))
         for axes in figure.axes[len(names) :]:
             axes.remove()

@@ -84,7 +84,7 @@ class Progress:
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
-        for limit in summary.limits:
+        for limit in summary.caveats:
             self._console.print(limit, style="yellow", soft_wrap=True)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mechanisms import durable
 from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
-from sim.config.caveats import limits
+from sim.config.caveats import caveats
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS, TABLES
 from sim.config.use import used_by_table
@@ -98,14 +98,14 @@ def write_report(run_dir: Path) -> Path:
         part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
         parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
     parts += [_privacy(run)] if run.private else []
-    if any(record.figures for record in run.records):
-        pictures = plots.svg(plots.mechanism_figures(run.records))
+    if any(record.metrics for record in run.records):
+        pictures = plots.svg(plots.mechanism_metrics(run.records))
         caption = (
-            "Public figures of the mechanism: means over each round's clients, where there are "
+            "Public metrics of the mechanism: means over each round's clients, where there are "
             "several."
         )
         parts.append(
-            page.section("Mechanism", page.picture(pictures, "figures of the mechanism", caption))
+            page.section("Mechanism", page.picture(pictures, "metrics of the mechanism", caption))
         )
     sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
     parts += [section for section in sections if section]
@@ -298,7 +298,7 @@ def _guarantee(run: Run) -> str:
         parts.append(page.paragraph(f"{text}: it allows that some record is given away entirely."))
     parts += [
         page.paragraph("What it does not cover, or takes for granted:"),
-        page.listing(limits(run.config)),
+        page.listing(caveats(run.config)),
     ]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
 

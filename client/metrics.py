@@ -1,4 +1,4 @@
-"""Figures that add up over clients, chunks and groups: each is kept as (sum, number of clients)."""
+"""Metrics that add up over clients, chunks and groups: each is kept as (sum, number of clients)."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,16 +7,16 @@ import torch
 Pairs = dict[str, tuple[float, int]]
 
 
-class Figures:
-    """A running sum of the mechanism's public figures."""
+class Metrics:
+    """A running sum of the mechanism's public metrics."""
 
     def __init__(self) -> None:
         self.pairs: Pairs = {}
 
-    def add(self, figures: Mapping[str, torch.Tensor]) -> None:
-        """Add figures of a cohort, each a value per client ``[K]``."""
+    def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
+        """Add metrics of a cohort, each a value per client ``[K]``."""
         self.merge(
-            {name: (float(values.double().sum()), len(values)) for name, values in figures.items()}
+            {name: (float(values.double().sum()), len(values)) for name, values in metrics.items()}
         )
 
     def merge(self, pairs: Pairs) -> None:
@@ -27,8 +27,8 @@ class Figures:
 
 
 def means(parts: Iterable[Pairs]) -> dict[str, float]:
-    """The mean over all clients of each figure."""
-    total = Figures()
+    """The mean over all clients of each metric."""
+    total = Metrics()
     for pairs in parts:
         total.merge(pairs)
     return {name: value / count for name, (value, count) in total.pairs.items()}

@@ -1,5 +1,4 @@
-"""Planning the equal shares of an adaptive run (`accounting.allotment`): the order, the share, the
-noise that fits."""
+"""Adaptive runs whose rounds cost the same (`accounting.allotment`): order, cost, and noise."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,7 +14,7 @@ LIFT = 1e-6
 target."""
 
 
-class SharedPlan(Plan, Protocol):
+class AllottedPlan(Plan, Protocol):
     """An adaptive plan that names the round from which its allotment is made."""
 
     @property
@@ -54,7 +53,7 @@ def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
             )
 
 
-def equal_share(plan: SharedPlan) -> Allotment:
+def round_allotment(plan: AllottedPlan) -> Allotment:
     """What the worst round costs, at the order that is best for all planned rounds of that kind and
     what was prior.
 
@@ -72,8 +71,8 @@ def equal_share(plan: SharedPlan) -> Allotment:
 
 
 def calibrate(
-    plan_of: Callable[[Terms, float], SharedPlan], terms: Sequence[Terms]
-) -> list[SharedPlan]:
+    plan_of: Callable[[Terms, float], AllottedPlan], terms: Sequence[Terms]
+) -> list[AllottedPlan]:
     """For each of the terms, the plan with the smallest noise whose planned rounds together stay
     within the budget.
 
@@ -98,7 +97,7 @@ def calibrate(
     return [_within(plan_of, one, noise) for one, noise in zip(terms, noises, strict=True)]
 
 
-def _run(plan: SharedPlan) -> Charges:
+def _run(plan: AllottedPlan) -> Charges:
     """As many worst rounds as are planned, and what is paid beside them."""
     return merge(
         {event: plan.rounds * count for event, count in plan.worst_round().items()},
@@ -107,8 +106,8 @@ def _run(plan: SharedPlan) -> Charges:
 
 
 def _within(
-    plan_of: Callable[[Terms, float], SharedPlan], terms: Terms, noise: float
-) -> SharedPlan:
+    plan_of: Callable[[Terms, float], AllottedPlan], terms: Terms, noise: float
+) -> AllottedPlan:
     """The plan with this noise multiplier, or the least above it, with which the allotments meet
     the target."""
     plan = plan_of(terms, noise)

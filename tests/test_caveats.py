@@ -16,7 +16,6 @@ from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result
 from sim.config import caveats
 from sim.config import configuration as config
-from sim.config.caveats import LIMITS, limits
 from sim.config.flags import main_guard
 from sim.run import command
 from sim.showing.report import read_run
@@ -120,12 +119,14 @@ FAILS = {
 }
 
 
-@pytest.mark.parametrize("text", LIMITS)
+@pytest.mark.parametrize("text", caveats.CAVEATS)
 def test_a_limit_is_named_where_it_holds_and_not_elsewhere(text):
     """Kills a line without a condition, one with another's, and a new line that no test knows."""
-    assert HOLDS[text] and all(text in limits(configured(given)) for given in HOLDS[text])
-    assert not any(text in limits(configured(given)) for given in FAILS[text])
-    assert not any(limits(configured(given | {"mechanism": "none"})) for given in HOLDS[text])
+    assert HOLDS[text] and all(text in caveats.caveats(configured(given)) for given in HOLDS[text])
+    assert not any(text in caveats.caveats(configured(given)) for given in FAILS[text])
+    assert not any(
+        caveats.caveats(configured(given | {"mechanism": "none"})) for given in HOLDS[text]
+    )
     assert "\n" not in text and text.endswith(".")
 
 
@@ -133,7 +134,7 @@ WHOLE = [
     ("", 4),
     ("--release", 5),
     (
-        "--model tests.test_limits:Net --public-records 20 --validation-records 20 --budget "
+        "--model tests.test_caveats:Net --public-records 20 --validation-records 20 --budget "
         "published",
         8,
     ),
@@ -149,11 +150,11 @@ def test_every_limit_is_one_line_in_the_terminal_the_summary_and_the_report(
     """The terminal stays short: nothing is said twice, and nothing else follows the table."""
     folder = run(tmp_path, f"--rounds 1 {flags}")
     shown = capsys.readouterr().out.splitlines()
-    expected = list(limits(config.load(folder / "config.toml", {})))
+    expected = list(caveats.caveats(config.load(folder / "config.toml", {})))
     after = shown[[line.split("  ")[0] for line in shown].index("run directory") + 1 :]
     notes = [line for line in after if line == read_run(folder).summary.note]
     assert after == notes + expected and len(expected) == lines
-    assert json.loads((folder / "summary.json").read_text())["limits"] == expected
+    assert json.loads((folder / "summary.json").read_text())["caveats"] == expected
     page = html.unescape((folder / "report.html").read_text())
     assert [page.count(f"<li>{text}</li>") for text in expected] == [1] * lines
     assert page.count("<li>") == lines
@@ -171,7 +172,7 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
 ):
     folder = run(tmp_path, FEDFED + " --public-labels" * public)
     assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
-    named = json.loads((folder / "summary.json").read_text())["limits"]
+    named = json.loads((folder / "summary.json").read_text())["caveats"]
     assert (
         caveats.PUBLIC_LABELS in named
     ) is public and "features of records alone" in caveats.PUBLIC_LABELS
@@ -187,7 +188,7 @@ def test_labels_that_are_shared_as_they_are_are_named_wherever_the_guarantee_is(
     assert (caveats.PUBLIC_LABELS in capsys.readouterr().out) is public
     assert main_guard(account.command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["limits"] == [caveats.PUBLIC_LABELS] * public
+    assert found["caveats"] == [caveats.PUBLIC_LABELS] * public
     assert ("public_labels" in {event["kind"] for event in found["clients"][0]["events"]}) is public
 
 
@@ -213,8 +214,8 @@ def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsy
     assert (re.search(r"^time  ", shown, re.MULTILINE) is None) is release
     found = read_run(folder)
     assert (
-        caveats.HIDDEN in found.summary.limits
-        and (caveats.TIMES in found.summary.limits) is not release
+        caveats.HIDDEN in found.summary.caveats
+        and (caveats.TIMES in found.summary.caveats) is not release
     )
     times = [
         found.summary.seconds,
