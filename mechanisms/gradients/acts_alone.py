@@ -29,11 +29,10 @@ _ELEMENTWISE = """
 """
 _TABLE: dict[str, Rule] = {
     "to type_as contiguous clone detach float double long bool": place.like_first,
-    "sum mean amax amin prod std var logsumexp argmax argmin max min median any all": place.along(
-        1
-    ),
-    "cumsum cumprod softmax log_softmax softmin select narrow index_select "
-    "count_nonzero": place.along(1),
+    "sum mean amax amin prod std var logsumexp argmax argmin": place.along(1),
+    "max min median any all count_nonzero": place.along(1),
+    "cumsum cumprod softmax log_softmax softmin": place.along(1),
+    "select narrow index_select": place.along(1),
     "norm vector_norm roll": place.along(2),
     "sort argsort glu": place.along(1, -1),
     "topk": place.along(2, -1),
@@ -65,12 +64,15 @@ _TABLE: dict[str, Rule] = {
     "pad": place.inner(lambda args, named: len(named["pad"] if "pad" in named else args[1]) // 2),
     "group_norm prelu": place.whole(2),
     "interpolate": place.whole(3),
-    "conv1d conv_transpose1d max_pool1d avg_pool1d adaptive_avg_pool1d "
-    "adaptive_max_pool1d": place.whole(3, 3),
-    "conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d "
-    "adaptive_max_pool2d": place.whole(4, 4),
-    "conv3d conv_transpose3d max_pool3d avg_pool3d adaptive_avg_pool3d "
-    "adaptive_max_pool3d": place.whole(5, 5),
+    "conv1d conv_transpose1d": place.whole(3, 3),
+    "max_pool1d avg_pool1d": place.whole(3, 3),
+    "adaptive_avg_pool1d adaptive_max_pool1d": place.whole(3, 3),
+    "conv2d conv_transpose2d": place.whole(4, 4),
+    "max_pool2d avg_pool2d": place.whole(4, 4),
+    "adaptive_avg_pool2d adaptive_max_pool2d": place.whole(4, 4),
+    "conv3d conv_transpose3d": place.whole(5, 5),
+    "max_pool3d avg_pool3d": place.whole(5, 5),
+    "adaptive_avg_pool3d adaptive_max_pool3d": place.whole(5, 5),
     "dropout": place.dropout,
     "embedding": place.embedding,
     "cross_entropy nll_loss": place.cross_entropy,
