@@ -4,9 +4,10 @@ rounds, local DPSGD.
 All sides are whole commands, started by this script one at a time and in turns (the side that goes
 first changes with every repeat, so that none always meets the warmer machine):
 
-    peer     PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ... ray      OURS-PYTHON -m sim.run
-    --dataset digits --engine ray ...      (run directory in a temporary folder) inline   the same
-    with --engine inline
+    peer     PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ...
+    ray      OURS-PYTHON -m sim.run --dataset digits --engine ray ...
+             (run directory in a temporary folder)
+    inline   the same with --engine inline
 
 Two figures are taken of each run: the wall-clock seconds of the whole process, measured here from
 before its start to after its exit, and the median seconds of its rounds after the first, as it
@@ -14,8 +15,8 @@ reports them itself (the first round holds the start of the workers). Reported a
 and maximum over the repeats, and for each of our engines three ratios peer / ours: of the medians,
 the least favourable to us (the peer's fastest run over our slowest) and the most favourable.
 
-    python benchmarks/compare_default.py --ours-python .venv/bin/python --peer-python
-    .venv-peer/bin/python --repeats 5
+    python benchmarks/compare_default.py --ours-python .venv/bin/python \\
+        --peer-python .venv-peer/bin/python --repeats 5
 
 Prints JSON, then Markdown; `--out FOLDER` writes both there as `compare_default.json` and
 `compare_default.md`.

@@ -1,12 +1,13 @@
 """pfl-research's yardstick in pfl and here: CIFAR-10, 1,000 clients of 50 images, 50 clients a
 round.
 
-    python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA --out
-    benchmarks/results/pfl.json
+    python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA \\
+        --out benchmarks/results/pfl.json
 
-    pfl      benchmarks/peers/pfl_cifar10.py, in an environment of its own (`pip install
-    'pfl[pytorch]'`) none     `python -m sim.run --mechanism none`: the same without privacy dpsgd
-    the same under local DPSGD, for what privacy adds
+    pfl      benchmarks/peers/pfl_cifar10.py, in an environment of its own
+             (`pip install 'pfl[pytorch]'`)
+    none     `python -m sim.run --mechanism none`: the same without privacy
+    dpsgd    the same under local DPSGD, for what privacy adds
 
 Whole commands in turns, each one process with one thread: two convolutions and a hidden layer
 (1,626,442 parameters), a local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1, a

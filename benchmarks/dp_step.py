@@ -6,10 +6,10 @@ batch.
 For the CNN of MNIST (26,010 parameters) and that of CIFAR-10 (550,570), and several batch sizes,
 one process with one thread times one step each of
 
-    plain          forward, backward of the mean loss, SGD; in the contiguous and in the
-    channels-last layout ours           gradients clipped and summed, noise, divisor, SGD: a step of
-    a cohort of one client opacus hooks   `PrivacyEngine.make_private`, in both layouts where it is
-    right, which channels-last is not opacus ghost   the same with `grad_sample_mode="ghost"`
+    plain          forward, backward of the mean loss, SGD; contiguous and channels-last
+    ours           gradients clipped and summed, noise, divisor, SGD: a step of one client's cohort
+    opacus hooks   `PrivacyEngine.make_private`; wrong in the channels-last layout, so contiguous
+    opacus ghost   the same with `grad_sample_mode="ghost"`
 
 in turns, after a warm-up of each. Every side counts at its own best layout. Then the gain of a
 cohort: K clients of an MLP in one step of K batches, beside K steps of one client each.

@@ -1,8 +1,8 @@
 """DPSUR's published epsilon is exceeded: a one-dimensional example, integrated exactly and run by
 the mechanism itself.
 
-    python benchmarks/dpsur_audit.py --out benchmarks/results/dpsur_audit.json --plot
-    docs/dpsur_audit.svg
+    python benchmarks/dpsur_audit.py --out benchmarks/results/dpsur_audit.json \\
+        --plot docs/dpsur_audit.svg
 
 The model is one number w, a record's loss is ``-c w``. D' holds n records with c = 0.002, and D one
 more with c = 1; the clip norm is 1. A public drift t is taken from every proposal, ``w' - w = G -

@@ -6,7 +6,7 @@
             full batch: charges on disk, clipped sums, noise, updates, exact sum; groups one after
             the other in this process
     plain   the gradient of the mean loss over all records, in batches of the size and layout that
-    is fastest here
+            is fastest here
 
 in turns, in one process with one thread, with the CNN of 26,010 parameters. Seconds are of the
 process's CPU time, which other work on the machine disturbs least. The ratio is that of the

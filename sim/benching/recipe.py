@@ -11,16 +11,21 @@
     name = "3"
     settings = { epsilon = 3.0 }
 
-    [[rows]] name = "DPSUR" like = "mnist-pixels/DPSGD"                     # settings of a row of
-    another recipe, by column, or of a cell of it follows = ["dpsur-pvldb-2024/table-1/MNIST"]    #
-    settings that papers give (`sim.benching.papers`) settings = { mechanism = "dpsur" } cells = { 3
-    = { noise_multiplier = 1.35 } }     # of single cells, by column certified = { dpsur_accounting
-    = "visible" }          # with that budget alone, or with `published` paper =
-    ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]    # rows of papers' figures, by column; the first is
-    compared with paper_cells = { 3 = ["..."] }                       # figures of single cells
+    [[rows]]
+    name = "DPSUR"
+    # settings of a row of another recipe, by column, or of a cell of it:
+    like = "mnist-pixels/DPSGD"
+    # settings that papers give (`sim.benching.papers`):
+    follows = ["dpsur-pvldb-2024/table-1/MNIST"]
+    settings = { mechanism = "dpsur" }
+    cells = { 3 = { noise_multiplier = 1.35 } }      # of single cells, by column
+    certified = { dpsur_accounting = "visible" }     # with that budget alone, or with `published`
+    # rows of papers' figures, by column; accuracies are compared with the first:
+    paper = ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]
+    paper_cells = { 3 = ["..."] }                    # figures of single cells
 
-    [deviations]                          # from what a paper gives: the setting, or what else, and
-    the reason lr = "..."
+    [deviations]                # from what a paper gives: the setting, or what else, and the reason
+    lr = "..."
 
 Of the settings that rows share, a row drops those that are not in use; its own are refused
 (`sim.config.use`).
