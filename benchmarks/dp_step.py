@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sim.engines import environment
+from sim.job import environment
 
 environment.prepare()
 

@@ -53,11 +53,11 @@ def play(case: Case, arguments: argparse.Namespace, held_out: int = 0) -> dict:
 
     Accuracy is that on the records that are held out of the training part, where there are any.
     """
-    from sim.engines.environment import prepare
+    from sim.job.environment import prepare
 
     prepare()
-    from sim.config.flags import parse
-    from sim.start import train
+    from sim.commands.flags import parse
+    from sim.engines.start import train
 
     name, _ = OWN[case.mechanism]
     settings = {

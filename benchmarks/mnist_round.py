@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sim.engines import environment
+from sim.job import environment
 
 environment.prepare()
 
@@ -34,7 +34,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from benchmarks.measured import openblas_kernels, publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
-from sim.config.flags import parse  # noqa: E402
+from sim.commands.flags import parse  # noqa: E402
 from sim.engines.inline import inline_exchange  # noqa: E402
 from sim.job.job import Job  # noqa: E402
 from sim.phases.build import build  # noqa: E402

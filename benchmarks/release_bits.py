@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measured import publish
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.clipping import clip_factors
+from sim.commands.flags import parse
 from sim.config import configuration as config
-from sim.config.flags import parse
+from sim.engines.start import train
 from sim.job.job import Job
 from sim.phases.build import build
-from sim.start import train
 from tests import releases
 from tests.test_grid import ADVERSE, CASES, worst_part
 

@@ -14,8 +14,8 @@ from sim import hidden
 hidden.check()
 
 if TYPE_CHECKING:
-    from sim.api import audit_run, price, train, train_central
-    from sim.result import Result
+    from sim.library.api import audit_run, price, train, train_central
+    from sim.library.result import Result
 
 __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         return version()
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    from sim import api
+    from sim.library import api
 
     return getattr(api, name)
 

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "dpfed") -> int:
 def start(name: str, words: Sequence[str], program: str) -> int:
     """Run one command, which calls itself ``program``; the exit status."""
     module = importlib.import_module(f"sim.{name}")
-    from sim.config.flags import main_guard
+    from sim.commands.guard import main_guard
 
     return main_guard(lambda given: module.command(given, program), words)
 

@@ -14,8 +14,8 @@ records.
 
 from collections.abc import Sequence
 
-from sim.config.flags import main_guard
-from sim.config.questions import parse
+from sim.commands.account import parse
+from sim.commands.guard import main_guard
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.account") -> None:

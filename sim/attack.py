@@ -12,8 +12,8 @@ training without privacy beside them. All figures go into ``attack.json`` of the
 import json
 from collections.abc import Sequence
 
-from sim.config.attacks import parse
-from sim.config.flags import main_guard
+from sim.commands.attack import parse
+from sim.commands.guard import main_guard
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.attack") -> None:
@@ -23,7 +23,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.attack") -> None:
         ValueError: a user error.
     """
     question = parse(argv, program)
-    from sim.engines.environment import prepare
+    from sim.job.environment import prepare
 
     prepare()
     from sim.attacking.session import attack

@@ -8,7 +8,8 @@ interval between two evaluations, each with a checkpoint; optimizer state crosse
 
 from collections.abc import Sequence
 
-from sim.config.flags import main_guard, parse
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
 
 DESCRIPTION = (
     "Training with differential privacy where one client holds all training records. A round is "
@@ -24,10 +25,10 @@ def command(argv: Sequence[str], program: str = "python -m sim.central") -> None
         ValueError: a user error, in one line.
     """
     request = parse(argv, program, DESCRIPTION, central=True)
-    from sim.engines.environment import prepare
+    from sim.job.environment import prepare
 
     prepare()
-    from sim.start import train
+    from sim.engines.start import train
 
     train(request)
 

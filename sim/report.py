@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from sim.config.flags import main_guard
+from sim.commands.guard import main_guard
 from sim.showing.report import write_report
 
 

@@ -3,7 +3,8 @@ each of them."""
 
 from collections.abc import Sequence
 
-from sim.config.flags import main_guard, parse
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
 
 DESCRIPTION = (
     "Federated learning with local differential privacy. Every client keeps its own ledger of "
@@ -18,13 +19,13 @@ def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
         ValueError: a user error, in one line.
     """
     request = parse(argv, program, DESCRIPTION)
-    from sim.engines.environment import prepare
+    from sim.job.environment import prepare
 
     prepare()
     from sim.engines.cluster import starting
 
     with starting(request.config) as cluster:
-        from sim.start import train
+        from sim.engines.start import train
 
         train(request, cluster)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from sim.engines import environment
+from sim.job import environment
 
 # Before torch is imported; threads of several workers would only wait for each other.
 environment.prepare()
@@ -57,7 +57,7 @@ def seeded() -> None:
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and audits draw no report, which takes them most of their time; those that nobody reads
     need none."""
-    for place in ("sim.session", "sim.auditing.session"):
+    for place in ("sim.engines.session", "sim.auditing.session"):
         monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
 
 

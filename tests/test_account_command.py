@@ -17,8 +17,8 @@ from mechanisms.settings import Dpsur, Privacy, Screening
 from server import orders
 from server.store import Store
 from sim.account import command
+from sim.commands.guard import main_guard
 from sim.config import caveats
-from sim.config.flags import main_guard
 from sim.run import command as train
 from sim.showing import wording
 from tests.reference_values import REFERENCE
@@ -490,7 +490,7 @@ def test_help_loads_nothing_heavy():
     command = [sys.executable, "-X", "importtime", "-m", "sim.account", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "dpsgd" in done.stdout and "sim.config.questions" in loaded
+    assert "dpsgd" in done.stdout and "sim.commands.account" in loaded
     assert not loaded & {"scipy", "torch", "ray", "flwr", "rich"}
 
 

@@ -13,9 +13,9 @@ from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.ledger import Ledger
 from server import orders
 from sim.account import command
+from sim.commands.account import FIRST_WORDS
+from sim.commands.guard import main_guard
 from sim.config import caveats
-from sim.config.flags import main_guard
-from sim.config.questions import FIRST_WORDS
 from sim.showing import wording
 
 DELTA, ORDERS = 2e-6, [3.0, 5.0, 12.5]

@@ -23,10 +23,10 @@ from torch import nn
 import sim
 from server.checkpoints import Checkpoints
 from sim import account, audit, central, run
+from sim.commands.guard import main_guard
 from sim.config.configuration import load
-from sim.config.flags import main_guard
-from sim.engines.environment import SETTINGS as VARIABLES
-from sim.job.caller import lent
+from sim.job.environment import SETTINGS as VARIABLES
+from sim.library.caller import lent
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"clients": 6, "rounds": 2, "chunk_clients": 3}

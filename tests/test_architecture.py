@@ -5,6 +5,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,41 +24,30 @@ MAY_IMPORT = {
 """Imports go one way: mechanisms <- client, strategies <- server <- sim."""
 OURS = {*MAY_IMPORT, "tests", "benchmarks"}
 
+STAGES = (
+    *("config", "commands", "showing", "data", "models", "job", "phases", "engines"),
+    *("auditing", "benching", "attacking", "library"),
+)
+"""The folders of `sim`: each imports itself and those before it. The commands import all."""
+
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
-LONGEST_FILE, LONGEST_FUNCTION = 320, 60
+LONGEST_FILE, LONGEST_FUNCTION, FULLEST_FOLDER = 320, 60, 12
 RIM = {"sim/engines/cluster.py", "sim/engines/ray_grid.py"}
 """Beside the apps, the only files that know Ray or Flower."""
 
 NUMPY_RANDOM = {"Generator", "Philox", "SeedSequence", "BitGenerator", "bit_generator"}
-DRAWS = {
-    *(
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "normal",
-        "bernoulli",
-        "multinomial",
-        "poisson",
-        "rand_like",
-    ),
-    *(
-        "randn_like",
-        "randint_like",
-        "normal_",
-        "uniform_",
-        "bernoulli_",
-        "exponential_",
-        "random_",
-        "log_normal_",
-    ),
-    *("cauchy_", "geometric_", "trunc_normal_"),
-}
+_DRAWS = """
+    rand randn randint randperm normal bernoulli multinomial poisson rand_like randn_like
+    randint_like normal_ uniform_ bernoulli_ exponential_ random_ log_normal_ cauchy_ geometric_
+    trunc_normal_
+"""
+DRAWS = set(_DRAWS.split())
 GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
 DOCUMENTED = {
     ("sim/phases/generator.py", "torch.random.fork_rng"),
     *(
-        ("sim/models/networks.py", name)
+        (f"sim/models/{file}.py", name)
+        for file in ("networks", "own")
         for name in (
             "torch.default_generator",
             "torch.default_generator.manual_seed",
@@ -98,6 +88,17 @@ def accounting_alone(file: str, tree: ast.Module) -> Iterator[str]:
             and not known
         ):
             yield f"{node.lineno}: imports {name}"
+
+
+def by_stage(file: str, tree: ast.Module) -> Iterator[str]:
+    """No folder of `sim` knows one that comes later, nor the commands."""
+    own = file.split("/")[1] if file.startswith("sim/") and file.count("/") > 1 else None
+    for node, name in imported(tree):
+        if own is None or name.partition(".")[0] != "sim":
+            continue
+        names = [name.split(".")[1]] if "." in name else [alias.name for alias in node.names]
+        known = STAGES[: STAGES.index(own) + 1]
+        yield from (f"{node.lineno}: imports sim.{one}" for one in names if one not in known)
 
 
 def engines_at_the_rim(file: str, tree: ast.Module) -> Iterator[str]:
@@ -169,9 +170,14 @@ BREACHES: dict[Rule, list[tuple[str, str]]] = {
         ("mechanisms/accounting/a.py", "from mechanisms import plan"),
         ("mechanisms/accounting/a.py", "def f():\n    from mechanisms.dpsgd import step"),
     ],
+    by_stage: [
+        ("sim/config/a.py", "from sim.data.words import Words"),
+        ("sim/phases/a.py", "def f():\n    from sim import engines"),
+        ("sim/engines/a.py", "import sim.run"),
+    ],
     engines_at_the_rim: [
         ("server/loop.py", "import flwr.app"),
-        ("sim/session.py", "def f():\n    from ray import get"),
+        ("sim/engines/session.py", "def f():\n    from ray import get"),
     ],
     short: [("sim/a.py", "x = 1\n" * 321), ("sim/a.py", "def f():\n" + "    x = 1\n" * 60)],
     no_assert: [("sim/a.py", "def f(x):\n    assert x")],
@@ -205,6 +211,13 @@ def test_the_rule_finds_a_breach(rule, file, code):
     assert list(rule(file, ast.parse(code)))
 
 
+def test_folders_can_be_taken_in_at_a_glance():
+    """And every folder of `sim` has its place in the order."""
+    counts = Counter(path.parent for path in FILES if path.is_relative_to(ROOT / "sim"))
+    assert max(counts.values()) <= FULLEST_FOLDER
+    assert {folder.name for folder in counts} == {"sim", *STAGES}
+
+
 def test_what_is_allowed_is_no_breach():
     code = (
         "import torch, numpy as np\ng = torch.Generator().manual_seed(0)\nx = "
@@ -232,7 +245,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_a_run_without_the_ray_engine_loads_neither_flower_nor_ray():
-    assert not loaded_by("sim.session", "sim.phases.build", "sim.report") & {"flwr", "ray"}
+    assert not loaded_by("sim.engines.session", "sim.phases.build", "sim.report") & {"flwr", "ray"}
 
 
 def test_accounting_loads_no_torch():

@@ -13,9 +13,9 @@ from sim import attack
 from sim.attacking import repetition
 from sim.attacking.membership import split
 from sim.auditing.trainings import train
-from sim.config.attacks import ATTACKS, parse
+from sim.commands.attack import ATTACKS, parse
+from sim.commands.guard import main_guard
 from sim.config.configuration import load
-from sim.config.flags import main_guard
 from sim.phases.build import build
 
 NOISE = 1_000.0
@@ -219,17 +219,17 @@ def test_what_the_attacked_trainings_would_pass_over_is_refused(flag):
     [
         (["--attacks=shadow,liras"], "'liras'; did you mean lira?"),
         (["--attacks="], "--attacks has ''"),
-        (["--epsilons=1,x"], "--epsilons x must be numbers"),
+        (["--epsilons=1,x"], "--epsilons is 'x'; it must be a number"),
         (["--epsilons=1,2,1.0"], "1,2,1.0 has a value twice"),
         (["--epsilons=-1"], "epsilon"),
-        (["--epsilons="], "--epsilons must be numbers"),
+        (["--epsilons="], "--epsilons is ''; it must be a number"),
         (["--targets=0"], "--targets 0 must be at least 1"),
-        (["--targets=two"], "--targets two must be an integer"),
+        (["--targets=two"], "--targets is 'two'; it must be an integer"),
         (["--models=7"], "--models 7 must be at least 8"),
         (["--records=23"], "--records 23 must be at least 24"),
         (["--records=99999"], "--records 99999 must be at most the 1437 training records"),
         (["--confidence=1"], "--confidence 1 must be in (0, 1)"),
-        (["--confidence=sure"], "--confidence sure must be a number"),
+        (["--confidence=sure"], "--confidence is 'sure'; it must be a number"),
         (["--resume=absent"], "absent is no run directory"),
         (["--clients=3"], "--clients is of no use"),
         (["--epsilom=3"], "did you mean --epsilon"),

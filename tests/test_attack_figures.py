@@ -18,9 +18,9 @@ from sim.attacking.membership import Tally, judge
 from sim.attacking.repetition import Ratios, Repetition
 from sim.auditing import trainings
 from sim.auditing.trainings import paid_steps, train
-from sim.benching.papers import entry
-from sim.config.attacks import ATTACKS, Question, parse
+from sim.commands.attack import ATTACKS, Question, parse
 from sim.config.configuration import load
+from sim.config.papers import entry
 from sim.phases.build import build
 from sim.showing.attack import RATES, Attacked, Report, Success, notes, show
 from tests import unequal

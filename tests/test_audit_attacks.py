@@ -19,7 +19,7 @@ from sim.attacking.partial import partial_attack
 from sim.attacking.shadow import shadow_attack
 from sim.auditing import trainings
 from sim.auditing.trainings import Trained, train, with_mechanism
-from sim.config.flags import parse
+from sim.commands.flags import parse
 from sim.job.job import Job
 from sim.phases.build import build
 

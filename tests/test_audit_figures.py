@@ -16,7 +16,7 @@ from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
 from sim.auditing.trainings import train, with_mechanism
-from sim.config.flags import parse
+from sim.commands.flags import parse
 from sim.job.job import Job
 from sim.phases.build import build
 from sim.showing.audit import Audit, section

@@ -31,7 +31,7 @@ GIVEN = UNLIKE | {
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Drawing takes longest; the report has tests of its own."""
-    for place in ("sim.session", "sim.auditing.session"):
+    for place in ("sim.engines.session", "sim.auditing.session"):
         monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from sim import bench
 from sim.benching import table
-from sim.benching.recipe import PLOTS, cells, read
 from sim.benching.runs import plan
-from sim.config.flags import main_guard
+from sim.commands.guard import main_guard
+from sim.config.recipe import PLOTS, cells, read
 from tests.processes import NEEDS_PROC, alive, descendants, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")

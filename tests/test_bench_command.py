@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from sim import bench
-from sim.benching import kept
-from sim.benching.recipe import read
+from sim.benching import kept, lanes
 from sim.benching.runs import plan, play
+from sim.commands import bench as bench_flags
+from sim.commands.guard import main_guard
 from sim.config.configuration import save
-from sim.config.flags import main_guard
+from sim.config.recipe import read
 from sim.showing import plots
 from tests import unequal
 
@@ -185,7 +186,7 @@ def test_with_an_end_what_there_was_no_time_for_is_no_fault_and_a_fault_is_one(
     tmp_path, monkeypatch, fault, status
 ):
     """One of four runs was tried."""
-    monkeypatch.setattr(bench.lanes, "played", lambda runs, *_: ((run, fault) for run in runs[:1]))
+    monkeypatch.setattr(lanes, "played", lambda runs, *_: ((run, fault) for run in runs[:1]))
     flags = (
         "--hours=1",
         "--seeds=4,5",
@@ -214,7 +215,7 @@ def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere
 ):
     page = tmp_path / "project" / "docs" / "leaderboard.md"
     page.parent.mkdir(parents=True)
-    monkeypatch.setattr(bench, "PACKAGES", tmp_path / "project")
+    monkeypatch.setattr(bench_flags, "PACKAGES", tmp_path / "project")
     flags = (str(finished(tmp_path)), "--seeds=4,7", "--hours=0")
     assert command(tmp_path, *flags, f"--cells={tmp_path / 'cells'}") == 0 and not page.exists()
     assert command(tmp_path, *flags) == 0 and page.is_file()
@@ -241,7 +242,7 @@ def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):
     def train(request: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("sim.start.train", train)
+    monkeypatch.setattr("sim.engines.start.train", train)
     path = finished(tmp_path)
     run = plan(
         read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"}

@@ -9,9 +9,9 @@ import pytest
 
 from server.records import RoundRecord
 from sim.benching import table
-from sim.benching.papers import Claim
-from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result, Run
+from sim.config.papers import Claim
+from sim.config.recipe import Cell, Column, Recipe, Row
 from tests import unequal
 
 

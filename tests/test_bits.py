@@ -145,8 +145,8 @@ def test_proposals_have_the_same_law_in_both_arithmetics():
 def test_a_release_trains_on_the_grid(tmp_path, mechanism):
     """End to end, with the system's entropy, whose float noise is refused: every mechanism has
     exact sums alone."""
-    from sim.config.flags import parse
-    from sim.start import train
+    from sim.commands.flags import parse
+    from sim.engines.start import train
 
     flags = (
         "--release --clients 3 --rounds 2 --steps 2 --sample-rate 0.5 --engine inline --quiet "

@@ -12,13 +12,13 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.events import PublicLabels, RandomizedResponse
 from sim import account
 from sim.benching import table
-from sim.benching.recipe import Cell, Column, Recipe, Row
 from sim.benching.runs import Result
+from sim.commands.guard import main_guard
 from sim.config import caveats
 from sim.config import configuration as config
-from sim.config.flags import main_guard
+from sim.config.recipe import Cell, Column, Recipe, Row
 from sim.run import command
-from sim.showing.report import read_run
+from sim.showing.run import read_run
 
 FEDFED = "--strategy fedfed --shared-source distilled --rounds 2"
 RECIPE = Recipe(title="title", columns=(Column(name="column"),), rows=(Row(name="row"),))

@@ -19,9 +19,10 @@ from mechanisms.settings import Dpsur, Privacy, Screening
 from server.budgets import Budgets
 from sim import central
 from sim import run as federated
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
 from sim.config import configuration as config
 from sim.config.fields import SETTINGS
-from sim.config.flags import main_guard, parse
 from sim.config.presets import FIXED
 from sim.data.holdout import hold_out
 from sim.phases import training

@@ -94,7 +94,7 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     system."""
     code = (
         "import resource, sys\n"
-        "from sim.engines.environment import prepare\n"
+        "from sim.job.environment import prepare\n"
         "prepare() if sys.argv[1] == 'prepared' else None\n"
         "def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "buffer = bytearray(b'x') * 2**26; del buffer; before = faults()\n"
@@ -117,7 +117,7 @@ def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
     """Otherwise there is one thread, for sums have one order, and no telemetry."""
     names = ["OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "FLWR_TELEMETRY_ENABLED"]
     code = (
-        "import os; from sim.engines.environment import prepare; prepare(); "
+        "import os; from sim.job.environment import prepare; prepare(); "
         f"print(*[os.environ[n] for n in {names}])"
     )
     done = subprocess.run(

@@ -7,12 +7,14 @@ import warnings
 
 import pytest
 
+from sim.commands.account import OWN
+from sim.commands.flags import Request, parse
+from sim.commands.guard import main_guard
+from sim.commands.parser import help_text
+from sim.commands.topics import COMMON, TOPICS
 from sim.config.configuration import load, save
 from sim.config.fields import SETTINGS
-from sim.config.flags import Request, help_text, main_guard, parse
 from sim.config.names import SYNONYMS
-from sim.config.questions import OWN
-from sim.config.topics import COMMON, TOPICS
 from sim.config.use import USES
 
 NAMES = """
@@ -211,7 +213,9 @@ def test_help_has_the_defaults_of_one_client_or_of_many(central, words):
 
 def test_help_loads_nothing_heavy():
     heavy = "('torch', 'numpy', 'scipy', 'flwr', 'ray', 'matplotlib', 'sklearn')"
-    code = f"import sys, sim.config.flags, sim.run; print([m for m in {heavy} if m in sys.modules])"
+    code = (
+        f"import sys, sim.commands.flags, sim.run; print([m for m in {heavy} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

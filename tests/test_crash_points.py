@@ -23,9 +23,9 @@ from client.messages import TrainRequest, Upload
 from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
 from server.federation import Exchange
-from sim import session, start
+from sim.commands.flags import parse
 from sim.config import configuration as config
-from sim.config.flags import parse
+from sim.engines import session, start
 from sim.job.job import Job
 from sim.phases import build as jobs
 from tests.crashing import (

@@ -165,8 +165,8 @@ def test_a_group_charges_the_same_and_its_upload_is_whole_numbers(device, tmp_pa
 def run(tmp_path, monkeypatch):
     """A function from a device and flags to the directory of a whole run in this process, without a
     report."""
-    cli, start = needed("sim.config.flags", "sim.start")
-    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+    cli, start = needed("sim.commands.flags", "sim.engines.start")
+    monkeypatch.setattr("sim.engines.session.write_report", lambda folder: folder)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(120, 2, 8, 8)).astype(np.float32), np.arange(120) % 3
     np.savez(tmp_path / "records.npz", x=x, y=y, x_test=x[:30], y_test=y[:30])

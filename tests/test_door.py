@@ -13,7 +13,7 @@ import setuptools
 
 import sim
 from sim.__main__ import COMMANDS, main
-from sim.benching.papers import RECIPES
+from sim.config.papers import RECIPES
 from sim.hidden import LAST, PACKAGES, hiding, put_last
 
 ROOT = Path(__file__).parent.parent
@@ -264,7 +264,7 @@ def test_an_installed_wheel_works_in_an_empty_folder(tmp_path):
     assert (folder / "runs" / "one" / "summary.json").is_file()
     crowded(folder)
     installed(script, "run", *RUN[:-2], "--engine=ray", "--workers=1", "--name=two", "--quiet")
-    code = "import sim, sim.benching.papers as papers; print(sim.__file__, papers.RECIPES)"
+    code = "import sim, sim.config.papers as papers; print(sim.__file__, papers.RECIPES)"
     found = installed(sys.executable, "-P", "-c", code)
     assert found.split() == [str(target / "sim" / name) for name in ("__init__.py", "recipes")]
     kept = {path.name for path in (target / "sim" / "recipes").rglob("*.toml")}

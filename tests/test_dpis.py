@@ -36,8 +36,9 @@ from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpis, Privacy
 from sim.account import command as account
-from sim.config.flags import main_guard, parse
-from sim.start import train
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
+from sim.engines.start import train
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, streams
 from tests.test_loop import World, outcome

@@ -16,8 +16,8 @@ from mechanisms.plan import Terms, planned
 from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.settings import Dpsur, Privacy
 from sim import account
+from sim.commands.guard import main_guard
 from sim.config import caveats
-from sim.config.flags import main_guard
 from sim.run import command
 from tests.small import cohort, model, start
 

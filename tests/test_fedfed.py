@@ -19,8 +19,8 @@ from mechanisms.accounting.events import VisibleChoice
 from mechanisms.guide import Surroundings
 from mechanisms.plan import merge, planned
 from mechanisms.registry import MECHANISMS
-from sim import session
-from sim.config.flags import main_guard
+from sim.commands.guard import main_guard
+from sim.engines import session
 from sim.job import rundir
 from sim.phases.course import before_training, cost_before_training
 from sim.phases.generator import distiller

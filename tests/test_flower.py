@@ -36,8 +36,10 @@ from client.messages import TrainRequest, Upload
 from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge
 from server.app import exchange_over, find_groups
-from sim import account, app, start
-from sim.config.flags import main_guard, parse
+from sim import account
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
+from sim.engines import app, start
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")

@@ -10,9 +10,10 @@ import pytest
 
 from sim import bench
 from sim.benching import kept, lanes, queue
-from sim.benching.recipe import cells, read
-from sim.benching.runs import plan, result
+from sim.benching.runs import config_of, plan, result
+from sim.commands import bench as bench_flags
 from sim.config.configuration import load
+from sim.config.recipe import cells, read
 from tests.test_bench import recipe, records, run
 
 __all__ = ["records"]
@@ -103,7 +104,7 @@ def test_with_an_end_everything_is_trained_that_there_is_time_for(filled, capsys
 def test_of_many_clients_the_largest_figure_is_kept_and_infinite_stays_infinite(tmp_path, records):
     path, folder = recipe(tmp_path, records), tmp_path / "run"
     cell = cells(read(path), "certified")[0]
-    config = cell.config({"seed": 1}, central=True)
+    config = config_of(cell, {"seed": 1}, central=True)
     run(path, tmp_path / "out", "--columns=2", "--rows=DPSGD")
     (finished,) = (tmp_path / "out").glob("*/*/summary.json")
     shutil.copytree(finished.parent, folder)
@@ -135,7 +136,7 @@ def test_estimates_grow_with_the_work_and_end_with_the_budget():
 
 def test_times_of_day_are_ahead_of_us_and_no_end_is_none():
     for text in ("00:00", "09:30", "23:59"):
-        assert 0 < bench._moment(text) <= 86_400
+        assert 0 < bench_flags._moment(text) <= 86_400
     assert lanes.left(None) is None and lanes.left(time.monotonic() - 1) == 0.0
     assert lanes.left(time.monotonic() + 1e6) > 9e5
 

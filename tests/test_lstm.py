@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.gradients.recurrence import recurrence
 from mechanisms.layout import Layout
-from sim.config.flags import main_guard
+from sim.commands.guard import main_guard
 from sim.data.words import Words
 from sim.models.networks import build
 from sim.run import command

@@ -15,8 +15,8 @@ from mechanisms import registry
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS, Mechanism
-from sim.config.flags import parse
-from sim.start import train
+from sim.commands.flags import parse
+from sim.engines.start import train
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "new-mechanism.md"
 PRIVATE = [name for name, row in MECHANISMS.items() if row.private]

@@ -13,8 +13,9 @@ from torch import nn
 
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import ClassicClaim, PaperClaim
-from sim.benching import papers
-from sim.benching.recipe import Cell, Recipe, cells, read
+from sim.benching.runs import config_of
+from sim.config import papers
+from sim.config.recipe import Cell, Recipe, cells, read
 from sim.data.words import Words
 from sim.models.networks import build
 
@@ -358,7 +359,7 @@ def test_screening_runs_at_the_papers_strength():
             found = {
                 c.row: c for c in cells(RECIPES[f"screening-{name}"], budget) if c.column == "3"
             }
-            config = found["noise screening"].config({}, central=True)
+            config = config_of(found["noise screening"], {}, central=True)
             own = config.screening
             if budget == "published":
                 assert own.screening_q0 == 10.0 and own.screening_clip is None

@@ -13,7 +13,7 @@ from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, to_d
 from mechanisms.accounting.ranges import parse_ranges
 from mechanisms.settings import MECHANISMS
 from sim.account import command
-from sim.config.flags import main_guard
+from sim.commands.guard import main_guard
 from sim.phases.course import BEFORE
 from sim.run import command as run
 

@@ -18,10 +18,12 @@ import pytest
 
 from mechanisms.settings import MECHANISMS
 from sim import account, attack, audit, bench, central, report, run
-from sim.benching.recipe import read
-from sim.config import attacks
-from sim.config import flags as cli
+from sim.commands import attack as attack_flags
+from sim.commands import bench as bench_flags
+from sim.commands import flags as cli
+from sim.commands.guard import main_guard
 from sim.config.fields import SETTINGS
+from sim.config.recipe import read
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -73,14 +75,14 @@ def train_alone(arguments: list[str]) -> None:
 
 
 def tabulate(arguments: list[str]) -> None:
-    given = bench.parser().parse_args(arguments)
+    given = bench_flags.parser("").parse_args(arguments)
     arguments = [str(ROOT / word) if word.startswith("recipes/") else word for word in arguments]
     if all(read(ROOT / path).settings["dataset"] not in ELSEWHERE for path in given.recipes):
         bench.command([*arguments, "--processes=1"])
 
 
 def price(arguments: list[str]) -> None:
-    assert cli.main_guard(account.command, arguments) == 0, (
+    assert main_guard(account.command, arguments) == 0, (
         f"python -m sim.account {shlex.join(arguments)}"
     )
 
@@ -90,7 +92,7 @@ def audit_run(arguments: list[str]) -> None:
 
 
 def attack_few(arguments: list[str]) -> None:
-    if attacks.parse(arguments).configs[0].data.dataset not in ELSEWHERE:
+    if attack_flags.parse(arguments).configs[0].data.dataset not in ELSEWHERE:
         attack.command(
             [*arguments, "--quiet", "--rounds=1", "--targets=1", "--models=8", "--records=60"]
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sim.benching import recipe as recipes
 from sim.benching.runs import Run, plan, play, result
+from sim.config import recipe as recipes
 
 TEXT = """
 title = "Layers"
@@ -102,7 +102,7 @@ def test_a_run_has_its_seed_its_folder_and_one_client_unless_there_are_many(laye
 def test_a_run_that_was_begun_goes_on_where_it_was_and_no_other_settings_are_taken_up(
     layers, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+    monkeypatch.setattr("sim.engines.session.write_report", lambda folder: folder)
     run = runs(layers, tmp_path / "runs")["second_a_seed-3"]
     assert not run.finished and result(run) is None
     assert play(run) == "" and run.finished

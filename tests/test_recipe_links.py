@@ -7,12 +7,13 @@ import pytest
 
 from sim import central
 from sim.benching import table
-from sim.benching.papers import RECIPES
-from sim.benching.preset import PRESETS
-from sim.benching.recipe import cells, read
-from sim.benching.runs import plan
-from sim.config import flags as cli
+from sim.benching.runs import config_of, plan
+from sim.commands import flags as cli
+from sim.commands.guard import main_guard
 from sim.config.configuration import differences
+from sim.config.paper_presets import PRESETS
+from sim.config.papers import RECIPES
+from sim.config.recipe import cells, read
 from tests.test_bench import HEAD, records, run
 
 __all__ = ["records"]
@@ -153,7 +154,7 @@ def test_a_preset_is_the_cell_of_its_recipe(name):
     for budget in ("certified", "published"):
         every = {c.column: c for c in cells(read_project(stem), budget) if c.row == row}
         given = {"budget": budget, "seed": 3}
-        wanted = every[column].config(given, central="fedfed" not in name)
+        wanted = config_of(every[column], given, central="fedfed" not in name)
         assert (
             differences(config(f"--preset={name}", f"--budget={budget}", "--seed=3"), wanted) == []
         )
@@ -165,7 +166,7 @@ def test_a_preset_is_the_cell_of_its_recipe(name):
                     f"--budget={budget}",
                     "--seed=3",
                 )
-                assert differences(config(*flags), other.config(given, central=True)) == []
+                assert differences(config(*flags), config_of(other, given, central=True)) == []
 
 
 def test_file_and_flags_go_over_a_preset_and_it_over_the_data_set(tmp_path):
@@ -202,7 +203,7 @@ def test_file_and_flags_go_over_a_preset_and_it_over_the_data_set(tmp_path):
     ],
 )
 def test_a_preset_that_cannot_be_used_is_one_line(flags, part, capsys):
-    assert cli.main_guard(central.command, flags) == 2
+    assert main_guard(central.command, flags) == 2
     said = capsys.readouterr().err
     assert part in said and said.count("\n") == 1
 

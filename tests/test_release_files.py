@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from sim.config.flags import main_guard
+from sim.commands.guard import main_guard
 from sim.run import command
 
 COMMON = (

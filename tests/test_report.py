@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from server.records import RoundRecord, Summary, largest, middle
+from sim.commands.guard import main_guard
 from sim.config.configuration import load, save
-from sim.config.flags import main_guard
 from sim.report import command
 from sim.showing import plots, wording
 from sim.showing.report import write_report

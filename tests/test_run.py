@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
+from sim.commands.guard import main_guard
 from sim.config import configuration as config
-from sim.config.flags import main_guard
 from sim.phases import training
 from sim.run import command
 from tests.processes import NEEDS_PROC, descendants, finish, wait_for
@@ -368,7 +368,7 @@ def test_a_fault_is_one_line_and_leaves_nothing(tmp_path, capsys, records, line)
 def test_data_that_are_not_there_are_told_before_ray_begins(tmp_path, line):
     """A start cannot be broken off: kills one that the user has to wait for to read of a wrong
     path."""
-    code = "import sys; from sim.config.flags import main_guard; from sim.run import command; "
+    code = "import sys; from sim.commands.guard import main_guard; from sim.run import command; "
     code += "print(main_guard(command), 'ray' in sys.modules, 'torch' in sys.modules)"
     words = [sys.executable, "-c", code, f"--out={tmp_path}", *line.split()]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

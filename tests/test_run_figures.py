@@ -18,9 +18,9 @@ from mechanisms.registry import MECHANISMS
 from server import orders
 from server.records import RoundRecord, Summary
 from sim import central, run
+from sim.commands.guard import main_guard
 from sim.config import configuration as config
 from sim.config.caveats import caveats
-from sim.config.flags import main_guard
 from sim.phases.build import build
 from sim.showing import wording
 from tests import unequal
@@ -136,7 +136,7 @@ def _range(text: str) -> range:
 def finished(request, records, tmp_path_factory) -> Finished:
     folder = tmp_path_factory.mktemp("run")
     patch = pytest.MonkeyPatch()
-    patch.setattr("sim.session.write_report", lambda folder: folder)
+    patch.setattr("sim.engines.session.write_report", lambda folder: folder)
     run.command(
         [f"--dataset={records}", *COMMON, *RUNS[request.param], f"--out={folder}", "--name=run"]
     )
@@ -265,7 +265,7 @@ def test_a_figure_of_a_round_is_the_mean_over_its_clients():
 def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, capsys, monkeypatch):
     """One client: the certified figure above the claim, its own noise, its own order, no
     other's."""
-    monkeypatch.setattr("sim.session.write_report", lambda folder: folder)
+    monkeypatch.setattr("sim.engines.session.write_report", lambda folder: folder)
     flags = [
         "--mechanism=dpsur",
         "--epsilon=3",

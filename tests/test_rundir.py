@@ -11,12 +11,13 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, pld_epsilon
 from mechanisms.accounting.events import DpsurStep, SampledGaussian
 from server import orders
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
 from sim.config import configuration as config
-from sim.config.flags import main_guard, parse
+from sim.engines.start import train
 from sim.job import inputs, rundir
 from sim.phases.build import build
 from sim.run import command
-from sim.start import train
 
 pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["--clients=4", "--rounds=2", "--engine=inline", "--quiet"]

@@ -19,8 +19,8 @@ from mechanisms.registry import MECHANISMS, local_round, plan_table
 from mechanisms.screening import ScreeningPlan
 from mechanisms.settings import Privacy, Screening
 from sim import account
+from sim.commands.guard import main_guard
 from sim.config.configuration import load
-from sim.config.flags import main_guard
 from sim.data.dataset import Dataset
 from sim.data.holdout import set_aside
 from sim.phases.build import build

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sim import audit, bench
-from sim.config import attacks, questions
+from sim.commands import account, attack, audit, bench
+from sim.commands.parser import build_parser
 from sim.config.fields import SETTINGS
-from sim.config.flags import build_parser
 from sim.config.names import FORMER
 from tests.test_readme import FENCE, PAGES, ROOT
 
@@ -137,9 +136,8 @@ def test_named_modules_exist(page: Path) -> None:
 
 
 def known_flags() -> set[str]:
-    run = build_parser("", "", own=questions.OWN)
-    attack = build_parser("", "", own=attacks.OWN)
-    parsers = (run, attack, bench.parser(), audit.own_flags())
+    commands = (account, attack, audit)
+    parsers = [build_parser("", "", own=one.OWN) for one in commands] + [bench.parser("")]
     return OTHERS | {word for parser in parsers for word in parser._option_string_actions}
 
 

@@ -11,8 +11,8 @@ from safetensors.numpy import load
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Gaussian, Unprotected
 from mechanisms.plan import merge, planned
-from sim import session
 from sim.config import configuration as config
+from sim.engines import session
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
 from sim.job.job import Job

@@ -14,13 +14,13 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.allotment import payable
 from server.checkpoints import Checkpoints
 from server.records import RunInfo
-from sim import session
+from sim.commands.flags import parse
 from sim.config import configuration as config
-from sim.config.flags import parse
+from sim.engines import session
 from sim.engines.cluster import Cluster
+from sim.engines.start import train
 from sim.job import rundir
 from sim.phases.build import build
-from sim.start import train
 
 FLAGS = (
     "--clients=6 --rounds=6 --engine=inline --quiet --model=linear --dirichlet=0.3 "

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from sim import api
 from sim.benching.kept import digest
-from sim.benching.recipe import Cell
+from sim.benching.runs import config_of
+from sim.commands.flags import parse, words
+from sim.commands.guard import main_guard
 from sim.config.configuration import IMPLIED, load, save
 from sim.config.fields import SETTINGS, TABLES
-from sim.config.flags import main_guard, parse, words
 from sim.config.names import FORMER
+from sim.config.recipe import Cell
 from sim.config.use import USES, Need, in_use, refusal, unused, used_by_table
+from sim.library import api
 
 DEFAULT = load(None, {})
 IDLE = sorted(set(unused(DEFAULT)) - IMPLIED.keys())
@@ -241,13 +243,13 @@ def test_a_data_set_s_defaults_are_no_fault_of_the_user(tmp_path):
 
 def test_a_row_drops_what_it_shares_and_refuses_what_is_its_own():
     shared = Cell("A", "1", {"mechanism": "dpsgd", "dpsur_beta": 3.0})
-    assert shared.config({"budget": "published"}, central=False).dpsur.dpsur_beta == -1.0
+    assert config_of(shared, {"budget": "published"}, central=False).dpsur.dpsur_beta == -1.0
     own = Cell("A", "1", shared.settings, own=frozenset({"dpsur_beta"}))
     with pytest.raises(
         ValueError, match=r"A, 1: dpsur_beta is 3\.0, which mechanism = dpsgd does not use"
     ):
-        own.config({}, central=False)
-    assert own.config({"dpsur_beta": 2.0}, central=False).dpsur.dpsur_beta == -1.0
+        config_of(own, {}, central=False)
+    assert config_of(own, {"dpsur_beta": 2.0}, central=False).dpsur.dpsur_beta == -1.0
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What DPSUR's Tables 3 and 4 say of an attack, to stand beside our own figure."""
 
-from sim.benching import papers
+from sim.config import papers
 
 PAPER = "dpsur-pvldb-2024"
 TABLES = {"fmnist": "table-3", "cifar10": "table-4"}

@@ -9,8 +9,8 @@ from mechanisms import durable
 from sim.attacking import papers, success
 from sim.attacking.membership import Tally
 from sim.attacking.repetition import Repetition, repetition, some_records
+from sim.commands.attack import Question
 from sim.config import configuration
-from sim.config.attacks import Question
 from sim.config.fields import Config
 from sim.job import rundir
 from sim.job.device import single_thread

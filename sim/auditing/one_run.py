@@ -144,13 +144,8 @@ def plant(
         own_labels, coordinates = (y[records] + rng.integers(1, classes, count)) % classes, table
     labels = y.copy()
     labels[records] = own_labels
-    planted = Planted(
-        torch.from_numpy(labels).to(device),
-        absent,
-        torch.from_numpy(table).to(device),
-        classes,
-        size,
-    )
+    all_labels, places = (torch.from_numpy(each).to(device) for each in (labels, table))
+    planted = Planted(all_labels, absent, places, classes, size)
     return Canaries(records, included, own_labels, coordinates, planted)
 
 

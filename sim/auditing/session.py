@@ -13,11 +13,11 @@ from mechanisms import durable
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS
 from server.records import Summary, largest
-from sim import session
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
 from sim.config.fields import Config
+from sim.engines import session
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
 from sim.job.device import device_of, single_thread

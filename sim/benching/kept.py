@@ -16,11 +16,11 @@ from typing import Any
 
 from mechanisms import durable
 from server.records import RoundRecord, Summary, largest
-from sim.benching.papers import PACKAGES
-from sim.benching.recipe import Cell
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER
+from sim.config.papers import PACKAGES
+from sim.config.recipe import Cell
 from sim.config.settings import EXECUTION_ONLY
 
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}

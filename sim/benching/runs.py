@@ -9,9 +9,9 @@ from pathlib import Path
 from server.records import RoundRecord, Summary
 from sim.benching import kept
 from sim.benching.kept import FREE, Result
-from sim.benching.recipe import Cell, Recipe, Values, cells, slug
 from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS
+from sim.config.recipe import Cell, Recipe, Values, cells, checked, slug
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +97,25 @@ def plan(
             name = f"{slug(cell.row)}_{column}_seed-{seed}"
             fixed: Values = {"budget": budget, "seed": seed, "out": str(folder), "name": name}
             fixed |= {"engine": "inline", "quiet": True}
-            config = cell.config(given | fixed, central=recipe.clients == "one")
+            config = config_of(cell, given | fixed, central=recipe.clients == "one")
             file = None if files is None else files / folder.name / f"{name}.json"
             runs.append(Run(cell, seed, config, folder / name, file))
             runs[-1].check()
     return runs
+
+
+def config_of(cell: Cell, given: Values, central: bool) -> Config:
+    """The configuration of a cell, with further settings ``given`` over its own.
+
+    Raises:
+        ValueError: a setting is unknown or out of its bounds, or one of its row's is not in use;
+            the cell is named.
+    """
+    try:
+        settings = checked(cell.settings) | given
+        return load(None, settings, central, lenient=settings.keys() - (cell.own - given.keys()))
+    except ValueError as fault:
+        raise ValueError(f"{cell.label}: {fault}") from None
 
 
 def play(run: Run) -> str:
@@ -109,11 +123,11 @@ def play(run: Run) -> str:
 
     A fault of one cell is a line of the table and stops no other cell.
     """
-    from sim.engines.environment import prepare
+    from sim.job.environment import prepare
 
     prepare()
-    from sim.config.flags import Request
-    from sim.start import train
+    from sim.commands.flags import Request
+    from sim.engines.start import train
 
     begun = run.folder.exists()
     config = load(run.folder / "config.toml", {}, lenient=SETTINGS) if begun else run.config

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.records import Epsilon, RoundRecord, finite, largest
-from sim.benching.recipe import Cell, Recipe
 from sim.benching.runs import Result, Run, result
+from sim.config.recipe import Cell, Recipe
 from sim.showing import wording
 
 NOTES = {

@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from mechanisms import durable
+from sim.config import paper_presets
 from sim.config.fields import SETTINGS, TABLES, Config, fault
 from sim.config.names import FORMER, did_you_mean
 from sim.config.presets import FIXED, preset
@@ -56,7 +57,7 @@ def load(
     """
     file, flags = _read(path, lenient) if path else {}, dict(overrides)
     _refuse_contradictions(flags)
-    named = _preset_of_paper(paper, file | flags, central) if paper is not None else {}
+    named = paper_presets.settings(paper, file | flags, central) if paper is not None else {}
     dataset, features = (
         (named | file | flags).get(name, SETTINGS[name].info.default)
         for name in ("dataset", "features")
@@ -103,12 +104,6 @@ def save(config: Config, path: Path) -> None:
 def differences(a: Config, b: Config) -> list[str]:
     """The names of the settings in which two configurations differ."""
     return [name for name in SETTINGS if a.value(name) != b.value(name)]
-
-
-def _preset_of_paper(name: str, given: Values, central: bool) -> Values:
-    from sim.benching import preset as papers  # which reads recipes, and they read configurations
-
-    return papers.settings(name, given, central)
 
 
 def _put(values: Values, layer: Mapping[str, Any]) -> None:

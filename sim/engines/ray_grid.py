@@ -23,9 +23,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import client_app
 from client.messages import Answering
-from sim import app
-from sim.config.flags import words
+from sim.commands.flags import words
 from sim.config.settings import EXECUTION_ONLY
+from sim.engines import app
 from sim.engines.cluster import Cluster, workers_of
 from sim.job.device import device_of, single_thread
 from sim.job.job import Job

@@ -7,8 +7,6 @@ of their own; no global random state is touched. Those of sequences of words are
 `sim/models/sequences.py`.
 """
 
-import importlib
-import inspect
 import math
 from collections.abc import Callable
 
@@ -18,14 +16,10 @@ from torch import nn
 
 from sim.config.names import suggest
 from sim.data.words import Words
+from sim.models.own import build_own
 from sim.models.sequences import SEQUENCE_MODELS
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
-
-OWN_PROGRAM = (
-    "it was defined in a notebook or a script, and is known there alone: define the class again "
-    "and go on from Python, by sim.train(resume=...), or keep it in a module of its own"
-)
 
 Shape = tuple[int, ...]
 """Of one record: (F,) features or (C, H, W) image."""
@@ -72,7 +66,7 @@ def build(
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed = {seed} is outside 0 .. 2**63 - 1: choose one within")
     if ":" in name:
-        return _custom(name, input_shape, classes, seed, words)
+        return build_own(name, input_shape, classes, seed, words)
     if name not in NAMES:
         raise ValueError(
             f"model = {name!r} is unknown: {suggest(name, NAMES)}, or package.module:Class"
@@ -84,16 +78,24 @@ def build(
             f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: take one of "
             f"{near}"
         )
+    return _own_layers(name, input_shape, classes, seed, ACTIVATIONS[activation], words)
+
+
+def _own_layers(
+    name: str,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    activation: type[nn.Module],
+    words: Words | None,
+) -> nn.Module:
+    """A model of the table, with weights drawn from the seed."""
     rng = np.random.Generator(np.random.Philox(key=seed))
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # layers draw weights as they are made, which are drawn anew below
+    with torch.random.fork_rng(devices=[]):  # layers draw weights, which are drawn anew below
         if words is not None:
-            module = nn.Sequential(
-                *SEQUENCE_MODELS[name](classes, ACTIVATIONS[activation], words, rng)
-            )
+            module = nn.Sequential(*SEQUENCE_MODELS[name](classes, activation, words, rng))
         else:
-            module = nn.Sequential(*_BUILDERS[name](input_shape, classes, ACTIVATIONS[activation]))
+            module = nn.Sequential(*_BUILDERS[name](shape, classes, activation))
     for layer in module:
         if isinstance(layer, nn.Linear | nn.Conv2d | nn.LSTM):
             initialise(layer, rng)
@@ -256,67 +258,3 @@ def _image(name: str, shape: Shape, least: int) -> Shape:
             f"records here have shape {tuple(shape)}: take linear or mlp"
         )
     return shape
-
-
-def _custom(
-    name: str, input_shape: Shape, classes: int, seed: int, words: Words | None
-) -> nn.Module:
-    """Builds `package.module:Class` and runs it once on two records of zeros."""
-    kind = _import_class(name)
-    given = {
-        "input_shape": tuple(input_shape),
-        "classes": classes,
-        "words": words.count if words else 0,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        try:
-            named = inspect.signature(kind).parameters
-            module = kind(**{key: value for key, value in given.items() if key in named})
-            module.eval()
-            with torch.no_grad():
-                output = module(
-                    torch.zeros(2, *input_shape, dtype=torch.int64 if words else torch.float32)
-                )
-        except Exception as error:  # the user's code can raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(
-                f"model = {name!r} cannot be built and run on two records of shape "
-                f"{tuple(input_shape)} ({reason}): its constructor may take input_shape and "
-                "classes, and every other argument needs a default"
-            ) from error
-    if not isinstance(output, torch.Tensor) or output.shape != (2, classes):
-        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ValueError(
-            f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in "
-            f"{classes} outputs"
-        )
-    return module.train()
-
-
-def _import_class(name: str) -> type[nn.Module]:
-    """The class of `package.module:Class`."""
-    path, _, attribute = name.partition(":")
-    try:
-        found = find(path, attribute)
-    except Exception as error:  # the user's module can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(
-            f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add "
-            "it to PYTHONPATH"
-        ) from error
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        what = (
-            "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
-        )
-        remedy = OWN_PROGRAM if path == "__main__" else "name a subclass of torch.nn.Module"
-        raise ValueError(f"model = {name!r}: module {path!r} {what}: {remedy}")
-    return found
-
-
-def find(module: str, qualname: str) -> object:
-    """What a module holds under a name, or under names joined by dots; None where there is none."""
-    found: object = importlib.import_module(module)
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found

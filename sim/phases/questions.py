@@ -12,8 +12,8 @@ from mechanisms.noise_shape import smallest_scale
 from mechanisms.plan import Plan, Terms, merge
 from mechanisms.registry import MECHANISMS
 from mechanisms.trials import TrialPlan
+from sim.commands.account import SHARED, Question
 from sim.config.fields import Config
-from sim.config.questions import SHARED, Question
 from sim.job.job import TRAIN
 from sim.phases import sharing, training
 from sim.phases.phase import Outlook

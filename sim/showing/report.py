@@ -1,24 +1,23 @@
 """One self-contained HTML page about a run, from the files of its directory alone."""
 
 import functools
-import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mechanisms import durable
-from server.records import Epsilon, RoundRecord, Summary, finite, largest, middle, total_seconds
+from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
-from sim.config.configuration import Config, load
+from sim.config.configuration import Config
 from sim.config.fields import SETTINGS, TABLES
 from sim.config.use import used_by_table
 from sim.showing import audit as audit_result
 from sim.showing import page, wording
 from sim.showing import sharing as sharing_report
+from sim.showing.run import Run, read_run
 
 _epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
 
@@ -42,43 +41,6 @@ _NOT_PRIVATE = (
     "This run was trained without privacy: no record of any client is protected, and epsilon is "
     "infinite."
 )
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run directory's content, as far as the report shows it.
-
-    Attributes:
-        folder: the directory.
-        config: of the run.
-        records: of its finished rounds.
-        sizes: records of each client, int64 ``[clients]``.
-        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is
-            told.
-        summary: None until the run is finished.
-    """
-
-    folder: Path
-    config: Config
-    records: tuple[RoundRecord, ...]
-    sizes: np.ndarray
-    counts: np.ndarray | None
-    summary: Summary | None
-
-    @property
-    def alone(self) -> bool:
-        """Whether one client holds all records."""
-        return len(self.sizes) == 1
-
-    @property
-    def private(self) -> bool:
-        """Whether the run has a guarantee at all."""
-        return self.config.privacy.mechanism != "none"
-
-    @property
-    def target(self) -> Epsilon:
-        """The budget that no client overspends."""
-        return self.config.privacy.epsilon if self.private else None
 
 
 def write_report(run_dir: Path) -> Path:
@@ -120,34 +82,6 @@ def write_report(run_dir: Path) -> Path:
     path = run_dir / "report.html"
     durable.write(path, page.page(_title(run), _subtitle(run), parts).encode())
     return path
-
-
-def read_run(run_dir: Path) -> Run:
-    """Read a run directory; a last line of ``rounds.jsonl`` that a crash has cut off is passed
-    over.
-
-    Raises:
-        ValueError: it is no run directory, or a file of it is damaged.
-    """
-    if not (run_dir / "config.toml").is_file():
-        raise ValueError(
-            f"{run_dir} is no run directory, it has no config.toml: give the directory of a run"
-        )
-    config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
-    rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
-    try:
-        lines = rounds.read_text().splitlines() if rounds.exists() else []
-        records = tuple(
-            RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}")
-        )
-        closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
-        with np.load(run_dir / "partition.npz") as arrays:
-            sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise ValueError(
-            f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it"
-        ) from None
-    return Run(run_dir, config, records, sizes, counts, closing)
 
 
 def _title(run: Run) -> str:

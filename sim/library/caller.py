@@ -5,7 +5,7 @@ own, which must be the same afterwards, whatever happens; and a run must give th
 they are.
 
 What cannot be given back is left alone: the thresholds of the allocator
-(`sim.engines.environment.prepare`), which cost speed only. Libraries are imported before anything
+(`sim.job.environment.prepare`), which cost speed only. Libraries are imported before anything
 is set, so that none reads a variable of the run as it is loaded.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from sim import start  # noqa: F401  # loads what a run needs, under the caller's own variables
-from sim.engines.environment import set_variables
+from sim.engines import start  # noqa: F401  # loads what a run needs, under the caller's own variables
+from sim.job.environment import set_variables
 
 CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}
 """Flags of convolutions on GPUs as a run takes them: PyTorch's own, but for the first."""

@@ -1,8 +1,8 @@
 """Presets of papers: a cell of a recipe as the settings of a run, ``--preset NAME``."""
 
-from sim.benching.papers import RECIPES
-from sim.benching.recipe import Values, cells, checked, read
 from sim.config.names import suggest
+from sim.config.papers import RECIPES
+from sim.config.recipe import Values, cells, checked, read
 
 _SCATTERING = (
     ("mnist", "mnist-scattering"),

@@ -16,12 +16,13 @@ from server.records import RoundRecord, Summary, finite, largest
 from sim.config.fields import Config
 from sim.data import features
 from sim.data.words import words_of
-from sim.job.caller import lent
 from sim.job.device import device_of
+from sim.library.caller import lent
 from sim.phases.build import model_of
 from sim.showing.audit import FILE as AUDIT
 from sim.showing.audit import Audit
-from sim.showing.report import read_run, write_report
+from sim.showing.report import write_report
+from sim.showing.run import read_run
 
 MODEL = "model.safetensors"
 

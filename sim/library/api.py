@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sim import start
 from sim.auditing.session import audit
+from sim.commands.flags import Request, request
 from sim.config.fields import SETTINGS
-from sim.config.flags import Request, request
 from sim.config.names import FORMER, did_you_mean
 from sim.data.given import keep
+from sim.engines import start
 from sim.job import rundir
-from sim.job.caller import lent
-from sim.models.networks import find
+from sim.library.caller import lent
+from sim.library.result import Result
+from sim.models.own import find
 from sim.phases.prices import figures_of, outlook_of, prices
-from sim.result import Result
 
 __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 

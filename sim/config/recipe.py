@@ -15,7 +15,7 @@
     name = "DPSUR"
     # settings of a row of another recipe, by column, or of a cell of it:
     like = "mnist-pixels/DPSGD"
-    # settings that papers give (`sim.benching.papers`):
+    # settings that papers give (`sim.config.papers`):
     follows = ["dpsur-pvldb-2024/table-1/MNIST"]
     settings = { mechanism = "dpsur" }
     cells = { 3 = { noise_multiplier = 1.35 } }      # of single cells, by column
@@ -46,11 +46,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from mechanisms.settings import Settings
-from sim.benching import papers
-from sim.benching.papers import RECIPES, Claim
-from sim.config.configuration import Config, load
+from sim.config import papers
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER, did_you_mean, suggest
+from sim.config.papers import RECIPES, Claim
 
 Values = dict[str, Any]
 
@@ -167,21 +166,6 @@ class Cell:
         """Its row and its column."""
         return f"{self.row}, {self.column}"
 
-    def config(self, given: Values, central: bool) -> Config:
-        """Its configuration with further settings ``given`` over its own.
-
-        Raises:
-            ValueError: a setting is unknown or out of its bounds, or one of its row's is not in
-                use; the cell is named.
-        """
-        try:
-            settings = checked(self.settings) | given
-            return load(
-                None, settings, central, lenient=settings.keys() - (self.own - given.keys())
-            )
-        except ValueError as fault:
-            raise ValueError(f"{self.label}: {fault}") from None
-
 
 def read(path: Path) -> Recipe:
     """The recipe in a TOML file.
@@ -199,7 +183,7 @@ def read(path: Path) -> Recipe:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "recipe"
         raise ValueError(
-            f"{path}: {place}: {first['msg']}: see sim/benching/recipe.py for the form"
+            f"{path}: {place}: {first['msg']}: see sim/config/recipe.py for the form"
         ) from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is no TOML file of a recipe: {error}") from None

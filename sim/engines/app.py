@@ -22,9 +22,9 @@ from flwr.serverapp import Grid
 from client.app import client_app
 from client.messages import Answering
 from server.app import PATIENCE, exchange_over, find_groups, server_app
+from sim.commands.flags import Request, parse
 from sim.config.fields import Config
-from sim.config.flags import Request, parse
-from sim.engines import environment
+from sim.job import environment
 
 if TYPE_CHECKING:
     from sim.job.job import Job
@@ -90,7 +90,7 @@ def _serve(context: Context, grid: Grid) -> None:
         ValueError: a user error; before the run directory is made, or when training diverged.
     """
     request = _asked(context.run_config)
-    from sim import session
+    from sim.engines import session
     from sim.job import rundir
 
     folder = (request.resume or rundir.choose(request.config)).resolve()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms.settings import MECHANISMS
-from sim.config import flags
+from sim.commands import flags
+from sim.commands.flags import Request
+from sim.commands.parser import OwnFlags
 from sim.config.fields import Config
-from sim.config.flags import OwnFlags, Request
 from sim.config.names import FORMER, did_you_mean
 
 DESCRIPTION = (

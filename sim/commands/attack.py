@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sim.config import flags
+from sim.commands import flags
+from sim.commands.flags import number
+from sim.commands.parser import OwnFlags
 from sim.config.fields import SETTINGS, Config
-from sim.config.flags import OwnFlags
 from sim.config.names import did_you_mean
 
 PROGRAM = "python -m sim.attack"
@@ -125,28 +125,21 @@ def _attacks(text: str) -> tuple[str, ...]:
 
 def _epsilons(text: str) -> list[str]:
     parts = text.split(",")
-    values = [_number("--epsilons", part, float, "numbers with commas between") for part in parts]
+    values = [number("--epsilons", part, float) for part in parts]
     if len(set(values)) < len(values):
         raise ValueError(f"--epsilons {text} has a value twice: leave one out")
     return parts
 
 
 def _confidence(text: str) -> float:
-    value = float(_number("--confidence", text, float, "a number"))
+    value = float(number("--confidence", text, float))
     if not 0 < value < 1:
         raise ValueError(f"--confidence {text} must be in (0, 1): give 0.95, for instance")
     return value
 
 
 def _integer(flag: str, text: str, least: int) -> int:
-    value = int(_number(flag, text, int, "an integer"))
+    value = int(number(flag, text, int))
     if value < least:
         raise ValueError(f"{flag} {text} must be at least {least}: raise it")
     return value
-
-
-def _number(flag: str, text: str, kind: type[int] | type[float], noun: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"{flag} {text} must be {noun}: give {noun}") from None

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from sim.config.flags import Request
+from sim.commands.flags import Request
 from sim.engines.cluster import Cluster, starting
 from sim.engines.inline import inline_exchange
+from sim.engines.session import run
 from sim.job import rundir
 from sim.job.device import single_thread
 from sim.phases.build import build
-from sim.session import run
 
 
 def train(request: Request, cluster: Cluster | None = None) -> Path:

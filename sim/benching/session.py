@@ -1,0 +1,47 @@
+"""Runs what is outstanding of the recipes, and writes their tables after every run."""
+
+import argparse
+from collections.abc import Sequence
+
+from sim.benching import lanes, queue
+from sim.benching.files import Table, write_page
+from sim.benching.runs import Run
+
+
+def fill(given: argparse.Namespace) -> bool:
+    """Train what is not finished, as `sim.commands.bench` asks; whether that is a success.
+
+    Raises:
+        ValueError: a recipe cannot be used, in one line.
+    """
+    tables = [Table(path, given) for path in given.recipes]
+    if len({one.stem for one in tables}) < len(tables):
+        raise ValueError(
+            "two recipes have the same file name, under which their runs would be kept: rename one"
+        )
+    of = {run: one for one in tables for run in one.runs}
+    for run in of:
+        run.keep()
+    outstanding = queue.ordered(list(of)) if given.end is not None else unfinished(list(of))
+    for number, (run, fault) in enumerate(lanes.played(outstanding, given.processes, given.end), 1):
+        one = of[run]
+        if fault:
+            one.faults[run] = fault
+        run.keep()
+        one.write()
+        write_page(given, tables)
+        state = f"failed: {fault}" if fault else "done"
+        print(
+            f"{number}/{len(outstanding)} {one.stem}: {run.cell.label}, seed {run.seed}: {state}",
+            flush=True,
+        )
+    complete = [one.write() for one in tables]
+    for one in tables:
+        print(f"\n{one.file('md').read_text()}\n{one.file('md')}, .csv, .svg")
+    write_page(given, tables)
+    return all(complete) or not (given.end is None or any(one.faults for one in tables))
+
+
+def unfinished(runs: Sequence[Run]) -> list[Run]:
+    """The runs to be trained, as they stand; runs in one folder are one training."""
+    return list({run.folder: run for run in runs if not run.finished}.values())

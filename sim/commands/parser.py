@@ -1,0 +1,138 @@
+"""The flags of a command line: one for every setting, and a command's own; what ``--help`` shows.
+
+Imports no torch, numpy, flwr or ray.
+"""
+
+import argparse
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NoReturn
+
+from sim.commands.topics import hint, settings_of
+from sim.config.fields import SETTINGS, TABLES, Setting
+from sim.config.presets import FIXED, PRESETS, preset
+
+_METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
+FILES = {
+    "--config": (
+        "FILE.toml",
+        "settings from a file, as a run directory's config.toml has them; flags go before it",
+    ),
+    "--preset": (
+        "NAME",
+        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist "
+        "(docs/howto/reproduce.md); file and flags go over",
+    ),
+    "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
+}
+
+
+OwnFlags = Mapping[str, tuple[str | None, str]]
+"""Flags of one command alone: to each the word for its value, or None for a switch, and its
+help."""
+NO_FLAGS: OwnFlags = {}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; {self.prog} --help lists the flags")
+
+
+def help_topic(argv: Sequence[str]) -> str | None:
+    """The word after ``--help``, empty where there is none; None where help is not asked for."""
+    for place, word in enumerate(argv):
+        flag, _, topic = word.partition("=")
+        if flag in ("-h", "--help"):
+            following = argv[place + 1] if place + 1 < len(argv) and not topic else "-"
+            return topic if following.startswith("-") else following
+    return None
+
+
+def help_text(
+    prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS, topic: str = ""
+) -> str:
+    """What ``--help`` and ``--help TOPIC`` print.
+
+    Raises:
+        ValueError: there is no such topic.
+    """
+    shown = settings_of(topic)
+    if central and shown <= FIXED.keys():
+        raise ValueError(f"--help {topic}: one client has no choice there; ask python -m sim.run")
+    whole = topic in ("", "all")
+    return build_parser(
+        prog, description, central, own if whole else NO_FLAGS, shown, files=whole
+    ).format_help()
+
+
+def build_parser(
+    prog: str,
+    description: str,
+    central: bool = False,
+    own: OwnFlags = NO_FLAGS,
+    names: Container[str] = SETTINGS,
+    files: bool = True,
+) -> argparse.ArgumentParser:
+    """The parser: a group of flags per table; only flags that are given appear in the result.
+
+    Args:
+        prog: the program's name.
+        description: what it does.
+        central: one client holds all records.
+        own: flags that the command has beside the settings.
+        names: the settings that have a flag.
+        files: whether there are the flags of files.
+    """
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog="'none' and '' are values where the help says what they mean. Order: default < "
+        f"data set < preset < file < flag. {hint()}",
+        allow_abbrev=False,
+        add_help=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+        usage="%(prog)s [--flag value | --flag=value ...]",
+    )
+    group = parser.add_argument_group("This command's own") if own else parser
+    if files:
+        parser.add_argument(
+            "-h", "--help", metavar="TOPIC", nargs="?", help="the common flags, or those of a topic"
+        )
+    for flag, (metavar, text) in own.items():
+        form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        group.add_argument(flag, help=text, **form)
+    group = parser.add_argument_group("Files")
+    for flag, (metavar, text) in FILES.items() if files else ():
+        group.add_argument(flag, metavar=metavar, help=text)
+    for table, model in TABLES.items():
+        group = parser.add_argument_group(f"{model.__doc__} [{table}]")
+        for setting in (s for s in SETTINGS.values() if s.table == table and s.name in names):
+            if not (central and setting.name in FIXED):
+                _add_flag(group, setting, central)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -> None:
+    text = f"{setting.info.description} (default: {_defaults(setting, central)})".replace("%", "%%")
+    if setting.kind is bool:
+        group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
+        return
+    metavar = f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[setting.kind]
+    group.add_argument(setting.flag, metavar=metavar, help=text)
+
+
+def _defaults(setting: Setting, central: bool) -> str:
+    """The default, and what some data sets have instead."""
+    default = preset("", central).get(setting.name, setting.info.default)
+    own = {dataset: preset(dataset, central).get(setting.name, default) for dataset in PRESETS}
+    values = [_shown(setting, default)]
+    values += [f"{dataset}: {_shown(setting, v)}" for dataset, v in own.items() if v != default]
+    return "; ".join(values)
+
+
+def _shown(setting: Setting, value: object) -> str:
+    if value is None:
+        return setting.unset or "''"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,85 @@
+"""Models of the user's own, by `package.module:Class`."""
+
+import importlib
+import inspect
+
+import torch
+from torch import nn
+
+from sim.data.words import Words
+
+OWN_PROGRAM = (
+    "it was defined in a notebook or a script, and is known there alone: define the class again "
+    "and go on from Python, by sim.train(resume=...), or keep it in a module of its own"
+)
+
+
+def build_own(
+    name: str, input_shape: tuple[int, ...], classes: int, seed: int, words: Words | None
+) -> nn.Module:
+    """A model from `package.module:Class`, which is run once on two records of zeros.
+
+    PyTorch's CPU generator has the given seed meanwhile, and its own state again afterwards.
+
+    Raises:
+        ValueError: the class cannot be imported, built or run, is no `nn.Module`, or its output is
+            not [B, classes].
+    """
+    kind = _import_class(name)
+    given = {
+        "input_shape": tuple(input_shape),
+        "classes": classes,
+        "words": words.count if words else 0,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            named = inspect.signature(kind).parameters
+            module = kind(**{key: value for key, value in given.items() if key in named})
+            module.eval()
+            with torch.no_grad():
+                output = module(
+                    torch.zeros(2, *input_shape, dtype=torch.int64 if words else torch.float32)
+                )
+        except Exception as error:  # the user's code can raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"model = {name!r} cannot be built and run on two records of shape "
+                f"{tuple(input_shape)} ({reason}): its constructor may take input_shape and "
+                "classes, and every other argument needs a default"
+            ) from error
+    if not isinstance(output, torch.Tensor) or output.shape != (2, classes):
+        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ValueError(
+            f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in "
+            f"{classes} outputs"
+        )
+    return module.train()
+
+
+def _import_class(name: str) -> type[nn.Module]:
+    """The class of `package.module:Class`."""
+    path, _, attribute = name.partition(":")
+    try:
+        found = find(path, attribute)
+    except Exception as error:  # the user's module can raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add "
+            "it to PYTHONPATH"
+        ) from error
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        what = (
+            "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
+        )
+        remedy = OWN_PROGRAM if path == "__main__" else "name a subclass of torch.nn.Module"
+        raise ValueError(f"model = {name!r}: module {path!r} {what}: {remedy}")
+    return found
+
+
+def find(module: str, qualname: str) -> object:
+    """What a module holds under a name, or under names joined by dots; None where there is none."""
+    found: object = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found

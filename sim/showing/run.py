@@ -1,0 +1,76 @@
+"""A run, read from the files of its directory, as far as it is shown."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from server.records import Epsilon, RoundRecord, Summary
+from sim.config.configuration import Config, load
+from sim.config.fields import SETTINGS
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory's content, as far as the report shows it.
+
+    Attributes:
+        folder: the directory.
+        config: of the run.
+        records: of its finished rounds.
+        sizes: records of each client, int64 ``[clients]``.
+        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is
+            told.
+        summary: None until the run is finished.
+    """
+
+    folder: Path
+    config: Config
+    records: tuple[RoundRecord, ...]
+    sizes: np.ndarray
+    counts: np.ndarray | None
+    summary: Summary | None
+
+    @property
+    def alone(self) -> bool:
+        """Whether one client holds all records."""
+        return len(self.sizes) == 1
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has a guarantee at all."""
+        return self.config.privacy.mechanism != "none"
+
+    @property
+    def target(self) -> Epsilon:
+        """The budget that no client overspends."""
+        return self.config.privacy.epsilon if self.private else None
+
+
+def read_run(run_dir: Path) -> Run:
+    """Read a run directory; a last line of ``rounds.jsonl`` that a crash has cut off is passed
+    over.
+
+    Raises:
+        ValueError: it is no run directory, or a file of it is damaged.
+    """
+    if not (run_dir / "config.toml").is_file():
+        raise ValueError(
+            f"{run_dir} is no run directory, it has no config.toml: give the directory of a run"
+        )
+    config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
+    rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
+    try:
+        lines = rounds.read_text().splitlines() if rounds.exists() else []
+        records = tuple(
+            RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}")
+        )
+        closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
+        with np.load(run_dir / "partition.npz") as arrays:
+            sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise ValueError(
+            f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it"
+        ) from None
+    return Run(run_dir, config, records, sizes, counts, closing)
