@@ -100,7 +100,7 @@ def sums(
         state = DPIS.step(world, state)
         share, clip, multiplier = (
             state.memory[name][:, number // own.epoch_steps]
-            for name in ("share", "clip_norm", "multiplier")
+            for name in ("norm_ratio", "clip_norm", "multiplier")
         )
         size, draws = own.sample_rate * len(norms), noise.normal("noise", len(norms))
         total = state.optimizer[0] * size - (multiplier * clip).float()[:, None] * draws
@@ -272,7 +272,7 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
     own = plan(rate=rate, clip=clip, records=max(1, len(norms)), dpis_clip=1.0)
     bound = dpis._clip_norm(own, np.array(norms), np.random.default_rng(seed))
     assert dpis.MIN_CLIP * clip <= bound <= clip
-    share = dpis._share(own, np.array(norms), bound, np.random.default_rng(seed + 1))
+    share = dpis._norm_ratio(own, np.array(norms), bound, np.random.default_rng(seed + 1))
     assert own.sample_rate <= share <= 1.0
     event = own.step_event(share, bound, 1.0)
     assert event.norm_sum >= event.batch_size * event.clip_norm
@@ -324,7 +324,7 @@ def test_a_cohort_is_its_clients_one_by_one():
         for name, figure in DPIS.report(here, alone).items():
             torch.testing.assert_close(figures[name][client], figure[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(together.params[client], alone.params[0], rtol=1e-4, atol=1e-4)
-        for name in ("share", "clip_norm", "multiplier", "ghat"):
+        for name in ("norm_ratio", "clip_norm", "multiplier", "ghat"):
             kept = alone.memory[name][0]
             torch.testing.assert_close(
                 together.memory[name][client, : len(kept)], kept, rtol=1e-3, atol=1e-3

@@ -550,9 +550,9 @@ def test_a_request_survives_the_journey(clients, params):
 
 
 @pytest.mark.parametrize("metrics", [{}, {"kept": (1.5, 3), "of": (0.1, 1)}])
-def test_an_upload_survives_the_journey(figures):
+def test_an_upload_survives_the_journey(metrics):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
-    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, figures)
+    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, metrics)
     assert_equal(decode_upload(encode_upload(upload)), upload)
 
 
