@@ -229,3 +229,14 @@ def test_the_points_of_each_plot(plot, expected):
 def test_a_line_by_round_is_named_by_what_tells_it_from_others(rows, columns, name):
     part = {"plot": "accuracy", "rows": RECIPE.rows[:rows], "columns": RECIPE.columns[:columns]}
     assert list(table.points(RECIPE.model_copy(update=part), WHOLE[:1])) == [name]
+
+
+def test_a_level_is_reached_by_a_round_that_has_exactly_that_accuracy():
+    """Round n of the three has spent n. Kills a level that must be exceeded, and the last round."""
+    one = result(0.75, (3.0,), (4.0,), None, 3, 0.5, 0.625, 0.75)
+    records = [
+        dataclasses.replace(record, epsilon_certified_max=float(n), epsilon_published_max=n + 0.5)
+        for n, record in enumerate(one.rounds, 1)
+    ]
+    spent = dataclasses.replace(one, rounds=tuple(records))
+    assert [table.reached(spent, level) for level in (50.0, 62.5, 62.6, 76.0)] == [1, 2, 3, None]
