@@ -5,9 +5,9 @@ Algorithm 2, per client with its public number of records n. A step measures the
 present budget rho_ng (precision, ``rho = 1 / (2 s^2)`` for noise multiplier s) and searches for a
 step size along it:
 
-    g~    = sum_{i in B} clip(g_i, C_grad)  +  N(0, (s_g C_grad)^2 I) d     = direction(g~ / (q n)),
-    Phi = {0, 1/m, ..., 1} alpha_max alpha = argmin over Phi of  sum_{i in B'} l_i(w - lr alpha d)
-    +  noise                        (NoisyMax)
+    g~    = sum_{i in B} clip(g_i, C_grad)  +  N(0, (s_g C_grad)^2 I)
+    d     = direction(g~ / (q n)),  Phi = {0, 1/m, ..., 1} alpha_max
+    alpha = argmin over Phi of  sum_{i in B'} l_i(w - lr alpha d)  +  noise            (NoisyMax)
 
 - alpha > 0: w <- w - lr alpha d. After every tau such moves alpha_max <- (1 + eta) (the largest of
   their alpha).

@@ -8,9 +8,9 @@ clip bound C. Norms
 At the start of every epoch of ceil(1/q) steps, the first one at the start of the round, from
 records drawn by coins of rate p:
 
-    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)                      (Eq.
-    16, optional) K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))
-    (Eqs. 11, 12) ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
+    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)      (Eq. 16, optional)
+    K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))         (Eqs. 11, 12)
+    ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
 
 In every step record i enters with probability b |g_i| / K: it is proposed with probability b ghat_i
 / K, and accepted with probability |g_i| / ghat_i. Then

@@ -3,10 +3,11 @@ Gradient Descent Using Selective Update and Release", PVLDB 17(6), 2024. For K c
 
 A trial (Algorithms 1 and 2), with the model w, clip C_v, threshold beta and noise s_v of the test:
 
-    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t dE  =
-    loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v,
-    independent of B_t dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2) accept w' iff dE~ < beta C_v
-    else restore w and the optimizer's state
+    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t
+    dE  = loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v,
+                                             independent of B_t
+    dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2)
+    accept w' iff dE~ < beta C_v             else restore w and the optimizer's state
 
 An empty B_v gives dE = 0. A dE that is not finite counts as +C_v: a candidate that is never
 accepted would break every bound below. Both losses are on the same batch; the paper's code reuses

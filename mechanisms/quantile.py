@@ -5,8 +5,8 @@ Each step also releases how many of the batch's records have a norm within the b
 that a record moves the count by 1/2, and moves the bound towards the wanted quantile gamma (their
 equation 3, with records for clients):
 
-    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n),      C <- C
-    exp(-eta (b - gamma))
+    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n)
+    C <- C exp(-eta (b - gamma))
 
 Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s
 satisfies ``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the

@@ -17,8 +17,8 @@ is accepted with the probability exp(-x (2 k + x) / 2), which is at most 1. So a
 have the normal law. 0.715 are accepted. Karney draws k and the coin without any logarithm or
 exponential, in a loop; here both are comparisons,
 
-    k = the number of T_j <= v,  T_j = P(k < j), j = 1, 2, ...    and    accept if u < exp(-x (2 k +
-    x) / 2),
+    k = the number of T_j <= v,  T_j = P(k < j), j = 1, 2, ...
+    accept if u < exp(-x (2 k + x) / 2),
 
 of uniform real numbers u, v in [0, 1) with exact bounds, which suits arrays.
 

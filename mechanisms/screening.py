@@ -3,9 +3,10 @@ based on Simulated Annealing", arXiv 2211.07218, 2022. For K clients at once.
 
 A trial, with the model w, gain Q0 and tau growing with the accepted steps:
 
-    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s) dE = loss(w') - loss(w)
-    mean losses on one test batch accept w' with probability min(1, exp(-dE Q0 tau)), and always
-    after mu0 rejections in a row; else restore w and the optimizer's state
+    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s)
+    dE = loss(w') - loss(w)                  mean losses on one test batch
+    accept w' with probability min(1, exp(-dE Q0 tau)), and always after mu0 rejections in a row;
+    else restore w and the optimizer's state
 
 ``Q0 tau`` is the inverse temperature. Deviation: it grows in equal stages, so that the clipped test
 has few curves. In step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the

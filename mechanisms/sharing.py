@@ -9,8 +9,9 @@ Single records (FedFed: Yang et al., "FedFed: Feature Distillation against Data 
 Federated Learning", NeurIPS 2023) are released one by one, each clipped to norm R behind noise of
 its own:
 
-    clip(f(x_i), R) + s R N(0, I)         for each slot i that a coin of probability p has chosen,
-    once for every view
+    clip(f(x_i), R) + s R N(0, I)
+
+for each slot i that a coin of probability p has chosen, once for every view.
 
 V views of a record behind noise s tell as much as one behind s / sqrt(V). They share a coin, so
 they are one event: V events would take for granted that each view has a coin of its own.

@@ -12,8 +12,9 @@ D^s has been released, so its records need no clipping, no noise and no charge, 
 out of the private sum: a mechanism releases its gradient g of the client's own records alone, and
 only then the gradient of D^s is joined,
 
-    g'  =  (1 - w) g  +  w 1/m sum_{j in S} grad(x_j, y_j),      S: m records of D^s, drawn anew in
-    each step
+    g'  =  (1 - w) g  +  w 1/m sum_{j in S} grad(x_j, y_j)
+
+    S: m records of D^s, drawn anew in each step
 
 so that the sensitivity of what is released is that of g. Without D^s this is FedAvg.
 """

@@ -4,8 +4,9 @@ With U = E[L^alpha a^alpha a'^(1-alpha)], A = E[L a], A' = E[a'] over the denomi
 the moment of one trial is ``U + (1-A)^alpha (1-A')^(1-alpha)``. Replacing the last term by its
 tangents and exchanging suprema, its maximum over all tests is the supremum over m of
 
-    V(m) = E[ max over corners of (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1)
-           m^alpha a') ] + alpha m^(alpha-1) - (alpha-1) m^alpha
+    V(m) = E[ max over corners of
+              (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1) m^alpha a') ]
+           + alpha m^(alpha-1) - (alpha-1) m^alpha
 
 Here m is a supremum, so every value between the points that are evaluated must be bounded. Two
 facts make that cheap:

@@ -1,8 +1,7 @@
 """The recurrence of an LSTM with a backward of its own: what `mechanisms/gradients/lstm_tap.py` is
 made of.
 
-    i, f, g, o = s(z_t + W h_{t-1}),    c_t = f c_{t-1} + i g,    h_t = o tanh(c_t),    h_0 = c_0 =
-    0
+    i, f, g, o = s(z_t + W h_{t-1}),   c_t = f c_{t-1} + i g,   h_t = o tanh(c_t),   h_0 = c_0 = 0
 
 where s is the logistic function for i, f, o and tanh for g, and z_t is what the inputs add to the
 gates. The gradient with respect to z_t is that with respect to all that enters the gates at t; so
