@@ -14,7 +14,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import Unprotected
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import draw, expected_size
-from mechanisms.gradients.record_gradients import Unscaled
+from mechanisms.gradients.factors import Unscaled
 from mechanisms.plan import Terms
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechanisms.gradients.record_gradients import Unscaled
+from mechanisms.gradients.factors import Unscaled
 from mechanisms.guide import Guide, Surroundings, unguided
 from strategies.fedavg import fedavg
 from strategies.settings import Aggregation, FedFed
