@@ -1,4 +1,4 @@
-"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): which part of a record
+"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): the part of a record that
 tells its class.
 
 A generator q reproduces the robust part of a record; the rest, x_s = x - q(x), is
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 HIDDEN = 64
 CODE_WEIGHT = 0.01
-"""beta."""
+"""beta, the weight of the code's divergence."""
 
 
 class Splitter(nn.Module):
