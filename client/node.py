@@ -91,7 +91,7 @@ class GroupData:
         return CohortData(self.x, self.y, [self.records(int(c)) for c in clients])
 
     def parts(self, clients: np.ndarray) -> list[np.ndarray]:
-        """Positions in ``clients`` of each chunk's clients, in chunk order, without empty chunks."""
+        """Positions in ``clients`` of each chunk's members, in chunk order; empty ones left out."""
         numbers = self._chunk_of[clients]
         order = np.argsort(numbers, kind="stable")
         return [

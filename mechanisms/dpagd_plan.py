@@ -16,7 +16,7 @@ from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpagd
 
 MAX_RAISES = 100
-"""Levels of the gradient's budget that are kept count of."""
+"""How often the gradient's budget may grow, at most: each level has a count of its own."""
 FRESH, FURTHER = 0, 1
 """A step's first measurement of its gradient, and one that is averaged with those before it."""
 
@@ -32,9 +32,9 @@ class DpagdPlan(AdaptivePlan):
         steps: local steps a round, at most.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
         rounds: rounds that the budget is planned for.
-        delta: of the guarantee; with the planned divergences it names the order.
+        delta: of the guarantee; with the planned divergences it determines the order.
         own: the mechanism's settings.
-        prior: what is paid beside the rounds; the order is chosen for all together.
+        prior: charges besides the rounds; the order is chosen for all together.
     """
 
     sample_rate: float
@@ -95,15 +95,14 @@ class DpagdPlan(AdaptivePlan):
 
     @functools.cached_property
     def multipliers(self) -> NDArray[np.float64]:
-        """``[2, levels]``: of `FRESH` and `FURTHER` measurements at each level; nothing leads
-        further to level 0."""
+        """Noise multipliers ``[2, levels]`` of `FRESH` and `FURTHER` measurements at each level; no
+        further measurement leads to level 0."""
         levels = range(self.own.agd_raises + 1)
         further = [math.inf, *(self.further_multiplier(level) for level in levels[1:])]
         return np.array([[self.gradient_multiplier(level) for level in levels], further])
 
     def releases(self, counts: NDArray[np.int64]) -> Charges:
-        """What so many measurements ``[2, levels]`` release, each with the search that follows
-        it."""
+        """The releases of ``counts [2, levels]`` measurements, each with the search after it."""
         charges: Charges = {}
         for multiplier, count in zip(
             self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True

@@ -49,7 +49,7 @@ class HeroPlan(DpsgdPlan):
 
     Attributes:
         isotropic: clip in Euclidean norm, as published, instead of in the noise's geometry.
-        floor: least v, in (0, 1].
+        floor: the smallest v allowed, in (0, 1].
         refresh: steps between two decompositions.
     """
 

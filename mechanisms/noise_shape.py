@@ -1,5 +1,4 @@
-"""DP-Hero's noise shape (Zheng et al.): how strong the noise is along each eigenvector of a layer's
-weights."""
+"""DP-Hero's noise shape (Zheng et al.): the noise's scale along each eigenvector of W W^T."""
 
 import math
 from collections.abc import Sequence

@@ -11,8 +11,8 @@ equation 3, with records for clients):
 Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s
 satisfies ``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the
 right-hand side, and s is what the plan charges: nothing else has to be charged, and since noise
-scales with C, s does not depend on C. C stays above a share of the configured bound: where most
-gradients vanish it would fall to where norms have no digits left.
+scales with C, s does not depend on C. C stays above a share of the configured bound: if most
+gradients vanish, it would otherwise fall to where norms have no digits left.
 """
 
 import math
@@ -51,7 +51,7 @@ def adapt(
 
     Args:
         bound: C ``[K]``.
-        configured: what C was at the start ``[K]``.
+        configured: C at the start ``[K]``.
         quantile: gamma ``[K]``, in (0, 1).
         within: b ``[K]``, the noisy share of records within the bound.
     """

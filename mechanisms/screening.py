@@ -14,8 +14,8 @@ paper's Q0 is ``gain / T``, or ``screening_q0``. Where trials are public, t coun
 earlier rounds; the paper's tau counts accepted ones.
 
 Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for
-accepted steps only, and looks at a "test loss" without noise, on records that it does not name: on
-the client's own, no finite epsilon holds for that. What does:
+accepted steps only, and uses a "test loss" without noise, on records that it does not name: on the
+client's own records, no finite epsilon holds for that. The choices here:
 
 - ``public-test``: dE on records that are public. A function of the candidate, so each trial is
   charged ``SGM(q, s)``; forced acceptance may stay. A dE that is not finite counts as infinite.
@@ -43,7 +43,7 @@ from mechanisms.settings import Screening
 from mechanisms.trials import TrialPlan
 
 LARGEST = 1e300
-"""Bound of dE, in nats; the clip c is the least probability of acceptance (`lowest`)."""
+"""Bound on |dE|, in nats; the clip c acts through the lowest acceptance probability (`lowest`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

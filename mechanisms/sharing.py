@@ -1,5 +1,5 @@
-"""What a client releases once, before training, for the data set that all clients share: class
-sums, or single records.
+"""A client's release, once before training, for the data set that all clients share: class sums or
+single records.
 
 Class sums are one Gaussian release of a client: a record adds a vector of norm at most R to the sum
 of its class, and to no other, so the sums of all classes together have sensitivity R (a record is
@@ -13,11 +13,11 @@ its own:
 
 for each slot i that a coin of probability p has chosen, once for every view.
 
-V views of a record behind noise s tell as much as one behind s / sqrt(V). They share a coin, so
-they are one event: V events would take for granted that each view has a coin of its own.
+V views of a record with noise s tell as much as one with noise s / sqrt(V). They share a coin, so
+they are one event: V events would assume that each view has a coin of its own.
 
-There is no sum in which others would hide, so nothing is gained from sampling but the choice
-itself, which is visible (`VisibleChoice`). Slots are the client's public number of records; in a
+There is no sum for others to hide in, so sampling gains nothing but the choice itself, which is
+visible (`VisibleChoice`). Slots are the client's public number of records; in a
 slot without a record only noise would be released. The label of a chosen record goes through k-ary
 randomized response, unless labels are declared public.
 """
@@ -45,20 +45,19 @@ from mechanisms.randomness import Draws, Source
 from mechanisms.sampling import COIN, threshold
 
 Features = Callable[[Tensor], Tensor]
-"""From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record
-alone."""
+"""From records ``[M, ...]`` to features ``[M, D]`` for release, each from its own record alone."""
 WIDE = torch.float64
 """Type of features from their clipping to their noise."""
 
 
 @dataclass(frozen=True)
 class Released:
-    """What a cohort lets out.
+    """What a cohort releases.
 
     Attributes:
         sums: ``[K, R]``, only ever added up over clients; R may be 0.
-        records: by name, arrays with a row for each single record; none or ``x``, ``y`` and
-            ``client``, its place in K.
+        records: arrays by name with a row for each single record; none, or ``x``, ``y`` and
+            ``client``, its index in K.
     """
 
     sums: Tensor
@@ -93,8 +92,8 @@ class SharingPlan:
         singly: whether records are released one by one, or summed by class.
         share_rate: p, probability that a slot is chosen.
         views: releases of each chosen record.
-        label_epsilon: of randomized response; None where labels are public.
-        steps: of a round.
+        label_epsilon: epsilon of randomized response; None if labels are public.
+        steps: local steps a round.
     """
 
     noise_multiplier: float
@@ -112,7 +111,7 @@ class SharingPlan:
         return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
     def arithmetic(self, of_run: Arithmetic) -> Arithmetic:
-        """That of the run; without noise there is nothing to prove."""
+        """The run's arithmetic; without noise `FLOATS`, as there is nothing to prove."""
         return of_run if self.noise_multiplier else FLOATS
 
     def round_charges(self, nth: int) -> Charges:
@@ -121,7 +120,7 @@ class SharingPlan:
             return {Unprotected(self.share_rate): 1}
         if not self.singly:
             return {Gaussian(self.noise_multiplier): 1}
-        # One coin decides on all views of a record, which together are one look behind less noise.
+        # One coin decides on all views of a record; together they are one view with less noise.
         labels = (
             PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
         )
@@ -153,7 +152,7 @@ def _parts(plan: SharingPlan, features: Tensor, arithmetic: Arithmetic) -> Tenso
 def _noised(
     plan: SharingPlan, total: Tensor, streams: Draws, purpose: str, arithmetic: Arithmetic
 ) -> Tensor:
-    """A total ``[K, m]`` behind noise of deviation s R in every coordinate, float32."""
+    """A total ``[K, m]`` plus noise of deviation s R in every coordinate, float32."""
     bound = torch.full((len(total),), plan.clip_norm, dtype=WIDE, device=total.device)
     std = torch.full_like(bound, plan.noise_std)
     return arithmetic.noised(total, bound, std, streams, purpose).to(torch.float32)
@@ -161,7 +160,7 @@ def _noised(
 
 @dataclass(frozen=True)
 class ClassSums:
-    """The sum of clipped features of each class, behind noise: ``[K, classes * D]``."""
+    """The noisy sum of clipped features of each class, ``[K, classes * D]``."""
 
     plan: SharingPlan
     features: Features
@@ -194,7 +193,7 @@ class ClassSums:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of clipped features, whatever the label, behind noise: ``[K, size]``."""
+    """The noisy sum of clipped features, whatever the label, ``[K, size]``."""
 
     plan: SharingPlan
     features: Features
@@ -217,7 +216,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class SingleRecords:
-    """Clipped features of the chosen records, each behind noise of its own, with their labels."""
+    """Clipped features of the chosen records, each with noise of its own, and their labels."""
 
     plan: SharingPlan
     features: Features
@@ -225,7 +224,7 @@ class SingleRecords:
 
     @property
     def size(self) -> int:
-        """There are no sums."""
+        """0: there are no sums."""
         return 0
 
     def __call__(
@@ -263,8 +262,7 @@ class SingleRecords:
         of the others."""
         if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
             return labels
-        # never less often than that: the probability of another label is rounded up to a multiple
-        # of a coin
+        # the probability of another label is rounded up, to a multiple of a coin, never down
         lie = (self.classes - 1) / (
             math.exp(min(self.plan.label_epsilon, 700.0)) + self.classes - 1
         )
