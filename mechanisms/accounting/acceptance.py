@@ -1,9 +1,9 @@
-"""The private acceptance test of a selective mechanism, and the cost of its bit.
+"""The private acceptance test of a selective mechanism, and the cost of its accept/reject bit.
 
 DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low
-enough. The difference is clipped, so whatever the data are, the probability of acceptance lies in
-[lowest, highest]; the test batch is a Poisson batch of its own, so one record is in it with
-probability `rate`.
+enough. The difference is clipped, so for any data the probability of acceptance lies in [lowest,
+highest]; the test batch is a separate Poisson batch, so one record is in it with probability
+`rate`.
 """
 
 from dataclasses import dataclass
@@ -67,8 +67,8 @@ def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
     """Renyi divergence of each Bernoulli(x) from Bernoulli(y), where over = x - y exactly; all are
     ``[n]``.
 
-    It goes through ``t^a - a t + a - 1`` of the likelihood ratios t, so that small divergences keep
-    their digits.
+    Small divergences keep their digits: since ``E[t] = 1`` for the likelihood ratio t, ``E[t^a] -
+    1`` is the mean of ``t^a - a t + a - 1``, which is never negative.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         here, there, change = (

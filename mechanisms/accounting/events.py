@@ -2,13 +2,13 @@
 
 An event says which mechanism ran and with which parameters; how often it ran is a count kept beside
 it (the ledger, the accountant). Events are hashable, compare by value and survive JSON exactly.
-What one application costs is the business of `accounting.curves`; a new kind of event is one frozen
-class, listed in `KINDS`, and one curve there.
+`accounting.curves` has the cost of one application; a new kind of event is one frozen class, listed
+in `KINDS`, and one curve there.
 
-Each event has a certified and a published cost. Where a paper counts other things than the proof
-does (accepted steps instead of trials), two events stand side by side: one that costs nothing in
-the published column, and a `PaperClaim` that costs nothing in the certified one. A mechanism's plan
-puts them together.
+Each event has a certified and a published cost. If a paper counts other things than the proof does
+(accepted steps instead of trials), two events are charged: one that costs nothing in the published
+column, and a `PaperClaim` that costs nothing in the certified one. A mechanism's plan combines
+them.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class ClassicClaim(PaperClaim):
     """A claim of a paper that converts by ``rdp + log(1 / delta) / (a - 1)`` (Mironov 2017,
     Proposition 3).
 
-    Where one is among the charges, the whole published figure is converted so
+    If one is among the charges, the published epsilon of all of them is converted so
     (`accountant.guarantee`).
     """
 
@@ -192,8 +192,7 @@ class RandomizedResponse(Event):
 
 @dataclass(frozen=True)
 class PublicLabels(Event):
-    """Labels released as they are: 0 in both columns, for what is charged beside it covers the
-    features alone."""
+    """Labels released as they are: 0 in both columns; the guarantee covers the features alone."""
 
     kind: ClassVar[str] = "public_labels"
 
@@ -223,8 +222,7 @@ KINDS: dict[str, type[Event]] = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """A JSON-ready dictionary: the event's fields and its name under `kind`; an event within is one
-    again."""
+    """A JSON-ready dictionary of the event's fields and its `kind`; nested events likewise."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {"kind": event.kind} | {
         n: to_dict(v) if isinstance(v, Event) else v for n, v in values.items()

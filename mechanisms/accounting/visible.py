@@ -8,7 +8,7 @@ tangents and exchanging suprema, its maximum over all tests is the supremum over
               (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1) m^alpha a') ]
            + alpha m^(alpha-1) - (alpha-1) m^alpha
 
-Here m is a supremum, so every value between the points that are evaluated must be bounded. Two
+The bound is a supremum over m, so it must also cover all m between those that are evaluated. Two
 facts make that cheap:
 - A maximizing m equals (1-A) / (1-A'), and |A - A'| <= eta = (hi - lo) (total variation of the
   proposals + q_v), so
@@ -143,6 +143,7 @@ class _Supremum:
             * bracket
             * (right - left) ** 2
         )
+        # the maximum of chord plus parabola: at an end if the chord rises by bend / 2 or more
         rise = np.abs(at_right - at_left)
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = (at_left + at_right) / 2.0 + bend / 8.0 + rise**2 / (2.0 * bend)

@@ -18,8 +18,7 @@ from mechanisms.accounting.acceptance import Acceptance
 Floats = NDArray[np.float64]
 
 POINTS = 8_000
-"""At least: the trapezoidal rule's error at the kinks of a maximum is below 1e-6 of the
-divergence."""
+"""The fewest points: the trapezoidal rule's error at a maximum's kinks is below 1e-6 relative."""
 MAX_POINTS = 40_000
 FINE, COARSE = 100.0, 32.0  # points per standard deviation wished for, and needed
 NEGLIGIBLE = 42.0  # in nats below the maximum
@@ -55,8 +54,7 @@ class WorstPair:
 
 
 def divergence(log_moment: float, order: float) -> float:
-    """``log_moment / (order - 1)``, raised by what the grid and the rounding of doubles may have
-    left out."""
+    """``log_moment / (order - 1)``, raised by the possible error of the grid and of rounding."""
     return (max(log_moment, 0.0) * (1.0 + MARGIN) + ROUNDING * order) / (order - 1.0)
 
 
@@ -86,6 +84,7 @@ def _pair(
     )
     scale = float(np.max(log_power))
     low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
+    # the record is in the test batch with probability q_v: a = (1 - q_v) a0 + q_v az
     without = np.array([low, low, high, high])
     within = (1.0 - share) * without + share * np.array([low, high, low, high])
     numerator, denominator = (within, without) if added else (without, within)
