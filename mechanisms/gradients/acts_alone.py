@@ -1,8 +1,7 @@
-"""The operations that act on each record alone: functions, methods and layers, each with the rule
-of its arguments.
+"""The operations that act on each record alone: functions, methods and layers, each with its rule.
 
-Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks a
-model up.
+Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks up
+the operations of a model.
 """
 
 import operator
@@ -148,8 +147,7 @@ def of_method(name: str) -> Rule | None:
 
 
 def of_layer(layer: nn.Module) -> Rule | None:
-    """The rule of a layer; only for layers of exactly the known types, with the forward of their
-    type."""
+    """The rule of a layer of exactly a known type, with the forward of that type."""
     kind = type(layer)
     if "forward" in vars(layer):
         return None

@@ -1,4 +1,4 @@
-"""Passes of one shape, for exact sums: what is computed of a record depends on no other record."""
+"""Passes of one shape, for exact sums: a record's results do not depend on any other record."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,8 +22,8 @@ def fixed_passes(
     route: Route,
     metric: Metric = IDENTITY,
 ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Passes of one shape; of one record where the user's own code or a kernel could see who
-    else is there."""
+    """Passes of about `width` records, as `(clients, records, x, y)`; of one record if the user's
+    own code, or a kernel, could see which others are there."""
     tapped = isinstance(route.engine, Tapped)
     for c, b in passes.cut(x, route.entries, not tapped, width if tapped else 1):
         shown = partial(_shown, route.engine, params[c], of_clients(metric, c))
@@ -32,12 +32,13 @@ def fixed_passes(
 
 
 def of_clients(metric: Metric, clients: slice) -> Metric:
+    """The metric's rows for some clients."""
     return {layer: matrix[clients] for layer, matrix in metric.items()}
 
 
 @torch.no_grad()
 def losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """`[K, B]`: the losses of a pass, by the kernels that its gradients come from."""
+    """`[K, B]`: the losses of a pass, by the kernels that compute its gradients."""
     return (
         engine.record_losses(params, x, y)
         if isinstance(engine, Tapped)
@@ -49,7 +50,7 @@ def losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def _shown(
     engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of each record its norm and its loss `[K, B, 2]`, and the exact sum of gradients of norm
+    """Norm and loss of each record `[K, B, 2]`, and the exact sum of the gradients scaled to norm
     1."""
     one = engine.run(params, x, y, metric)
     norms = one.squared_norms(whole=True).sqrt()

@@ -20,7 +20,7 @@ from mechanisms.gradients.placements import (
 
 
 def matmul(result: Any, args: Args, named: Named) -> int:
-    """By a constant matrix or vector, or of each record's own matrices."""
+    """A product with a constant matrix or vector, or of each record's own matrices."""
     left, right = args
     require(not named)
     if isinstance(left, Records) and isinstance(right, Records):
@@ -62,7 +62,7 @@ def attention(result: Any, args: Args, named: Named) -> int:
 
 
 def gather(result: Any, args: Args, named: Named) -> int:
-    """The indices are each record's own."""
+    """Each record has its own indices, along another dimension than the records'."""
     x, dim, index = args
     require(isinstance(x, Records) and isinstance(index, Records) and not named)
     require(
@@ -73,21 +73,20 @@ def gather(result: Any, args: Args, named: Named) -> int:
 
 
 def dropout(result: Any, args: Args, named: Named) -> int:
-    """None at all."""
+    """Only with probability 0."""
     require((named["p"] if "p" in named else args[1] if len(args) > 1 else None) == 0)
     return only_records([args[0]])[1]
 
 
 def embedding(result: Any, args: Args, named: Named) -> int:
-    """Neither are the weights rewritten, nor does a gradient depend on how often a batch has an
-    index."""
+    """Without options that rewrite weights, or scale gradients by an index's count in the batch."""
     require(len(args) == 2 and not named.get("scale_grad_by_freq") and not named.get("sparse"))
     require("max_norm" not in named)
     return only_records(args)[1]
 
 
 def cross_entropy(result: Any, args: Args, named: Named) -> int:
-    """Of each record's scores with its own target."""
+    """Each record's scores against its own target, without reduction."""
     scores, target, *rest = [*args, *(named[name] for name in ("target",) if name in named)]
     require(
         named.get("reduction") == "none" and not {"size_average", "reduce", "input"} & set(named)
@@ -103,13 +102,12 @@ def cross_entropy(result: Any, args: Args, named: Named) -> int:
 
 
 def constant(result: Any, args: Args, named: Named) -> int:
-    """Made from sizes and numbers that are the same for all records."""
+    """A constant, made from sizes and numbers that are the same for all records."""
     raise Unknown("records are given to a function that makes constants")
 
 
 def recurrent(place: int) -> Any:
-    """A recurrent layer from states 0: its output, with the records where they were, and its last
-    states."""
+    """A recurrent layer from states 0: its output, in which records stay, and its last states."""
 
     def rule(result: Any, args: Args, named: Named) -> tuple[int, int]:
         x, at = only_records(args)

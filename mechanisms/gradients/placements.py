@@ -1,12 +1,14 @@
-"""Where the records of a batch stand in the result of an operation that acts on each record alone.
+"""Where the records of a batch are in the result of an operation that acts on each record alone.
 
 A value of a program is a constant (a number, a parameter, anything made from these), the size of
 the batch, or `Records`: a tensor that holds one record at each index of its dimension `at`. A rule
 looks at one call with all its arguments and says where the records are in the result, or raises
 `Unknown`. It must raise for every call in which an entry of the result may depend on two records.
-It decides by numbers of dimensions, by sizes beside the batch, and by the dimensions that the call
-names; never by the numbers in a tensor. `gradients.acts_alone` has the operations that the rules
-are for.
+It decides by numbers of dimensions, by sizes other than the batch's, and by the dimensions that the
+call names; never by the values in a tensor.
+
+Here are the rules that many operations share. Others are in `shape_rules` and `operation_rules`;
+`acts_alone` says which operation has which rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +22,12 @@ Named = dict[str, Any]
 
 
 class Unknown(Exception):
-    """A call of which it is not known that it acts on each record alone."""
+    """A call that is not known to act on each record alone."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """A tensor with one record at each index of dimension `at`; its numbers are made up."""
+    """A tensor with one record at each index of dimension `at`; its values are made up."""
 
     tensor: Tensor
     at: int = 0
@@ -42,8 +44,8 @@ Rule = Callable[[Any, Args, Named], Any]
 """From a call's result, arguments and keyword arguments to the records' dimension `at` in every
 tensor of the result.
 
-Where the parts of a result differ, there is one `at` for each; None is for a constant. At least one
-argument is `Records`. Only the rules of `view`, `expand` and `repeat` are given a `BatchSize`.
+If the parts of a result differ, there is one `at` for each; None stands for a constant. At least
+one argument is `Records`. Only the rules of `view`, `expand` and `repeat` are given a `BatchSize`.
 """
 
 
@@ -59,6 +61,7 @@ def only_records(args: Args) -> tuple[Tensor, int]:
 
 
 def require(condition: bool) -> None:
+    """Raises Unknown unless the condition holds."""
     if not condition:
         raise Unknown("the call may reach from record to record")
 
@@ -70,16 +73,17 @@ def dimension(dim: Any, dims: int) -> int:
 
 
 def several(values: Any) -> list[Any]:
+    """A list or tuple as a list; anything else as a list of one."""
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
 def flat(values: Any) -> list[Any]:
+    """`several`, with the lists and tuples in it opened."""
     return [one for value in several(values) for one in several(value)]
 
 
 def elementwise(result: Any, args: Args, named: Named) -> int:
-    """Entry by entry. Records are not broadcast over each other: they have as many dimensions, the
-    same `at`."""
+    """Acts entry by entry; records, which are not broadcast over each other, have the same `at`."""
     values = [*args, *named.values()]
     records = [value for value in values if isinstance(value, Records)]
     dims, at = records[0].tensor.dim(), records[0].at
@@ -95,13 +99,12 @@ def elementwise(result: Any, args: Args, named: Named) -> int:
 
 
 def like_first(result: Any, args: Args, named: Named) -> int | None:
-    """Another type, device or copy of the first argument, whatever the others are."""
+    """Gives the first argument in another type, on another device or as a copy."""
     return args[0].at if isinstance(args[0], Records) else None
 
 
 def along(position: int, default: Any = None) -> Rule:
-    """Works along the dimensions given as argument `position` or by name, which must not be that of
-    the records."""
+    """Works along dimensions, given as argument `position` or by name, other than the records'."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         x, at = only_records(args)
@@ -122,8 +125,7 @@ def along(position: int, default: Any = None) -> Rule:
 
 
 def whole(least: int, most: int | None = None) -> Rule:
-    """Takes records in dimension 0 of `least` to `most` dimensions, each as a whole, with constants
-    beside them."""
+    """Takes whole records, in dimension 0 of `least` to `most` dimensions, and constants."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         x, at = only_records(args)
@@ -135,8 +137,7 @@ def whole(least: int, most: int | None = None) -> Rule:
 
 
 def inner(count: Callable[[Args, Named], int]) -> Rule:
-    """Works within the last `count` dimensions, which leave out that of the records; the others
-    stay."""
+    """Works within the last `count` dimensions, which do not include the records'."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         x, at = only_records(args)

@@ -1,10 +1,9 @@
-"""Sums of scaled per-record gradients on the client axis: the one seam between a mechanism and a
-model.
+"""Sums of scaled per-record gradients on the client axis: the interface of mechanisms to a model.
 
-A mechanism never sees a gradient. It says, from the L2 norm of a record's whole gradient, by which
-factor the record enters the sum: min(1, C / |g|) for clipping, 1 / (|g| + gamma) for automatic
-clipping, 0 for padding and for a record that was not drawn. Norms are what must be known per
-record; gradients need not be held.
+A mechanism never sees a gradient. From the L2 norm of a record's whole gradient it gives the factor
+with which the record enters the sum: min(1, C / |g|) for clipping, 1 / (|g| + gamma) for automatic
+clipping, 0 for padding and for a record that was not drawn. Only norms must be known per record;
+gradients need not be held.
 """
 
 import copy
@@ -33,8 +32,7 @@ _SMALLEST_NORM = 1e-12
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy `[B]`, in nats, of `logits [B, classes]` at the class indices `targets
-    [B]`."""
+    """The cross-entropy `[B]`, in nats, of `logits [B, classes]` at class indices `targets [B]`."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
@@ -47,14 +45,13 @@ class RecordGradients:
     dtype. `loss(output [B, ...], targets [B, ...])` is the loss `[B]` of each record. A record's
     gradient is that of its loss with the record as a batch of its own.
 
-    Records are taken in passes whose tensors fit into `memory_limit` bytes (64 MiB on a CPU, 1 GiB
-    elsewhere), as far as one record does, and of at most `max_records` (K times B). What is counted
-    is what a gradient is made from. The cut depends on sizes only, never on values, so equal inputs
-    give equal bits on one CPU.
+    Records are taken in passes of at most `max_records` (K times B), whose tensors fit into
+    `memory_limit` bytes (64 MiB on a CPU, 1 GiB elsewhere) unless a single record does not. Only
+    tensors that gradients are made from are counted. The cut depends on sizes only, never on
+    values, so equal inputs give equal bits on one CPU.
 
-    How gradients are computed is found out from the first records of a shape (`Routes`);
-    `is_tapped` tells. The module is copied, and gives one tensor for a batch. An object serves one
-    thread.
+    The first records of a shape decide how gradients are computed (`Routes`); `is_tapped` tells.
+    The module is copied, and must give one tensor for a batch. An object serves one thread.
 
     Raises ValueError if the module has no trainable parameter, or a layer that
     `refuse_mixing_layers` refuses, or if `max_records` or `memory_limit` is below 1. Gradients and
@@ -94,9 +91,8 @@ class RecordGradients:
         and the norms.
 
         `factors` maps norms `[K, B]` to factors `[K, B]`, record by record: entry (k, b) of its
-        result may depend on entry (k, b) of the norms only. It is called once per pass, each time
-        with all of `[K, B]`, where the records of other passes have norm 0; so it must draw nothing
-        and count nothing.
+        result may depend on entry (k, b) of the norms only. It is called once per pass, always with
+        all of `[K, B]` and norm 0 for the records of other passes, so it must have no side effects.
 
         With `metric`, gradients, norms and total are those after mapping each named layer by its
         matrices.
@@ -104,7 +100,7 @@ class RecordGradients:
         A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a
         record with factor 0 adds exactly 0. A norm below 1e-12 that is not 0 is reported as 1e-12.
 
-        `Unscaled` factors may be applied without looking at norms, which are then reported as 0.
+        With `Unscaled` factors norms may be left out, and are then reported as 0.
 
         Raises ValueError on shapes that do not fit, of the factors too, and on a metric that
         `check_metric` refuses.
@@ -137,10 +133,10 @@ class RecordGradients:
 
         The unit of the total is `2^-44 bound [K]`. A record's part, factor times gradient, is
         rounded to whole units by itself; one whose norm is above the bound is scaled down to it.
-        Passes have one shape, of some `width` records of a client, so that what is computed of a
-        record depends on no other record, nor on which are there.
+        Passes have one shape, about `width` records of a client, so that what is computed for a
+        record does not depend on any other record.
 
-        There are fewer than 2^18 records of a client (`grid.check_sizes`). Raises ValueError as
+        A client has fewer than 2^18 records (`grid.check_sizes`). Raises ValueError as
         `scaled_sum`.
         """
         norms = self._zeros(params, x, y, metric).double()
@@ -187,10 +183,10 @@ class RecordGradients:
         return isinstance(self._routes.of(x, y).engine, Tapped)
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor, width: int | None = None) -> Tensor:
-        """`[K, B]`: the loss of each record; no gradient is formed. With `width`, in passes as
-        those of `whole_sum`.
+        """`[K, B]`: the loss of each record, without gradients; with `width`, in passes as those of
+        `whole_sum`.
 
-        A batch is evaluated as one where all operations are known to act on each record alone.
+        A batch is evaluated as one if all operations are known to act on each record alone.
         """
         losses = self._zeros(params, x, y, IDENTITY)
         if losses.numel() > 0:
@@ -198,16 +194,14 @@ class RecordGradients:
         return losses
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
-        """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least
-        1."""
+        """`[K, B, ...]`: the output of the module for a batch, without a graph; K at least 1."""
         self._zeros(params, x, x, IDENTITY)
         return self._evaluation.logits(params, x)
 
     def _gradients(
         self, params: Tensor, x: Tensor, y: Tensor, metric: Metric, width: int | None = None
     ) -> Iterator[tuple[slice, slice, Pass]]:
-        """Passes over all records; with `width` of one shape, whatever the number of records,
-        filled up with zeros."""
+        """Passes over all records; with `width`, padded with zeros to one shape."""
         if y.shape[:2].numel() == 0:
             return
         route = self._routes.of(x, y, metric)
@@ -220,8 +214,7 @@ class RecordGradients:
             yield c, b, route.engine.run(params[c], xs, ys, of_clients(metric, c))
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
-        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where
-        there is no such way."""
+        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass, or None."""
         if weights.numel() == 0:
             return None
         route = self._routes.of(x, y)

@@ -65,8 +65,8 @@ def transpose(result: Any, args: Args, named: Named) -> int:
 
 
 def view(result: Any, args: Args, named: Named) -> int:
-    """Records in dimension 0 stay there: the first size is the batch's, or -1 where the others make
-    up one record."""
+    """Records in dimension 0 stay there: the first size is the batch's, or -1 if the others make up
+    one record."""
     at = only_records(args)[1]
     first, *rest = flat([*args[1:], *named.values()])
     require(
@@ -104,7 +104,7 @@ def spread(neutral: int) -> Rule:
 
 
 def getitem(result: Any, args: Args, named: Named) -> int:
-    """Numbers, slices and None; the records' dimension is taken whole."""
+    """Takes numbers, slices and None; the records' dimension must be taken whole."""
     x, at = only_records(args)
     index = list(args[1]) if isinstance(args[1], tuple) else [args[1]]
     for one in index:
