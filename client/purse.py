@@ -116,8 +116,7 @@ class Purse:
 
     @contextmanager
     def open(self, request: TrainRequest, device: torch.device) -> Iterator[Opened]:
-        """Charge a round to every requested client and settle it on exit; after a failure the
-        charge stands.
+        """Charge a round to each requested client, settle it on exit; a failure leaves the charge.
 
         A repeated request for a seeded round is the same release (same draws, same sums) and is
         charged once. A release draws anew at each request, under a new name, and is charged each

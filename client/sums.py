@@ -36,9 +36,8 @@ class WeightedSum:
                 f"{largest[worst]:g}: training diverged (the weighted sum must stay below "
                 f"{LIMIT:g}); lower --lr"
             )
-        units = (
-            updates.mul(SCALE).round_().to(torch.int64)
-        )  # exact but for the rounding: SCALE is a power of two
+        # exact but for the rounding: SCALE is a power of two
+        units = updates.mul(SCALE).round_().to(torch.int64)
         factors = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)
         if units.is_cuda:  # CUDA has no integer matrix product
             self.total += units.mul_(factors[:, None]).sum(dim=0).cpu().numpy()

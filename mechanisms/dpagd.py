@@ -88,8 +88,7 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """Bool ``[K]``, the filter: whether a client has a step left and can pay for a measurement and
-    its search."""
+    """Bool ``[K]``, the filter: who has a step left and pays for a measurement and its search."""
     plans, counts = _plans(cohort), state.memory["counts"].cpu().numpy()
     places = zip(_kind(state).tolist(), state.memory["level"].tolist(), strict=True)
     pays = [
@@ -102,8 +101,7 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """A measurement of every client's gradient, and a search along the mean of all measurements in
-    this step."""
+    """A measurement of each client's gradient, and a search along the mean of this step's so far."""
     state = _measure(cohort, state)
     full = state.descend(cohort, state.memory["gradient"] / expected_size(cohort)[:, None])
     chosen = _search(cohort, state, full.params - state.params)
@@ -119,8 +117,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _measure(cohort: Cohort, state: LocalState) -> LocalState:
-    """A noisy sum of clipped gradients, averaged with those before it in this step by inverse
-    variances."""
+    """A noisy sum of clipped gradients, averaged with this step's earlier ones (GradAvg)."""
     plans, batch, memory = _plans(cohort), draw(cohort), state.memory
     bound, clip = cohort.plan("clip_norm"), CLIPPING[plans[0].clipping]
     rates = cohort.exact("sample_rate")
@@ -196,8 +193,7 @@ def _follow(cohort: Cohort, moved: LocalState, alpha: torch.Tensor) -> LocalStat
 
 
 def _raise(cohort: Cohort, still: LocalState) -> LocalState:
-    """The state where no step size helped: rho_ng grows for a further measurement; at its bound the
-    step ends."""
+    """The state after no step size helped: rho_ng grows for a new measurement, or the step ends."""
     level, measured = still.memory["level"], still.memory["measured"]
     over = level >= _plans(cohort)[0].own.agd_raises
     raised = still.remember(
@@ -235,8 +231,7 @@ def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
 
 
 def _kind(state: LocalState) -> torch.Tensor:
-    """Int64 ``[K]``: whether the next measurement is `FRESH` or a `FURTHER` one of the same
-    gradient."""
+    """Int64 ``[K]``: whether the next measurement is `FRESH` or `FURTHER`, of the same gradient."""
     return torch.where(state.memory["measured"] > 0, FURTHER, FRESH)
 
 

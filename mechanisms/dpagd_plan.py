@@ -83,14 +83,12 @@ class DpagdPlan(AdaptivePlan):
         return self.noise_multiplier / math.sqrt(self.own.agd_search_share)
 
     def gradient_multiplier(self, level: int) -> float:
-        """s_g of a gradient whose budget has grown ``level`` times: ``1 / s_g^2`` is proportional
-        to the budget."""
+        """s_g of a gradient whose budget, in ``1 / s_g^2``, has grown ``level`` times."""
         first = self.noise_multiplier / math.sqrt(1.0 - self.own.agd_search_share)
         return first * (1.0 + self.own.agd_growth) ** (-level / 2.0)
 
     def further_multiplier(self, level: int) -> float:
-        """s of the measurement that brings an averaged gradient from level - 1 to ``level`` (from
-        1)."""
+        """s of the measurement that brings an averaged gradient from level - 1 to ``level``."""
         return self.gradient_multiplier(level - 1) / math.sqrt(self.own.agd_growth)
 
     @functools.cached_property
@@ -116,8 +114,7 @@ class DpagdPlan(AdaptivePlan):
 
     @functools.cached_property
     def costs(self) -> NDArray[np.float64]:
-        """``[2, levels]``: divergence at the run's order of one measurement and its search
-        [nats]."""
+        """``[2, levels]``: divergence of a measurement and its search at the run's order [nats]."""
         search, order = (
             SampledGaussian(self.sample_rate, self.search_multiplier),
             self.allotment.order,

@@ -103,7 +103,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     by_norm = torch.tensor([p.importance for p in _plans(cohort)], device=clip.device)[:, None]
 
     def factors(norms: torch.Tensor) -> torch.Tensor:
-        """K / (N |g|) for what is accepted; the uniform ones are all accepted and clipped."""
+        """K / (N |g|) for accepted records; uniformly sampled ones are all accepted and clipped."""
         c, k = clip.to(norms), norm_ratio.to(norms)
         unit = torch.where(proposals.accepted(norms, c), (k * c)[:, None] / norms, 0.0)
         return torch.where(by_norm, unit, clip_factors(norms, c) * proposals.batch.mask)
@@ -114,8 +114,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
-    """Parameters of this step, float64: q ``[K]``, ghat / C ``[K, n]``, and C, K / (N C) and s
-    ``[K]``."""
+    """Parameters of this step, float64: q, C, K / (N C) and s ``[K]``, and ghat / C ``[K, n]``."""
     plans, device = _plans(cohort), state.params.device
     epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
     clip, norm_ratio, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
@@ -174,8 +173,7 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.ndarray]:
-    """Positions of the records that enter a norm sum of some clients, by fresh coins; none for
-    other clients."""
+    """Positions of the records that enter a norm sum, by fresh coins; none for other clients."""
     places = [np.empty(0, dtype=np.int64) for _ in cohort.plans]
     for k in clients:
         coins = cohort.streams.of(purpose)[k].random(len(cohort.data.records[k]))

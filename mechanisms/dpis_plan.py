@@ -118,8 +118,7 @@ class DpisPlan(AdaptivePlan):
         return max(NORM_NOISE * self.records, self._costliest_norm_noise)
 
     def worst_round(self) -> Charges:
-        """The releases of a round if K = N C and s_K is as small as it can be; they do not depend
-        on N."""
+        """The releases of a round if K = N C and s_K is smallest; they do not depend on N."""
         steps: Charges = {SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}
         if not self.norm_sums:
             return steps
@@ -136,8 +135,7 @@ class DpisPlan(AdaptivePlan):
         return round_allotment(self)
 
     def round_charges(self, nth: int) -> Charges:
-        """An allotment; and the paper's claims for the planned round, and for N in the first
-        one."""
+        """An allotment; and the paper's claims for the planned round, and for N in the first."""
         claims: Charges = {PaperClaim(self.sample_rate, self.noise_multiplier): self.steps}
         if self.norm_sums:
             claim = PaperClaim(self.own.dpis_norm_rate, self.norm_noise)

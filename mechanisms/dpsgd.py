@@ -105,8 +105,7 @@ def draw(cohort: Cohort) -> Batch:
 def clipped_sum(
     cohort: Cohort, state: LocalState, batch: Batch, metric: Metric = IDENTITY
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given
-    metric."""
+    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, in the given metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
     return cohort.gradient_sum(
         state.params,
@@ -138,8 +137,7 @@ def expected_size(cohort: Cohort) -> torch.Tensor:
 def descend(
     cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch.Tensor, batch: Batch
 ) -> LocalState:
-    """The optimizer's step along a noisy sum ``[K, P]``; then the clip bound moves, if it follows a
-    quantile."""
+    """The optimizer's step along a noisy sum ``[K, P]``; then an adaptive clip bound moves."""
     size = expected_size(cohort)
     after = state.descend(cohort, noisy / size[:, None])
     if cohort.plans[0].clip_quantile is None:

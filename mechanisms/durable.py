@@ -18,15 +18,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folders(folder: Path) -> None:
-    """Flush all entries in and below a folder, and its own; a dead process may have left some
-    unflushed."""
+    """Flush all entries in and below a folder, and its own, in case a dead process did not."""
     for one in (folder.parent, folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync_folder(one)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, flushing each entry to disk, also one that a crash
-    left unflushed."""
+    """Make a folder and its missing parents; flush each entry, even if it exists already."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

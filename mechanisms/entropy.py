@@ -18,8 +18,7 @@ WORD_BITS = 64
 
 
 class SystemEntropy:
-    """The methods of ``numpy.random.Generator`` that mechanisms use, on the operating system's
-    random bytes.
+    """The methods of ``numpy.random.Generator`` that mechanisms use, on the system's random bytes.
 
     It keeps no state and no buffer: two objects, two threads, and a process and its forked child
     never share a draw.

@@ -33,8 +33,7 @@ class AllottedPlan(Plan, Protocol):
         """Charges besides the rounds."""
 
     def worst_round(self) -> Charges:
-        """The releases that an allotment has to pay for, with parameters that are fixed in
-        advance."""
+        """The releases that an allotment has to pay for, with parameters fixed in advance."""
 
 
 def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:

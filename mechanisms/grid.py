@@ -70,8 +70,7 @@ def slack(entries: int, multiplier: float) -> float:
 
 
 def whole_parts(values: Tensor, bound: Tensor) -> Tensor:
-    """Int64 ``[K, ...]``: records' parts ``values [K, ...]`` in units of ``2^-44 bound [K]``, each
-    rounded."""
+    """Records' parts ``values [K, ...]``, rounded to units of ``2^-44 bound [K]``, int64."""
     scale = (PART / bound.double()).view(-1, *[1] * (values.dim() - 1))
     return (values.double() * scale).round_().to(torch.int64)
 

@@ -22,6 +22,5 @@ def scales(eigenvalues: Sequence[float]) -> list[float]:
 
 
 def smallest_scale(layers: Sequence[Sequence[float]]) -> float:
-    """The smallest v_i over all layers' eigenvalues, at most 1: parameters without a matrix count
-    as 1."""
+    """The smallest v_i over all layers' eigenvalues and 1, for parameters without a matrix."""
     return min([1.0, *(value for eigenvalues in layers for value in scales(eigenvalues))])

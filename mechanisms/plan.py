@@ -37,7 +37,7 @@ class Plan(Protocol):
 
 @runtime_checkable
 class Claimant(Protocol):
-    """A plan whose paper charges what is known only after a round."""
+    """A plan whose paper charges depend on the round's outputs."""
 
     def most_claims(self, nth: int) -> Charges:
         """The most that the paper charges for the ``nth`` round on top of
@@ -132,8 +132,7 @@ def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -
 
 
 def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Terms]) -> list[float]:
-    """For each of the terms, the smallest noise multiplier with which all its charges meet the
-    budget.
+    """The smallest noise multiplier for each of the terms with which its charges meet the budget.
 
     They differ in rate and steps alone. Few of the rates are searched for; what lies between is
     interpolated and checked against the client's own charges.

@@ -30,8 +30,7 @@ MIN_BOUND = 1e-3
 
 
 def split(multiplier: float) -> tuple[float, float]:
-    """The multipliers (s_g, s_b) of sum and count that together cost one sampled Gaussian of
-    ``multiplier``."""
+    """The multipliers (s_g, s_b) of sum and count that together cost SGM with ``multiplier``."""
     return multiplier / math.sqrt(1 - SHARE), multiplier / math.sqrt(SHARE)
 
 

@@ -43,9 +43,8 @@ class _Key(np.random.bit_generator.ISeedSequence):
     """Passes Philox its key as it is; ``Philox(key=...)`` does the same in three times the time."""
 
     def __init__(self, digest: bytes):
-        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(
-            np.uint64
-        )  # the lower half first
+        # the lower half first
+        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         return self._words
@@ -102,8 +101,7 @@ class Purpose(Sequence[np.random.Generator]):
 
 
 class Streams:
-    """The streams of a cohort for one local round: one per purpose and client, drawn from in step
-    order.
+    """The streams of a cohort for one local round, one per purpose and client, in step order.
 
     Args:
         key: the run's key (``seed_key``).
@@ -143,8 +141,7 @@ class Streams:
         return torch.from_numpy(rows).to(self._device)
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
-        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``, row k from client
-        k's stream."""
+        """Exact draws of round(2^28 Z), int64 ``[K, size]``, row k from client k's stream."""
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
         return torch.from_numpy(np.stack(rows)).to(self._device)
 

@@ -152,8 +152,7 @@ class _Uniform:
 
 
 def _decide(word: int, words: Words) -> int | None:
-    """The draw of one candidate in exact arithmetic, None if it is rejected; draws further digits
-    where needed."""
+    """The draw of one candidate in exact arithmetic, or None; draws further digits if needed."""
     v, u, x, sign = _fields(word)
     k = _exact_k(_Uniform(v, V_BITS, words))
     if not _exact_accept(k, _Uniform(x, X_BITS, words), _Uniform(u, U_BITS, words)):
@@ -193,8 +192,7 @@ def _exact_accept(k: int, x: _Uniform, u: _Uniform) -> bool:
 
 @cache
 def _threshold_cells(bits: int) -> tuple[int, ...]:
-    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, where all further ones
-    lie.
+    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, as are all further.
 
     T_j is computed by `decimal` to 10^(4 - digits): fewer than 100 terms, each correctly rounded,
     as are their sums and the ratio; the terms left out add up to less than 10^-digits. Digits are
@@ -218,8 +216,7 @@ def _threshold_cells(bits: int) -> tuple[int, ...]:
 
 @cache
 def _k_of_prefix() -> NDArray[np.int8]:
-    """k for every prefix of v, `UNDECIDED` for those whose cell holds a threshold; read-only int8
-    ``[2^18]``."""
+    """k for every prefix of v, `UNDECIDED` if a threshold is in its cell; read-only int8 [2^18]."""
     cells = list(_threshold_cells(V_BITS))
     table = np.searchsorted(cells, np.arange(2**V_BITS)).astype(np.int8)
     table[cells] = UNDECIDED

@@ -101,8 +101,7 @@ class ScreeningPlan(TrialPlan):
         )
 
     def inverse_temperature(self, nth: int, taken: int) -> float:
-        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round (from
-        1)."""
+        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round."""
         step = (nth - 1) * self.steps + taken + 1
         return self.gain * min(1.0, -(-step // self.stage) * self.stage / self.planned)
 
@@ -124,8 +123,7 @@ class ScreeningPlan(TrialPlan):
         )
 
     def claims(self, accepted: int, nth: int) -> Charges:
-        """``SGM(q, s)`` for each accepted step, converted as in Theorem 1 (its formula lacks a
-        logarithm)."""
+        """``SGM(q, s)`` for each accepted step, by Theorem 1 (whose formula lacks a logarithm)."""
         return {ClassicClaim(self.sample_rate, self.multiplier(nth)): accepted}
 
 

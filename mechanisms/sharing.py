@@ -83,8 +83,7 @@ class Release(Protocol):
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """A client's plan of one release; frozen, and the only source of its clip bound, noise and
-    charges.
+    """A client's plan of one release: the only source of its clip bound, noise and charges.
 
     Attributes:
         noise_multiplier: s, noise standard deviation over R; 0 releases without protection.
@@ -106,8 +105,7 @@ class SharingPlan:
 
     @property
     def noise_std(self) -> float:
-        """s R, standard deviation of the noise in every coordinate; without noise R may be
-        infinite."""
+        """s R, standard deviation of the noise in every coordinate; 0 without noise, for any R."""
         return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
     def arithmetic(self, of_run: Arithmetic) -> Arithmetic:

@@ -34,8 +34,7 @@ MAX_REJECTIONS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan(DpsgdPlan, ABC):
-    """A client's plan: DPSGD's for the proposals. ``steps`` counts trials, or accepted steps if
-    there is a cap.
+    """A client's plan: DPSGD's for the proposals; ``steps`` are trials, or accepted with a cap.
 
     Attributes:
         most_rejections: M, rejections in a row after which the client stops for the round; 0:
@@ -94,8 +93,7 @@ def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> L
 def loss_change(
     cohort: Cohort, before: LocalState, candidate: LocalState, batch: Batch, rates: Sequence[float]
 ) -> torch.Tensor:
-    """``dE = mean loss of the candidate - mean loss of the model before it``, both on ``batch``:
-    float64 ``[K]``.
+    """Mean loss of the candidate less that of the model before it, on ``batch``: float64 ``[K]``.
 
     Not finite where a loss is not; 0 for an empty batch. The batch was drawn with these ``rates
     [K]``.

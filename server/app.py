@@ -84,7 +84,7 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
 
 
 def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
-    """Node ids by group number, None where there is none yet."""
+    """Node ids by group number, None for a group without a node so far."""
     size = max((groups for _, groups in places.values()), default=0)
     hosts: list[int | None] = [None] * size
     for node, (group, groups) in sorted(places.items()):
@@ -100,8 +100,7 @@ def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
 
 
 def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exchange:
-    """An exchange that sends each group's request to its Flower node; ``run`` travels with every
-    message.
+    """An exchange that sends each request to its group's node; ``run`` travels with every message.
 
     Raises:
         RuntimeError: a node answered with an error (its group and the reason are named), or not at

@@ -56,8 +56,7 @@ class Budgets:
     def _after_a_round(
         self, cost: Callable[[Plan, int], Charges]
     ) -> tuple[list[Charges], np.ndarray]:
-        """The distinct histories after one more round of every client, and each client's among
-        them.
+        """The distinct histories after one more round of all clients, and each client's index.
 
         ``cost`` gives the charges of a plan's ``nth`` round.
         """
@@ -99,8 +98,7 @@ class Budgets:
         ]
 
     def so_far(self) -> np.ndarray:
-        """Float64 ``[clients]``: certified epsilon spent so far, valid even if outputs decide when
-        the run stops.
+        """Float64 ``[clients]``: certified epsilon so far, valid even if outputs end the run.
 
         Each client's epsilon is taken at one order, the best one after its last round
         (`order_in_advance`). With L the privacy loss and D the divergence at that order so far,

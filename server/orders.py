@@ -28,8 +28,7 @@ FILE = "orders.json"
 
 @functools.lru_cache(maxsize=100_000)
 def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> float:
-    """The best order for the certified epsilon of as many of ``rounds`` rounds as the target pays
-    for."""
+    """The best order for the certified epsilon of as many rounds as the target pays for."""
     last = rounds
 
     def costs(number: int) -> float:

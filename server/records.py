@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 Epsilon = float | None
-"""A guarantee in nats; None, infinite or NaN where there is none."""
+"""An epsilon in nats; None, infinite or NaN if there is no guarantee."""
 
 
 def finite(value: Any) -> Any:
@@ -28,8 +28,7 @@ def largest(epsilons: Sequence[Epsilon]) -> Epsilon:
 
 
 def middle(epsilons: Sequence[Epsilon]) -> Epsilon:
-    """The median epsilon, a missing guarantee counting as infinite; None if that is the median or
-    there are none."""
+    """The median epsilon, a missing one counting as infinite; None for that and for no epsilons."""
     values = [math.inf if e is None else e for e in finite(epsilons)]
     return finite(statistics.median(values)) if values else None
 
@@ -130,7 +129,7 @@ class Summary(Record):
         note: a sentence on why the published epsilon differs from the certified one, if it does.
         budget: the epsilon that the budget bounded, ``certified`` or ``published``.
         evaluated_on: the records that give accuracy and loss, ``test`` or ``validation``.
-        caveats: what the guarantee does not cover or takes for granted, one sentence each.
+        caveats: what the guarantee does not cover or assumes, one sentence each.
     """
 
     accuracy: float | None

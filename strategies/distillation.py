@@ -25,8 +25,7 @@ CODE_WEIGHT = 0.01
 
 
 class Splitter(nn.Module):
-    """From records ``[B, ...]`` to their sensitive parts x_s ``[B, D]``, and their codes ``[B,
-    latent]``."""
+    """From records ``[B, ...]`` to sensitive parts x_s ``[B, D]`` and codes ``[B, latent]``."""
 
     def __init__(self, width: int, latent: int) -> None:
         super().__init__()
@@ -41,8 +40,8 @@ class Splitter(nn.Module):
 
 
 class Distiller(nn.Module):
-    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and
-    ``|z|^2 / 2``."""
+    """Splitter and classifier: the logits of x_s, ``|x_s|^2 / D`` and ``|z|^2 / 2``, as ``[B,
+    classes + 2]``."""
 
     def __init__(self, shape: Sequence[int], classes: int, latent: int) -> None:
         super().__init__()

@@ -47,8 +47,7 @@ def yogi(second: np.ndarray, square: np.ndarray, beta2: float) -> np.ndarray:
 
 
 def fedopt(second: Second, usual_rate: float) -> Callable[[Aggregation], Strategy]:
-    """The strategy whose v follows ``second``; ``usual_rate`` is eta where the settings leave it
-    open."""
+    """The strategy whose v follows ``second``; ``usual_rate`` is the default of eta."""
 
     def of(settings: Aggregation) -> Strategy:
         rate = usual_rate if settings.server_lr is None else settings.server_lr

@@ -33,7 +33,7 @@ class Acceptance:
 
     @classmethod
     def of_noisy_loss(cls, rate: float, noise: float, beta: float) -> "Acceptance":
-        """DPSUR's test: ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
+        """DPSUR's test ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
         C_v."""
         return cls(
             float(ndtr((beta - 1.0) / (2.0 * noise))),
@@ -42,8 +42,7 @@ class Acceptance:
         )
 
     def bit_cost(self, orders: ArrayLike) -> Floats:
-        """Renyi divergence of the accept/reject bit alone, B(a), in nats, float64
-        ``[len(orders)]``.
+        """Renyi divergence of the accept/reject bit alone, B(a) [nats], float64 ``[len(orders)]``.
 
         The largest Bernoulli divergence between ``p`` and ``(1 - q_v) p + q_v pz`` in both orders,
         with (p, pz) the two corners of [lowest, highest]: these divergences are jointly convex, so
@@ -64,8 +63,7 @@ class Acceptance:
 
 
 def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
-    """Renyi divergence of each Bernoulli(x) from Bernoulli(y), where over = x - y exactly; all are
-    ``[n]``.
+    """Renyi divergence of each Bernoulli(x) from Bernoulli(y); exactly over = x - y; all ``[n]``.
 
     Small divergences keep their digits: since ``E[t] = 1`` for the likelihood ratio t, ``E[t^a] -
     1`` is the mean of ``t^a - a t + a - 1``, which is never negative.

@@ -28,14 +28,12 @@ ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 PLD_LIMIT = 50.0
 """Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory."""
-PLD_INTERVAL = (
-    3e-4  # of the discretized losses; rounding them up adds less than 1e-3 over 10,000 steps
-)
+PLD_INTERVAL = 3e-4
+"""Spacing of the discretized losses; rounding them up adds less than 1e-3 over 10,000 steps."""
 
 
 class Guarantee(NamedTuple):
-    """An epsilon and the Renyi order that gave it; `order` is None for no charges and for an
-    infinite epsilon."""
+    """An epsilon and the Renyi order that gave it: None for no charges or an infinite epsilon."""
 
     epsilon: float
     order: float | None
@@ -104,8 +102,7 @@ def cap_delta(charges: Charges) -> float:
 
 
 def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
-    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite if caps on trials
-    use up delta.
+    """The guarantee over `orders`, uncached: epsilon 0 for no charges, inf if caps use up delta.
 
     With a `ClassicClaim` among the charges, the published epsilon is by `classic_conversion`.
     """
@@ -214,8 +211,7 @@ def check_delta(delta: float) -> None:
 
 
 def pld_epsilon(charges: Charges, delta: float) -> float | None:
-    """Tighter epsilon from privacy-loss distributions (dp-accounting), for (sampled) Gaussians
-    fixed in advance.
+    """Tighter epsilon of (sampled) Gaussians fixed in advance, by privacy-loss distributions.
 
     It is an upper bound, too (pessimistic rounding), shown beside the Renyi epsilon, which stays
     the guarantee.

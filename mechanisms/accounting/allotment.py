@@ -50,8 +50,7 @@ SEARCHED = 16.0
 
 
 class AdaptivePlan(ABC):
-    """The plan of a mechanism whose releases depend on outputs. Its ``realized`` releases are
-    `Covered` events."""
+    """A plan whose releases depend on outputs; its ``realized`` releases are `Covered` events."""
 
     @property
     @abstractmethod
@@ -145,7 +144,7 @@ def movement_of(round_: int, event: Event, count: int) -> Movement | None:
 
 
 def total(movements: Iterable[Movement], order: float) -> Account:
-    """The account at ``order`` that the movements add up to, in whatever order they come."""
+    """The account at ``order`` that the movements add up to; their sequence does not matter."""
     moved = [m for m in movements if m.order == order]
     return Account(order, math.fsum(m.allotted for m in moved), math.fsum(m.spent for m in moved))
 
@@ -158,8 +157,7 @@ def overdrawn(charges: Mapping[Event, int]) -> bool:
 
 
 def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats) -> Floats:
-    """The smallest multipliers m with which one sampled Gaussian SGM(rate, m) costs at most its
-    limit.
+    """The smallest multipliers m with which one SGM(rate, m) costs at most its limit.
 
     Args:
         rates: of sampling, in (0, 1], ``[n]``.

@@ -76,8 +76,7 @@ def _around(order: float, grid: Sequence[float]) -> Sequence[float]:
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The upper end of a bracket of relative width `tolerance`; `high` meets the budget, and `low`
-    is assumed not to."""
+    """The upper end, which meets the budget, of a bracket of relative width `tolerance`."""
     while high > low * (1.0 + tolerance):
         middle = math.sqrt(low * high)
         if meets(middle):
@@ -88,8 +87,7 @@ def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: 
 
 
 def _descend(meets: Callable[[float], bool], lower: float, high: float, tolerance: float) -> float:
-    """Bisection from above: step down in growing strides until the budget is missed, then close the
-    bracket."""
+    """Bisection from above: growing strides down until the budget is missed, then `_bisect`."""
     stride = 1.0 + 10.0 * tolerance
     low = max(lower, high / stride)
     while low > lower and meets(low):

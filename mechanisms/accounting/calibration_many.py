@@ -186,8 +186,7 @@ class _Budget:
         enough: Floats,
         orders: tuple[Indices, ...],
     ) -> Floats:
-        """The noises, raised until one of two orders meets the budget; ``enough`` is known to meet
-        it."""
+        """The noises, raised until one of two orders meets the budget, at most to ``enough``."""
         open_ = np.flatnonzero(noise < enough)
         while open_.size:
             rows = rates[open_], steps[open_], noise[open_]
@@ -199,8 +198,7 @@ class _Budget:
         return noise
 
     def solve(self, rates: Floats, steps: Floats) -> tuple[Floats, Indices]:
-        """The smallest noise multipliers by bisection, and the order at which each meets the
-        budget."""
+        """The smallest noise multipliers by bisection, and orders at which they meet the budget."""
         added = conversion(ORDERS, self.delta)
         # where to start: the first order that leaves half of epsilon for the divergence
         affordable = np.flatnonzero(added <= self.epsilon / 2.0)

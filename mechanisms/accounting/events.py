@@ -64,8 +64,7 @@ class PaperClaim(Event):
 
 @dataclass(frozen=True)
 class ClassicClaim(PaperClaim):
-    """A claim of a paper that converts by ``rdp + log(1 / delta) / (a - 1)`` (Mironov 2017,
-    Proposition 3).
+    """A claim of a paper that converts by ``rdp + log(1/delta) / (a - 1)`` (Mironov 2017, Prop. 3).
 
     If one is among the charges, the published epsilon of all of them is converted so
     (`accountant.guarantee`).
@@ -130,8 +129,7 @@ class ImportanceSampledGaussian(Event):
 
 @dataclass(frozen=True)
 class NoisyNormSum(Event):
-    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so its multiplier is s_K
-    p_K.
+    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so multiplier s_K p_K.
 
     Certified SGM(p_K, s_K p_K), published SGM(p_K, s_K).
 
@@ -147,8 +145,7 @@ class NoisyNormSum(Event):
 
 @dataclass(frozen=True)
 class HeterogeneousGaussian(Event):
-    """DP-Hero (Zheng et al.) with isotropic clipping: certified SGM(q, s min(v)), published SGM(q,
-    s).
+    """DP-Hero with isotropic clipping: certified SGM(q, s min(v)), published SGM(q, s).
 
     Attributes:
         sample_rate: q, in (0, 1].

@@ -180,8 +180,7 @@ class Ledger:
 
 
 def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
-    """What every client has paid, from all ``*.jsonl`` files of a folder; the files are not
-    modified.
+    """What every client has paid, from all ``*.jsonl`` files of a folder, which are only read.
 
     A (release, client, event) counts once across files, too, with its largest count if they differ.
     With `up_to_round`, the charges of later rounds are left out.
@@ -227,8 +226,7 @@ def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:
 
 
 def _by_client(paid: dict[Event, list[tuple[Ids, Ids]]]) -> dict[int, Counter[Event]]:
-    """Sum the counts of each event over its releases, and turn events -> clients into clients ->
-    events."""
+    """Sums of the counts of each event over its releases, by client."""
     totals: dict[int, Counter[Event]] = {}
     for event, parts in paid.items():
         ids, where = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)

@@ -21,8 +21,7 @@ FIELDS = {"release", "round", "clients", "event", "count"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: `clients` (sorted ids) each paid `count` applications of `event` for `release` in
-    `round`."""
+    """One line: each of `clients` (sorted) paid `count` times `event` for `release` in `round`."""
 
     release: str
     round: int

@@ -73,8 +73,7 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
 
 
 class _Bound:
-    """J as a function of log m, for one direction. J is kept without the factor m^alpha e^-(all
-    scales)."""
+    """J as a function of log m, for one direction, without the factor m^alpha e^-(all scales)."""
 
     def __init__(self, pair: WorstPair) -> None:
         self.pair = pair
@@ -132,8 +131,7 @@ class _Bound:
         return math.inf, slope
 
     def _sums(self, corner: NDArray[np.int8]) -> tuple[float, float, float]:
-        """U, A and A' of the test that takes `corner` at each point; it is constant between few
-        changes."""
+        """U, A and A' of the test that takes `corner` at each point, summed over constant runs."""
         starts = np.concatenate([[0], np.flatnonzero(corner[1:] != corner[:-1]) + 1])
         parts = np.add.reduceat(self.pair.basis, starts, axis=1)
         chosen = corner[starts]

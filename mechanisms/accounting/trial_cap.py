@@ -10,8 +10,7 @@ import math
 
 
 def cap_probability(lowest_acceptance: float, most_rejections: int, steps: int) -> float:
-    """``T (1 - lo)^M``, a bound on the probability that the cap ends any of `steps` steps; at most
-    1."""
+    """``T (1 - lo)^M``, at most 1: bounds the probability that the cap ends any of T steps."""
     if lowest_acceptance == 1.0:
         return 0.0
     return min(1.0, steps * math.exp(most_rejections * math.log1p(-lowest_acceptance)))

@@ -70,8 +70,7 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
 
 
 class _Supremum:
-    """The supremum of V - 1 over log m, for one direction; all values are kept without a factor
-    e^scale."""
+    """The supremum of V - 1 over log m in one direction, kept without a factor e^scale."""
 
     def __init__(self, pair: WorstPair, acceptance: Acceptance) -> None:
         variation = float(np.maximum(pair.basis[1] - pair.basis[2], 0.0).sum())
@@ -84,8 +83,7 @@ class _Supremum:
         self.gain = np.exp(pair.log_gain + pair.log_scale - self.scale)
 
     def log_moment(self) -> float:
-        """An upper bound of log V, within `CLOSE` of the supremum unless `EVALUATIONS` were not
-        enough."""
+        """An upper bound of log V, within `CLOSE` unless it takes more than `EVALUATIONS`."""
         nodes = np.linspace(-self.reach, self.reach, CELLS + 1)
         values = self.excess(nodes)
         cells = np.stack([nodes[:-1], nodes[1:], values[:-1], values[1:]])

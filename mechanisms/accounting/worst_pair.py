@@ -61,8 +61,7 @@ def divergence(log_moment: float, order: float) -> float:
 def pairs(
     rate: float, noise: float, acceptance: Acceptance, order: float
 ) -> list[WorstPair] | None:
-    """Both directions; None when the noise is so small for the order that no affordable grid
-    resolves it."""
+    """Both directions; None if the noise is too small for the order for any affordable grid."""
     both = [_pair(rate, noise, acceptance, order, added) for added in (True, False)]
     return [pair for pair in both if pair is not None] if all(both) else None
 
@@ -93,8 +92,7 @@ def _pair(
 
 
 def _grid(rate: float, noise: float, order: float, added: bool) -> Floats | None:
-    """Points that hold all but e^-42 of each row of the basis; None when too many would be
-    needed."""
+    """Points that hold all but e^-42 of each row of the basis; None if that takes too many."""
     wide = np.linspace(-order - 10.0 * noise, order + 10.0 * noise + 1.0, 4_001)
     log_density, log_ratio = _logs(wide, rate, noise, added)
     rows = [log_density + power * log_ratio for power in (0.0, 1.0, order)]

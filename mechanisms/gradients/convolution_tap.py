@@ -91,8 +91,7 @@ class ConvolutionTap(Tap):
         return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
 
     def _gradients(self, x: Tensor, left: Tensor) -> Tensor:
-        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]` and `left [n, G, T, out /
-        G]`."""
+        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]`, `left [n, G, T, out / G]`."""
         features = self._layer.weight[0].numel()
         formed = left.new_empty(*left.shape[:2], left.shape[3], features)
         entries = left.shape[1:3].numel() * features

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Unscaled:
-    """Factors that look at no norm: `weights [K, B]`, whatever the gradients."""
+    """Factors that do not depend on norms: `weights [K, B]`."""
 
     def __init__(self, weights: Tensor) -> None:
         self.weights = weights
@@ -21,7 +21,7 @@ class Unscaled:
 
 
 def of_pass(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: slice) -> Tensor:
-    """The factors of a pass, from norms `[K, B]`; those of other passes are shown as 0."""
+    """The factors of a pass, from norms `[K, B]`; norms of other passes are passed as 0."""
     seen = torch.zeros_like(norms)
     seen[c, b] = norms[c, b]
     scale = factors(seen)

@@ -50,8 +50,7 @@ def losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def _shown(
     engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Norm and loss of each record `[K, B, 2]`, and the exact sum of the gradients scaled to norm
-    1."""
+    """Norm and loss `[K, B, 2]` of each record, and the exact sum of gradients scaled to norm 1."""
     one = engine.run(params, x, y, metric)
     norms = one.squared_norms(whole=True).sqrt()
     usable = norms.isfinite() & (norms > 0)

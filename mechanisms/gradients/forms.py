@@ -115,8 +115,7 @@ class Outer:
         return products(scaled.permute(0, 2, 3, 1), _kept(self._right, keep).transpose(1, 2))
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, G, out, in]`: the sum of outer products of whole numbers, near `scales *
-        gradient`.
+        """Int64 `[K, G, out, in]`: the sum of whole outer products near `scales * gradient`.
 
         The right side becomes a direction of norm 2^23, the left side takes the rest: at most 2^21.
         """
@@ -194,8 +193,7 @@ class Looked:
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """Each record's gradient by distinct rows: their index `[K, B, T]` and sums `[K, B, T, D]`;
-        0 in slots left."""
+        """Each record's distinct rows `[K, B, T]` and their sums `[K, B, T, D]`, 0 if unused."""
         order = self._index.argsort(dim=2, stable=True)
         sorted_index = self._index.gather(2, order)
         starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
@@ -208,8 +206,7 @@ class Looked:
 
 
 def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
-    """The L2 norms `[...]` of `rows [..., N]`: in float64, or in their own type, then by stretches
-    of a row."""
+    """The L2 norms `[...]` of `rows [..., N]`, in float64 if `whole`, else in their own type."""
     length = rows.shape[-1]
     if whole:
         return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
@@ -247,8 +244,7 @@ class Pass:
         )
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` (float64) times
-        gradient."""
+        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` times gradient."""
         return self._layout.flatten(
             {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
         )

@@ -18,8 +18,7 @@ _TYPES = (torch.float32, torch.float64)
 
 
 def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """`left [..., m, t] @ right [..., t, n]`, into `out` if given, with equal leading axes and no
-    graph."""
+    """`left [..., m, t] @ right [..., t, n]`, into `out` if given, without a graph."""
     if left.device.type != "cpu" or left.dtype not in _TYPES:
         return torch.matmul(left, right, out=out)
     result = left.new_empty(*left.shape[:-1], right.shape[-1]) if out is None else out

@@ -91,8 +91,7 @@ def marked_outputs(program: nn.Module, rows: Tensor) -> list[Records] | None:
 
 
 def loss_acts_alone(loss: nn.Module, outputs: list[Records], rows: Tensor) -> bool:
-    """Whether all operations of a loss, on `marked_outputs` and targets like `rows [1, ...]`, are
-    on the list."""
+    """Whether all operations of a loss, on `marked_outputs` and such targets, are on the list."""
     try:
         found = [
             _run(loss, [output, _repeated(rows, n)])

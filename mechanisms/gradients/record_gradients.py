@@ -37,8 +37,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RecordGradients:
-    """Per-record gradients of one module and loss, for cohorts of K clients with their own
-    parameters.
+    """Per-record gradients of one module and loss, for K clients with their own parameters.
 
     Shapes, in every method: `params [K, P]` in the order of `layout`; records `x [K, B, ...]`,
     targets `y [K, B, ...]`. K and B may be 0. All tensors are on the module's device and in its

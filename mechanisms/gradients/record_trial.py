@@ -106,8 +106,7 @@ class Trial:
         )
 
     def _refuse_difference(self, size: Tensor, found: list[Tensor], expected: list[Tensor]) -> None:
-        """Compare output and loss of a record of some size; a loss has no more digits than its
-        output."""
+        """Compare output and loss of a record; a loss has no more digits than its output."""
         size = self.tolerance * size
         for one, other in zip(found, expected, strict=True):
             finite = other.isfinite()
@@ -124,8 +123,7 @@ class Trial:
 
 
 def trial_batches(x: Tensor) -> list[Tensor]:
-    """Pairs of different made-up records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, float64
-    on the CPU.
+    """Pairs of made-up records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, CPU, float64.
 
     Integers index embeddings: there is one pair, of the indices 0 and 1, swapped in the second
     record.

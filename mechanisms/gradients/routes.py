@@ -83,8 +83,7 @@ class Routes:
         return None if self._outputs[key] is None else program
 
     def _faithful(self, program: nn.Module, rows: Tensor) -> bool:
-        """Whether the program gives what the model gives: a graph misses that a tensor may have two
-        names."""
+        """Whether program and model agree: a graph misses that a tensor may have two names."""
         module = copy.deepcopy(self._module)
         for scale in SCALES if rows.is_floating_point() else SCALES[:1]:
             tried = rows * scale if rows.is_floating_point() else rows
@@ -149,8 +148,7 @@ class Routes:
         return True
 
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
-        """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at
-        least 1.
+        """The fastest route for records `x [K, B, ...]`, targets `y [K, B, ...]`; K, B at least 1.
 
         Only types and shapes matter: trials use made-up records. Errors of the model pass through.
 
@@ -168,8 +166,7 @@ class Routes:
         return Route(self.general(x, y), self._layout.size)
 
     def independent(self, x: Tensor, y: Tensor) -> bool:
-        """Whether records shaped as those of `x [K, B, ...]` are known not to mix; K and B at least
-        1.
+        """Whether records like those of `x [K, B, ...]` are known not to mix; K and B at least 1.
 
         Raises:
             ValueError: they are known to mix.
@@ -243,8 +240,7 @@ class Routes:
         )
 
     def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route:
-        """The route, given `tried`, the program in the trial's type; the general one if there is no
-        gradient."""
+        """The route, given the program in the trial's type; the general one without gradients."""
         batches, floors = zip(*trial.independent(), strict=True)
         self._independent.add((_key(x), _key(y)))
         program, loss = self.program(x), self.loss_program(x, y)

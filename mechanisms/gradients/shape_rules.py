@@ -77,8 +77,7 @@ def view(result: Any, args: Args, named: Named) -> int:
 
 
 def spread(neutral: int) -> Rule:
-    """`expand` (`neutral` is -1) and `repeat` (1): a constant for each record, or more of each
-    record's own."""
+    """`expand` (`neutral` is -1) and `repeat` (1) of a constant or of each record's own entries."""
 
     def rule(result: Any, args: Args, named: Named) -> int:
         sizes = flat(args[1:])

@@ -63,8 +63,7 @@ class Tapped:
                 layer.register_forward_hook(keep_format)
 
     def takes(self, metric: Metric) -> bool:
-        """Whether the metric is one that taps can apply: not on grouped convolutions, not on
-        embeddings."""
+        """Whether taps can apply the metric: not on grouped convolutions, not on embeddings."""
         return all(tap.maps_output for path, tap in self._taps.items() if path in metric)
 
     @property
@@ -123,8 +122,7 @@ class Tapped:
             put(sums[name], further, gradient)
 
     def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The records' losses `[K * B]` through the taps, and their parameters `{name: [K,
-        *shape]}`."""
+        """The losses `[K * B]` through the taps, and the parameters `{name: [K, *shape]}`."""
         named = {n: p.requires_grad_() for n, p in self._layout.unflatten(params.detach()).items()}
         for path, tap in self._taps.items():
             tap.bind({name: named[_join(path, name)] for name in tap.trainable}, x.shape[1])

@@ -37,8 +37,7 @@ class Tap(ABC):
         self._use: tuple[Tensor, GradientEdge] | None = None
 
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
-        """Prepares a pass: `weights {name: [K, *shape]}` of the trainable parameters, B =
-        `records`."""
+        """Prepares a pass: `weights {name: [K, *shape]}` of trainable parameters, B = `records`."""
         self._clients, self._records = next(iter(weights.values())).shape[0], records
         frozen = {
             n: p.detach()
@@ -89,8 +88,7 @@ class Tap(ABC):
         return self._used()[1]
 
     def forms(self, gradient: Tensor, matrix: Tensor | None) -> dict[str, Form]:
-        """The forms by parameter name, from the `gradient` at `edge`; `matrix [K, out, out]` maps
-        them."""
+        """The forms by name, from the `gradient` at `edge`; `matrix [K, out, out]` maps them."""
         kept, _ = self._used()
         self._use = None
         return {name: self._form(name, kept, gradient, matrix) for name in self.trainable}
