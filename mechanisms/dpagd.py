@@ -101,7 +101,7 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """A measurement of each client's gradient, and a search along the mean of this step's so far."""
+    """A measurement of each client's gradient, then a search along the mean in this step."""
     state = _measure(cohort, state)
     full = state.descend(cohort, state.memory["gradient"] / expected_size(cohort)[:, None])
     chosen = _search(cohort, state, full.params - state.params)
@@ -236,7 +236,7 @@ def _kind(state: LocalState) -> torch.Tensor:
 
 
 def _spent(cohort: Cohort, counts: np.ndarray) -> list[float]:
-    """Spent so far by each client, ``counts [K, 2, levels]`` of it in this round [nats]."""
+    """What each client has spent so far, in this round by ``counts [K, 2, levels]`` [nats]."""
     rows = zip(_plans(cohort), cohort.accounts, counts, strict=True)
     return [
         account.spent + float(row[row > 0] @ plan.costs[row > 0]) for plan, account, row in rows

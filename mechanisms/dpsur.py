@@ -118,7 +118,7 @@ class DpsurPlan(TrialPlan):
 
 
 def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
-    """M; if there is none while the test's noise is searched for, one of infinite cost."""
+    """M, or one of infinite cost if there is none while the test's noise is searched for."""
     lowest = Acceptance.of_noisy_loss(own.dpsur_validation_rate, test_noise, own.dpsur_beta).lowest
     most = trials.most_rejections(
         lowest, terms.steps * terms.rounds, own.dpsur_cap_share * terms.privacy.delta
