@@ -130,7 +130,7 @@ class Node:
         self._purse = Purse(ledger, plans, training.seed)
 
     def train(self, request: TrainRequest) -> Upload:
-        """Train the asked clients within what the purse allows, and sum their updates.
+        """Train the requested clients within what the purse allows, and sum their updates.
 
         In a release the finished upload is kept on disk, for the server to find after a crash.
 

@@ -192,7 +192,7 @@ def _exact_accept(k: int, x: _Uniform, u: _Uniform) -> bool:
 
 @cache
 def _threshold_cells(bits: int) -> tuple[int, ...]:
-    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, as are all further.
+    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, with all others.
 
     T_j is computed by `decimal` to 10^(4 - digits): fewer than 100 terms, each correctly rounded,
     as are their sums and the ratio; the terms left out add up to less than 10^-digits. Digits are

@@ -54,7 +54,7 @@ class CohortData:
 
 
 def threshold(rate: float | np.ndarray) -> float | np.ndarray:
-    """The bound below which a coin falls with probability ``rate``, rounded down to 2^-53."""
+    """The bound below which coins fall with probability ``rate``, rounded down to whole `COIN`s."""
     return np.floor(rate / COIN) * COIN
 
 

@@ -98,7 +98,7 @@ class Budgets:
         ]
 
     def so_far(self) -> np.ndarray:
-        """Float64 ``[clients]``: certified epsilon so far, valid even if outputs end the run.
+        """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end.
 
         Each client's epsilon is taken at one order, the best one after its last round
         (`order_in_advance`). With L the privacy loss and D the divergence at that order so far,

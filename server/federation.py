@@ -10,8 +10,7 @@ from mechanisms.plan import PlanTable
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
-"""Sends requests to the groups and returns their uploads, in any order. All that engines differ
-in."""
+"""Sends requests to the groups and returns their uploads, in any order; engines differ in this."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def _train(
 
 
 def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
-    """The round's clients, ascending: ``ceil(fraction * clients)`` of the eligible, at most all."""
+    """The round's clients, ascending: ``ceil(fraction * clients)`` distinct ones, if eligible."""
     able = np.flatnonzero(eligible)
     wanted = min(len(able), math.ceil(round(federation.fraction * federation.clients, 9)))
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)

@@ -170,7 +170,7 @@ def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
 
 
 class Looked:
-    """Gradients `[K, B, V, D]`: `gradient [K, B, T, D]` added to rows `index [K, B, T]` of 0."""
+    """Zeros `[K, B, V, D]` with `gradient [K, B, T, D]` added at rows `index [K, B, T]`."""
 
     def __init__(self, index: Tensor, gradient: Tensor, rows: int) -> None:
         self._index, self._gradient, self._size = index, gradient, rows

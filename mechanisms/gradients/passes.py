@@ -29,7 +29,7 @@ _SIZES = (1.0, 1e-3, 30.0)
 
 
 class Passes:
-    """Cuts cohorts of K clients with B records into passes of limited records and bytes.
+    """Cuts cohorts of K clients with B records into passes with a limit on records and on bytes.
 
     `entry_size` is the number of bytes of a tensor entry. None is no limit on records, and a limit
     on bytes that depends on the device.
@@ -61,7 +61,7 @@ class Passes:
     def cut(
         self, x: Tensor, entries: int, alone: bool, width: int | None = None
     ) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[K, B]` into whole clients if several fit a pass, else into stretches of each.
+        """Cuts `[K, B]` into whole clients if several fit a pass, else each client into stretches.
 
         A pass holds `entries` for each record, and one client if `alone`. Without `width`,
         stretches are about equal and end with the records. With it, their length does not depend on
