@@ -113,7 +113,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     if cohort.plans[0].isotropic:
         if cohort.arithmetic is GRID:
             raise ValueError(
-                "hero_clipping is isotropic, which has no exact sums: a release takes whitened"
+                "hero_clipping is isotropic, for which a release has no exact sums: use whitened"
             )
         total, norms = dpsgd.clipped_sum(cohort, state, batch)
         noisy = total + transform(

@@ -214,7 +214,7 @@ def _check_length(plan: Plan, terms: Terms) -> None:
     ):
         raise ValueError(
             f"budget is published, but what {terms.privacy.mechanism} accepts is public here, so "
-            "that the run's length would depend on it and no epsilon would be proved: take a "
-            "test with hidden rejections (--dpsur-accounting selective; --screening-data own "
-            "with --screening-clip), or --budget certified"
+            "that the run's length would depend on it and no epsilon would be proved: use a test "
+            "with hidden rejections (--dpsur-accounting selective; --screening-data own with "
+            "--screening-clip), or --budget certified"
         )

@@ -62,9 +62,9 @@ def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> i
 def refuse(lowest_acceptance: float) -> NoReturn:
     """Refuse a test for which no cap up to `MAX_REJECTIONS` is enough."""
     raise ValueError(
-        f"a step may be accepted with a probability of {lowest_acceptance:.2g} only, so that more "
+        f"a step's probability of acceptance may be as low as {lowest_acceptance:.2g}, so more "
         f"than {MAX_REJECTIONS} rejections in a row would have to be allowed: test more gently "
-        "(more noise, a higher threshold, a lower temperature)"
+        "(dpsur: more noise or a higher threshold; screening: a lower gain or clip)"
     )
 
 

@@ -116,9 +116,9 @@ class Trial:
                 raise ValueError(
                     f"the model ({type(self.module).__name__}) gives a record another output or "
                     "loss in a batch than alone, so a record's influence cannot be bounded: "
-                    "compute each record from its own numbers, without chance (batch_first=True "
-                    "for attention and recurrent layers, GroupNorm or LayerNorm for statistics "
-                    "of a batch)"
+                    "compute each record from its own numbers, without random draws "
+                    "(batch_first=True for attention and recurrent layers, GroupNorm or LayerNorm "
+                    "for statistics of a batch)"
                 )
 
 
