@@ -1,4 +1,4 @@
-"""The Flower ClientApp: a message in, a message out; the work is client/node.py's."""
+"""The Flower ClientApp: decodes a request, has client/node.py answer it, encodes the upload."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,8 +13,7 @@ from mechanisms.accounting.events import from_dict, to_dict
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 NodeOf = Callable[[Mapping[str, Any], Context], Answering]
-"""Finds or builds the node that a message is for: from the message's configuration and the Flower
-context."""
+"""Finds or builds the node for a message, from the message's configuration and Flower's context."""
 
 
 def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
@@ -69,7 +68,7 @@ def decode_upload(content: RecordDict) -> Upload:
 
 
 def settings_of(content: RecordDict) -> dict[str, Any]:
-    """What a message says beside its arrays."""
+    """The configuration that a message carries."""
     return dict(content.config_records["config"])
 
 
@@ -78,14 +77,13 @@ def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:
 
 
 def client_app(node_of: NodeOf) -> ClientApp:
-    """A ClientApp whose ``train`` trains a group, and whose ``query`` says which group this Flower
-    node hosts.
+    """A ClientApp that trains a group on ``train``, and on ``query`` says which group it hosts.
 
-    Flower's simulation engine and ``--node-config "partition-id=0 num-partitions=2"`` both name the
-    group.
+    The group comes from the Flower node's configuration: the simulation engine sets it; elsewhere
+    ``--node-config "partition-id=0 num-partitions=2"`` does.
 
     Raises:
-        ValueError: at the query, the node's configuration does not.
+        ValueError: on ``query``, if the node's configuration names no group.
     """
     app = ClientApp()
 

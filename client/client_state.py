@@ -1,8 +1,7 @@
-"""What clients keep from one of their rounds to the next: optimizer state and the mechanism's own
-lasting memory.
+"""The state that clients keep between rounds: the optimizer's and the mechanism's lasting memory.
 
-It never leaves the node. It is on disk, one file per group and round, before the round's upload
-leaves, so that a run that is resumed goes on from the very state it had.
+It never leaves the node. It is written to disk, one file per group and round, before the round's
+upload leaves, so a resumed run continues from exactly the state it had.
 """
 
 import functools
@@ -20,7 +19,7 @@ from mechanisms.cohort import LocalState
 
 KEPT_ROUNDS = 3
 Resume = Callable[[LocalState], LocalState]
-"""From the fresh state at the start of a local round to one with what clients kept."""
+"""Replaces parts of the fresh state at the start of a local round by what the clients kept."""
 
 
 class NoState:
@@ -28,7 +27,7 @@ class NoState:
 
     @contextmanager
     def round(self, round_: int) -> Iterator[None]:
-        """There is nothing to read or to write."""
+        """Do nothing: there is no state to read or write."""
         yield
 
     def keep(self, clients: np.ndarray, trained: Callable[[Resume], LocalState]) -> LocalState:
@@ -40,8 +39,8 @@ class ClientState:
     """The kept state of one group's clients.
 
     Args:
-        folder: of this group's files.
-        lasting: names of the mechanism's memory that are kept beside the optimizer's state.
+        folder: where this group's files are.
+        lasting: names of the mechanism's memory that are kept along with the optimizer's state.
     """
 
     def __init__(self, folder: Path, lasting: Sequence[str]):
@@ -51,14 +50,13 @@ class ClientState:
 
     @contextmanager
     def round(self, round_: int) -> Iterator[None]:
-        """Be at the state after the newest round before ``round_``; at the end, write the state
-        after it to disk."""
+        """Load the newest state from before ``round_``; on exit, write the state after it."""
         self._open(round_)
         yield
         self._write(round_)
 
     def keep(self, clients: np.ndarray, trained: Callable[[Resume], LocalState]) -> LocalState:
-        """Train clients from what they kept, and note the state at the end of their round."""
+        """Train clients from the state they kept, and keep the state at the end of their round."""
         state = trained(functools.partial(self._resume, clients))
         self._begun = True
         named = {name: tensor.cpu().numpy() for name, tensor in self._named(state).items()}
@@ -67,7 +65,7 @@ class ClientState:
         return state
 
     def _open(self, round_: int) -> None:
-        """A later round's state, left by a crash, does not count."""
+        """Load the newest state before ``round_``; later ones, left by a crash, are ignored."""
         before = [n for n in self._saved() if n < round_]
         newest = before[-1] if before else 0
         if newest == self._round and not self._begun:
@@ -82,8 +80,7 @@ class ClientState:
         }
 
     def _resume(self, clients: np.ndarray, fresh: LocalState) -> LocalState:
-        """The state of these clients at the start of a round: what they kept, or ``fresh`` for
-        those without."""
+        """The clients' state at the start of a round: what each kept, else its row of ``fresh``."""
         known = [int(c) in self._rows for c in clients]
         if not any(known):
             return fresh
@@ -103,7 +100,7 @@ class ClientState:
         )
 
     def _write(self, round_: int) -> None:
-        """Write the state after ``round_`` to disk and forget that of rounds long past."""
+        """Write the state after ``round_`` to disk and delete all but the newest files."""
         durable.make_folder(self._folder)
         clients = sorted(self._rows)
         tensors = {

@@ -8,21 +8,21 @@ import numpy as np
 from mechanisms.accounting.accountant import Charges
 
 Payments = list[tuple[np.ndarray, Charges]]
-"""Charges, and the clients (int64, ascending) of which each paid them."""
+"""Pairs of clients (int64, ascending) and the charges that each of them paid."""
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """Let these clients of a group do their part of one round.
+    """Asks some clients of one group to do their part of a round.
 
     Attributes:
-        round: from 1 in training, 0 and below in what prepares it.
-        group: the node that is asked.
+        round: number, from 1 in training; 0 and below in the phases that prepare it.
+        group: number of the group, and so the node that is asked.
         release: the name of the round's draws; the ledger charges it once.
         clients: int64 client numbers, all of this group, ascending.
         nth: int64, each client's count of rounds, this one included.
         params: the model, float32 ``[P]``.
-        phase: what the clients do: train the model (``train``), or their part of what prepares it.
+        phase: what the clients do: train the model (``train``), or a phase that prepares training.
     """
 
     round: int
@@ -44,8 +44,8 @@ class Upload:
             (client/sums.py).
         weight: sum of the clients' weights.
         metrics: the mechanism's public metrics, each as (sum over clients, number of clients).
-        realized: what the clients' ledgers say beside the planned charge of the round.
-        shared: what the clients released one by one rather than as a sum, by name.
+        realized: charges in the clients' ledgers beyond the round's planned ones.
+        shared: arrays by name of records that are released individually, not as a sum.
     """
 
     round: int
@@ -59,7 +59,7 @@ class Upload:
 
 
 class Answering(Protocol):
-    """A node in one of a run's phases."""
+    """A node that answers requests, in any phase of a run."""
 
     def train(self, request: TrainRequest) -> Upload:
         """Do the clients' part of a round."""

@@ -1,5 +1,4 @@
-"""A Flower node's work: a group of clients is trained chunk by chunk as cohorts, out of its purse,
-and summed."""
+"""A Flower node's work: train a group's clients in chunks, pay from its purse, sum the updates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,14 +30,13 @@ class Training:
 
     Attributes:
         mechanism: the local optimizer.
-        gradients: of the model.
+        gradients: per-record gradients of the model.
         optimizer: turns gradients into directions.
         learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates
             ``[K]``.
-        seed: of a simulation, or None for a release, whose draws come from the operating system's
-            entropy.
-        sent: what a client sends of a local round.
-        guide: what leads its steps beside its own records.
+        seed: of a simulation; None for a release, which draws from the operating system's entropy.
+        sent: what a client sends after a local round.
+        guide: what steers its steps besides its own records.
     """
 
     mechanism: Mechanism
@@ -50,7 +48,7 @@ class Training:
     guide: GuideOf = alone
 
     def cohort(self, allowed: Allowance, data: "GroupData", start: torch.Tensor) -> Cohort:
-        """The surroundings of a local round of the allowed clients from the model ``start [P]``."""
+        """The allowed clients as a cohort, for a local round from the model ``start [P]``."""
         steps = torch.tensor([float(plan.steps) for plan in allowed.plans], device=data.x.device)
         return Cohort(
             gradients=self.gradients,
@@ -76,8 +74,8 @@ class GroupData:
         records: from a client's number to its record numbers.
         chunks: the group's clients in the chunks that are computed together.
         weights: int64 ``[clients]``, every client's public weight.
-        holdout: records and labels that are public, where there are any.
-        shared: records and labels of the globally shared data set, where there is one.
+        holdout: public records and labels, if any.
+        shared: records and labels of the globally shared data set, if there is one.
     """
 
     x: torch.Tensor
@@ -93,8 +91,7 @@ class GroupData:
         return CohortData(self.x, self.y, [self.records(int(c)) for c in clients])
 
     def parts(self, clients: np.ndarray) -> list[np.ndarray]:
-        """Where in ``clients`` those of each chunk stand, in the order of the chunks, without those
-        that have none."""
+        """Positions in ``clients`` of each chunk's members, in chunk order; empty ones left out."""
         numbers = self._chunk_of[clients]
         order = np.argsort(numbers, kind="stable")
         return [
@@ -113,8 +110,7 @@ class GroupData:
 
 
 class Node:
-    """One group of clients with its purse; with a ``client_state``, clients keep state from round
-    to round."""
+    """One group of clients with its purse; a ``client_state`` keeps their state between rounds."""
 
     def __init__(
         self,
@@ -134,9 +130,9 @@ class Node:
         self._purse = Purse(ledger, plans, training.seed)
 
     def train(self, request: TrainRequest) -> Upload:
-        """Train the asked clients within what the purse allows, and sum their updates.
+        """Train the requested clients within what the purse allows, and sum their updates.
 
-        A finished upload of a release is kept on disk, for the server to find after a crash.
+        In a release the finished upload is kept on disk, for the server to find after a crash.
 
         Raises:
             ValueError: training diverged.

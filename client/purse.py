@@ -1,8 +1,7 @@
-"""A group's purse: opened around a round, and the only source of draws, so that nothing is released
-unpaid.
+"""A group's purse: pays for a round and is the only source of draws, so all releases are paid for.
 
-What the round can cost is on disk before anything is drawn. What was really released is on disk
-before the round's upload leaves.
+The most that the round can cost is on disk before anything is drawn; what was really released is on
+disk before the round's upload leaves.
 """
 
 import secrets
@@ -31,11 +30,11 @@ class Allowance:
         round: its number.
         clients: their numbers, int64 ``[K]``.
         nth: each client's count of rounds.
-        plans: of the clients.
-        accounts: what each client of adaptive plans may spend in this round; a replayed round of a
-            simulation sees them as they were the first time.
-        draws: the clients' draws: named by the seed, or of the system's entropy in a release.
-        arithmetic: of sums and noise.
+        plans: the clients' plans.
+        accounts: what each client with an adaptive plan may spend in this round; a replayed round
+            of a simulation sees them as they were the first time.
+        draws: the clients' random draws, from the seed, or from the system's entropy in a release.
+        arithmetic: how sums and noise are computed.
     """
 
     round: int
@@ -54,10 +53,10 @@ class Opened:
         self._purse, self._request, self._device = purse, request, device
         self._realized: list[tuple[int, Charges]] = []
         self.unpaid: Payments = []
-        """After the round: what no allotment has paid for, to be charged by the server."""
+        """After the round: charges that no allotment has paid for, for the server to count."""
 
     def allow(self, part: np.ndarray) -> Allowance:
-        """The allowance of the request's clients at the places ``part``."""
+        """The allowance of the request's clients at the positions ``part``."""
         ledger, seed, round_ = self._purse.ledger, self._purse.seed, self._request.round
         clients = self._request.clients[part]
         plans = [self._purse.plans.of(client) for client in clients.tolist()]
@@ -84,15 +83,14 @@ class Opened:
         )
 
     def note(self, clients: np.ndarray, realized: Sequence[Charges]) -> None:
-        """Take down what clients released beside their planned charges; it is written when the
-        round is over."""
+        """Note what clients released beyond their planned charges, to be written at round's end."""
         self._realized += zip(clients.tolist(), realized, strict=True)
 
     def settlement(self) -> Payments:
-        """What was noted, clients with equal charges together.
+        """The noted charges, with clients of equal charges grouped.
 
         Raises:
-            ValueError: a release that nothing has paid for.
+            ValueError: nothing has paid for a release.
         """
         sharing: dict[frozenset[tuple[Event, int]], list[int]] = {}
         for client, charges in self._realized:
@@ -107,9 +105,9 @@ class Purse:
     """A group's ledger with its clients' plans.
 
     Attributes:
-        ledger: of the group.
-        plans: of all clients, in the phase.
-        seed: of a simulation, or None for a release, whose draws come from the system's entropy.
+        ledger: the group's ledger.
+        plans: all clients' plans for the phase.
+        seed: of a simulation; None for a release, which draws from the system's entropy.
     """
 
     ledger: Ledger
@@ -118,15 +116,14 @@ class Purse:
 
     @contextmanager
     def open(self, request: TrainRequest, device: torch.device) -> Iterator[Opened]:
-        """Charge a round to every asked client, and settle it at the end; where it breaks off, the
-        charge stands.
+        """Charge a round to each requested client, settle it on exit; a failure leaves the charge.
 
-        A seeded round that is asked again is the same release (same draws, same sums) and is
-        charged once. A release draws anew each time that it is asked, under a name of its own, so
-        it is charged each time.
+        A repeated request for a seeded round is the same release (same draws, same sums) and is
+        charged once. A release draws anew at each request, under a new name, and is charged each
+        time.
 
         Raises:
-            ValueError: clients released what nothing has paid for.
+            ValueError: nothing has paid for something that clients released.
         """
         name = (
             request.release
@@ -143,7 +140,7 @@ class Purse:
         ]
 
     def _planned(self, request: TrainRequest) -> Payments:
-        """The most that the round can cost, for every asked client."""
+        """The most that the round can cost each requested client."""
         kinds = np.stack([self.plans.which[request.clients], request.nth])
         distinct, place = np.unique(kinds, axis=1, return_inverse=True)
         return [

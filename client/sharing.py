@@ -1,4 +1,4 @@
-"""A Flower node's work before training: its clients release once what all clients will share."""
+"""A Flower node's work before training: its clients release, once, what all clients will share."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ class SharingNode:
     """One group of clients with its purse.
 
     Args:
-        release_of: what is released, from the model ``[P]`` that a request brings.
-        seed: of a simulation, or None for a release from the operating system's entropy.
+        release_of: from the model ``[P]`` of a request to what is released.
+        seed: of a simulation; None for a release, which draws from the operating system's entropy.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class SharingNode:
         self._purse = Purse(ledger, plans, seed)
 
     def train(self, request: TrainRequest) -> Upload:
-        """Draw the release of every asked client; what is drawn twice is charged twice.
+        """Draw the release of every requested client; a repeated draw is charged again.
 
-        Records that leave one by one carry their client's number; sums are added up over the group.
+        Individually released records carry their client's number; sums are added over the group.
         """
         data, device = self._data, self._data.x.device
         release = self._release_of(request.params)

@@ -1,8 +1,7 @@
-"""Exact sums: updates in int64 fixed point, so that the order and the grouping of clients change no
-bit.
+"""Exact sums: updates in int64 fixed point, so the order and grouping of clients change no bit.
 
-One unit is 2^-32. The sum holds while ``sum_k weight_k |update_k| < 2^31`` in every coordinate;
-anything larger, or not finite, is refused. (It is also the form that secure aggregation adds.)
+One unit is 2^-32. The sum cannot overflow while ``sum_k weight_k |update_k| < 2^31`` in every
+coordinate; anything larger, or not finite, is refused. (Secure aggregation adds this form, too.)
 """
 
 import numpy as np
@@ -13,8 +12,7 @@ LIMIT = 2.0**31
 
 
 class WeightedSum:
-    """A running ``sum_k weight_k update_k`` over clients; its size does not depend on their
-    number."""
+    """A running ``sum_k weight_k update_k``; its size does not depend on the number of clients."""
 
     def __init__(self, size: int):
         self.total = np.zeros(size, dtype=np.int64)
@@ -38,11 +36,10 @@ class WeightedSum:
                 f"{largest[worst]:g}: training diverged (the weighted sum must stay below "
                 f"{LIMIT:g}); lower --lr"
             )
-        units = (
-            updates.mul(SCALE).round_().to(torch.int64)
-        )  # exact but for the rounding: SCALE is a power of two
+        # exact but for the rounding: SCALE is a power of two
+        units = updates.mul(SCALE).round_().to(torch.int64)
         factors = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)
-        if units.is_cuda:  # which has no products of integer matrices
+        if units.is_cuda:  # CUDA has no integer matrix product
             self.total += units.mul_(factors[:, None]).sum(dim=0).cpu().numpy()
         else:
             torch.from_numpy(self.total).addmv_(units.T, factors)
@@ -50,13 +47,12 @@ class WeightedSum:
 
 
 def _largest(updates: torch.Tensor) -> torch.Tensor:
-    """The size of each row's largest coordinate, ``[K]``; NaN where there is one."""
+    """The largest absolute coordinate of each row, ``[K]``; NaN if the row has a NaN."""
     return torch.maximum(updates.amax(dim=1), -updates.amin(dim=1))
 
 
 def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:
-    """The weighted mean update ``[P]`` (float64) of all groups from their int64 totals and total
-    weight.
+    """The weighted mean update ``[P]`` (float64), from the groups' int64 totals and total weight.
 
     Raises:
         ValueError: the groups' totals are too large to be added.

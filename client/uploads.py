@@ -1,5 +1,4 @@
-"""Finished uploads of a release on disk, so that a crash elsewhere does not make clients pay
-twice."""
+"""Finished uploads of a release on disk, so that a crash elsewhere makes no client pay twice."""
 
 import hashlib
 import json
@@ -34,7 +33,7 @@ class Uploads:
                 old.unlink()
 
     def finished(self, round_: int, params: np.ndarray) -> list[Upload]:
-        """The uploads of this round that were made from this very model, by group."""
+        """This round's uploads that were made from exactly this model, by group."""
         found = []
         for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
             try:

@@ -1,9 +1,8 @@
-"""How private sums are made and noised: in floats for a simulation, in whole numbers for a release.
+"""How private sums are computed and noised: as floats in a simulation, exactly in a release.
 
 Mechanisms are written once, in terms of these operations. `FLOATS` is fast, and agrees with the
-theory up to rounding; `GRID` gives the very bits that the theory is about (`mechanisms/grid.py`),
-and needs passes of one shape, so that what is computed of a record does not depend on which other
-records are there.
+theory up to rounding; `GRID` gives exactly the bits that the theory covers (`mechanisms/grid.py`).
+It needs passes of one shape, so that a record's results do not depend on which others are there.
 """
 
 import math
@@ -24,11 +23,11 @@ from mechanisms.sampling import Batch
 
 
 class LossTest(NamedTuple):
-    """The noisy tests of K clients, each number as it is charged.
+    """The noisy tests of K clients, with the exact numbers that are charged.
 
     Attributes:
-        bound: C_v, of the size of a change.
-        noise: s_v, deviation of the noise in units of the sensitivity 2 C_v.
+        bound: C_v, bound on the absolute change.
+        noise: s_v, standard deviation of the noise in units of the sensitivity 2 C_v.
         threshold: beta, in units of C_v.
     """
 
@@ -38,10 +37,9 @@ class LossTest(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """Sums over records whose parts have norm at most ``bound``, and noise of deviation ``std`` on
-    them.
+    """Sums over records with parts of norm at most ``bound``, plus noise of deviation ``std``.
 
-    A total is only ever added to, and given to `noised` with the bound of its parts.
+    A total may only be added to, and passed to `noised` with the bound of its parts.
     """
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
@@ -52,8 +50,7 @@ class Arithmetic(Protocol):
         """
 
     def width(self, records: int) -> int | None:
-        """Records of a client in a pass, from how many are expected; None where the shape of a pass
-        may vary."""
+        """Records per client in a pass, from the expected number; None if passes vary in shape."""
 
     def gradient_sum(
         self,
@@ -65,8 +62,7 @@ class Arithmetic(Protocol):
         width: int | None,
         metric: Metric,
     ) -> tuple[Tensor, Tensor]:
-        """The total ``[K, P]`` of gradients times factors, as `RecordGradients.scaled_sum`; and
-        norms ``[K, B]``."""
+        """The sums ``[K, P]`` of factor times gradient, parts of a total, and norms ``[K, B]``."""
 
     def norms(
         self, gradients: RecordGradients, params: Tensor, batch: Batch, width: int | None
@@ -90,10 +86,10 @@ class Arithmetic(Protocol):
         """A noisy total ``[K, m]``, in the type of ``std [K]``."""
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
-        """Several totals ``[n, m]`` of one client, each behind noise of its own, float64."""
+        """Several totals ``[n, m]`` of one client, each with noise of its own, float64."""
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
-        """Bool ``[K]``: whether changes ``[K]`` within the bounds, behind noise, are below the
+        """Bool ``[K]``: whether changes ``[K]`` within the bounds, plus noise, are below the
         thresholds."""
 
 
@@ -133,11 +129,11 @@ class Floats:
         return gradients.losses(params, batch.x, batch.y)
 
     def parts(self, values: Tensor, bound: Tensor) -> Tensor:
-        """The values."""
+        """The values, unchanged."""
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """Added up in any order."""
+        """A float sum, in any order."""
         return values.sum(dim=1)
 
     def noised(
@@ -169,11 +165,11 @@ class Grid:
     """Exact sums of whole numbers, and exact draws."""
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """By `mechanisms.grid`."""
+        """See `mechanisms.grid`."""
         grid.check_sizes(sizes)
 
     def width(self, records: int) -> int | None:
-        """As many records as are expected, at least one."""
+        """The expected number of records, at least one."""
         return max(1, records)
 
     def gradient_sum(
@@ -208,8 +204,7 @@ class Grid:
         return grid.whole_parts(values, bound)
 
     def total(self, values: Tensor) -> Tensor:
-        """Correctly rounded, so that the order of records does not matter; NaN where a value is not
-        finite."""
+        """Correctly rounded, so records' order does not matter; NaN if a value is not finite."""
         rows = values.double().cpu().numpy()
         sums = [math.fsum(row) if np.isfinite(row).all() else math.nan for row in rows]
         return torch.tensor(sums, dtype=torch.float64, device=values.device)
@@ -217,11 +212,11 @@ class Grid:
     def noised(
         self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
     ) -> Tensor:
-        """By `mechanisms.grid`."""
+        """See `mechanisms.grid`."""
         return grid.noised(total, bound, std, streams.rounded(purpose, total.shape[1])).to(std)
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
-        """By `mechanisms.grid`."""
+        """See `mechanisms.grid`."""
         limits = torch.full((len(totals),), bound, dtype=torch.float64, device=totals.device)
         draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(
             totals.shape
@@ -241,6 +236,7 @@ class Grid:
         bound, noise, threshold = (
             torch.tensor(one, dtype=torch.float64, device=change.device) for one in test
         )
+        # A - 1, because rounding the threshold moves it by up to half a point
         most = (2.0**SCALE_BITS / (2.0 * noise) - 1.0).floor()
         if bool((most < 0).any()):
             raise ValueError(
@@ -258,5 +254,5 @@ FLOATS, GRID = Floats(), Grid()
 
 
 def of_seed(seed: int | None) -> Arithmetic:
-    """That of a seeded simulation, or of a release, which has no seed."""
+    """`FLOATS` for a seeded simulation, `GRID` for a release, which has no seed."""
     return GRID if seed is None else FLOATS

@@ -34,8 +34,8 @@ def automatic_factors(norms: torch.Tensor, clip_norm: torch.Tensor) -> torch.Ten
 
 
 def _whole(factors: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """0 for a norm that is not finite, and in place of a subnormal factor: rounded up, it could
-    exceed the bound."""
+    """The factors, with 0 for a norm that is not finite and for a subnormal factor, which could be
+    rounded up beyond the bound."""
     usable = torch.isfinite(norms) & (factors >= torch.finfo(factors.dtype).tiny)
     return torch.where(usable, factors, torch.zeros_like(factors))
 
@@ -44,4 +44,4 @@ CLIPPING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "flat": clip_factors,
     "auto": automatic_factors,
 }
-"""By name, from norms ``[K, B]`` and bounds ``[K]`` to factors ``[K, B]``."""
+"""Clipping rules by name: from norms ``[K, B]`` and bounds ``[K]`` to factors ``[K, B]``."""

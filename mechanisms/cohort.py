@@ -1,5 +1,4 @@
-"""What a mechanism's step sees: K clients' data, plans, streams and optimizer; and the state that
-it moves."""
+"""The inputs of a mechanism's step for K clients (data, plans, draws), and the state it changes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,22 +19,21 @@ from mechanisms.sampling import Batch, CohortData
 
 @dataclass(frozen=True)
 class Cohort:
-    """The surroundings of one local round of K clients; nothing in it changes but the streams'
-    positions.
+    """The inputs of one local round of K clients; only the streams' positions change.
 
     Attributes:
         gradients: sums of scaled per-record gradients of the model.
         data: the clients' records.
         plans: length K, all of the mechanism's own type.
         streams: the clients' random draws for this round.
-        optimizer: what turns a gradient into a direction.
+        optimizer: turns a gradient into a direction.
         learning_rate: from steps taken in this round, ``[K]``, to rates, ``[K]``.
         nth: int64 ``[K]``, each client's count of rounds, this one included.
         accounts: length K where the plans are adaptive: what each client may spend in this round.
-        holdout: records ``[M, ...]``, labels ``[M]`` that no client holds and no guarantee covers,
-            where there are any.
-        guide: what leads a step beside the client's own records.
-        arithmetic: how private sums are made and noised.
+        holdout: records ``[M, ...]`` and labels ``[M]``, if any, that no client holds and no
+            guarantee covers.
+        guide: what steers a step besides the client's own records.
+        arithmetic: how private sums are computed and noised.
     """
 
     gradients: RecordGradients
@@ -58,12 +56,11 @@ class Cohort:
         return torch.tensor(self.exact(name), device=self.data.x.device)
 
     def exact(self, name: str) -> list[float]:
-        """The plans' parameter ``name`` as it is charged, without float32's rounding; length K."""
+        """The plans' parameter ``name``, length K, as charged: without float32's rounding."""
         return [float(getattr(p, name)) for p in self.plans]
 
     def width(self, rates: Sequence[float]) -> int | None:
-        """Records of a client in a pass over batches drawn with these rates; None where passes may
-        vary in shape."""
+        """Records per client in a pass over batches of these rates; None if shapes may vary."""
         expected = (
             math.ceil(rate * len(own)) for rate, own in zip(rates, self.data.records, strict=True)
         )
@@ -78,10 +75,9 @@ class Cohort:
         rates: Sequence[float],
         metric: Metric = IDENTITY,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The total ``[K, P]`` of factors ``[K, B]`` times gradients, parts of norm at most ``bound
-        [K]``; and norms.
+        """The sums ``[K, P]`` of factor times gradient, each of norm at most ``bound [K]``; norms.
 
-        The batch was drawn with these ``rates [K]``.
+        ``factors`` maps norms ``[K, B]`` to factors; the batch was drawn with these ``rates [K]``.
         """
         width = self.width(rates)
         return self.arithmetic.gradient_sum(
@@ -91,8 +87,7 @@ class Cohort:
     def noised(
         self, total: torch.Tensor, bound: torch.Tensor, std: torch.Tensor, purpose: str
     ) -> torch.Tensor:
-        """A total ``[K, m]`` behind noise of deviation ``std [K]`` from the streams of a
-        purpose."""
+        """``total [K, m]`` plus noise of deviation ``std [K]`` from the streams of ``purpose``."""
         return self.arithmetic.noised(total, bound, std, self.streams, purpose)
 
     def losses(self, params: torch.Tensor, batch: Batch, rates: Sequence[float]) -> torch.Tensor:
@@ -102,13 +97,13 @@ class Cohort:
 
 @dataclass(frozen=True)
 class LocalState:
-    """All that a local round changes, a row per client: restoring a row leaves no trace of a step.
+    """All that a local round changes, a row per client: restoring a row fully undoes a step.
 
     Attributes:
         params: ``[K, P]``.
-        optimizer: tensors ``[K, ...]``.
+        optimizer: the optimizer's tensors ``[K, ...]``.
         taken: float32 ``[K]``, steps taken in this round.
-        memory: tensors ``[K, ...]`` of the mechanism's own, by name.
+        memory: the mechanism's own tensors ``[K, ...]``, by name.
     """
 
     params: torch.Tensor
@@ -127,7 +122,7 @@ class LocalState:
         return replace(self, memory={**self.memory, **memory})
 
     def descend(self, cohort: Cohort, gradient: torch.Tensor) -> "LocalState":
-        """One optimizer step along a released ``gradient [K, P]``, as the guide turns it."""
+        """One optimizer step along a released ``gradient [K, P]``, as changed by the guide."""
         direction, optimizer = cohort.optimizer.update(
             cohort.guide(self.params, gradient), self.optimizer
         )

@@ -5,9 +5,9 @@ Algorithm 2, per client with its public number of records n. A step measures the
 present budget rho_ng (precision, ``rho = 1 / (2 s^2)`` for noise multiplier s) and searches for a
 step size along it:
 
-    g~    = sum_{i in B} clip(g_i, C_grad)  +  N(0, (s_g C_grad)^2 I) d     = direction(g~ / (q n)),
-    Phi = {0, 1/m, ..., 1} alpha_max alpha = argmin over Phi of  sum_{i in B'} l_i(w - lr alpha d)
-    +  noise                        (NoisyMax)
+    g~    = sum_{i in B} clip(g_i, C_grad)  +  N(0, (s_g C_grad)^2 I)
+    d     = direction(g~ / (q n)),  Phi = {0, 1/m, ..., 1} alpha_max
+    alpha = argmin over Phi of  sum_{i in B'} l_i(w - lr alpha d)  +  noise            (NoisyMax)
 
 - alpha > 0: w <- w - lr alpha d. After every tau such moves alpha_max <- (1 + eta) (the largest of
   their alpha).
@@ -23,28 +23,27 @@ Guarantee: one record of one client, zero-out adjacency. A measurement is ``SGM(
 s. A search is one Gaussian vector: each record adds a vector in [-c, c]^m (changes of its loss), of
 norm at most ``sqrt(m) c``; the noise on every coordinate has deviation ``s_v sqrt(m) c``, and the
 choice is post-processing: ``SGM(q, s_v)``. Noise, candidates and the end of a round depend on
-outputs only; but they do depend on them, so the run is adaptive: one order, equal allotments in
+earlier outputs (and on no other secret), so the run is adaptive: one order, equal allotments in
 advance and a filter (`accounting.allotment`). A round's allotment is the cost of its planned steps
-at the first budgets. A measurement and its search are made if what is left pays for both, else the
-client idles until the round's end; what it did not spend is there in its next round.
+at the first budgets. A measurement and its search are made if what is left pays for both; else the
+client idles until the round's end, and what it did not spend is left for its next round.
 
 Deviations, and why:
 
 - The paper has no sampled batches: with q = 1 a step is its step, and GradAvg measures one and the
   same sum again.
-- NoisyMax: the paper shows the choice only, with noise whose cost is known for all records. A
-  Gaussian vector is a release that the accountant knows for sampled ones, too.
-- A record's loss is clipped to [0, C_obj]; what is compared is its change from the present model,
-  the same for the argmin but without the noise on alpha = 0, and with a bound c of its own that can
-  be much smaller: losses are of order one, changes in one step are not. ``agd_change_clip none``
-  compares as published, c = C_obj.
+- NoisyMax: the paper releases the choice alone, with noise whose cost is known without sampling. A
+  Gaussian vector is released here, because the accountant knows its cost under sampling.
+- A record's loss is clipped to [0, C_obj], and its change from the present model is compared. The
+  argmin is the same, but alpha = 0 needs no noise, and the change has a bound c of its own, which
+  can be much smaller: losses are of order one, their changes in one step are not. With
+  ``agd_change_clip none`` the bound is as published, c = C_obj.
 - The paper normalises g~ and its step sizes are lengths. Here d is what the optimizer makes of
   DPSGD's gradient, and step sizes are multiples of the learning rate: alpha = 1 is DPSGD's step,
   draw for draw.
-- rho_ng grows a bounded number of times. At the bound alpha = 0 is taken at its word: the step ends
-  and w stays.
+- rho_ng grows a bounded number of times. After that, alpha = 0 ends the step and leaves w as it is.
 - The paper adds its budget up as zCDP, at all orders at once. Sampled Gaussians are not zCDP, hence
-  one order. Published is the planned budget: with q = 1 exactly the paper's total rho.
+  one order. The published cost is the planned budget: with q = 1 exactly the paper's total rho.
 
 Edge cases: an empty batch adds noise and counts. A record with a non-finite gradient adds 0; a loss
 that is not a number counts as C_obj.
@@ -64,7 +63,7 @@ from mechanisms.dpsgd import draw, expected_size
 from mechanisms.sampling import poisson
 
 LASTING = ("level", "alpha_max", "peak", "moves")
-"""Memory that a client keeps from round to round, where it keeps any."""
+"""Memory that a client keeps from round to round, if it keeps any."""
 
 
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
@@ -89,8 +88,7 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """Bool ``[K]``: who has a step left, and pays for the next measurement and its search: the
-    filter."""
+    """Bool ``[K]``, the filter: who has a step left and pays for a measurement and its search."""
     plans, counts = _plans(cohort), state.memory["counts"].cpu().numpy()
     places = zip(_kind(state).tolist(), state.memory["level"].tolist(), strict=True)
     pays = [
@@ -103,8 +101,7 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """A measurement of every client's gradient, and a search along the mean of all measurements in
-    this step."""
+    """A measurement of each client's gradient, then a search along the mean in this step."""
     state = _measure(cohort, state)
     full = state.descend(cohort, state.memory["gradient"] / expected_size(cohort)[:, None])
     chosen = _search(cohort, state, full.params - state.params)
@@ -120,8 +117,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _measure(cohort: Cohort, state: LocalState) -> LocalState:
-    """A noisy sum of clipped gradients, averaged with those before it in this step by inverse
-    variances."""
+    """A noisy sum of clipped gradients, averaged with this step's earlier ones (GradAvg)."""
     plans, batch, memory = _plans(cohort), draw(cohort), state.memory
     bound, clip = cohort.plan("clip_norm"), CLIPPING[plans[0].clipping]
     rates = cohort.exact("sample_rate")
@@ -149,8 +145,8 @@ def _search(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tens
 
 
 def noisy_changes(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torch.Tensor:
-    """The release of a search: noisy sums of clipped changes of loss, float64 ``[K, m]``, at 1/m,
-    ..., 1 alpha_max."""
+    """The release of a search: noisy sums of clipped changes of loss, float64 ``[K, m]``, at
+    alpha_max / m, ..., alpha_max."""
     plans, own = _plans(cohort), _plans(cohort)[0].own
     rates = cohort.exact("sample_rate")
     batch = poisson(cohort.data, rates, cohort.streams.of("search batch"))
@@ -184,8 +180,7 @@ def change_clip(plan: DpagdPlan) -> float:
 
 
 def _follow(cohort: Cohort, moved: LocalState, alpha: torch.Tensor) -> LocalState:
-    """The state after moves by ``alpha [K]``: alpha_max follows them, and the next step measures
-    anew."""
+    """The state after moves by ``alpha [K]``: alpha_max adapts, and the next step measures anew."""
     own, memory = _plans(cohort)[0].own, moved.memory
     moves, peak = memory["moves"] + 1, torch.maximum(memory["peak"], alpha)
     due = moves >= own.agd_window
@@ -198,8 +193,7 @@ def _follow(cohort: Cohort, moved: LocalState, alpha: torch.Tensor) -> LocalStat
 
 
 def _raise(cohort: Cohort, still: LocalState) -> LocalState:
-    """The state where no step size helped: rho_ng grows for a further measurement; at its bound the
-    step ends."""
+    """The state after no step size helped: rho_ng grows for a new measurement, or the step ends."""
     level, measured = still.memory["level"], still.memory["measured"]
     over = level >= _plans(cohort)[0].own.agd_raises
     raised = still.remember(
@@ -219,7 +213,7 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
 
 def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """At the round's end: alpha_max, growth of rho_ng, steps and measurements in the round ``[K]``;
-    and epsilon of what has really been spent, no guarantee."""
+    and the epsilon of what was really spent, which is no guarantee."""
     plans, memory = _plans(cohort), state.memory
     spent = [
         convert(np.array([spent]), (account.order,), plan.delta).epsilon
@@ -237,13 +231,12 @@ def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
 
 
 def _kind(state: LocalState) -> torch.Tensor:
-    """Int64 ``[K]``: whether the next measurement is `FRESH` or a `FURTHER` one of the same
-    gradient."""
+    """Int64 ``[K]``: whether the next measurement is `FRESH` or `FURTHER`, of the same gradient."""
     return torch.where(state.memory["measured"] > 0, FURTHER, FRESH)
 
 
 def _spent(cohort: Cohort, counts: np.ndarray) -> list[float]:
-    """By each client so far, with ``counts [K, 2, levels]`` in this round [nats at the order]."""
+    """What each client has spent so far, in this round by ``counts [K, 2, levels]`` [nats]."""
     rows = zip(_plans(cohort), cohort.accounts, counts, strict=True)
     return [
         account.spent + float(row[row > 0] @ plan.costs[row > 0]) for plan, account, row in rows

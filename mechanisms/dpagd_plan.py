@@ -16,7 +16,7 @@ from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpagd
 
 MAX_RAISES = 100
-"""Levels of the gradient's budget that are kept count of."""
+"""How often the gradient's budget may grow, at most: each level has a count of its own."""
 FRESH, FURTHER = 0, 1
 """A step's first measurement of its gradient, and one that is averaged with those before it."""
 
@@ -32,9 +32,9 @@ class DpagdPlan(AdaptivePlan):
         steps: local steps a round, at most.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
         rounds: rounds that the budget is planned for.
-        delta: of the guarantee; with the planned divergences it names the order.
+        delta: of the guarantee; with the planned divergences it determines the order.
         own: the mechanism's settings.
-        prior: what is paid beside the rounds; the order is chosen for all together.
+        prior: charges besides the rounds; the order is chosen for all together.
     """
 
     sample_rate: float
@@ -83,27 +83,24 @@ class DpagdPlan(AdaptivePlan):
         return self.noise_multiplier / math.sqrt(self.own.agd_search_share)
 
     def gradient_multiplier(self, level: int) -> float:
-        """s_g of a gradient whose budget has grown ``level`` times: ``1 / s_g^2`` is proportional
-        to the budget."""
+        """s_g of a gradient whose budget, in ``1 / s_g^2``, has grown ``level`` times."""
         first = self.noise_multiplier / math.sqrt(1.0 - self.own.agd_search_share)
         return first * (1.0 + self.own.agd_growth) ** (-level / 2.0)
 
     def further_multiplier(self, level: int) -> float:
-        """s of the measurement that brings an averaged gradient from level - 1 to ``level`` (from
-        1)."""
+        """s of the measurement that brings an averaged gradient from level - 1 to ``level``."""
         return self.gradient_multiplier(level - 1) / math.sqrt(self.own.agd_growth)
 
     @functools.cached_property
     def multipliers(self) -> NDArray[np.float64]:
-        """``[2, levels]``: of `FRESH` and `FURTHER` measurements at each level; nothing leads
-        further to level 0."""
+        """Noise multipliers ``[2, levels]`` of `FRESH` and `FURTHER` measurements at each level; no
+        further measurement leads to level 0."""
         levels = range(self.own.agd_raises + 1)
         further = [math.inf, *(self.further_multiplier(level) for level in levels[1:])]
         return np.array([[self.gradient_multiplier(level) for level in levels], further])
 
     def releases(self, counts: NDArray[np.int64]) -> Charges:
-        """What so many measurements ``[2, levels]`` release, each with the search that follows
-        it."""
+        """The releases of ``counts [2, levels]`` measurements, each with the search after it."""
         charges: Charges = {}
         for multiplier, count in zip(
             self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True
@@ -117,8 +114,7 @@ class DpagdPlan(AdaptivePlan):
 
     @functools.cached_property
     def costs(self) -> NDArray[np.float64]:
-        """``[2, levels]``: divergence at the run's order of one measurement and its search
-        [nats]."""
+        """``[2, levels]``: divergence of a measurement and its search at the run's order [nats]."""
         search, order = (
             SampledGaussian(self.sample_rate, self.search_multiplier),
             self.allotment.order,

@@ -49,7 +49,7 @@ class HeroPlan(DpsgdPlan):
 
     Attributes:
         isotropic: clip in Euclidean norm, as published, instead of in the noise's geometry.
-        floor: least v, in (0, 1].
+        floor: the smallest v allowed, in (0, 1].
         refresh: steps between two decompositions.
     """
 
@@ -107,14 +107,13 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
-    """One step of every client under the guidance in its memory; then, when it is due, a look at
-    the new model."""
+    """One step of every client by the guidance in its memory, which is then renewed when due."""
     layout, batch = cohort.gradients.layout, dpsgd.draw(cohort)
     forth, back = _maps(state.memory)
     if cohort.plans[0].isotropic:
         if cohort.arithmetic is GRID:
             raise ValueError(
-                "hero_clipping is isotropic, which has no exact sums: a release takes whitened"
+                "hero_clipping is isotropic, for which a release has no exact sums: use whitened"
             )
         total, norms = dpsgd.clipped_sum(cohort, state, batch)
         noisy = total + transform(
@@ -131,8 +130,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def report(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
-    """The least and the largest v ``[K]`` over all layers at the round's end; a function of
-    released models."""
+    """The smallest and largest v ``[K]`` of all layers at the round's end, from released models."""
     scales = torch.cat(
         [scale for name, scale in state.memory.items() if name.endswith("|v")], dim=1
     )

@@ -2,25 +2,24 @@
 Importance Sampling", CCS 2022. For K clients at once.
 
 Per client, with its public number of records N, expected batch size b = q N, noise multiplier s and
-clip bound C. Norms
-|g_i| are clipped to C throughout.
+clip bound C. All norms |g_i| are clipped to C.
 
-At the start of every epoch of ceil(1/q) steps, the first one at the start of the round, from
-records drawn by coins of rate p:
+An epoch has ceil(1/q) steps; the first one starts with the round. At the start of each, from
+records that are drawn with probability p:
 
-    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)                      (Eq.
-    16, optional) K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))
-    (Eqs. 11, 12) ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
+    K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)      (Eq. 16, optional)
+    K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))         (Eqs. 11, 12)
+    ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
 
-In every step record i enters with probability b |g_i| / K: it is proposed with probability b ghat_i
-/ K, and accepted with probability |g_i| / ghat_i. Then
+In every step record i enters with probability b |g_i| / K: it is proposed with probability
+b ghat_i / K, and a proposed record is accepted with probability |g_i| / ghat_i. Then
 
     g = ( sum of (K / N) g_i / |g_i| over those that entered  +  N(0, s^2 C^2 I) ) / b       (Eq. 7)
 
 and the optimizer. An accepted record adds a vector of norm K / N whatever its probability was, so
-nothing exceeds the sensitivity; one whose norm has grown beyond ghat since its epoch began counts
-as if it had norm ghat (a bias, no leak). About k b gradients are computed in a step. A record's
-state ghat_i depends on its own coins and on released values only.
+nothing exceeds the sensitivity; one whose norm has grown beyond ghat since the epoch began counts
+as if its norm were ghat (a bias, not a leak). A step computes about k b gradients. A record's state
+ghat_i depends on its own coins and on released values only.
 
 Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)``
 (Lemma 3.1 at |g| = C), a norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p.
@@ -31,22 +30,22 @@ epoch's noise follows from its share and its K.
 
 Deviations, and why:
 
-- ghat is held below C, not k C. Then no proposal probability exceeds 1; dividing by one that was
-  cut off, as the paper does, breaks the sensitivity. The maximum with b C is taken last: Eq. (12)
-  can undo it.
+- ghat is at most C, not k C. Then no proposal probability exceeds 1; dividing by a truncated one,
+  as the paper does, breaks the sensitivity. The maximum with b C is taken last: Eq. (12) can undo
+  it.
 - Algorithm 1, line 26 divides by b twice; Eq. (7) is right.
 - K* comes from a uniform batch of its own at the present model. C is a multiple of the mean norm,
-  at most the configured clip norm and at least ``MIN_CLIP`` of it, and made anew in each epoch:
+  at most the configured clip norm and at least ``MIN_CLIP`` of it, computed anew in each epoch:
   clients keep nothing of it.
-- s_K = 0.02 N as in the paper, but more where the norm sums would cost more than a given share of
-  the steps: with few records 0.02 N is no noise at all. K then says little, which costs no privacy:
-  any K in [b C, N C] is right.
-- With q = 1 there is no choice, b C = N C, so no K is released. Nothing is gained over DPSGD there.
+- s_K = 0.02 N as in the paper, but more if the norm sums would cost more than a given share of the
+  steps: with few records 0.02 N is hardly any noise. K then says little, which costs no privacy:
+  any K in [b C, N C] is valid.
+- With q = 1 no K is released, since b C = N C leaves no choice. Nothing is gained over DPSGD then.
 - N is public and used as it is. The published column has the paper's noisy release of N, its cost
   of the norm sums (multiplier s_K, as if the noise stood inside the factor 1/p) and its cost of the
   steps as planned, for K = N C.
-- ``uniform`` sampling turns the special part off: all ghat = C and K = N C, and whatever is
-  proposed is accepted and merely clipped. This is DPSGD, draw for draw.
+- ``uniform`` sampling turns importance sampling off: all ghat = C and K = N C, and every proposed
+  record is accepted and only clipped. This is DPSGD, draw for draw.
 
 Edge cases: b may be below 1. An empty batch adds noise and counts. A zero gradient is never
 accepted; one that is not finite adds 0 to every sum, and its record is proposed as if its norm were
@@ -104,7 +103,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     by_norm = torch.tensor([p.importance for p in _plans(cohort)], device=clip.device)[:, None]
 
     def factors(norms: torch.Tensor) -> torch.Tensor:
-        """K / (N |g|) for what is accepted; the uniform ones are all accepted and clipped."""
+        """K / (N |g|) for accepted records; uniformly sampled ones are all accepted and clipped."""
         c, k = clip.to(norms), norm_ratio.to(norms)
         unit = torch.where(proposals.accepted(norms, c), (k * c)[:, None] / norms, 0.0)
         return torch.where(by_norm, unit, clip_factors(norms, c) * proposals.batch.mask)
@@ -115,8 +114,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
-    """What holds in this step, float64: q ``[K]``, ghat / C ``[K, n]``, C, K / (N C) and s, each
-    ``[K]``."""
+    """Parameters of this step, float64: q, C, K / (N C) and s ``[K]``, and ghat / C ``[K, n]``."""
     plans, device = _plans(cohort), state.params.device
     epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
     clip, norm_ratio, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
@@ -175,8 +173,7 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def _places(cohort: Cohort, purpose: str, clients: Sequence[int]) -> list[np.ndarray]:
-    """Places of the records that enter a norm sum of some clients, by fresh coins; none for the
-    other clients."""
+    """Positions of the records that enter a norm sum, by fresh coins; none for other clients."""
     places = [np.empty(0, dtype=np.int64) for _ in cohort.plans]
     for k in clients:
         coins = cohort.streams.of(purpose)[k].random(len(cohort.data.records[k]))
@@ -208,8 +205,7 @@ def noisy_norm_sum(
 def _clip_norm(
     plan: DpisPlan, norms: np.ndarray, source: Source, arithmetic: Arithmetic = FLOATS
 ) -> float:
-    """C: a multiple of the noisy mean norm K* / N, at most the configured bound and not far below
-    it."""
+    """C: a multiple of the noisy mean norm K* / N, in [`MIN_CLIP`, 1] times the configured C."""
     if plan.own.dpis_clip is None:
         return plan.clip_norm
     mean = noisy_norm_sum(plan, norms, plan.clip_norm, source, arithmetic) / plan.records
@@ -248,8 +244,8 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
 
 
 def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
-    """Means over the epochs of K / (N C), C and s ``[K]``; and epsilon of what has really been
-    spent, no guarantee."""
+    """Means over the epochs of K / (N C), C and s ``[K]``; and the epsilon of what was really
+    spent, which is no guarantee."""
     plans = _plans(cohort)
     means = {
         name: torch.stack(
@@ -288,7 +284,7 @@ def _plans(cohort: Cohort) -> list[DpisPlan]:
 
 
 def _epochs(plans: Sequence[DpisPlan], state: LocalState) -> list[int]:
-    """The present epoch of each client in its round, from 0; its last one where it is done."""
+    """The present epoch of each client in its round, from 0; the last one for a finished round."""
     taken = state.taken.long().tolist()
     return [
         min(n // plan.epoch_steps, plan.epochs - 1) for plan, n in zip(plans, taken, strict=True)

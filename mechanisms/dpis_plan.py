@@ -37,9 +37,9 @@ class DpisPlan(AdaptivePlan):
         steps: local steps a round.
         records: N.
         rounds: rounds that the budget is planned for.
-        delta: of the guarantee; with the planned divergences it names the order.
+        delta: of the guarantee; with the planned divergences it determines the order.
         own: the mechanism's settings.
-        prior: what is paid beside the rounds; the order is chosen for all together.
+        prior: charges besides the rounds; the order is chosen for all together.
     """
 
     sample_rate: float
@@ -118,8 +118,7 @@ class DpisPlan(AdaptivePlan):
         return max(NORM_NOISE * self.records, self._costliest_norm_noise)
 
     def worst_round(self) -> Charges:
-        """The releases of a round if K = N C and s_K is as small as it can be; they do not depend
-        on N."""
+        """The releases of a round if K = N C and s_K is smallest; they do not depend on N."""
         steps: Charges = {SampledGaussian(self.sample_rate, self.noise_multiplier): self.steps}
         if not self.norm_sums:
             return steps
@@ -136,8 +135,7 @@ class DpisPlan(AdaptivePlan):
         return round_allotment(self)
 
     def round_charges(self, nth: int) -> Charges:
-        """An allotment; and the paper's claims for the planned round, and for N in the first
-        one."""
+        """An allotment; and the paper's claims for the planned round, and for N in the first."""
         claims: Charges = {PaperClaim(self.sample_rate, self.noise_multiplier): self.steps}
         if self.norm_sums:
             claim = PaperClaim(self.own.dpis_norm_rate, self.norm_noise)
@@ -162,10 +160,10 @@ class DpisPlan(AdaptivePlan):
         return {NoisyNormSum(self.own.dpis_norm_rate, self.norm_noise): self.norm_sums}
 
     def step_limit(self, nth: int, epoch: int, account: Account) -> float:
-        """What a step of this epoch may cost: its equal part of what is left of the run, and of the
-        round.
+        """The most that a step of this epoch may cost: an equal share of what is left of the run,
+        and of the round.
 
-        The norm sums of this epoch are paid already, those of later ones are set aside.
+        The norm sums of this epoch are paid already; those of later ones are set aside.
         """
         norm_sums = sum(
             count * cost(event, account.order) for event, count in self.norm_sum_charges.items()
@@ -187,13 +185,13 @@ class DpisPlan(AdaptivePlan):
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch of a client that begins: what is known when its noise is chosen.
+    """A client's epoch at its start: what is known when its noise is chosen.
 
     Attributes:
         plan: the client's plan.
         nth: its count of rounds, from 1.
-        number: of the epoch in its round, from 0.
-        account: before anything of this epoch is paid.
+        number: index of the epoch in its round, from 0.
+        account: the account before this epoch's payments.
         norm_ratio: K / (N C), in [q, 1].
         clip_norm: C.
     """

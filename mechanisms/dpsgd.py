@@ -4,7 +4,7 @@ Privacy", CCS 2016.
 Algorithm 1, for K clients at once. Per step and client, with Poisson rate q, clip norm C, noise
 multiplier s and public number of records n:
 
-    B ~ each record on its own with probability q
+    B ~ each record independently with probability q
     g = ( sum_{i in B} g_i min(1, C / |g_i|)  +  s C N(0, I) ) / (q n)          then the optimizer
 
 The norm |g_i| is over all parameters of the model. The divisor is the expected batch size, never
@@ -12,7 +12,7 @@ the drawn one; an empty batch adds noise and counts; a record with a non-finite 
 zero.
 
 Guarantee: one record of one client, zero-out adjacency; each step is a sampled Gaussian SGM(q, s)
-(Mironov, Talwar, Zhang 2019). The published figure is the certified one.
+(Mironov, Talwar, Zhang 2019). The published epsilon is the certified one.
 """
 
 import math
@@ -40,9 +40,9 @@ class DpsgdPlan:
         clip_norm: C, in units of the gradient.
         steps: local steps a round.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
-        noise_decay: by how much the logarithm of s falls from one of the client's rounds to the
-            next (DP-SGD-Decay).
-        clip_quantile: share of records that the clip bound is to leave whole, followed from C on;
+        noise_decay: decrease of the logarithm of s from one of the client's rounds to the next
+            (DP-SGD-Decay).
+        clip_quantile: share of records that the clip bound, which starts at C, should not clip;
             None keeps C.
     """
 
@@ -74,8 +74,7 @@ class DpsgdPlan:
         return self.noise_multiplier * math.exp(-self.noise_decay * (nth - 1))
 
     def sum_multiplier(self, nth: int) -> float:
-        """The part of :meth:`multiplier` that is the sum's; all of it, unless a count is released
-        beside it."""
+        """The sum's noise multiplier: :meth:`multiplier`, unless a count is released with it."""
         return (
             self.multiplier(nth)
             if self.clip_quantile is None
@@ -88,13 +87,13 @@ class DpsgdPlan:
 
 
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
-    """The state before the first step from ``params [P]``: the clip bound is memory, since it may
+    """The state before the first step from ``params [P]``; its memory is the clip bound, which may
     move."""
     return LocalState.start(cohort, params).remember(clip_norm=cohort.plan("clip_norm"))
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """Bool ``[K]``: who has steps left in this round."""
+    """Bool ``[K]``: whether a client has steps left in this round."""
     return state.taken < cohort.plan("steps")
 
 
@@ -106,8 +105,7 @@ def draw(cohort: Cohort) -> Batch:
 def clipped_sum(
     cohort: Cohort, state: LocalState, batch: Batch, metric: Metric = IDENTITY
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, both in the given
-    metric."""
+    """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, in the given metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
     return cohort.gradient_sum(
         state.params,
@@ -120,7 +118,7 @@ def clipped_sum(
 
 
 def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tensor:
-    """A sum ``[K, P]`` behind this step's noise, of standard deviation s C in every coordinate."""
+    """A sum ``[K, P]`` plus this step's noise, of standard deviation s C in every coordinate."""
     multiplier = [
         plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)
     ]
@@ -139,8 +137,7 @@ def expected_size(cohort: Cohort) -> torch.Tensor:
 def descend(
     cohort: Cohort, state: LocalState, noisy: torch.Tensor, norms: torch.Tensor, batch: Batch
 ) -> LocalState:
-    """The optimizer's step along a noisy sum ``[K, P]``; then the clip bound moves, where it
-    follows a quantile."""
+    """The optimizer's step along a noisy sum ``[K, P]``; then an adaptive clip bound moves."""
     size = expected_size(cohort)
     after = state.descend(cohort, noisy / size[:, None])
     if cohort.plans[0].clip_quantile is None:

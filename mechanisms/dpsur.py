@@ -3,10 +3,11 @@ Gradient Descent Using Selective Update and Release", PVLDB 17(6), 2024. For K c
 
 A trial (Algorithms 1 and 2), with the model w, clip C_v, threshold beta and noise s_v of the test:
 
-    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t dE  =
-    loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v,
-    independent of B_t dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2) accept w' iff dE~ < beta C_v
-    else restore w and the optimizer's state
+    w'  = w - lr * direction(g)              g from DPSGD: SGM(q_t, s_t), Poisson batch B_t
+    dE  = loss(w', B_v) - loss(w, B_v)       mean losses, B_v a fresh Poisson batch of rate q_v,
+                                             independent of B_t
+    dE~ = clip(dE, -C_v, C_v) + N(0, (2 C_v s_v)^2)
+    accept w' iff dE~ < beta C_v             else restore w and the optimizer's state
 
 An empty B_v gives dE = 0. A dE that is not finite counts as +C_v: a candidate that is never
 accepted would break every bound below. Both losses are on the same batch; the paper's code reuses
@@ -16,8 +17,8 @@ of rejected trials. Within a round the learning rate follows the accepted steps 
 Guarantee: one record of one client, zero-out adjacency. The paper (Theorems 5.1, 5.5, 5.6) charges
 accepted steps only, ``SGM(q_t, s_t) + SGM(q_v, s_v)`` each: it takes the test for post-processing.
 What is released is the proposal weighted by its probability of acceptance, and that depends on the
-data a second time; the claim is exceeded by up to 17 times. Certified, by ``accounting``, which is
-fixed beforehand and stands in every event:
+data a second time; the claim is exceeded by up to 17 times. The certified cost depends on
+``accounting``, which is fixed in advance and recorded in every event:
 
 - ``visible`` (the default): the accept/reject bits are public, rejected candidates are not; each
   trial is charged.
@@ -41,7 +42,7 @@ from mechanisms.settings import Dpsur
 from mechanisms.trials import TrialPlan
 
 NOISE_RATIO = 3.0
-"""s_v over s_t, where s_v is not given."""
+"""s_v over s_t, if s_v is not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,15 +111,14 @@ class DpsurPlan(TrialPlan):
         return merge({step: self.steps, cap: self.steps}, self.claims(self.steps, nth))
 
     def claims(self, accepted: int, nth: int) -> Charges:
-        """Theorems 5.1, 5.5 and 5.6."""
+        """The paper's charges by Theorems 5.1, 5.5 and 5.6."""
         proposal = PaperClaim(self.sample_rate, self.multiplier(nth))
         test = PaperClaim(self.validation_rate, self.validation_noise)
         return merge({proposal: accepted}, {test: accepted})
 
 
 def _cap(own: Dpsur, terms: Terms, test_noise: float) -> int:
-    """M. Where there is none while the noise of the test is being searched for, one that makes the
-    cost infinite."""
+    """M, or one of infinite cost if there is none while the test's noise is searched for."""
     lowest = Acceptance.of_noisy_loss(own.dpsur_validation_rate, test_noise, own.dpsur_beta).lowest
     most = trials.most_rejections(
         lowest, terms.steps * terms.rounds, own.dpsur_cap_share * terms.privacy.delta

@@ -1,5 +1,5 @@
-"""Files that are whole or absent: written under a temporary name, flushed to disk, then renamed;
-and their folders."""
+"""Files that are complete or absent (written under a temporary name, flushed, then renamed), and
+their folders."""
 
 import os
 from collections.abc import Iterator
@@ -18,15 +18,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folders(folder: Path) -> None:
-    """Flush all entries in and below a folder, and its own: a process that died may have left them
-    unflushed."""
+    """Flush all entries in and below a folder, and its own, in case a dead process did not."""
     for one in (folder.parent, folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync_folder(one)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, each entry flushed to disk, even where a crash has
-    left it unflushed."""
+    """Make a folder and its missing parents; flush each entry, even if it exists already."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -34,8 +32,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path``: after a crash at any moment the old file is there, or the new
-    one."""
+    """Replace the file at ``path`` atomically: after a crash it is the old file or the new one."""
     with writing(path) as file:
         file.write(content)
 

@@ -1,5 +1,4 @@
-"""Uniform bits from the operating system's cryptographic generator, for draws that a released
-result depends on.
+"""Uniform bits from the operating system's cryptographic generator, for the draws of a release.
 
 Unlike a seeded stream (``mechanisms/randomness.py``), nobody can repeat these draws: nothing that
 could be guessed, stored or copied determines them. Every law here is exact for uniform bytes: no
@@ -19,14 +18,13 @@ WORD_BITS = 64
 
 
 class SystemEntropy:
-    """The methods of ``numpy.random.Generator`` that mechanisms use, on the operating system's
-    random bytes.
+    """The methods of ``numpy.random.Generator`` that mechanisms use, on the system's random bytes.
 
     It keeps no state and no buffer: two objects, two threads, and a process and its forked child
     never share a draw.
 
     Args:
-        source: gives n independent uniform bytes. Tests give their own.
+        source: returns n independent uniform bytes; tests pass their own.
     """
 
     def __init__(self, source: Callable[[int], bytes] = os.urandom):
@@ -54,7 +52,7 @@ class SystemEntropy:
         """Uniform integers with low <= draw < high, as int64; one int if ``size`` is None.
 
         A word is reduced modulo high - low. Words beyond the largest multiple of it are drawn
-        again: each remainder has equally many of the others.
+        again, so that every remainder has equally many words.
 
         Raises:
             ValueError: the range is empty or not one of int64.
@@ -82,7 +80,7 @@ class SystemEntropy:
         again, which favours no order.
 
         Raises:
-            ValueError: more numbers are asked for than there are.
+            ValueError: without replacement, ``size`` is above n.
         """
         if replace:
             return self.integers(0, n, size)

@@ -10,8 +10,7 @@ from mechanisms.plan import Plan, Terms, least_noises, merge
 from mechanisms.settings import Privacy
 
 LIFT = 1e-6
-"""Relative steps in which a calibrated multiplier is raised if rounding makes its plan miss the
-target."""
+"""Relative step by which a calibrated multiplier is raised if rounding makes it miss the target."""
 
 
 class AllottedPlan(Plan, Protocol):
@@ -27,15 +26,14 @@ class AllottedPlan(Plan, Protocol):
 
     @property
     def delta(self) -> float:
-        """Of the guarantee."""
+        """Delta of the guarantee."""
 
     @property
     def prior(self) -> tuple[tuple[Event, int], ...]:
-        """What is paid beside the rounds."""
+        """Charges besides the rounds."""
 
     def worst_round(self) -> Charges:
-        """The releases that an allotment has to pay for, with parameters that are fixed in
-        advance."""
+        """The releases that an allotment has to pay for, with parameters fixed in advance."""
 
 
 def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
@@ -54,8 +52,7 @@ def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
 
 
 def round_allotment(plan: AllottedPlan) -> Allotment:
-    """What the worst round costs, at the order that is best for all planned rounds of that kind and
-    what was prior.
+    """The cost of the worst round, at the best order for all planned ones and the prior charges.
 
     Raises:
         ValueError: no order gives a finite divergence.
@@ -76,9 +73,8 @@ def calibrate(
     """For each of the terms, the plan with the smallest noise whose planned rounds together stay
     within the budget.
 
-    The paper's budget bounds the paper's claims alone, in which the client's size may stand;
-    allotments then follow from the noise. What is proved depends on the client's rate and steps
-    only.
+    A published budget bounds the paper's claims alone, which may depend on the client's size;
+    allotments then follow from the noise. What is proved depends on rate and steps only.
 
     Raises:
         ValueError: no noise multiplier is large enough.
@@ -98,7 +94,7 @@ def calibrate(
 
 
 def _run(plan: AllottedPlan) -> Charges:
-    """As many worst rounds as are planned, and what is paid beside them."""
+    """The planned number of worst rounds, and the prior charges."""
     return merge(
         {event: plan.rounds * count for event, count in plan.worst_round().items()},
         dict(plan.prior),

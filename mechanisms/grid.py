@@ -6,9 +6,9 @@ than the clip norm, and the last digits of a noised float tell what was below th
 records whose parts have norm at most C, behind noise of deviation s C:
 
 1. A record's part is scaled by ``2^44 / C`` and rounded to whole numbers v_i by itself. ``V = sum
-   v_i``, over fewer than 2^18 records, is exact: one record moves V by its own v_i, whatever the
-   others are and in whatever order they come, and ``|v_i| <= 2^44 (1 + e)`` with ``e = 2^-22
-   sqrt(m)`` for the rounding of its numbers and of its norm.
+   v_i``, over fewer than 2^18 records, is exact: one record moves V by its own v_i, regardless of
+   the others and of their order, and ``|v_i| <= 2^44 (1 + e)`` with ``e = 2^-22 sqrt(m)`` for the
+   rounding of its numbers and of its norm.
 2. ``Y = round(c V)`` with ``c = 2^-16 / s'``, in float64 and held within +-2^51. Each entry of Y is
    a monotone function of that of V, and within 1 of its real value: a record moves Y by at most ``c
    |v_i| + 2 sqrt(m)``.
@@ -21,7 +21,7 @@ records whose parts have norm at most C, behind noise of deviation s C:
    network of 26,000 parameters.
 5. Times ``s' C / 2^28`` the result is a float again. All that follows is post-processing.
 
-`docs/privacy.md` has the whole argument and what it takes for granted.
+`docs/privacy.md` has the whole argument and its assumptions.
 """
 
 import math
@@ -35,14 +35,13 @@ from mechanisms.rounded_gaussian import SCALE_BITS
 PART = 2.0**44
 """Bound on the norm of a record's part, in units of an exact sum."""
 MAX_RECORDS = 2**18
-"""Records of one client in a sum, below: int64 holds so many parts."""
+"""A client's sum has fewer records than this, so that int64 holds their parts."""
 MAX_POINT = 2.0**51
 """Bound on a point of the grid, so that float64 still tells neighbours apart."""
 
 
 def check_sizes(sizes: Iterable[int]) -> None:
-    """Refuse clients whose sums could overflow, by their public numbers of records: what was drawn
-    must not decide.
+    """Refuse clients whose sums could overflow, by their public numbers of records, never by draws.
 
     Raises:
         ValueError: a client has too many records.
@@ -56,7 +55,7 @@ def check_sizes(sizes: Iterable[int]) -> None:
 
 
 def slack(entries: int, multiplier: float) -> float:
-    """By which share the noise of a sum of so many numbers is raised above s times the bound.
+    """The share by which the noise on a sum of ``entries`` numbers is raised above s times C.
 
     Raises:
         ValueError: the noise is so large that a grid of its size would be too coarse for the sum.
@@ -71,8 +70,7 @@ def slack(entries: int, multiplier: float) -> float:
 
 
 def whole_parts(values: Tensor, bound: Tensor) -> Tensor:
-    """Int64 ``[K, ...]``: records' parts ``values [K, ...]`` in units of ``2^-44 bound [K]``, each
-    rounded."""
+    """Records' parts ``values [K, ...]``, rounded to units of ``2^-44 bound [K]``, int64."""
     scale = (PART / bound.double()).view(-1, *[1] * (values.dim() - 1))
     return (values.double() * scale).round_().to(torch.int64)
 
@@ -89,6 +87,7 @@ def noised(total: Tensor, bound: Tensor, std: Tensor, draws: Tensor) -> Tensor:
     bound = bound.double()
     multipliers = (std.double() / bound).tolist()
     raised = bound.new_tensor([s * (1.0 + slack(total.shape[1], s)) for s in multipliers])[:, None]
+    # steps 2 to 5 above: clamp and round are monotone, and a clamp never moves two points apart
     points = (
         (total.double() * (2.0**SCALE_BITS / PART / raised)).clamp(-MAX_POINT, MAX_POINT).round()
     )

@@ -1,9 +1,8 @@
-"""What may lead a client's step beside its own records: public data, the server's model. It is
-post-processing.
+"""Guides: what may steer a client's step besides its own records (public data, the server's model).
 
-A guide turns a released gradient into the one that the optimizer takes. It is made from what is
-public or released already and never sees a client's records, so it costs no privacy and adds
-nothing to the sensitivity of a private sum.
+A guide turns a released gradient into the one that the optimizer takes. It uses only what is public
+or already released and never sees a client's records, so it is post-processing: it costs no privacy
+and adds nothing to the sensitivity of a private sum.
 """
 
 from collections.abc import Callable
@@ -23,11 +22,10 @@ class Surroundings:
     """All that a guide may know of a local round.
 
     Attributes:
-        gradients: of the model.
+        gradients: per-record gradients of the model.
         streams: the clients' random streams for this round.
         start: the server's model ``[P]``.
-        shared: records ``[M, ...]`` and labels ``[M]`` of the globally shared data set, where there
-            is one.
+        shared: records ``[M, ...]`` and labels ``[M]`` of the globally shared data set, if any.
     """
 
     gradients: RecordGradients

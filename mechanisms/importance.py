@@ -1,10 +1,10 @@
 """Poisson sampling in two steps, by an estimate of each record's gradient norm, so that few
 gradients are computed.
 
-A record is *proposed* by a coin of its own with a probability that follows the estimate ``ghat``;
-only for proposed records a gradient is computed. A proposed record is *accepted* by a second coin
-with probability ``min(1, |g| / ghat)``, so that it enters in proportion to its true norm, as long
-as that is not above the estimate.
+A record is *proposed* by a coin of its own with a probability proportional to its estimate
+``ghat``; a gradient is computed for proposed records only. A proposed record is *accepted* by a
+second coin with probability ``min(1, |g| / ghat)``, so that it enters in proportion to its true
+norm, as long as that is not above the estimate.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,14 @@ from mechanisms.cohort import Cohort
 from mechanisms.sampling import Batch, CohortData, threshold
 
 EDGE = 1.0 - 2.0**-40
-"""Factor of proposal probabilities: what coins and products are rounded by never makes an entry too
-probable."""
+"""Factor on proposal probabilities, so that rounding of coins or products makes none too large."""
 LOOKED_AT = 1024
 """Records of one client gathered at once when only norms are wanted."""
 
 
 @dataclass(frozen=True)
 class Proposals:
-    """Proposed records of K clients, and what decides on them.
+    """Proposed records of K clients, and what decides whether they enter.
 
     Attributes:
         batch: the records, padded.
@@ -51,8 +50,8 @@ class Proposals:
 def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Proposals:
     """This step's proposals.
 
-    Where passes are of one shape, all records that could be proposed are gathered, whatever their
-    estimates, and the mask says which ones are: so no record's place depends on another record.
+    If passes have one shape, all records that could be proposed are gathered, whatever their
+    estimates, and the mask marks those that are, so that no record's place depends on another.
 
     Args:
         cohort: whose streams "batch" and "accept" are drawn from.
@@ -82,17 +81,17 @@ def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Pro
 
 
 def gather(data: CohortData, places: list[np.ndarray]) -> Batch:
-    """The records at the given places of each client's own list."""
+    """The records at the given positions of each client's own list."""
     return data.gather([own[at] for own, at in zip(data.records, places, strict=True)])
 
 
 def look(
     cohort: Cohort, params: torch.Tensor, places: list[np.ndarray], rates: Sequence[float]
 ) -> list[np.ndarray]:
-    """Gradient norms at ``params [K, P]`` of the records at some places of each client's list,
+    """Gradient norms at ``params [K, P]`` of the records at some positions of each client's list,
     float64, in their order.
 
-    The places were drawn with these ``rates [K]``. A record without a finite gradient has norm inf.
+    The positions were drawn with ``rates [K]``. A record without a finite gradient has norm inf.
     """
     width = cohort.width(rates)
     width = width and min(width, LOOKED_AT)

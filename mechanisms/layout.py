@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and offsets of the P trainable parameters of a model, in the order of
-    `named_parameters`.
+    """Names, shapes and offsets of a model's P trainable parameters, as in `named_parameters`.
 
     Only parameters with `requires_grad` take part; frozen ones and buffers are constants that the
     model keeps. A tensor that is used under several names (tied weights) counts once, under its

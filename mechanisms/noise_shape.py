@@ -1,5 +1,4 @@
-"""DP-Hero's noise shape (Zheng et al.): how strong the noise is along each eigenvector of a layer's
-weights."""
+"""DP-Hero's noise shape (Zheng et al.): the noise's scale along each eigenvector of W W^T."""
 
 import math
 from collections.abc import Sequence
@@ -23,6 +22,5 @@ def scales(eigenvalues: Sequence[float]) -> list[float]:
 
 
 def smallest_scale(layers: Sequence[Sequence[float]]) -> float:
-    """The smallest v_i over all layers' eigenvalues, at most 1: parameters without a matrix count
-    as 1."""
+    """The smallest v_i over all layers' eigenvalues and 1, for parameters without a matrix."""
     return min([1.0, *(value for eigenvalues in layers for value in scales(eigenvalues))])

@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {
     "sgd": sgd,
     "adam": lambda momentum: adam(momentum or 0.9),
 }
-"""By name, from the ``momentum`` setting (Adam's beta1; 0 means its usual 0.9)."""
+"""Optimizers by name, from the ``momentum`` setting (Adam's beta1; 0 means its usual 0.9)."""
 
 SCHEDULES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "constant": torch.ones_like,

@@ -1,11 +1,10 @@
-"""Local training without privacy, what every mechanism is compared with: DPSGD's step without
-clipping and noise.
+"""Local training without privacy, the baseline of all mechanisms: DPSGD without clipping and noise.
 
     g = sum_{i in B} g_i / (q n)          then the optimizer
 
-B, q and n as in `mechanisms/dpsgd.py`. No norm is looked at, so a step costs one backward. A record
-with a non-finite gradient contributes zero. There is no guarantee: a step is charged an infinite
-epsilon.
+B, q and n are as in `mechanisms/dpsgd.py`. No norm is needed, so a step costs one backward pass. A
+record with a non-finite gradient contributes zero. There is no guarantee: a step is charged an
+infinite epsilon.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import Unprotected
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import draw, expected_size
-from mechanisms.gradients.record_gradients import Unscaled
+from mechanisms.gradients.factors import Unscaled
 from mechanisms.plan import Terms
 
 

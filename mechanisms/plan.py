@@ -37,11 +37,11 @@ class Plan(Protocol):
 
 @runtime_checkable
 class Claimant(Protocol):
-    """A plan whose paper charges what is known only after a round."""
+    """A plan whose paper charges depend on the round's outputs."""
 
     def most_claims(self, nth: int) -> Charges:
-        """The most that the paper charges for the ``nth`` round, beside :meth:`Plan.round_charges`;
-        certified 0."""
+        """The most that the paper charges for the ``nth`` round on top of
+        :meth:`Plan.round_charges`; certified 0."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Terms:
 
     Attributes:
         privacy: the privacy settings.
-        own: the mechanism's own settings, where it has any.
+        own: the mechanism's own settings, if it has any.
         steps: local steps a round.
         rounds: rounds in which the client is to take part.
         size: its public number of records.
-        prior: what it pays beside these rounds, event by event.
+        prior: its charges besides these rounds, as pairs of event and count.
     """
 
     privacy: Privacy
@@ -132,8 +132,7 @@ def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -
 
 
 def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Terms]) -> list[float]:
-    """For each of the terms, the smallest noise multiplier with which all its charges meet the
-    budget.
+    """The smallest noise multiplier for each of the terms with which its charges meet the budget.
 
     They differ in rate and steps alone. Few of the rates are searched for; what lies between is
     interpolated and checked against the client's own charges.
@@ -195,7 +194,7 @@ def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:
 
 
 def tabulate(plans: Sequence[Plan], which: np.ndarray) -> PlanTable:
-    """A table without repetitions of plans and their numbers by client, int64 ``[clients]``."""
+    """A table of the distinct plans; ``which``, int64 ``[clients]``, is each client's index."""
     distinct: dict[Plan, int] = {}
     number = [distinct.setdefault(plan, len(distinct)) for plan in plans]
     return PlanTable(tuple(distinct), np.asarray(number, dtype=np.int64)[which])

@@ -5,14 +5,14 @@ Each step also releases how many of the batch's records have a norm within the b
 that a record moves the count by 1/2, and moves the bound towards the wanted quantile gamma (their
 equation 3, with records for clients):
 
-    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n),      C <- C
-    exp(-eta (b - gamma))
+    b = 1/2 + ( sum_{i in B} (1[|g_i| <= C] - 1/2) + N(0, (s_b / 2)^2) ) / (q n)
+    C <- C exp(-eta (b - gamma))
 
 Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s
 satisfies ``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the
 right-hand side, and s is what the plan charges: nothing else has to be charged, and since noise
-scales with C, s does not depend on C. C stays above a share of the configured bound: where most
-gradients vanish it would fall to where norms have no digits left.
+scales with C, s does not depend on C. C stays above a share of the configured bound: if most
+gradients vanish, it would otherwise fall to where norms have no digits left.
 """
 
 import math
@@ -30,8 +30,7 @@ MIN_BOUND = 1e-3
 
 
 def split(multiplier: float) -> tuple[float, float]:
-    """The multipliers (s_g, s_b) of sum and count that together cost one sampled Gaussian of
-    ``multiplier``."""
+    """The multipliers (s_g, s_b) of sum and count that together cost SGM with ``multiplier``."""
     return multiplier / math.sqrt(1 - SHARE), multiplier / math.sqrt(SHARE)
 
 
@@ -51,7 +50,7 @@ def adapt(
 
     Args:
         bound: C ``[K]``.
-        configured: what C was at the start ``[K]``.
+        configured: C at the start ``[K]``.
         quantile: gamma ``[K]``, in (0, 1).
         within: b ``[K]``, the noisy share of records within the bound.
     """

@@ -1,5 +1,4 @@
-"""Named random streams: every draw is named by (key, purpose, round, client), never by who computes
-it.
+"""Named random streams: a draw depends on (key, purpose, round, client), never on who computes it.
 
 A stream is numpy's Philox counter generator whose 128-bit key is the BLAKE2b digest of its name.
 Streams of different names are independent; the same name gives the same draws on any worker, in any
@@ -21,8 +20,7 @@ from mechanisms.entropy import SystemEntropy
 from mechanisms.rounded_gaussian import Words, rounded_gaussian
 
 SERVER = -1
-"""The client number of draws that belong to nobody: picking clients, partitions, initial
-weights."""
+"""The client number of draws that belong to no client: picks of clients, partitions, weights."""
 
 
 def seed_key(seed: int) -> bytes:
@@ -31,8 +29,8 @@ def seed_key(seed: int) -> bytes:
 
 
 def fresh_key() -> bytes:
-    """256 bits of the operating system's entropy, kept nowhere: for draws of a release that need no
-    secrecy."""
+    """256 bits of the operating system's entropy, stored nowhere: for draws of a release that need
+    no secrecy."""
     return secrets.token_bytes(32)
 
 
@@ -42,13 +40,11 @@ def _digest(key: bytes, purpose: str, round_: int, client: int, bits: int) -> by
 
 
 class _Key(np.random.bit_generator.ISeedSequence):
-    """Philox takes its key from here as it is. ``Philox(key=...)`` sets the same state in three
-    times the time."""
+    """Passes Philox its key as it is; ``Philox(key=...)`` does the same in three times the time."""
 
     def __init__(self, digest: bytes):
-        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(
-            np.uint64
-        )  # the lower half first
+        # the lower half first
+        self._words = np.frombuffer(digest, dtype=">u8")[::-1].astype(np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         return self._words
@@ -64,7 +60,7 @@ def generator(
 
 
 Source = np.random.Generator | SystemEntropy
-"""Where coins come from."""
+"""A source of random coins."""
 
 
 def words_of(source: Source) -> Words:
@@ -89,8 +85,7 @@ class Draws(Protocol):
 
 
 class Purpose(Sequence[np.random.Generator]):
-    """The generators of one purpose, ``[K]``. One is made when it is first asked for: most batches
-    need no draw."""
+    """The generators of one purpose, ``[K]``, each made on first use: most batches need no draw."""
 
     def __init__(self, key: bytes, purpose: str, round_: int, clients: Sequence[int]):
         self._key, self._purpose, self._round, self._clients = key, purpose, round_, clients
@@ -106,11 +101,10 @@ class Purpose(Sequence[np.random.Generator]):
 
 
 class Streams:
-    """The streams of a cohort for one local round: one per purpose and client, drawn from in step
-    order.
+    """The streams of a cohort for one local round, one per purpose and client, in step order.
 
     Args:
-        key: of the run (``seed_key``).
+        key: the run's key (``seed_key``).
         round_: the round's number.
         clients: the cohort's client numbers, length K.
         device: where tensors are wanted. On CUDA, normal draws come from the device's own Philox
@@ -132,7 +126,7 @@ class Streams:
         return len(self._clients)
 
     def of(self, purpose: str) -> Sequence[np.random.Generator]:
-        """The K generators of a purpose; each goes on where its last draw ended."""
+        """The K generators of a purpose; each continues after its last draw."""
         if purpose not in self._host:
             self._host[purpose] = Purpose(self._key, purpose, self._round, self._clients)
         return self._host[purpose]
@@ -147,8 +141,7 @@ class Streams:
         return torch.from_numpy(rows).to(self._device)
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
-        """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``, row k from client
-        k's stream."""
+        """Exact draws of round(2^28 Z), int64 ``[K, size]``, row k from client k's stream."""
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
         return torch.from_numpy(np.stack(rows)).to(self._device)
 
@@ -178,11 +171,11 @@ class SystemStreams:
         return self._clients
 
     def of(self, purpose: str) -> Sequence[Source]:
-        """One source for all: what it gives is never given again."""
+        """The same source for all clients: it never repeats a draw."""
         return [self._entropy] * self._clients
 
     def normal(self, purpose: str, size: int) -> torch.Tensor:
-        """There are none: floats would give away what is below the noise.
+        """Refused: the digits of float noise would reveal what it should hide.
 
         Raises:
             TypeError: always.

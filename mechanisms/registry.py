@@ -35,21 +35,18 @@ class Mechanism:
     Attributes:
         plan: from the terms and a noise multiplier, a client's plan.
         step: one (tried) step of a cohort.
-        active: bool ``[K]``, who goes on in this round; a client that is done idles.
+        active: bool ``[K]``, whether a client goes on in this round; one that is done idles.
         start: the state before the first step.
         report: public metrics of a finished local round, for the round record: name -> a value of
             each client ``[K]``.
         calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the
             terms of all clients.
-        lasting: names of the memory that a client keeps from round to round, where it keeps any.
+        lasting: names of the memory that a client keeps from round to round, if it keeps any.
         sized: whether a plan depends on the client's number of records.
-        realized: what each client's releases really were, where a plan pays for them in advance by
-            an allotment.
-        note: why the published figure differs from the certified one, in a sentence; empty where it
-            does not.
+        realized: what each client's ledger records after the round beyond ``round_charges``.
+        note: a sentence on why the published epsilon differs from the certified one, if it does.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
-        searches: whether a client's own losses choose the size of a step, so that nothing else may
-            lead it.
+        searches: whether a client's own losses choose the step size, so that no guide may steer it.
     """
 
     plan: Callable[[Terms, float], Plan]
@@ -168,11 +165,11 @@ def plan_table(
     Args:
         privacy: the privacy settings; with a noise multiplier given, epsilon only bounds the number
             of rounds.
-        own: the mechanism's own settings, where it has any.
+        own: the mechanism's own settings, if it has any.
         steps: local steps a round, of all clients or of each, ``[clients]``.
         rounds: rounds in which a client is to take part.
         sizes: public numbers of records, int64 ``[clients]``.
-        prior: what every client pays beside these rounds out of the same budget.
+        prior: what every client pays besides these rounds out of the same budget.
 
     Raises:
         ValueError: the budget does not pay for one round, or the run's length would depend on
@@ -204,10 +201,10 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
 
 
 def _check_length(plan: Plan, terms: Terms) -> None:
-    """Refuse a paper's budget under which the number of rounds would follow from outputs, next to a
-    finite epsilon.
+    """Refuse a published budget if outputs would decide the number of rounds of a run with a finite
+    certified epsilon.
 
-    That epsilon would be one at a moment that the outputs choose, and no theorem covers it.
+    That epsilon would be taken at a time that outputs choose, which no theorem covers.
     """
     charges = plan.most_claims(1) if isinstance(plan, Claimant) else {}
     if (
@@ -217,7 +214,7 @@ def _check_length(plan: Plan, terms: Terms) -> None:
     ):
         raise ValueError(
             f"budget is published, but what {terms.privacy.mechanism} accepts is public here, so "
-            "that the run's length would depend on it and no epsilon would be proved: take a "
-            "test with hidden rejections (--dpsur-accounting selective; --screening-data own "
-            "with --screening-clip), or --budget certified"
+            "that the run's length would depend on it and no epsilon would be proved: use a test "
+            "with hidden rejections (--dpsur-accounting selective; --screening-data own with "
+            "--screening-clip), or --budget certified"
         )

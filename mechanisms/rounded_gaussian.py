@@ -7,8 +7,7 @@ and (m + 1/2) 2^-28, exactly, if the words are uniform and independent. Rounding
 whatever is proved of the continuous Gaussian holds of these integers.
 
 **The law.** As in Karney 2016, "Sampling exactly from the normal distribution" (arXiv:1303.6257,
-algorithm N), write
-|Z| = k + x with k = 0, 1, ... and x in [0, 1). Its density is proportional to
+algorithm N), write |Z| = k + x with k = 0, 1, ... and x in [0, 1). Its density is proportional to
 
     exp(-(k + x)^2 / 2) = exp(-k^2 / 2) exp(-x (2 k + x) / 2).
 
@@ -17,8 +16,8 @@ is accepted with the probability exp(-x (2 k + x) / 2), which is at most 1. So a
 have the normal law. 0.715 are accepted. Karney draws k and the coin without any logarithm or
 exponential, in a loop; here both are comparisons,
 
-    k = the number of T_j <= v,  T_j = P(k < j), j = 1, 2, ...    and    accept if u < exp(-x (2 k +
-    x) / 2),
+    k = the number of T_j <= v,  T_j = P(k < j), j = 1, 2, ...
+    accept if u < exp(-x (2 k + x) / 2),
 
 of uniform real numbers u, v in [0, 1) with exact bounds, which suits arrays.
 
@@ -33,15 +32,15 @@ function above of real numbers.
 floor((floor(2^29 x) + 1) / 2): the first 29 digits of x determine it. Ties have probability 0, so
 rounding the magnitude and then giving it the sign is rounding 2^28 Z.
 
-**Floats decide only what is beyond doubt.** v is compared in integers. For u, the first 29 digits
+**Floats decide only clear cases.** v is compared in integers. For u, the first 29 digits
 of x give exp(-t) in float64. With k <= 4 (a larger k never gets here) the digits of x left out
 change it by less than 5 * 2^-29, which is 0.0007 of a cell of u. `MARGIN`, 0.0039 of a cell, leaves
 2^-25 for the errors of float64, 2^27 times its precision: far more than those of four roundings and
-of any exp in use. What comes closer is decided again by `decimal`, in outward rounded intervals;
+of any exp in use. Closer cases are decided again by `decimal`, in outward rounded intervals;
 its exp is correctly rounded.
 
-**The first `size` accepted.** Candidates are independent and alike, so the accepted ones in order
-are independent draws of the law, however many candidates a block holds. How many blocks are drawn
+**The first `size` accepted.** Candidates are independent with the same law, so the accepted ones in
+order are independent draws of it, however many candidates a block holds. How many blocks are drawn
 depends on how many were accepted, not on their values; surplus draws are dropped unseen.
 """
 
@@ -67,7 +66,7 @@ MARGIN = 2.0**-8
 """Float decisions closer than this to the bound, in cells of u, are left to exact arithmetic."""
 
 MAX_BLOCK = 2**15
-"""Candidates that are drawn together: small enough for the processor's cache."""
+"""The most candidates drawn together: few enough for the processor's cache."""
 
 UNDECIDED = -1
 
@@ -95,8 +94,7 @@ def rounded_gaussian(words: Words, size: int, margin: float = MARGIN) -> NDArray
     draws, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
         missing = size - filled
-        # 1.4 candidates make a draw; 4 standard deviations more, so that one block is enough as a
-        # rule
+        # 1.4 candidates make a draw; 4 standard deviations more usually make one block enough
         found = _accepted(words, min(missing * 7 // 5 + 3 * isqrt(missing) + 8, MAX_BLOCK), margin)[
             :missing
         ]
@@ -106,7 +104,7 @@ def rounded_gaussian(words: Words, size: int, margin: float = MARGIN) -> NDArray
 
 
 def _accepted(words: Words, candidates: int, margin: float) -> NDArray[np.int64]:
-    """The draws that so many candidates give, in their order."""
+    """The accepted draws among ``candidates`` of them, in order."""
     block = _take(words, candidates)
     v, u, x, sign = _fields(block)
     k = np.take(_k_of_prefix(), v.view(np.int64))
@@ -138,14 +136,12 @@ def _fields(word: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _rounded(k: Any, x: Any) -> Any:
-    """The nearest integer to 2^28 (k + x), from k and the first 29 digits of x; of integers or of
-    arrays."""
+    """The nearest integer to 2^28 (k + x), from k and 29 digits of x; integers or arrays."""
     return (k << SCALE_BITS) + ((x + 1) >> 1)
 
 
 class _Uniform:
-    """A uniform real number of which the first digits are known: value <= 2^bits number < value +
-    1."""
+    """A uniform real number whose first digits are known: value <= 2^bits number < value + 1."""
 
     def __init__(self, value: int, bits: int, words: Words):
         self.value, self.bits, self._words = value, bits, words
@@ -156,8 +152,7 @@ class _Uniform:
 
 
 def _decide(word: int, words: Words) -> int | None:
-    """The draw of one candidate in exact arithmetic, None if it is rejected; draws further digits
-    where needed."""
+    """The draw of one candidate in exact arithmetic, or None; draws further digits if needed."""
     v, u, x, sign = _fields(word)
     k = _exact_k(_Uniform(v, V_BITS, words))
     if not _exact_accept(k, _Uniform(x, X_BITS, words), _Uniform(u, U_BITS, words)):
@@ -197,8 +192,7 @@ def _exact_accept(k: int, x: _Uniform, u: _Uniform) -> bool:
 
 @cache
 def _threshold_cells(bits: int) -> tuple[int, ...]:
-    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, where all further ones
-    lie.
+    """floor(2^bits T_j) for j = 1, 2, ..., up to the first in the last cell, with all others.
 
     T_j is computed by `decimal` to 10^(4 - digits): fewer than 100 terms, each correctly rounded,
     as are their sums and the ratio; the terms left out add up to less than 10^-digits. Digits are
@@ -222,8 +216,7 @@ def _threshold_cells(bits: int) -> tuple[int, ...]:
 
 @cache
 def _k_of_prefix() -> NDArray[np.int8]:
-    """k for every prefix of v, `UNDECIDED` for those whose cell holds a threshold; read-only int8
-    ``[2^18]``."""
+    """k for every prefix of v, `UNDECIDED` if a threshold is in its cell; read-only int8 [2^18]."""
     cells = list(_threshold_cells(V_BITS))
     table = np.searchsorted(cells, np.arange(2**V_BITS)).astype(np.int8)
     table[cells] = UNDECIDED

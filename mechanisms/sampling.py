@@ -14,8 +14,7 @@ COIN = 2.0**-53
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch per client, padded with zeros to the cohort's largest draw: no padding is anybody's
-    record.
+    """One batch per client, padded with zeros, which are no records, to the cohort's largest draw.
 
     ``x [K, B, ...]``, ``y [K, B]``, ``mask [K, B]`` (False: padding, to be given factor 0).
     """
@@ -55,14 +54,13 @@ class CohortData:
 
 
 def threshold(rate: float | np.ndarray) -> float | np.ndarray:
-    """What to compare coins with so that the probability is ``rate``, rounded down to a multiple of
-    2^-53."""
+    """The bound below which coins fall with probability ``rate``, rounded down to whole `COIN`s."""
     return np.floor(rate / COIN) * COIN
 
 
 def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[Source]) -> Batch:
-    """Each record of client k enters on its own with probability ``sample_rate[k]``; a batch may be
-    empty."""
+    """Each record of client k enters independently with probability ``sample_rate[k]``; batches may
+    be empty."""
     chosen = [
         records if rate >= 1 else records[streams[k].random(len(records)) < threshold(rate)]
         for k, (records, rate) in enumerate(zip(data.records, sample_rate, strict=True))

@@ -3,9 +3,10 @@ based on Simulated Annealing", arXiv 2211.07218, 2022. For K clients at once.
 
 A trial, with the model w, gain Q0 and tau growing with the accepted steps:
 
-    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s) dE = loss(w') - loss(w)
-    mean losses on one test batch accept w' with probability min(1, exp(-dE Q0 tau)), and always
-    after mu0 rejections in a row; else restore w and the optimizer's state
+    w' = w - lr * direction(g)               g from DPSGD: SGM(q, s)
+    dE = loss(w') - loss(w)                  mean losses on one test batch
+    accept w' with probability min(1, exp(-dE Q0 tau)), and always after mu0 rejections in a row;
+    else restore w and the optimizer's state
 
 ``Q0 tau`` is the inverse temperature. Deviation: it grows in equal stages, so that the clipped test
 has few curves. In step t of T planned ones it is ``gain * min(1, ceil(t / stage) stage / T)``: the
@@ -13,8 +14,8 @@ paper's Q0 is ``gain / T``, or ``screening_q0``. Where trials are public, t coun
 earlier rounds; the paper's tau counts accepted ones.
 
 Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for
-accepted steps only, and looks at a "test loss" without noise, on records that it does not name: on
-the client's own, no finite epsilon holds for that. What does:
+accepted steps only, and uses a "test loss" without noise, on records that it does not name: on the
+client's own records, no finite epsilon holds for that. The choices here:
 
 - ``public-test``: dE on records that are public. A function of the candidate, so each trial is
   charged ``SGM(q, s)``; forced acceptance may stay. A dE that is not finite counts as infinite.
@@ -42,7 +43,7 @@ from mechanisms.settings import Screening
 from mechanisms.trials import TrialPlan
 
 LARGEST = 1e300
-"""Bound of dE, in nats; the clip c is the least probability of acceptance (`lowest`)."""
+"""Bound on |dE|, in nats; the clip c acts through the lowest acceptance probability (`lowest`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +101,7 @@ class ScreeningPlan(TrialPlan):
         )
 
     def inverse_temperature(self, nth: int, taken: int) -> float:
-        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round (from
-        1)."""
+        """``Q0 tau`` of the step after ``taken`` accepted ones in the client's ``nth`` round."""
         step = (nth - 1) * self.steps + taken + 1
         return self.gain * min(1.0, -(-step // self.stage) * self.stage / self.planned)
 
@@ -123,8 +123,7 @@ class ScreeningPlan(TrialPlan):
         )
 
     def claims(self, accepted: int, nth: int) -> Charges:
-        """``SGM(q, s)`` for each accepted step, converted as in Theorem 1 (its formula lacks a
-        logarithm)."""
+        """``SGM(q, s)`` for each accepted step, by Theorem 1 (whose formula lacks a logarithm)."""
         return {ClassicClaim(self.sample_rate, self.multiplier(nth)): accepted}
 
 

@@ -1,5 +1,5 @@
-"""What a client releases once, before training, for the data set that all clients share: class
-sums, or single records.
+"""A client's release, once before training, for the data set that all clients share: class sums or
+single records.
 
 Class sums are one Gaussian release of a client: a record adds a vector of norm at most R to the sum
 of its class, and to no other, so the sums of all classes together have sensitivity R (a record is
@@ -9,14 +9,15 @@ Single records (FedFed: Yang et al., "FedFed: Feature Distillation against Data 
 Federated Learning", NeurIPS 2023) are released one by one, each clipped to norm R behind noise of
 its own:
 
-    clip(f(x_i), R) + s R N(0, I)         for each slot i that a coin of probability p has chosen,
-    once for every view
+    clip(f(x_i), R) + s R N(0, I)
 
-V views of a record behind noise s tell as much as one behind s / sqrt(V). They share a coin, so
-they are one event: V events would take for granted that each view has a coin of its own.
+for each slot i that a coin of probability p has chosen, once for every view.
 
-There is no sum in which others would hide, so nothing is gained from sampling but the choice
-itself, which is visible (`VisibleChoice`). Slots are the client's public number of records; in a
+V views of a record with noise s tell as much as one with noise s / sqrt(V). They share a coin, so
+they are one event: V events would assume that each view has a coin of its own.
+
+There is no sum for others to hide in, so sampling gains nothing but the choice itself, which is
+visible (`VisibleChoice`). Slots are the client's public number of records; in a
 slot without a record only noise would be released. The label of a chosen record goes through k-ary
 randomized response, unless labels are declared public.
 """
@@ -44,20 +45,19 @@ from mechanisms.randomness import Draws, Source
 from mechanisms.sampling import COIN, threshold
 
 Features = Callable[[Tensor], Tensor]
-"""From records ``[M, ...]`` to what is released of them ``[M, D]``, each from its own record
-alone."""
+"""From records ``[M, ...]`` to features ``[M, D]`` for release, each from its own record alone."""
 WIDE = torch.float64
 """Type of features from their clipping to their noise."""
 
 
 @dataclass(frozen=True)
 class Released:
-    """What a cohort lets out.
+    """What a cohort releases.
 
     Attributes:
         sums: ``[K, R]``, only ever added up over clients; R may be 0.
-        records: by name, arrays with a row for each single record; none or ``x``, ``y`` and
-            ``client``, its place in K.
+        records: arrays by name with a row for each single record; none, or ``x``, ``y`` and
+            ``client``, its index in K.
     """
 
     sums: Tensor
@@ -83,8 +83,7 @@ class Release(Protocol):
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """A client's plan of one release; frozen, and the only source of its clip bound, noise and
-    charges.
+    """A client's plan of one release: the only source of its clip bound, noise and charges.
 
     Attributes:
         noise_multiplier: s, noise standard deviation over R; 0 releases without protection.
@@ -92,8 +91,8 @@ class SharingPlan:
         singly: whether records are released one by one, or summed by class.
         share_rate: p, probability that a slot is chosen.
         views: releases of each chosen record.
-        label_epsilon: of randomized response; None where labels are public.
-        steps: of a round.
+        label_epsilon: epsilon of randomized response; None if labels are public.
+        steps: local steps a round.
     """
 
     noise_multiplier: float
@@ -106,12 +105,11 @@ class SharingPlan:
 
     @property
     def noise_std(self) -> float:
-        """s R, standard deviation of the noise in every coordinate; without noise R may be
-        infinite."""
+        """s R, standard deviation of the noise in every coordinate; 0 without noise, for any R."""
         return self.noise_multiplier * self.clip_norm if self.noise_multiplier else 0.0
 
     def arithmetic(self, of_run: Arithmetic) -> Arithmetic:
-        """That of the run; without noise there is nothing to prove."""
+        """The run's arithmetic; without noise `FLOATS`, as there is nothing to prove."""
         return of_run if self.noise_multiplier else FLOATS
 
     def round_charges(self, nth: int) -> Charges:
@@ -120,7 +118,7 @@ class SharingPlan:
             return {Unprotected(self.share_rate): 1}
         if not self.singly:
             return {Gaussian(self.noise_multiplier): 1}
-        # One coin decides on all views of a record, which together are one look behind less noise.
+        # One coin decides on all views of a record; together they are one view with less noise.
         labels = (
             PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
         )
@@ -152,7 +150,7 @@ def _parts(plan: SharingPlan, features: Tensor, arithmetic: Arithmetic) -> Tenso
 def _noised(
     plan: SharingPlan, total: Tensor, streams: Draws, purpose: str, arithmetic: Arithmetic
 ) -> Tensor:
-    """A total ``[K, m]`` behind noise of deviation s R in every coordinate, float32."""
+    """A total ``[K, m]`` plus noise of deviation s R in every coordinate, float32."""
     bound = torch.full((len(total),), plan.clip_norm, dtype=WIDE, device=total.device)
     std = torch.full_like(bound, plan.noise_std)
     return arithmetic.noised(total, bound, std, streams, purpose).to(torch.float32)
@@ -160,7 +158,7 @@ def _noised(
 
 @dataclass(frozen=True)
 class ClassSums:
-    """The sum of clipped features of each class, behind noise: ``[K, classes * D]``."""
+    """The noisy sum of clipped features of each class, ``[K, classes * D]``."""
 
     plan: SharingPlan
     features: Features
@@ -193,7 +191,7 @@ class ClassSums:
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of clipped features, whatever the label, behind noise: ``[K, size]``."""
+    """The noisy sum of clipped features, whatever the label, ``[K, size]``."""
 
     plan: SharingPlan
     features: Features
@@ -216,7 +214,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class SingleRecords:
-    """Clipped features of the chosen records, each behind noise of its own, with their labels."""
+    """Clipped features of the chosen records, each with noise of its own, and their labels."""
 
     plan: SharingPlan
     features: Features
@@ -224,7 +222,7 @@ class SingleRecords:
 
     @property
     def size(self) -> int:
-        """There are no sums."""
+        """0: there are no sums."""
         return 0
 
     def __call__(
@@ -262,8 +260,7 @@ class SingleRecords:
         of the others."""
         if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
             return labels
-        # never less often than that: the probability of another label is rounded up to a multiple
-        # of a coin
+        # the probability of another label is rounded up, to a multiple of a coin, never down
         lie = (self.classes - 1) / (
             math.exp(min(self.plan.label_epsilon, 700.0)) + self.classes - 1
         )

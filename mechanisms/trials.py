@@ -1,16 +1,16 @@
-"""Trials: a step is proposed by DPSGD, tested, and kept or forgotten. What DPSUR and noise
-screening have in common.
+"""Trials, which DPSUR and noise screening share: DPSGD proposes a step, which is tested and then
+kept or undone.
 
 Nothing depends on rejected trials: a rejection restores the model, the optimizer's state and the
-count of steps taken. Two counters alone go on, of trials and of rejections in a row.
+count of steps taken. Only two counters go on, of trials and of rejections in a row.
 
 - Rejections are public: the trials of a round are fixed (``steps``) and paid for in advance, one by
   one. What the paper charges, the accepted steps, is recorded after the round, and so is the rate
   of acceptance.
 - Rejections are hidden: the accepted steps of a round are fixed (``steps``), and a client stops for
   the round after M rejections in a row (`accounting.trial_cap`). Nothing that tells the number of
-  rejections leaves a client. How long it computes would tell too: the guarantee takes for granted
-  that nobody measures that.
+  rejections leaves a client. Its computing time would tell it, too: the guarantee assumes that
+  nobody measures that.
 """
 
 import math
@@ -34,8 +34,7 @@ MAX_REJECTIONS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan(DpsgdPlan, ABC):
-    """A client's plan: DPSGD's for the proposals. ``steps`` counts trials, or accepted steps where
-    a cap is given.
+    """A client's plan: DPSGD's for the proposals; ``steps`` are trials, or accepted with a cap.
 
     Attributes:
         most_rejections: M, rejections in a row after which the client stops for the round; 0:
@@ -46,27 +45,26 @@ class TrialPlan(DpsgdPlan, ABC):
 
     @abstractmethod
     def claims(self, accepted: int, nth: int) -> Charges:
-        """What the paper charges for that many accepted steps of the ``nth`` round; certified 0."""
+        """The paper's charges for ``accepted`` steps of the ``nth`` round; certified 0."""
 
     def most_claims(self, nth: int) -> Charges:
-        """All trials accepted, where their number is public; hidden, the planned steps are charged
-        already."""
+        """The claims if all trials are accepted; none if rejections are hidden, since the planned
+        steps are charged already."""
         return {} if self.most_rejections else self.claims(self.steps, nth)
 
 
 def most_rejections(lowest_acceptance: float, steps: int, delta_cap: float) -> int | None:
-    """M for ``steps`` accepted steps in the whole run; None where it would be above
-    `MAX_REJECTIONS`."""
+    """M for ``steps`` accepted steps in the whole run; None if it is above `MAX_REJECTIONS`."""
     cap = smallest_cap(lowest_acceptance, steps, delta_cap) if lowest_acceptance > 0 else math.inf
     return int(cap) if cap <= MAX_REJECTIONS else None
 
 
 def refuse(lowest_acceptance: float) -> NoReturn:
-    """Refuse a test for which there is no cap that is of use."""
+    """Refuse a test for which no cap up to `MAX_REJECTIONS` is enough."""
     raise ValueError(
-        f"a step may be accepted with a probability of {lowest_acceptance:.2g} only, so that more "
+        f"a step's probability of acceptance may be as low as {lowest_acceptance:.2g}, so more "
         f"than {MAX_REJECTIONS} rejections in a row would have to be allowed: test more gently "
-        "(more noise, a higher threshold, a lower temperature)"
+        "(dpsur: more noise or a higher threshold; screening: a lower gain or clip)"
     )
 
 
@@ -77,15 +75,15 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 
 
 def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """Bool ``[K]``: who goes on with trials in this round."""
+    """Bool ``[K]``: whether a client goes on with trials in this round."""
     steps, most = cohort.plan("steps"), cohort.plan("most_rejections")
     hidden = (state.taken < steps) & (state.memory["refused"] < most)
     return torch.where(most > 0, hidden, state.memory["tried"] < steps)
 
 
 def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> LocalState:
-    """The candidate for clients with ``accept [K]`` true, the state before for the rest; in any
-    case one trial more."""
+    """The candidate for clients with ``accept [K]`` true, the state before for the rest; either way
+    one more trial."""
     refused = torch.where(accept, 0, before.memory["refused"] + 1)
     return candidate.where(accept, before).remember(
         tried=before.memory["tried"] + 1, refused=refused
@@ -95,8 +93,7 @@ def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> L
 def loss_change(
     cohort: Cohort, before: LocalState, candidate: LocalState, batch: Batch, rates: Sequence[float]
 ) -> torch.Tensor:
-    """``dE = mean loss of the candidate - mean loss of the model before it``, both on ``batch``:
-    float64 ``[K]``.
+    """Mean loss of the candidate less that of the model before it, on ``batch``: float64 ``[K]``.
 
     Not finite where a loss is not; 0 for an empty batch. The batch was drawn with these ``rates
     [K]``.
@@ -109,7 +106,7 @@ def loss_change(
 def clipped(change: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     """``change [K]`` clipped to ``[-bound, bound]``, and ``bound [K]`` where it is not finite.
 
-    A change that is not finite must not be refused for certain: every bound rests on a least
+    A change that is not finite must not be rejected for certain: every bound rests on a least
     probability of acceptance.
     """
     return torch.where(change.isfinite(), change.clamp(-bound, bound), bound)

@@ -1,5 +1,4 @@
-"""What clients send of a finished local round, a row each: their update, or their update over their
-pace.
+"""What clients send after a local round, a row each: their update, or their update over their pace.
 
 Both are made from released states, the public learning rate and the number of released steps, so
 they cost no privacy.
@@ -21,7 +20,7 @@ class Sent:
     Attributes:
         rows: from the cohort, the server's model ``[P]`` and the state at the round's end to ``[K,
             P + extra]``.
-        extra: columns beside the parameters'.
+        extra: number of columns besides the parameters'.
     """
 
     rows: Callable[[Cohort, Tensor, LocalState], Tensor]
@@ -34,8 +33,8 @@ def update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
 
 
 def normalised(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
-    """Updates over their pace, and in the last column the pace: ``[K, P + 1]``; all 0 for a client
-    without a step."""
+    """Updates over their pace, and the pace in the last column: ``[K, P + 1]``; 0 for a client
+    without steps."""
     length = pace(cohort, end.taken)[:, None]
     return torch.cat(
         [torch.where(length > 0, update(cohort, start, end) / length, 0.0), length], dim=1

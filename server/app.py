@@ -1,5 +1,4 @@
-"""The Flower ServerApp and the exchange of requests over a Flower Grid; the work is
-server/loop.py's."""
+"""The Flower ServerApp, and the exchange of requests over a Flower Grid for server/loop.py."""
 
 import logging
 import math
@@ -17,14 +16,13 @@ PATIENCE = 120.0
 """Seconds to wait for the first answer of every group's Flower node."""
 
 POLL = 0.2
-"""Seconds between looking for answers."""
+"""Seconds between two checks for answers."""
 
 log = logging.getLogger("flwr")
 
 
 def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
-    """A ServerApp around ``run``, which builds a federation and gives its loop an exchange over the
-    grid."""
+    """A ServerApp around ``run``, which builds a federation and runs its loop over the grid."""
     app = ServerApp()
 
     @app.main()
@@ -35,10 +33,10 @@ def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
 
 
 def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
-    """Ask every Flower node which group it hosts: node ids by group number.
+    """Node ids by group number; asks every Flower node which group it hosts.
 
-    Of several nodes of one group, one gets the work. A node that is registered but gone does no
-    harm.
+    If several nodes host one group, one of them gets the work. A registered node that is gone is
+    ignored.
 
     Raises:
         RuntimeError: no node answered for some groups, or a node answered with an error.
@@ -62,7 +60,7 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
 
 
 def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]]:
-    """(Group, number of groups) by node id, again and again with what has become known."""
+    """(Group, number of groups) by node id: all answers so far, yielded after every poll."""
     asked: set[int] = set()
     waiting: set[str] = set()
     places: dict[int, tuple[int, int]] = {}
@@ -76,7 +74,7 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
         for reply in grid.pull_messages(waiting):
             waiting.discard(reply.metadata.reply_to_message_id)
             node = reply.metadata.src_node_id
-            if node in asked:  # otherwise it is the SuperLink's own word that a node is gone
+            if node in asked:  # otherwise the SuperLink reports that a node is gone
                 place = settings_of(_content(reply, f"Flower node {node}"))
                 places[node] = place["partition-id"], place["num-partitions"]
         yield places
@@ -86,7 +84,7 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
 
 
 def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
-    """Node ids by group number, None where there is none yet."""
+    """Node ids by group number, None for a group without a node so far."""
     size = max((groups for _, groups in places.values()), default=0)
     hosts: list[int | None] = [None] * size
     for node, (group, groups) in sorted(places.items()):
@@ -102,8 +100,7 @@ def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
 
 
 def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exchange:
-    """An exchange that sends each group's request to its Flower node; ``run`` travels with every
-    message.
+    """An exchange that sends each request to its group's node; ``run`` travels with every message.
 
     Raises:
         RuntimeError: a node answered with an error (its group and the reason are named), or not at

@@ -1,4 +1,4 @@
-"""Who may still take part: a client retires rather than overspend."""
+"""The clients' privacy budgets: who may still take part; a client retires rather than overspend."""
 
 from collections.abc import Callable, Mapping
 
@@ -19,13 +19,13 @@ class Budgets:
 
     Args:
         plans: the clients' plans.
-        rounds: in which a client can take part at most.
+        rounds: the most rounds in which a client can take part.
         target: epsilon per client; ``inf`` never retires anybody.
         delta: per client.
-        spent: charges so far by client, as the ledger's files say; what an allotment has paid for
-            costs nothing more.
+        spent: charges so far by client, from the ledger's files; those that an allotment has paid
+            for cost nothing more.
         taken: int64 ``[clients]``, finished rounds of each client.
-        column: the figure that the target bounds, ``certified`` or ``published``.
+        column: the epsilon that the target bounds, ``certified`` or ``published``.
     """
 
     def __init__(
@@ -56,8 +56,7 @@ class Budgets:
     def _after_a_round(
         self, cost: Callable[[Plan, int], Charges]
     ) -> tuple[list[Charges], np.ndarray]:
-        """The distinct histories after one more round of everybody, and each client's place among
-        them.
+        """The distinct histories after one more round of all clients, and each client's index.
 
         ``cost`` gives the charges of a plan's ``nth`` round.
         """
@@ -75,13 +74,13 @@ class Budgets:
         self.taken[clients] += 1
 
     def add(self, clients: np.ndarray, charges: Charges) -> None:
-        """Note what these clients (int64, distinct) have paid beside the plan of their round."""
+        """Note what these clients (int64, distinct) have paid beyond the plan of their round."""
         used, place = np.unique(self._history[clients], return_inverse=True)
         numbers = np.array([self._number(merge(self._histories[h], charges)) for h in used])
         self._history[clients] = numbers[place]
 
     def eligible(self) -> np.ndarray:
-        """Bool ``[clients]``: whose next round stays within the target."""
+        """Bool ``[clients]``: whether the client's next round stays within the target."""
         after, place = self._after_a_round(most)
         prepare(after, self._column)
         within = [
@@ -91,7 +90,7 @@ class Budgets:
         return np.array(within, dtype=bool)[place]
 
     def epsilons(self, column: str) -> np.ndarray:
-        """Float64 ``[clients]``: spent so far, in the column ``certified`` or ``published``."""
+        """Float64 ``[clients]``: epsilon spent so far, ``certified`` or ``published``."""
         used, place = np.unique(self._history, return_inverse=True)
         prepare((self._histories[h] for h in used), column)
         return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[
@@ -99,13 +98,12 @@ class Budgets:
         ]
 
     def so_far(self) -> np.ndarray:
-        """Float64 ``[clients]``: certified and spent so far, proved even if outputs decide when the
-        run is broken off.
+        """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end.
 
-        Each client's figure is at the one order that is best when its rounds are over
-        (`order_in_advance`). With L the loss and D the divergence at that order so far,
-        ``exp((order - 1) (L - D))`` is a supermartingale, so no rule of stopping gains anything.
-        The smallest figure over all orders holds for an end fixed beforehand only.
+        Each client's epsilon is taken at one order, the best one after its last round
+        (`order_in_advance`). With L the privacy loss and D the divergence at that order so far,
+        ``exp((order - 1) (L - D))`` is a supermartingale, so no stopping rule gains anything. The
+        smallest epsilon over all orders holds only for an end fixed in advance.
         """
         distinct, place = _distinct(self._history, self._plans.which)
         spent = [
@@ -115,7 +113,7 @@ class Budgets:
         return np.array([one.epsilon for one in spent])[place]
 
     def _order(self, number: int) -> float:
-        """The order of a plan's figures while the run goes on."""
+        """The order at which a plan's epsilon is taken while the run goes on."""
         plan = self._plans.plans[number]
         return order_in_advance(plan, self._rounds, self._target, self._delta, self._column)
 
@@ -129,8 +127,8 @@ class Budgets:
 
 
 def _distinct(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct tuples of several rows of numbers from 0, int64 ``[kinds, rows]``, and which one
-    each column is."""
+    """The distinct columns of rows of non-negative integers, int64 ``[kinds, rows]``, and each
+    column's kind."""
     keys = np.ravel_multi_index(numbers, [int(row.max()) + 1 for row in numbers])
     _, first, place = np.unique(keys, return_index=True, return_inverse=True)
     return np.stack([row[first] for row in numbers], axis=1), place

@@ -1,7 +1,7 @@
 """The server's state after each round: a safetensors file and a small JSON that vouches for it.
 
-The JSON is written last and holds the tensors' digest, so a checkpoint is whole or is not one. A
-damaged one is passed over, with a warning, for the one before it.
+The JSON is written last and holds the tensors' digest, so an incomplete checkpoint is not taken for
+one. A damaged checkpoint is skipped with a warning, and the one before it is used.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ class Checkpoint:
     """The state after some rounds.
 
     Attributes:
-        round: how many.
+        round: number of finished rounds.
         params: the model, float32 ``[P]``.
-        state: the strategy's.
-        taken: int64 ``[clients]``, in how many rounds each client took part.
+        state: the strategy's state.
+        taken: int64 ``[clients]``, the number of rounds in which each client took part.
     """
 
     round: int
@@ -61,7 +61,7 @@ class Checkpoints:
         )
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None; a damaged one is warned about and passed over."""
+        """The newest complete checkpoint, or None; damaged ones are skipped with a warning."""
         for label in self._labels():
             try:
                 return _read(label)

@@ -10,13 +10,12 @@ from mechanisms.plan import PlanTable
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
-"""Carries requests to the groups and brings their uploads, in any order. Engines differ in nothing
-else."""
+"""Sends requests to the groups and returns their uploads, in any order; engines differ in this."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What the round loop is given.
+    """The inputs of the round loop.
 
     Attributes:
         group_of: int64 ``[clients]``, the node that hosts each client.
@@ -24,15 +23,15 @@ class Federation:
         strategy: how uploads become the next model.
         initial: the first model, float32 ``[P]``.
         evaluate: from a model to (accuracy, mean loss) on the test set.
-        rounds: number of the last one.
-        fraction: of the clients still eligible, picked each round, in (0, 1].
+        rounds: number of the last round.
+        fraction: share of all clients to pick in each round among the eligible ones, in (0, 1].
         target: epsilon per client, ``inf`` for none.
         delta: per client.
-        column: the figure that the target bounds, ``certified`` or ``published``.
+        column: the epsilon that the target bounds, ``certified`` or ``published``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
-        before: number of the round before the first; what prepares the training counts up to 0.
+        before: number of the round before the first; phases that prepare training count up to 0.
         phase: what the clients are asked to do.
-        collect: sees the uploads of a round, before the round counts as finished.
+        collect: called with the uploads of a round before the round counts as finished.
         evaluate_every: rounds from one evaluation to the next; the last model is always evaluated.
         timed: whether records say how long rounds took.
     """

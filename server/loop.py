@@ -1,5 +1,4 @@
-"""The round loop: pick clients, ask their groups, add the uploads, take the strategy's step, write
-everything down.
+"""The round loop: pick clients, ask their groups, sum uploads, apply the strategy, save the result.
 
 It knows neither Flower nor Ray; an exchange carries its requests. A crash at any moment loses no
 charge (a node writes them before it trains) and no finished round (a checkpoint follows each).
@@ -33,7 +32,7 @@ class Standing:
     Attributes:
         now: the model and the strategy's state.
         records: of all finished rounds.
-        budgets: what the clients have spent; it goes on counting.
+        budgets: what the clients have spent; updated as the run goes on.
     """
 
     now: Checkpoint
@@ -42,12 +41,10 @@ class Standing:
 
 
 def restore(federation: Federation, store: Store) -> Standing:
-    """Where the run of this directory stands: at its newest whole checkpoint, or before the first
-    round.
+    """The state of the run in this directory: its newest complete checkpoint, or the initial state.
 
-    The ledger's files say what the clients have spent. In a seeded run a round that was begun but
-    not finished will be replayed as the same release, which is charged once; it is counted when it
-    is replayed.
+    The ledger's files say what the clients have spent. In a seeded run an unfinished round will be
+    replayed as the same release, which is charged once; it is counted when it is replayed.
     """
     now = store.checkpoints.newest()
     if now is None:
@@ -71,7 +68,7 @@ def run(
     standing: Standing,
     observers: Sequence[Observer],
 ) -> Standing:
-    """Run the rounds that are left; ends early when every client has retired.
+    """Run the remaining rounds; ends early when every client has retired.
 
     Raises:
         ValueError: training diverged in a client.
@@ -133,8 +130,7 @@ def _train(
 
 
 def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
-    """The round's clients, ascending: ``ceil(fraction * clients)`` of the eligible ones, without
-    replacement."""
+    """The round's clients, ascending: ``ceil(fraction * clients)`` distinct ones, if eligible."""
     able = np.flatnonzero(eligible)
     wanted = min(len(able), math.ceil(round(federation.fraction * federation.clients, 9)))
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)

@@ -1,9 +1,8 @@
-"""The Renyi order of each client's figures while a run goes on: fixed, and written down, before it
-begins.
+"""The Renyi order of each client's epsilon during a run, fixed and written down before it begins.
 
-At an order fixed in advance a figure holds whatever makes the run end
-(`server.budgets.Budgets.so_far`). The smallest figure over all orders holds for an end fixed in
-advance only.
+At an order fixed in advance an epsilon holds whatever makes the run end
+(`server.budgets.Budgets.so_far`). The smallest epsilon over all orders holds only for an end fixed
+in advance.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ FILE = "orders.json"
 
 @functools.lru_cache(maxsize=100_000)
 def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> float:
-    """The order that gives the certified epsilon of as many of ``rounds`` rounds as the target pays
-    for."""
+    """The best order for the certified epsilon of as many rounds as the target pays for."""
     last = rounds
 
     def costs(number: int) -> float:
@@ -42,7 +40,7 @@ def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, colum
 
 
 def write(folder: Path, federation: Federation) -> None:
-    """Write down each client's order in a run directory; a file that is there stays as it is."""
+    """Write each client's order to a run directory; an existing file is kept."""
     if (folder / FILE).exists():
         return
     terms = (
@@ -62,8 +60,7 @@ def write(folder: Path, federation: Federation) -> None:
 
 
 def read(folder: Path) -> dict[int, float]:
-    """Each client's order; empty where none was written down, as before the run begins or by an
-    earlier version.
+    """Each client's order; empty if none was written, as before a run or by an earlier version.
 
     Raises:
         ValueError: the file is damaged.

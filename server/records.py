@@ -1,4 +1,4 @@
-"""What rounds hand out: frozen records, to be watched by observers and written as JSON."""
+"""Frozen records of rounds and runs, given to observers and written as JSON."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 Epsilon = float | None
-"""A guarantee in nats; None, infinite or NaN where there is none."""
+"""An epsilon in nats; None, infinite or NaN if there is no guarantee."""
 
 
 def finite(value: Any) -> Any:
@@ -28,8 +28,7 @@ def largest(epsilons: Sequence[Epsilon]) -> Epsilon:
 
 
 def middle(epsilons: Sequence[Epsilon]) -> Epsilon:
-    """The median epsilon, where no guarantee counts as infinite; None if that is the median, or
-    there are none."""
+    """The median epsilon, a missing one counting as infinite; None for that and for no epsilons."""
     values = [math.inf if e is None else e for e in finite(epsilons)]
     return finite(statistics.median(values)) if values else None
 
@@ -44,21 +43,21 @@ class Record:
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> Self:
-        """The record of a dictionary; keys of later versions are passed over."""
+        """The record of a dictionary; unknown keys, from later versions, are ignored."""
         known = {f.name: entries[f.name] for f in fields(cls) if f.name in entries}
         return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
 
 
 @dataclass(frozen=True)
 class RunInfo(Record):
-    """What is known when a run starts or goes on.
+    """What is known when a run starts or is resumed.
 
     Attributes:
         rounds: planned length of the run.
         finished: rounds that were finished before (a resumed run).
-        clients: how many there are.
+        clients: number of clients.
         run_dir: where the files go.
-        together: of them, computed as one batch at most.
+        together: the most clients that are computed as one batch.
     """
 
     rounds: int
@@ -82,10 +81,8 @@ class RoundRecord(Record):
         epsilon_published_max: the largest epsilon that the paper would claim.
         retired: clients whose budget pays for no further round.
         participants: clients that trained in this round.
-        seconds: wall time of the round; None where it would tell what the guarantee takes to be
-            hidden.
-        seconds_training: the part of it spent on the clients' training and on messages; None
-            likewise.
+        seconds: wall time of the round; None where it would reveal what must stay hidden.
+        seconds_training: the part of it for the clients' training and messages; None likewise.
         metrics: the mechanism's public metrics, each a mean over the round's clients.
     """
 
@@ -116,9 +113,9 @@ class Summary(Record):
         accuracy: of the final model, in [0, 1].
         loss: its mean cross-entropy [nats].
         epsilon_certified: proved epsilon of each client.
-        epsilon_published: epsilon that the paper would claim, of each client.
-        epsilon_pld: the largest tighter epsilon of a client, by privacy-loss distributions; None
-            where that accountant does not apply, or clients differ too much to compute it for all.
+        epsilon_published: epsilon that the paper would claim for each client.
+        epsilon_pld: the clients' largest epsilon by privacy-loss distributions, which is tighter;
+            None if that accountant does not apply or clients differ too much to compute it for all.
         delta: of each client's guarantee.
         order: the Renyi order that gives the largest certified epsilon; None without privacy.
         noise_multiplier: of each client; 0 without privacy.
@@ -129,11 +126,10 @@ class Summary(Record):
             timed.
         run_dir: where the files are.
         release: whether noise and batches came from the system's entropy.
-        note: why the published epsilon differs from the certified one, in a sentence; empty where
-            it does not.
-        budget: the figure that the budget bounded, ``certified`` or ``published``.
-        evaluated_on: the records that accuracy and loss are of, ``test`` or ``validation``.
-        caveats: what the guarantee does not cover, or takes for granted, a sentence each.
+        note: a sentence on why the published epsilon differs from the certified one, if it does.
+        budget: the epsilon that the budget bounded, ``certified`` or ``published``.
+        evaluated_on: the records that give accuracy and loss, ``test`` or ``validation``.
+        caveats: what the guarantee does not cover or assumes, one sentence each.
     """
 
     accuracy: float | None

@@ -1,5 +1,4 @@
-"""The server's part of a run directory: checkpoints, finished rounds, the ledger's files and kept
-uploads."""
+"""The server's part of a run directory: checkpoints, finished rounds, ledger files and uploads."""
 
 import json
 import os
@@ -12,7 +11,7 @@ from server.records import RoundRecord
 
 
 class Store:
-    """A run directory as the server sees it, or a part of one whose ``ledger`` is the whole's."""
+    """The server's view of a run directory, or of one phase in it with the whole run's ledger."""
 
     def __init__(self, folder: Path, keep_checkpoints: int, ledger: Path | None = None):
         self.folder = folder
@@ -31,7 +30,7 @@ class Store:
         durable.sync_folder(self.folder)
 
     def records(self, first: int) -> list[RoundRecord]:
-        """The records of the ``first`` rounds; what a crash left after them is removed."""
+        """The first ``first`` records; what a crash left after them is removed."""
         lines = self._rounds.read_text().splitlines() if self._rounds.exists() else []
         kept = [line for line in lines[:first] if line.endswith("}")]
         if len(kept) < len(lines):

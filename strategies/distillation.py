@@ -1,4 +1,4 @@
-"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): which part of a record
+"""FedFed's feature distillation (Yang et al., NeurIPS 2023, section 3): the part of a record that
 tells its class.
 
 A generator q reproduces the robust part of a record; the rest, x_s = x - q(x), is
@@ -21,12 +21,11 @@ from torch.nn import functional as F
 
 HIDDEN = 64
 CODE_WEIGHT = 0.01
-"""beta."""
+"""beta, the weight of the code's divergence."""
 
 
 class Splitter(nn.Module):
-    """From records ``[B, ...]`` to their sensitive parts x_s ``[B, D]``, and their codes ``[B,
-    latent]``."""
+    """From records ``[B, ...]`` to sensitive parts x_s ``[B, D]`` and codes ``[B, latent]``."""
 
     def __init__(self, width: int, latent: int) -> None:
         super().__init__()
@@ -41,8 +40,8 @@ class Splitter(nn.Module):
 
 
 class Distiller(nn.Module):
-    """Splitter and classifier: ``[B, classes + 2]``, the logits of x_s, then ``|x_s|^2 / D`` and
-    ``|z|^2 / 2``."""
+    """Splitter and classifier: the logits of x_s, ``|x_s|^2 / D`` and ``|z|^2 / 2``, as ``[B,
+    classes + 2]``."""
 
     def __init__(self, shape: Sequence[int], classes: int, latent: int) -> None:
         super().__init__()

@@ -24,8 +24,7 @@ WEIGHTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def fedavg(settings: Aggregation) -> Strategy:
-    """Two-level FedAvg with the settings' server learning rate (1 where it is left open) and
-    momentum."""
+    """Two-level FedAvg with the settings' server learning rate (default 1) and momentum."""
     rate = 1.0 if settings.server_lr is None else settings.server_lr
 
     def init(params: np.ndarray) -> ServerState:

@@ -12,8 +12,9 @@ D^s has been released, so its records need no clipping, no noise and no charge, 
 out of the private sum: a mechanism releases its gradient g of the client's own records alone, and
 only then the gradient of D^s is joined,
 
-    g'  =  (1 - w) g  +  w 1/m sum_{j in S} grad(x_j, y_j),      S: m records of D^s, drawn anew in
-    each step
+    g'  =  (1 - w) g  +  w 1/m sum_{j in S} grad(x_j, y_j)
+
+    S: m records of D^s, drawn anew in each step
 
 so that the sensitivity of what is released is that of g. Without D^s this is FedAvg.
 """
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mechanisms.gradients.record_gradients import Unscaled
+from mechanisms.gradients.factors import Unscaled
 from mechanisms.guide import Guide, Surroundings, unguided
 from strategies.fedavg import fedavg
 from strategies.settings import Aggregation, FedFed
@@ -55,8 +56,7 @@ def fedfed(settings: Aggregation, own: FedFed) -> Strategy:
 
 
 def draw(around: Surroundings, records: int, wanted: int, clients: int) -> Tensor:
-    """Int64 ``[K, m]``: all records of D^s where that is few enough, else a draw for each
-    client."""
+    """Indices into D^s, int64 ``[K, m]``: all if at most ``wanted``, else a draw per client."""
     if records <= wanted:
         return torch.arange(records, device=around.start.device).expand(clients, -1)
     rows = np.stack(
@@ -66,19 +66,17 @@ def draw(around: Surroundings, records: int, wanted: int, clients: int) -> Tenso
 
 
 def prototypes(mean: np.ndarray, records: float, shape: Sequence[int]) -> SharedSet:
-    """A record for each class out of the clients' mean noisy class sums, ``[classes * D]``.
+    """One record for each class, from the clients' mean noisy class sums ``[classes * D]``.
 
-    The sums are divided by the records that a client has of a class on average, of ``records`` in
-    all, for how many there are of each is the clients' secret; so the prototype of a rare class is
-    shorter than its mean.
+    The number of records in a class is secret, so every sum is divided by the average over classes,
+    for clients of ``records`` records; the prototype of a rare class is shorter than its mean.
     """
     rows = mean.reshape(-1, *shape)
     return (rows * (len(rows) / records)).astype(np.float32), np.arange(len(rows))
 
 
 def union(groups: Sequence[Mapping[str, np.ndarray]], shape: Sequence[int]) -> SharedSet:
-    """All groups' single records ``x``, ``y`` in the order of ``client``, whatever the grouping
-    was."""
+    """All groups' released records ``x``, ``y``, sorted by ``client``: no trace of the grouping."""
     parts = {
         name: np.concatenate([group[name] for group in groups]) for name in ("x", "y", "client")
     }

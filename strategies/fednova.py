@@ -13,7 +13,7 @@ equal paces it is FedAvg. Paces differ where clients of different sizes plan dif
 steps, and where a mechanism keeps some of its steps only (``dpsur``, ``screening``). A client
 without any step adds nothing to either sum.
 
-Number of steps, rates and momentum are known to whoever sees the released steps, so it is
+The number of steps, rates and momentum are known to anyone who sees the released steps, so this is
 post-processing and costs nothing (`mechanisms.updates`).
 """
 

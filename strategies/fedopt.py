@@ -11,9 +11,9 @@ the degree of adaptivity tau:
     v <- v - (1 - beta2) u^2 sign(v - u^2)          FedYogi
     model <- model + eta m / (sqrt(v) + tau)
 
-m starts at 0, v at tau^2; there is no correction of the bias, as in the paper. With tau far above
-all updates v stays (FedAdam's slowly forgets its start), and this is FedAvg with the server's rate
-``eta (1 - beta1) / (2 tau)``.
+m starts at 0, v at tau^2; there is no bias correction, as in the paper. With tau far above all
+updates v stays constant (FedAdam's slowly forgets its start), and this is FedAvg with the server's
+rate ``eta (1 - beta1) / (2 tau)``.
 
 It is post-processing of the clients' uploads and costs no privacy. But u carries the clients'
 noise, of equal scale in every coordinate, and v measures it along with the signal.
@@ -37,19 +37,17 @@ def adagrad(second: np.ndarray, square: np.ndarray, beta2: float) -> np.ndarray:
 
 
 def adam(second: np.ndarray, square: np.ndarray, beta2: float) -> np.ndarray:
-    """FedAdam's v: their exponential mean."""
+    """FedAdam's v: the exponential mean of the squares."""
     return beta2 * second + (1 - beta2) * square
 
 
 def yogi(second: np.ndarray, square: np.ndarray, beta2: float) -> np.ndarray:
-    """FedYogi's v: it moves towards the newest square by a step that does not depend on how far
-    away it is."""
+    """FedYogi's v: moves towards the newest square by a step independent of the distance to it."""
     return second - (1 - beta2) * square * np.sign(second - square)
 
 
 def fedopt(second: Second, usual_rate: float) -> Callable[[Aggregation], Strategy]:
-    """The strategy whose v follows ``second``; ``usual_rate`` is eta where the settings leave it
-    open."""
+    """The strategy whose v follows ``second``; ``usual_rate`` is the default of eta."""
 
     def of(settings: Aggregation) -> Strategy:
         rate = usual_rate if settings.server_lr is None else settings.server_lr

@@ -1,5 +1,4 @@
-"""The strategies by name: a new one is one file and one row here, and a name in
-``strategies/settings.py``."""
+"""The strategies by name: a new one is a file, a row here and a name in strategies/settings.py."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a strategy is: how the clients' mean upload becomes the next model, as pure functions."""
+"""Strategies: how the clients' mean upload becomes the next model, as pure functions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ ServerState = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy; the clients' side is post-processing of what their mechanism has released.
+    """A strategy; its part on clients is post-processing of what their mechanism has released.
 
     Attributes:
         weights: from the public record counts ``[clients]`` to whole-number client weights, int64
@@ -22,8 +22,8 @@ class Strategy:
         init: from the model ``[P]`` to the state before the first round.
         aggregate: from (state, model float32 ``[P]``, weighted mean upload float64) to the next
             (state, model).
-        guide: what leads the clients' local steps beside their own records.
-        sent: what clients send of a local round; by default their update.
+        guide: what steers the clients' local steps besides their own records.
+        sent: what clients send after a local round; by default their update.
     """
 
     weights: Callable[[np.ndarray], np.ndarray]

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mechanisms.gradients.factors import Unscaled
 from mechanisms.gradients.independence import refuse_mixing_layers
-from mechanisms.gradients.record_gradients import RecordGradients, Unscaled
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import transform
 from tests.record_models import GENERAL, TAPPED, Case, Problem, plain_gradients, problem
 

@@ -1,9 +1,9 @@
-"""The private acceptance test of a selective mechanism, and the cost of its bit.
+"""The private acceptance test of a selective mechanism, and the cost of its accept/reject bit.
 
 DPSUR (Fu et al., PVLDB 17(6), 2024) accepts a proposed model if a noisy loss difference is low
-enough. The difference is clipped, so whatever the data are, the probability of acceptance lies in
-[lowest, highest]; the test batch is a Poisson batch of its own, so one record is in it with
-probability `rate`.
+enough. The difference is clipped, so for any data the probability of acceptance lies in [lowest,
+highest]; the test batch is a separate Poisson batch, so one record is in it with probability
+`rate`.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Acceptance:
 
     @classmethod
     def of_noisy_loss(cls, rate: float, noise: float, beta: float) -> "Acceptance":
-        """DPSUR's test: ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
+        """DPSUR's test ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
         C_v."""
         return cls(
             float(ndtr((beta - 1.0) / (2.0 * noise))),
@@ -42,8 +42,7 @@ class Acceptance:
         )
 
     def bit_cost(self, orders: ArrayLike) -> Floats:
-        """Renyi divergence of the accept/reject bit alone, B(a), in nats, float64
-        ``[len(orders)]``.
+        """Renyi divergence of the accept/reject bit alone, B(a) [nats], float64 ``[len(orders)]``.
 
         The largest Bernoulli divergence between ``p`` and ``(1 - q_v) p + q_v pz`` in both orders,
         with (p, pz) the two corners of [lowest, highest]: these divergences are jointly convex, so
@@ -64,11 +63,10 @@ class Acceptance:
 
 
 def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
-    """Renyi divergence of each Bernoulli(x) from Bernoulli(y), where over = x - y exactly; all are
-    ``[n]``.
+    """Renyi divergence of each Bernoulli(x) from Bernoulli(y); exactly over = x - y; all ``[n]``.
 
-    It goes through ``t^a - a t + a - 1`` of the likelihood ratios t, so that small divergences keep
-    their digits.
+    Small divergences keep their digits: since ``E[t] = 1`` for the likelihood ratio t, ``E[t^a] -
+    1`` is the mean of ``t^a - a t + a - 1``, which is never negative.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         here, there, change = (

@@ -28,14 +28,12 @@ ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 PLD_LIMIT = 50.0
 """Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory."""
-PLD_INTERVAL = (
-    3e-4  # of the discretized losses; rounded up, an epsilon gains less than 1e-3 by 10,000 steps
-)
+PLD_INTERVAL = 3e-4
+"""Spacing of the discretized losses; rounding them up adds less than 1e-3 over 10,000 steps."""
 
 
 class Guarantee(NamedTuple):
-    """An epsilon and the Renyi order that gave it; `order` is None for no charges and for an
-    infinite epsilon."""
+    """An epsilon and the Renyi order that gave it: None for no charges or an infinite epsilon."""
 
     epsilon: float
     order: float | None
@@ -73,15 +71,13 @@ def _check_count(event: Event, count: int) -> None:
 
 
 def conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
-    """What makes a divergence an epsilon, at each order: ``log((a-1)/a) - (log(delta) + log(a)) /
-    (a-1)``."""
+    """Epsilon less divergence at each order a: ``log((a-1)/a) - (log(delta) + log(a)) / (a-1)``."""
     grid = np.asarray(orders, dtype=np.float64)
     return np.asarray(np.log1p(-1.0 / grid) - (math.log(delta) + np.log(grid)) / (grid - 1.0))
 
 
 def classic_conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
-    """What `conversion` is in Mironov 2017, Proposition 3, and larger than that: ``log(1 / delta) /
-    (a-1)``."""
+    """The larger `conversion` of Mironov 2017, Proposition 3: ``log(1 / delta) / (a-1)``."""
     return np.asarray(-math.log(delta) / (np.asarray(orders, dtype=np.float64) - 1.0))
 
 
@@ -101,16 +97,14 @@ def convert(
 
 
 def cap_delta(charges: Charges) -> float:
-    """The part of delta that all charges use up by leaving what their curves describe
-    (`curves.failure`)."""
+    """The part of delta that all charges use up because a curve may fail (`curves.failure`)."""
     return math.fsum(count * curves.failure(event) for event, count in charges.items())
 
 
 def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[float]) -> Guarantee:
-    """The guarantee over `orders`, uncached; epsilon 0 for no charges, infinite where caps on
-    trials use up delta.
+    """The guarantee over `orders`, uncached: epsilon 0 for no charges, inf if caps use up delta.
 
-    A `ClassicClaim` among the charges makes the published figure one by `classic_conversion`.
+    With a `ClassicClaim` among the charges, the published epsilon is by `classic_conversion`.
     """
     for event, count in charges.items():
         _check_count(event, count)
@@ -134,7 +128,7 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
 def _looked_at(
     charges: Charges, orders: tuple[float, ...], column: str, delta: float
 ) -> tuple[Sequence[float], NDArray[np.float64]]:
-    """The orders among which the best one is, and the divergence of all charges at each of them."""
+    """Orders that include the best one, and the divergence of all charges at each of them."""
     slow = {
         event: count
         for event, count in sorted(charges.items(), key=repr)
@@ -177,9 +171,9 @@ def epsilon(
     Raises:
         ValueError: delta outside (0, 1), an unknown column, a bad count or order.
 
-    Warns: UserWarning: the minimum is at an end of the grid, so a wider grid would give less. Not
-        for the published column
-            on its own grid: that is the papers'.
+    Warns:
+        UserWarning: the minimum is at an end of the grid, so a wider grid would give less; not for
+            the published column on its own grid, which is the papers'.
     """
     check_delta(delta)
     grid = default_orders(column) if orders is None else tuple(map(float, orders))
@@ -202,7 +196,7 @@ def _epsilon(
 
 
 def prepare(histories: Iterable[Charges], column: str) -> None:
-    """Make :func:`epsilon` of many different charges quick: their curves are computed together."""
+    """Speed up :func:`epsilon` of many different charges: their curves are computed together."""
     curves.prepare(
         (event for charges in histories for event in charges), default_orders(column), column
     )
@@ -217,11 +211,10 @@ def check_delta(delta: float) -> None:
 
 
 def pld_epsilon(charges: Charges, delta: float) -> float | None:
-    """Tighter epsilon from privacy-loss distributions (dp-accounting), for (sampled) Gaussians
-    fixed in advance.
+    """Tighter epsilon of (sampled) Gaussians fixed in advance, by privacy-loss distributions.
 
-    An upper bound as well (pessimistic rounding); shown beside the Renyi figure, which stays the
-    guarantee.
+    It is an upper bound, too (pessimistic rounding), shown beside the Renyi epsilon, which stays
+    the guarantee.
 
     Returns:
         Epsilon; None when an event is not a `SampledGaussian` or the Renyi epsilon is above

@@ -14,13 +14,13 @@ class Allotment(Event):
     """One equal share of an adaptive run's budget at one Renyi order: certified `rdp` there,
     infinite elsewhere.
 
-    It is a payment for releases that stand beside it as `Covered` events. Published 0: a
+    It pays for releases that are recorded beside it as `Covered` events. Published 0: a
     `PaperClaim` says what the paper charges.
 
     Attributes:
         order: the run's one Renyi order, named before it starts, above 1.
-        rdp: what may be spent at that order for each share [nats], positive.
-        shares: how many shares the run was planned with; its target is `shares * rdp` at the order.
+        rdp: the budget of one share at that order [nats], positive.
+        shares: number of shares in the run's plan; its target is `shares * rdp` at the order.
     """
 
     kind: ClassVar[str] = "allotment"

@@ -2,23 +2,22 @@
 and a filter.
 
 The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over
-all orders, taken after looking at what was chosen, is no guarantee: the order would depend on
-outputs. What is one (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"):
-fix an order a and a budget rho before the start, and choose releases, each depending on all outputs
+all orders, taken after the choices, is no guarantee: the order would depend on outputs. A Renyi
+filter gives one (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"): fix
+an order a and a budget rho before the start, and choose releases, each depending on all outputs
 before it, so that their divergences at a never add up to more than rho. The whole run is then (a,
 rho)-RDP. Here
 
 - the run's plan names a, and rho as P equal shares for its P planned rounds (`AdaptivePlan`);
 - a round is charged an `Allotment` when it starts. Its curve is infinite at every other order, so
   an accountant that knows nothing of filters takes this order, or none;
-- an `Account` says what is left. It refuses a payment that it does not cover;
-- what was released is written down afterwards as `Covered` events, which only allotments make free:
-  `overdrawn` lets anyone check the filter from the ledger's files alone, and the accountant does
-  so.
+- an `Account` says what is left, and refuses a payment that it does not cover;
+- what was released is recorded afterwards as `Covered` events, which are free only if allotments
+  pay for them: `overdrawn` checks the filter from the ledger's files alone, as the accountant does.
 
 A plan is frozen before the first output exists, and its charges are functions of the plan and of
-the number of rounds. So parameters that depend on outputs can enter a ledger as `Covered` events
-only.
+the number of rounds. So parameters that depend on outputs can enter a ledger only as `Covered`
+events.
 """
 
 import math
@@ -38,21 +37,20 @@ from mechanisms.accounting.events import PaperClaim
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-9
-"""Relative; plans leave that much room, so that sums of many divergences stay within their budget
-to the last bit."""
+"""Relative margin that plans leave, so that rounding brings no sum of divergences above its
+budget."""
 TOLERANCE = 1e-4
-"""Relative precision, in noise or in cost, of a release whose noise is solved for during
-training."""
+"""Relative precision, in noise or cost, of a release whose noise is solved for during training."""
 NUDGE = TOLERANCE / 8.0
+"""Step in log m beyond an estimated root, so that the estimate lands on the intended side."""
 PASSES = 40
-"""At most; three or four are needed. The result meets its limit in any case."""
+"""The most passes; three or four are needed, and the result meets its limit after any number."""
 SEARCHED = 16.0
-"""How far below its start a noise multiplier is searched for."""
+"""A noise multiplier is searched for down to its start divided by this."""
 
 
 class AdaptivePlan(ABC):
-    """The plan of a mechanism whose releases depend on outputs. Its ``realized`` releases are
-    `Covered` events."""
+    """A plan whose releases depend on outputs; its ``realized`` releases are `Covered` events."""
 
     @property
     @abstractmethod
@@ -102,7 +100,7 @@ def cost(event: Event, order: float) -> float:
 
 
 def covered(charges: Mapping[Event, int], order: float) -> dict[Event, int]:
-    """Releases, as what allotments at ``order`` have paid for."""
+    """The releases as `Covered` events, paid for by allotments at ``order``."""
     return {Covered(event, order): count for event, count in charges.items()}
 
 
@@ -112,11 +110,10 @@ def payable(charges: Mapping[Event, int]) -> dict[Event, int]:
 
 
 def check_settlement(charges: Mapping[Event, int]) -> None:
-    """Refuse what a round may not add to its charge once it is over: all but covered releases and
-    papers' claims.
+    """Refuse all charges of a finished round that are neither covered releases nor papers' claims.
 
     Raises:
-        ValueError: a release that nothing has paid for.
+        ValueError: nothing has paid for a release.
     """
     for event in charges:
         if not isinstance(event, Covered | PaperClaim):
@@ -128,8 +125,7 @@ def check_settlement(charges: Mapping[Event, int]) -> None:
 
 
 class Movement(NamedTuple):
-    """What one charge moves in an account at an order: its round, and what is allotted and spent
-    [nats]."""
+    """What one charge of a round adds to an account at an order: allotted and spent [nats]."""
 
     round: int
     order: float
@@ -138,7 +134,7 @@ class Movement(NamedTuple):
 
 
 def movement_of(round_: int, event: Event, count: int) -> Movement | None:
-    """The movement of ``count`` applications of ``event``; None where it belongs to no account."""
+    """The movement of ``count`` applications of ``event``; None if it belongs to no account."""
     match event:
         case Allotment():
             return Movement(round_, event.order, count * event.rdp, 0.0)
@@ -148,7 +144,7 @@ def movement_of(round_: int, event: Event, count: int) -> Movement | None:
 
 
 def total(movements: Iterable[Movement], order: float) -> Account:
-    """The account at ``order`` that the movements add up to, in whatever order they come."""
+    """The account at ``order`` that the movements add up to; their sequence does not matter."""
     moved = [m for m in movements if m.order == order]
     return Account(order, math.fsum(m.allotted for m in moved), math.fsum(m.spent for m in moved))
 
@@ -161,8 +157,7 @@ def overdrawn(charges: Mapping[Event, int]) -> bool:
 
 
 def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats) -> Floats:
-    """The smallest multipliers m with which one sampled Gaussian SGM(rate, m) costs at most its
-    limit.
+    """The smallest multipliers m with which one SGM(rate, m) costs at most its limit.
 
     Args:
         rates: of sampling, in (0, 1], ``[n]``.
@@ -171,8 +166,8 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
         start: where the search starts, positive, ``[n]``; no result is below ``start / SEARCHED``.
 
     Returns:
-        float64 ``[n]``; each meets its limit. Found by false position, with bisections between, in
-        log m and log cost.
+        float64 ``[n]``; each meets its limit. Found by false position and bisection in log m and
+        log cost.
 
     Raises:
         ValueError: a limit is not positive.
@@ -181,7 +176,7 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
         raise ValueError(f"limits = {limits.min()} must be above 0; nothing is left for a release")
 
     def excess(logs: Floats) -> Floats:
-        """By how much the logarithm of the cost is above that of the limit."""
+        """Logarithm of cost over limit."""
         return (
             np.log(sampled_gaussian.rdp(rates, np.exp(logs), order))
             - np.log(limits)
@@ -190,10 +185,13 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
 
     high, least = np.log(start), np.log(start / SEARCHED)
     above = excess(high)
-    while (over := above > 0.0).any():  # costs fall at least like 1 / m^2
+    while (
+        over := above > 0.0
+    ).any():  # costs fall at least like 1 / m^2: half of `above` is enough
         high = np.where(over, high + np.minimum(above, 2.0) / 2.0 + NUDGE, high)
         above = excess(high)
     low, below = high, above
+    # invariant: `high` meets its limit, and a bracketed `low` does not; any pass may be the last
     for number in range(PASSES):
         bracketed = below > 0.0
         open_ = (above < -TOLERANCE) & (high > least) & ~(bracketed & (high - low < TOLERANCE))

@@ -1,8 +1,7 @@
 """The smallest noise multiplier that meets a budget.
 
 Epsilon over any subset of the orders is an upper bound of epsilon over all of them, so the search
-may look at few orders: what it returns always meets the budget. The full grid is consulted for
-which orders to look at.
+may use few orders: what it returns always meets the budget. The full grid decides which ones.
 """
 
 import functools
@@ -32,15 +31,14 @@ def smallest(
         charges_of: the planned charges for a noise multiplier; their epsilon must not rise with it.
         epsilon: budget, above 0.
         delta: budget, in (0, 1).
-        lower: smallest noise multiplier looked at; returned when it meets the budget already.
-        upper: largest noise multiplier looked at.
+        lower: smallest noise multiplier to try; returned if it meets the budget.
+        upper: largest noise multiplier to try.
         tolerance: relative width of the final bracket.
         column: "certified", or "published" for a budget by the paper's own claim.
 
     Returns:
-        The upper side of the bracket: ``accountant.epsilon(charges_of(x), delta, column).epsilon <=
-            epsilon`` always
-        holds.
+        The upper end of the bracket, which always meets the budget:
+        ``accountant.epsilon(charges_of(x), delta, column).epsilon <= epsilon``.
 
     Raises:
         ValueError: epsilon or the bracket is out of bounds, or even `upper` does not meet the
@@ -78,8 +76,7 @@ def _around(order: float, grid: Sequence[float]) -> Sequence[float]:
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The upper end of a bracket of relative width `tolerance`; `high` meets the budget, `low` is
-    taken not to."""
+    """The upper end, which meets the budget, of a bracket of relative width `tolerance`."""
     while high > low * (1.0 + tolerance):
         middle = math.sqrt(low * high)
         if meets(middle):
@@ -90,8 +87,7 @@ def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: 
 
 
 def _descend(meets: Callable[[float], bool], lower: float, high: float, tolerance: float) -> float:
-    """Bisection from above: step down in growing strides until the budget is missed, then close the
-    bracket."""
+    """Bisection from above: growing strides down until the budget is missed, then `_bisect`."""
     stride = 1.0 + 10.0 * tolerance
     low = max(lower, high / stride)
     while low > lower and meets(low):

@@ -1,11 +1,10 @@
 """The smallest noise multipliers of many clients at once, whose sampling rates or steps differ.
 
 `accounting.calibration.smallest` for Poisson-sampled Gaussian steps, one row per client. Epsilon at
-any single Renyi order is an upper bound of the smallest over all orders, so each row carries one
-order, which meets the budget by the exact curve at the noise that is returned. Where many rates
-share their steps, the curve noise(rate) is solved on a fine grid of rates and interpolated, and
-each interpolated value is checked, and raised until it meets the budget. `interpolated` does the
-same, row by row, for runs of any kind.
+any single Renyi order is an upper bound of the smallest over all orders, so each row has one order
+at which the returned noise meets the budget by the exact curve. If many rates share their steps,
+noise(rate) is solved on a fine grid of rates and interpolated; each interpolated value is checked,
+and raised until it meets the budget. `interpolated` does the same, row by row, for any runs.
 """
 
 import math
@@ -25,10 +24,10 @@ Indices = NDArray[np.intp]
 RATIO = 1.02  # between neighbouring rates of the grid
 LIFT = 5e-5  # relative, added to interpolated values: the size of their error
 ROUNDING = 1e-12
-"""Relative, kept free of each budget: curves of one client alone may differ in the last bits."""
+"""Relative margin left of each budget: curves computed one by one may differ in the last bits."""
 
-WIDE_RATIO = 1.2  # as `RATIO`, where each point of the grid is a search of its own
-WIDE_LIFT, TRIES = 5e-4, 10  # as `LIFT`; after so many raises a row is searched for itself
+WIDE_RATIO = 1.2  # as `RATIO`, for grids in which each point takes a search of its own
+WIDE_LIFT, TRIES = 5e-4, 10  # as `LIFT`; a row that needs more raises gets a search of its own
 
 
 def smallest_many(
@@ -47,8 +46,8 @@ def smallest_many(
         steps: planned steps, at least 1, shape ``[n]`` or one number for all.
         epsilon: budget of each client, above 0.
         delta: budget of each client, in (0, 1).
-        lower: smallest noise multiplier looked at; returned where it meets the budget already.
-        upper: largest noise multiplier looked at.
+        lower: smallest noise multiplier to try; returned where it meets the budget.
+        upper: largest noise multiplier to try.
         tolerance: relative width of the final brackets; interpolation may add as much again.
 
     Returns:
@@ -92,8 +91,7 @@ def interpolated(
     solve: Callable[[int], tuple[float, float]],
     meets: Callable[[int, float, tuple[float, float]], bool],
 ) -> Floats:
-    """The smallest noise multiplier of each row, searched for at few of the rates and interpolated
-    between them.
+    """The smallest noise multiplier of each row: searched for at few rates, interpolated between.
 
     Args:
         sample_rates: rates above 0, shape ``[n]``.
@@ -130,6 +128,7 @@ def _between(
     known = np.unique([0, *inner, last])
     solved, orders = np.array([solve(rows[k]) for k in known]).T
     noise = np.full(len(rates), solved[0])
+    # PCHIP does not overshoot the solved points; `meets` confirms every value between them
     if last:
         noise = np.exp(PchipInterpolator(np.log(rates[known]), np.log(solved))(np.log(rates)))
     noise[known] = solved
@@ -187,8 +186,7 @@ class _Budget:
         enough: Floats,
         orders: tuple[Indices, ...],
     ) -> Floats:
-        """The noises, raised where none of two orders meets the budget; ``enough`` is known to meet
-        it."""
+        """The noises, raised until one of two orders meets the budget, at most to ``enough``."""
         open_ = np.flatnonzero(noise < enough)
         while open_.size:
             rows = rates[open_], steps[open_], noise[open_]
@@ -200,9 +198,9 @@ class _Budget:
         return noise
 
     def solve(self, rates: Floats, steps: Floats) -> tuple[Floats, Indices]:
-        """The smallest noise multipliers by bisection, and the order at which each meets the
-        budget."""
+        """The smallest noise multipliers by bisection, and orders at which they meet the budget."""
         added = conversion(ORDERS, self.delta)
+        # where to start: the first order that leaves half of epsilon for the divergence
         affordable = np.flatnonzero(added <= self.epsilon / 2.0)
         order = np.full(rates.size, affordable[0] if affordable.size else int(np.argmin(added)))
         low, high = np.full(rates.size, self.lower), np.full(rates.size, self.upper)
@@ -259,8 +257,7 @@ class _Budget:
 
 
 def _grid(rates: Floats) -> Floats:
-    """Rates from the first to the last of these sorted ones, `RATIO` apart; themselves, where they
-    are fewer."""
+    """Rates `RATIO` apart from the first to the last of these sorted ones; these, if fewer."""
     points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(RATIO)) + 1
     if points >= len(rates):
         return rates

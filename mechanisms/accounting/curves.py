@@ -22,11 +22,11 @@ Floats = NDArray[np.float64]
 
 COLUMNS = ("certified", "published")
 
-MANY = 100  # curves from which on it pays to compute them together
+MANY = 100  # this many curves or more are computed together
 MAX_KEPT = 100_000  # curves; some 100 MB
 _KEPT: dict[tuple[events.Event, tuple[float, ...], str], Floats] = {}
 _POINTS: dict[tuple[events.Event, str], dict[float, float]] = {}
-SLOW = ("visible", "selective", "clipped")
+SLOW = ("visible", "selective", "clipped")  # accountings whose curves are searches
 
 
 def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
@@ -51,13 +51,13 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
 
 
 def slow(event: events.Event, column: str) -> bool:
-    """Whether the curve takes milliseconds at each order: :func:`at` then skips useless orders."""
+    """Whether the curve takes milliseconds at each order: :func:`at` evaluates a single one."""
     tested = isinstance(event, events.DpsurStep | events.ScreenedStep) and event.accounting in SLOW
     return tested and column == "certified"
 
 
 def at(event: events.Event, order: float, column: str) -> float:
-    """``rdp(event, [order], column)[0]``, kept by order."""
+    """``rdp(event, [order], column)[0]``, cached by order."""
     if (event, column) not in _POINTS:
         _make_room(_POINTS)
         _POINTS[event, column] = {}
@@ -68,10 +68,9 @@ def at(event: events.Event, order: float, column: str) -> float:
 
 
 def prepare(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
-    """Compute the curves of many Poisson-sampled Gaussians, claimed ones too, together and keep
-    them for :func:`rdp`.
+    """Compute the curves of many Poisson-sampled Gaussians (and claims) together, for :func:`rdp`.
 
-    Values may differ from those of one event alone in the last bits.
+    Values may differ in the last bits from curves computed one by one.
     """
     grid = tuple(map(float, orders))
     kinds = (
@@ -172,12 +171,14 @@ def _importance_sampled(
 
 @curve.register
 def _noisy_norm_sum(event: events.NoisyNormSum, orders: Floats, column: str) -> Floats:
+    # a record adds |g| / p_K, but the noise s_K C stands outside that factor: multiplier s_K p_K
     factor = event.sample_rate if column == "certified" else 1.0
     return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier * factor, orders)
 
 
 @curve.register
 def _heterogeneous(event: events.HeterogeneousGaussian, orders: Floats, column: str) -> Floats:
+    # noise of at least s min(v) in every direction: more noise elsewhere is post-processing
     factor = event.smallest_scale if column == "certified" else 1.0
     if factor == 0.0:
         return np.full(orders.shape, np.inf)
@@ -192,6 +193,7 @@ def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> F
         return np.full(orders.shape, np.inf)
     if event.accounting == "public-test":
         return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
+    # a falling loss is accepted with certainty, hence the highest probability 1
     acceptance = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
     return selective(event.sample_rate, event.noise_multiplier, acceptance, orders)
 
@@ -203,7 +205,7 @@ def _trial_cap(event: events.TrialCap, orders: Floats, column: str) -> Floats:
 
 @curve.register
 def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
-    """A payment at one order only: whoever converts at another one finds no guarantee."""
+    """A payment at one order: converting at any other gives no guarantee."""
     return (
         np.where(orders == event.order, event.rdp, np.inf)
         if column == "certified"
@@ -223,8 +225,7 @@ def _public_labels(event: events.PublicLabels, orders: Floats, column: str) -> F
 
 @functools.singledispatch
 def failure(event: events.Event) -> float:
-    """Probability that ONE application of `event` leaves what its curve describes, a part of delta;
-    mostly 0."""
+    """Probability that ONE application of `event` violates its curve, a part of delta; mostly 0."""
     return 0.0
 
 
@@ -235,8 +236,8 @@ def _too_many_rejections(event: events.TrialCap) -> float:
 
 @curve.register
 def _visible_choice(event: events.VisibleChoice, orders: Floats, column: str) -> Floats:
-    """``log(1 - p + p exp(a (a-1) / (2 s^2))) / (a-1)``, by way of the excess over one so that
-    small ones are exact."""
+    """``log(1 - p + p exp(a (a-1) / (2 s^2))) / (a-1)``, from the excess over one, which keeps the
+    digits of small values."""
     with np.errstate(over="ignore", divide="ignore"):
         exponent = orders * (orders - 1.0) / (2.0 * event.noise_multiplier) / event.noise_multiplier
         log_excess = np.log(event.share_rate) + exponent + np.log(-np.expm1(-exponent))
@@ -245,5 +246,6 @@ def _visible_choice(event: events.VisibleChoice, orders: Floats, column: str) ->
 
 @curve.register
 def _randomized_response(event: events.RandomizedResponse, orders: Floats, column: str) -> Floats:
+    # epsilon-DP implies (epsilon^2 / 2)-zCDP (Bun and Steinke 2016, Proposition 1.4)
     with np.errstate(over="ignore"):
         return np.minimum(event.epsilon, orders * event.epsilon * event.epsilon / 2.0)

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events: checks every field against its bound. `kind` is the name under which
-    files keep a subclass.
+    """Base of all events: checks every field against its bound. `kind` names a subclass in files.
 
     Raises:
         ValueError: a field is out of its bound; the message gives event, field, value, bound and

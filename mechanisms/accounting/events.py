@@ -2,13 +2,13 @@
 
 An event says which mechanism ran and with which parameters; how often it ran is a count kept beside
 it (the ledger, the accountant). Events are hashable, compare by value and survive JSON exactly.
-What one application costs is the business of `accounting.curves`; a new kind of event is one frozen
-class, listed in `KINDS`, and one curve there.
+`accounting.curves` has the cost of one application; a new kind of event is one frozen class, listed
+in `KINDS`, and one curve there.
 
-Each event has a certified and a published cost. Where a paper counts other things than the proof
-does (accepted steps instead of trials), two events stand side by side: one that costs nothing in
-the published column, and a `PaperClaim` that costs nothing in the certified one. A mechanism's plan
-puts them together.
+Each event has a certified and a published cost. If a paper counts other things than the proof does
+(accepted steps instead of trials), two events are charged: one that costs nothing in the published
+column, and a `PaperClaim` that costs nothing in the certified one. A mechanism's plan combines
+them.
 """
 
 from collections.abc import Mapping
@@ -64,10 +64,9 @@ class PaperClaim(Event):
 
 @dataclass(frozen=True)
 class ClassicClaim(PaperClaim):
-    """A claim of a paper that converts by ``rdp + log(1 / delta) / (a - 1)`` (Mironov 2017,
-    Proposition 3).
+    """A claim of a paper that converts by ``rdp + log(1/delta) / (a - 1)`` (Mironov 2017, Prop. 3).
 
-    Where one is among the charges, the whole published figure is converted so
+    If one is among the charges, the published epsilon of all of them is converted so
     (`accountant.guarantee`).
     """
 
@@ -130,8 +129,7 @@ class ImportanceSampledGaussian(Event):
 
 @dataclass(frozen=True)
 class NoisyNormSum(Event):
-    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so its multiplier is s_K
-    p_K.
+    """DPIS' release of K (Eq. 11): noise s_K C outside the factor 1 / p_K, so multiplier s_K p_K.
 
     Certified SGM(p_K, s_K p_K), published SGM(p_K, s_K).
 
@@ -147,8 +145,7 @@ class NoisyNormSum(Event):
 
 @dataclass(frozen=True)
 class HeterogeneousGaussian(Event):
-    """DP-Hero (Zheng et al.) with isotropic clipping: certified SGM(q, s min(v)), published SGM(q,
-    s).
+    """DP-Hero with isotropic clipping: certified SGM(q, s min(v)), published SGM(q, s).
 
     Attributes:
         sample_rate: q, in (0, 1].
@@ -192,8 +189,7 @@ class RandomizedResponse(Event):
 
 @dataclass(frozen=True)
 class PublicLabels(Event):
-    """Labels released as they are: 0 in both columns, for what is charged beside it covers the
-    features alone."""
+    """Labels released as they are: 0 in both columns; the guarantee covers the features alone."""
 
     kind: ClassVar[str] = "public_labels"
 
@@ -223,8 +219,7 @@ KINDS: dict[str, type[Event]] = {
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """A JSON-ready dictionary: the event's fields and its name under `kind`; an event within is one
-    again."""
+    """A JSON-ready dictionary of the event's fields and its `kind`; nested events likewise."""
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     return {"kind": event.kind} | {
         n: to_dict(v) if isinstance(v, Event) else v for n, v in values.items()

@@ -64,23 +64,22 @@ class Ledger:
 
         Args:
             release: name of one draw of the noise on one sum.
-            round: the round it belongs to: from 1 in training, 0 and below in what prepares it.
+            round: the round it belongs to: from 1 in training, 0 and below before it.
             clients: ids, at least 0, each at most once.
             charges: event -> number of applications, each at least 1.
 
         Raises:
             ValueError: a bad argument, or a release charged before with another count.
-            OSError: the disk refused; the ledger is closed and what was written of this charge is
-                cut off.
+            OSError: writing failed; the ledger is closed and the part written of this charge is cut
+                off.
         """
         self.charge_all(release, round, [(clients, charges)])
 
     def charge_all(
         self, release: str, round: int, payments: Iterable[tuple[Sequence[int] | Ids, Charges]]
     ) -> None:
-        """Charge several sets of clients, disjoint for each event, at the price of one: all
-        (clients, charges) pairs are on the disk on return. Arguments and errors are those of
-        :meth:`charge`.
+        """Charge several sets of clients, disjoint for each event, in one write: all (clients,
+        charges) pairs are on the disk on return. Arguments and errors are those of :meth:`charge`.
         """
         fresh = []
         for clients, charges in payments:
@@ -98,8 +97,8 @@ class Ledger:
     def account(self, client: int, order: float, at_round: int | None = None) -> Account:
         """What this file's allotments at one order have left for a client.
 
-        With `at_round`, as it was when that round had been charged and nothing of it was released:
-        what a crash has left of it and of later rounds does not count.
+        With `at_round`, as it was when that round had just been charged: what a crash has left of
+        the round's releases and of later rounds does not count.
         """
         moved = self._movements.get(client, [])
         if at_round is not None:
@@ -109,7 +108,7 @@ class Ledger:
         return total(moved, order)
 
     def close(self) -> None:
-        """Close the file; charging afterwards is refused. Closing twice is harmless."""
+        """Close the file; charging afterwards is refused. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -140,8 +139,7 @@ class Ledger:
         return whole
 
     def _unpaid(self, key: Key, count: int, ids: Ids) -> Ids:
-        """The ids which have not paid for `key` yet; another count under the same name is
-        refused."""
+        """The ids that have not paid for `key` yet; refuses another count under the same name."""
         for paid_count, paid in self._paid.get(key, {}).items():
             known = np.isin(ids, paid, assume_unique=True)
             if paid_count != count and known.any():
@@ -182,11 +180,10 @@ class Ledger:
 
 
 def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
-    """What every client has paid, from all ``*.jsonl`` files of a folder; the files are not
-    modified.
+    """What every client has paid, from all ``*.jsonl`` files of a folder, which are only read.
 
-    A (release, client, event) counts once across files too, with its largest count, should they
-    differ. With `up_to_round` given, the charges of later rounds are left out.
+    A (release, client, event) counts once across files, too, with its largest count if they differ.
+    With `up_to_round`, the charges of later rounds are left out.
 
     Returns:
         client -> event -> number of applications; clients without a charge are absent.
@@ -229,8 +226,7 @@ def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:
 
 
 def _by_client(paid: dict[Event, list[tuple[Ids, Ids]]]) -> dict[int, Counter[Event]]:
-    """Sum the counts of each event over its releases, and turn events -> clients into clients ->
-    events."""
+    """Sums of the counts of each event over its releases, by client."""
     totals: dict[int, Counter[Event]] = {}
     for event, parts in paid.items():
         ids, where = np.unique(np.concatenate([ids for ids, _ in parts]), return_inverse=True)

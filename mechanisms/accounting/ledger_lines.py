@@ -1,7 +1,6 @@
-"""The lines of a ledger file.
+"""The lines of a ledger file, such as
 
-A line reads ``{"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count":
-12}``.
+{"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count": 12}
 """
 
 import json
@@ -22,8 +21,7 @@ FIELDS = {"release", "round", "clients", "event", "count"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One line: `clients` (sorted ids) each paid `count` applications of `event` for `release` in
-    `round`."""
+    """One line: each of `clients` (sorted) paid `count` times `event` for `release` in `round`."""
 
     release: str
     round: int
@@ -58,8 +56,7 @@ def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
 
 
 def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) -> None:
-    """Refuse an empty release name, a round that is no integer, and a count that is not a positive
-    one."""
+    """Refuse an empty release name, a non-integer round and a count that is not at least 1."""
     if not isinstance(release, str) or not release.strip():
         raise ValueError(
             f"release = {release!r} must be a non-empty name; it identifies one draw of the noise"
@@ -78,8 +75,7 @@ def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) 
 
 
 def whole_length(data: bytes) -> int:
-    """Length of a file's data without a torn last line: one that lacks its newline or is no
-    JSON."""
+    """Length of a file's data without a torn last line, one without a newline or not JSON."""
     whole = data.rfind(b"\n") + 1
     last = data[data.rfind(b"\n", 0, max(whole - 1, 0)) + 1 : whole]
     if whole == len(data) and last:

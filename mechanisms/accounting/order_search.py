@@ -1,9 +1,9 @@
-"""The Renyi order that gives the smallest epsilon, where looking at one takes long.
+"""Search for the Renyi order that gives the smallest epsilon, for curves that are slow to evaluate.
 
-A guarantee may name any order: what is not looked at can only leave epsilon larger. Nothing is lost
-either: ``(a - 1) rdp(a)`` is convex in the order a (a largest logarithm of a moment) and 0 at a =
-1, so that chords between known points, prolonged, stay below it. What cannot come below the
-smallest epsilon found so far is left out.
+Every order gives a guarantee, so an order that is skipped can only leave epsilon larger. Nothing is
+lost, either: ``(a - 1) rdp(a)`` is convex in the order a (a largest logarithm of a moment) and 0 at
+a = 1, so chords between known points stay below it where they are extended. An order is skipped if
+this bound shows that it cannot beat the smallest epsilon found so far.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 FIRST = 16.0
-"""The first look is at the order nearest to it."""
+"""The order nearest to this is evaluated first."""
 
 
 def least(orders: Floats, others: Floats, price: Callable[[int], float]) -> dict[int, float]:
-    """Look at orders until no other one can give less than the best of them.
+    """Evaluate orders until no other one can give less than the best of them.
 
     Args:
         orders: ascending, above 1, float64 ``[n]``.
-        others: what comes to the price at each order before it is an epsilon; ``inf`` excludes one,
-            float64 ``[n]``.
-        price: the divergence of further releases at ``orders[k]`` [nats]; ``inf`` for none.
+        others: what is added to the price at each order to give an epsilon, float64 ``[n]``;
+            ``inf`` excludes an order.
+        price: the divergence at ``orders[k]`` [nats]; ``inf`` where it is not finite.
 
     Returns:
-        k -> ``price(k)`` of each order looked at, at least one; ``others[k] + price(k)`` is
+        k -> ``price(k)`` of each evaluated order, at least one; ``others[k] + price(k)`` is
         smallest at one of them.
     """
     found: dict[int, float] = {}
@@ -42,17 +42,15 @@ def least(orders: Floats, others: Floats, price: Callable[[int], float]) -> dict
         open_ = np.setdiff1d(open_, known)
         if not open_.size:
             return found
-        likely = orders * np.interp(
-            orders, orders[known], prices / orders[known]
-        )  # between equal noise at all orders
+        # price / order, which is constant for a Gaussian, is interpolated
+        likely = orders * np.interp(orders, orders[known], prices / orders[known])
         place = int(open_[np.argmin((others + likely)[open_])])
 
 
 def _below(orders: Floats, known: list[int], prices: Floats) -> Floats:
     """Lower bounds of the price at every order that is not known, ``[n]``."""
-    last = 1 + int(
-        np.isfinite(prices).sum()
-    )  # an infinite price makes those of all larger orders infinite
+    # an infinite price makes those of all larger orders infinite
+    last = 1 + int(np.isfinite(prices).sum())
     ends = np.concatenate([[1.0], orders[known]])[: last + 1]
     heights = (ends - 1.0) * np.concatenate([[0.0], prices])[: last + 1]
     with np.errstate(invalid="ignore"):

@@ -25,9 +25,7 @@ DENSITY = 4.0  # grid points per standard deviation, at least
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
 SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
 BLOCK = 1 << 20  # grid points evaluated at once
-SMALLEST_SPREAD = (
-    0.005  # noise multipliers below this take chords between integer orders instead of a fine grid
-)
+SMALLEST_SPREAD = 0.005  # smaller multipliers take chords between integer orders, not a fine grid
 
 
 def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
@@ -56,8 +54,7 @@ def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> 
 
 
 def rdp(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
-    """Renyi divergence at ``order`` in nats of one application, for each pair of a rate and a noise
-    multiplier.
+    """Renyi divergence of one application at ``order`` [nats], for each rate and noise multiplier.
 
     Args and shapes as in :func:`log_excess`. Zero-out adjacency, the larger of both directions
     (Theorem 5).
@@ -66,8 +63,7 @@ def rdp(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
 
 
 def curve(rate: float, noise_multiplier: float, orders: ArrayLike) -> Floats:
-    """Renyi divergence of one SGM(rate, noise_multiplier) at every order; float64
-    ``[len(orders)]``, nats."""
+    """Renyi divergence of one SGM(rate, noise_multiplier), float64 ``[len(orders)]`` [nats]."""
     grid = np.asarray(orders, dtype=np.float64)
     if rate >= 1.0:
         with np.errstate(over="ignore"):
@@ -92,8 +88,8 @@ def _binomial_sum(q: Floats, s: Floats, order: int) -> Floats:
 
 
 def _integral(q: Floats, s: Floats, order: float) -> Floats:
-    """Fractional order: trapezoidal integral, or the chord of ``(a - 1) rdp(a)`` (convex in a) for
-    tiny noise."""
+    """Fractional order: trapezoidal integral; for tiny noise the chord of ``(a - 1) rdp(a)``, which
+    is convex in a."""
     result = np.empty(q.shape)
     tiny = s < SMALLEST_SPREAD
     if tiny.any():
@@ -128,16 +124,14 @@ def _trapezoid(q: Floats, s: Floats, order: float, points: int) -> Floats:
 
 
 def _log_sum(logs: Floats) -> Floats:
-    """``log(sum(exp(logs)))`` over the last axis; for one row, SciPy's checks cost more than the
-    sum."""
+    """``log(sum(exp(logs)))`` over the last axis, without SciPy's checks, which cost more."""
     top = logs.max(axis=-1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0)
     return np.asarray(np.log(np.exp(logs - top).sum(axis=-1)) + top[..., 0])
 
 
 def log_power_gap(log_ratio: Floats, order: float) -> Floats:
-    """``log((1 + u)^a - 1 - a u)`` given ``log(1 + u)``; the argument is non-negative for a > 1
-    (Bernoulli)."""
+    """``log((1 + u)^a - 1 - a u)`` given ``log(1 + u)``; not negative for a > 1 (Bernoulli)."""
     near = np.abs(log_ratio) < SERIES_BELOW
     above = np.where(log_ratio >= SERIES_BELOW, log_ratio, 1.0)
     decay = 1.0 - order * np.exp((1.0 - order) * above) + (order - 1.0) * np.exp(-order * above)

@@ -68,8 +68,8 @@ class ScreenedStep(Event):
 class TrialCap(Event):
     """After M rejections in a row a client stops for the round (`accounting.trial_cap`).
 
-    Each planned accepted step ends so with a probability of at most ``(1 - lo)^M``, which is a part
-    of delta. Its Renyi curve is 0; it stands beside each step that hides its rejections.
+    Each planned accepted step ends this way with probability at most ``(1 - lo)^M``, which is a
+    part of delta. Its Renyi curve is 0; it is charged with each step that hides its rejections.
 
     Attributes:
         lowest_acceptance: lo, the least probability of acceptance, in [0, 1].

@@ -1,4 +1,4 @@
-"""Selective release: what an accepted proposal costs when the test depends on the data and
+"""Selective release: the cost of an accepted proposal if the test depends on the data and
 rejections stay hidden.
 
 The released model has density ``p(w) a(w) / A`` with a(w) the acceptance probability and A its
@@ -13,8 +13,8 @@ t^alpha at m = A / A', the integrand is convex in the acceptance probabilities, 
 L it is an f-divergence of the proposals, so the one-dimensional sampled-Gaussian pair is the worst.
 The smallest J over m is attained by some test.
 
-Unit: one record, zero-out adjacency, larger of both directions; nats. It assumes that nobody learns
-how often the mechanism rejected.
+Unit: one record, zero-out adjacency, larger of both directions; nats. The bound assumes that nobody
+learns how often the mechanism rejected.
 """
 
 import math
@@ -52,11 +52,11 @@ def selective(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLi
 
 
 def simple_bound(rate: float, noise: float, acceptance: Acceptance, order: float) -> float:
-    """A closed-form upper bound: the proposal's cost plus what ratios of acceptance can add at
-    most."""
+    """A closed-form upper bound: the proposal's cost plus the most that acceptance ratios add."""
     if acceptance.lowest <= 0.0:
         return math.inf
     ratio = acceptance.highest / acceptance.lowest
+    # with r = hi / lo: a / A and A' / A are at most r, and a / a' is at most 1 + q_v (r - 1)
     extra = math.log(ratio) + math.log1p(acceptance.rate * (ratio - 1.0))
     return float(sampled_gaussian.rdp([rate], [noise], order)[0]) + order / (order - 1.0) * extra
 
@@ -73,8 +73,7 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
 
 
 class _Bound:
-    """J as a function of log m, for one direction. J is kept without the factor m^alpha e^-(all
-    scales)."""
+    """J as a function of log m, for one direction, without the factor m^alpha e^-(all scales)."""
 
     def __init__(self, pair: WorstPair) -> None:
         self.pair = pair
@@ -132,8 +131,7 @@ class _Bound:
         return math.inf, slope
 
     def _sums(self, corner: NDArray[np.int8]) -> tuple[float, float, float]:
-        """U, A and A' of the test that takes `corner` at each point; it is constant between few
-        changes."""
+        """U, A and A' of the test that takes `corner` at each point, summed over constant runs."""
         starts = np.concatenate([[0], np.flatnonzero(corner[1:] != corner[:-1]) + 1])
         parts = np.add.reduceat(self.pair.basis, starts, axis=1)
         chosen = corner[starts]

@@ -1,18 +1,16 @@
-"""Selective release with a cap on rejections: after M rejections in a row a client stops for the
-round.
+"""Selective release with a cap: after M rejections in a row a client stops for the round.
 
-The bound of `accounting.selective` is for a step that is accepted at last. With T planned accepted
-steps in the whole run, the probability that the cap is ever reached is at most ``T (1 - lo)^M``;
-let it be at most `delta_cap`. Then a run that is (epsilon, delta)-DP without the cap is (epsilon +
-delta_cap / (1 - delta_cap), delta + delta_cap)-DP with it.
+The bound of `accounting.selective` is for a step that is accepted in the end. With T planned
+accepted steps in the whole run, the probability that the cap is ever reached is at most
+``T (1 - lo)^M``; let it be at most `delta_cap`. Then a run that is (epsilon, delta)-DP without the
+cap is (epsilon + delta_cap / (1 - delta_cap), delta + delta_cap)-DP with it.
 """
 
 import math
 
 
 def cap_probability(lowest_acceptance: float, most_rejections: int, steps: int) -> float:
-    """``T (1 - lo)^M``, a bound on the probability that the cap ends any of `steps` steps; at most
-    1."""
+    """``T (1 - lo)^M``, at most 1: bounds the probability that the cap ends any of T steps."""
     if lowest_acceptance == 1.0:
         return 0.0
     return min(1.0, steps * math.exp(most_rejections * math.log1p(-lowest_acceptance)))
@@ -40,7 +38,7 @@ def smallest_cap(lowest_acceptance: float, steps: int, delta_cap: float) -> int:
         return 1
     cap = max(1, math.floor(math.log(steps / delta_cap) / -math.log1p(-lowest_acceptance)))
     while cap_probability(lowest_acceptance, cap, steps) > delta_cap:
-        cap += max(1, cap >> 40)  # of a huge cap, one more would be lost in rounding
+        cap += max(1, cap >> 40)  # adding 1 to a huge cap would be lost in rounding
     return cap
 
 

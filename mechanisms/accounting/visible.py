@@ -4,10 +4,11 @@ With U = E[L^alpha a^alpha a'^(1-alpha)], A = E[L a], A' = E[a'] over the denomi
 the moment of one trial is ``U + (1-A)^alpha (1-A')^(1-alpha)``. Replacing the last term by its
 tangents and exchanging suprema, its maximum over all tests is the supremum over m of
 
-    V(m) = E[ max over corners of (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1)
-           m^alpha a') ] + alpha m^(alpha-1) - (alpha-1) m^alpha
+    V(m) = E[ max over corners of
+              (a^alpha a'^(1-alpha) L^alpha - alpha m^(alpha-1) a L + (alpha-1) m^alpha a') ]
+           + alpha m^(alpha-1) - (alpha-1) m^alpha
 
-Here m is a supremum, so every value between the points that are evaluated must be bounded. Two
+The bound is a supremum over m, so it must also cover all m between those that are evaluated. Two
 facts make that cheap:
 - A maximizing m equals (1-A) / (1-A'), and |A - A'| <= eta = (hi - lo) (total variation of the
   proposals + q_v), so
@@ -69,8 +70,7 @@ def _one(rate: float, noise: float, acceptance: Acceptance, order: float) -> flo
 
 
 class _Supremum:
-    """The supremum of V - 1 over log m, for one direction; all values are kept without a factor
-    e^scale."""
+    """The supremum of V - 1 over log m in one direction, kept without a factor e^scale."""
 
     def __init__(self, pair: WorstPair, acceptance: Acceptance) -> None:
         variation = float(np.maximum(pair.basis[1] - pair.basis[2], 0.0).sum())
@@ -83,8 +83,7 @@ class _Supremum:
         self.gain = np.exp(pair.log_gain + pair.log_scale - self.scale)
 
     def log_moment(self) -> float:
-        """An upper bound of log V, within `CLOSE` of the supremum unless `EVALUATIONS` were not
-        enough."""
+        """An upper bound of log V, within `CLOSE` unless it takes more than `EVALUATIONS`."""
         nodes = np.linspace(-self.reach, self.reach, CELLS + 1)
         values = self.excess(nodes)
         cells = np.stack([nodes[:-1], nodes[1:], values[:-1], values[1:]])
@@ -142,6 +141,7 @@ class _Supremum:
             * bracket
             * (right - left) ** 2
         )
+        # the maximum of chord plus parabola: at an end if the chord rises by bend / 2 or more
         rise = np.abs(at_right - at_left)
         with np.errstate(divide="ignore", invalid="ignore"):
             inside = (at_left + at_right) / 2.0 + bend / 8.0 + rise**2 / (2.0 * bend)

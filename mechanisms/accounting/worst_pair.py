@@ -18,8 +18,7 @@ from mechanisms.accounting.acceptance import Acceptance
 Floats = NDArray[np.float64]
 
 POINTS = 8_000
-"""At least: the trapezoidal rule's error at the kinks of a maximum is below 1e-6 of the
-divergence."""
+"""The fewest points: the trapezoidal rule's error at a maximum's kinks is below 1e-6 relative."""
 MAX_POINTS = 40_000
 FINE, COARSE = 100.0, 32.0  # points per standard deviation wished for, and needed
 NEGLIGIBLE = 42.0  # in nats below the maximum
@@ -55,16 +54,14 @@ class WorstPair:
 
 
 def divergence(log_moment: float, order: float) -> float:
-    """``log_moment / (order - 1)``, raised by what the grid and the rounding of doubles may have
-    left out."""
+    """``log_moment / (order - 1)``, raised by the possible error of the grid and of rounding."""
     return (max(log_moment, 0.0) * (1.0 + MARGIN) + ROUNDING * order) / (order - 1.0)
 
 
 def pairs(
     rate: float, noise: float, acceptance: Acceptance, order: float
 ) -> list[WorstPair] | None:
-    """Both directions; None when the noise is so small for the order that no affordable grid
-    resolves it."""
+    """Both directions; None if the noise is too small for the order for any affordable grid."""
     both = [_pair(rate, noise, acceptance, order, added) for added in (True, False)]
     return [pair for pair in both if pair is not None] if all(both) else None
 
@@ -86,6 +83,7 @@ def _pair(
     )
     scale = float(np.max(log_power))
     low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
+    # the record is in the test batch with probability q_v: a = (1 - q_v) a0 + q_v az
     without = np.array([low, low, high, high])
     within = (1.0 - share) * without + share * np.array([low, high, low, high])
     numerator, denominator = (within, without) if added else (without, within)
@@ -94,8 +92,7 @@ def _pair(
 
 
 def _grid(rate: float, noise: float, order: float, added: bool) -> Floats | None:
-    """Points that hold all but e^-42 of each row of the basis; None when too many would be
-    needed."""
+    """Points that hold all but e^-42 of each row of the basis; None if that takes too many."""
     wide = np.linspace(-order - 10.0 * noise, order + 10.0 * noise + 1.0, 4_001)
     log_density, log_ratio = _logs(wide, rate, noise, added)
     rows = [log_density + power * log_ratio for power in (0.0, 1.0, order)]

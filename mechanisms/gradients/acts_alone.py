@@ -1,8 +1,7 @@
-"""The operations that act on each record alone: functions, methods and layers, each with the rule
-of its arguments.
+"""The operations that act on each record alone: functions, methods and layers, each with its rule.
 
-Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks a
-model up.
+Whatever is not here may mix records, draw at random or have a state. `gradients.program` looks up
+the operations of a model.
 """
 
 import operator
@@ -12,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mechanisms.gradients import operation_rules as operations
 from mechanisms.gradients import placements as place
+from mechanisms.gradients import shape_rules as shapes
 from mechanisms.gradients.placements import Rule
 
 _ELEMENTWISE = """
@@ -39,22 +40,22 @@ _TABLE: dict[str, Rule] = {
     "normalize": place.along(2, 1),
     "chunk split": place.along(2, 0),
     "unbind": place.along(1, 0),
-    "transpose swapaxes swapdims": place.transpose,
-    "permute": place.permute,
-    "squeeze": place.squeeze,
-    "unsqueeze": place.unsqueeze,
-    "flatten": place.flatten,
-    "unflatten": place.unflatten,
-    "view reshape": place.view,
-    "expand": place.spread(-1),
-    "repeat": place.spread(1),
-    "getitem": place.getitem,
-    "cat concat": place.join(False),
-    "stack": place.join(True),
-    "gather": place.gather,
-    "matmul bmm": place.matmul,
-    "einsum": place.einsum,
-    "scaled_dot_product_attention": place.attention,
+    "transpose swapaxes swapdims": shapes.transpose,
+    "permute": shapes.permute,
+    "squeeze": shapes.squeeze,
+    "unsqueeze": shapes.unsqueeze,
+    "flatten": shapes.flatten,
+    "unflatten": shapes.unflatten,
+    "view reshape": shapes.view,
+    "expand": shapes.spread(-1),
+    "repeat": shapes.spread(1),
+    "getitem": shapes.getitem,
+    "cat concat": shapes.join(False),
+    "stack": shapes.join(True),
+    "gather": operations.gather,
+    "matmul bmm": operations.matmul,
+    "einsum": operations.einsum,
+    "scaled_dot_product_attention": operations.attention,
     "linear": place.inner(lambda args, named: 1),
     "layer_norm": place.inner(
         lambda args, named: len(
@@ -73,10 +74,10 @@ _TABLE: dict[str, Rule] = {
     "conv3d conv_transpose3d": place.whole(5, 5),
     "max_pool3d avg_pool3d": place.whole(5, 5),
     "adaptive_avg_pool3d adaptive_max_pool3d": place.whole(5, 5),
-    "dropout": place.dropout,
-    "embedding": place.embedding,
-    "cross_entropy nll_loss": place.cross_entropy,
-    "zeros ones full arange eye linspace tensor": place.constant,
+    "dropout": operations.dropout,
+    "embedding": operations.embedding,
+    "cross_entropy nll_loss": operations.cross_entropy,
+    "zeros ones full arange eye linspace tensor": operations.constant,
     _ELEMENTWISE: place.elementwise,
 }
 _RULES = {name: rule for names, rule in _TABLE.items() for name in names.split()}
@@ -146,8 +147,7 @@ def of_method(name: str) -> Rule | None:
 
 
 def of_layer(layer: nn.Module) -> Rule | None:
-    """The rule of a layer; only for layers of exactly the known types, with the forward of their
-    type."""
+    """The rule of a layer of exactly a known type, with the forward of that type."""
     kind = type(layer)
     if "forward" in vars(layer):
         return None
@@ -167,5 +167,5 @@ def of_layer(layer: nn.Module) -> Rule | None:
         rewritten = layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
         return None if rewritten else place.inner(lambda args, named: 0)
     if isinstance(layer, nn.RNNBase) and kind in (nn.LSTM, nn.GRU, nn.RNN) and not layer.dropout:
-        return place.recurrent(0 if layer.batch_first else 1)
+        return operations.recurrent(0 if layer.batch_first else 1)
     return None

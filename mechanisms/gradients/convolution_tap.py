@@ -2,7 +2,7 @@
 
 A convolution is a linear layer on patches: the gradient of its weight is, for each record, a sum
 over the output's pixels of (gradient of the pixel) times (patch of the input under it). Stride,
-dilation, groups and every padding act on how patches are cut only. Patches are much larger than the
+dilation, groups and padding only affect how patches are cut. Patches are much larger than the
 input, so they are made for a few records at a time.
 """
 
@@ -17,10 +17,10 @@ from mechanisms.gradients.products import products
 from mechanisms.gradients.taps import Tap
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-# Entries of patches made at a time on a CPU: 2 MiB, which its caches hold
+# Entries of patches made at a time on a CPU: 2 MiB, which fit its caches
 # (docs/decisions/0010-speed.md).
 _STRETCH = 2**19
-# Entries of a row of a patch, from which on it is copied fast enough as it stands (as above).
+# Rows of a patch with at least so many entries are copied fast enough as they are (as above).
 _RUN = 64
 # Stride, padding and dilation, as torch takes them.
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
@@ -49,7 +49,7 @@ def each_client(
 def all_clients(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, groups: int
 ) -> Tensor:
-    """As `each_client`, in one call: K clients are K times as many groups of channels."""
+    """As `each_client`, in one call: K clients make K times as many groups of channels."""
     clients, convolve = len(weight), _CONVOLUTIONS[x.dim() - 2]
     channels = x.unflatten(0, (clients, -1)).transpose(0, 1).flatten(1, 2)
     shift = None if bias is None else bias.flatten()
@@ -64,7 +64,7 @@ class ConvolutionTap(Tap):
 
     @property
     def maps_output(self) -> bool:
-        """With several groups an output index has patches of its own."""
+        """False with several groups, where an output index has patches of its own."""
         return self._layer.groups == 1
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,8 +91,7 @@ class ConvolutionTap(Tap):
         return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
 
     def _gradients(self, x: Tensor, left: Tensor) -> Tensor:
-        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]` and `left [n, G, T, out /
-        G]`."""
+        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]`, `left [n, G, T, out / G]`."""
         features = self._layer.weight[0].numel()
         formed = left.new_empty(*left.shape[:2], left.shape[3], features)
         entries = left.shape[1:3].numel() * features
@@ -104,12 +103,12 @@ class ConvolutionTap(Tap):
         return formed
 
     def _patches(self, x: Tensor) -> Tensor:
-        """`[n, G, T, in]`: under each of the T output pixels the input's patch, its entries by
-        kernel, then channel.
+        """`[n, G, T, in]`: the input's patch under each of the T output pixels, its entries ordered
+        by kernel position, then channel.
 
         Channels come last because a copy from the channels-last layout then runs over contiguous
-        memory. Where such runs are short, windows are laid out one dimension after the other: the
-        next copy has longer runs.
+        memory. If such runs are short, windows are laid out one dimension after the other, which
+        gives the next copy longer runs.
         """
         layer = self._layer
         dims = x.dim() - 2

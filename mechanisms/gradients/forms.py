@@ -1,4 +1,4 @@
-"""Forms in which the per-record gradients of one parameter are known, and what is asked of each.
+"""Forms of the per-record gradients of one parameter, which give their norms and their sums.
 
 A form answers `squared_norms(whole) -> [K, B]`, `weighted_sum(factors [K, B], keep) -> [K, *shape]`
 in floats and `whole_sum(scales [K, B], keep) -> [K, *shape]` in whole numbers, for which norms are
@@ -6,9 +6,9 @@ taken in float64. `keep [K, B]` marks the records that may take part (one outsid
 whatever it holds), None stands for all.
 
 - `Held`: the gradients themselves;
-- `Outer`: outer products that are not formed, `left right^T`: linear layers at one position;
-  Goodfellow 2015 (arXiv 1510.01799). Sums of several outer products are formed and held: only then
-  is what is clipped the very vector that is added up, however much cancels in it;
+- `Outer`: outer products `left right^T` that are not formed, of linear layers at one position;
+  Goodfellow 2015 (arXiv 1510.01799). Sums of several outer products are formed and held, so that
+  the clipped vector is exactly the one that is added up, however much cancels in it;
 - `Looked`: rows of an embedding.
 
 A whole sum is exact. Each record's part, `scale * gradient`, is rounded to whole numbers of norm up
@@ -34,9 +34,9 @@ _SMALLEST_SQUARE = 1e-30
 # In float32 a long sum loses small terms, and a norm would come out too small. So it is taken in
 # stretches.
 _STRETCH = 1024
-# Records whose parts, of up to 2^44, float64 adds up without rounding.
+# Records whose parts float64 adds up without rounding: 2^8 of up to 2^44 make at most 2^52.
 _EXACT_RECORDS = 2**8
-# Entries of parts made at a time, which a CPU's caches hold.
+# Entries of parts made at a time, which fit a CPU's caches.
 _PART_ENTRIES = 2**17
 # Norm of the direction of a whole outer product's right side; the left side has the rest of a
 # part's 2^44.
@@ -89,8 +89,8 @@ class Held:
 
 
 class Outer:
-    """Gradients `left right^T [K, B, G, out, in]`, from `left [K, B, G, out]` and `right [K, B, G,
-    in]`, not formed."""
+    """Gradients `left right^T [K, B, G, out, in]` that are not formed, of `left [K, B, G, out]` and
+    `right [K, B, G, in]`."""
 
     def __init__(self, left: Tensor, right: Tensor) -> None:
         self._left, self._right = left, right
@@ -98,10 +98,10 @@ class Outer:
 
     def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`, from the norms of both sides."""
+        # |left right^T| = |left| |right|; squares of groups, which share no entry, add up
         if whole:
-            longer = (
-                1.0 + self._right.shape[3] ** 0.5 / 2.0 / DIRECTION
-            )  # by what rounding may add to a direction
+            # rounding moves each entry of a direction by at most 1/2
+            longer = 1.0 + self._right.shape[3] ** 0.5 / 2.0 / DIRECTION
             lengths = (
                 long_norms(self._left, whole) * long_norms(self._right, whole) * longer
             ).square()
@@ -115,14 +115,12 @@ class Outer:
         return products(scaled.permute(0, 2, 3, 1), _kept(self._right, keep).transpose(1, 2))
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, G, out, in]`: the sum of outer products of whole numbers, near `scales *
-        gradient`.
+        """Int64 `[K, G, out, in]`: the sum of whole outer products near `scales * gradient`.
 
-        The right side becomes a direction of norm 2^23, the left side takes all of the rest.
+        The right side becomes a direction of norm 2^23, the left side takes the rest: at most 2^21.
         """
-        lengths = torch.nan_to_num(
-            long_norms(self._right, whole=True), posinf=0.0
-        )  # of records that are left out
+        # a length that is not finite is that of a record that is left out
+        lengths = torch.nan_to_num(long_norms(self._right, whole=True), posinf=0.0)
         ups, downs = (
             torch.where(lengths > 0, DIRECTION / lengths, 0.0),
             scales[:, :, None] * lengths / DIRECTION,
@@ -140,8 +138,7 @@ class Outer:
 
 
 class Arranged:
-    """A form whose sums `[K, ...]` are brought into the parameter's shape; norms do not depend on
-    it."""
+    """A form whose sums `[K, ...]` get the parameter's shape, on which norms do not depend."""
 
     def __init__(self, form: Form, arrange: Arrange) -> None:
         self._form, self._arrange = form, arrange
@@ -173,15 +170,14 @@ def outer_products(left: Tensor, right: Tensor, arrange: Arrange) -> Form:
 
 
 class Looked:
-    """Gradients `[K, B, V, D]` with `gradient [K, B, T, D]` added to the rows `index [K, B, T]`;
-    the rest is 0."""
+    """Zeros `[K, B, V, D]` with `gradient [K, B, T, D]` added at rows `index [K, B, T]`."""
 
     def __init__(self, index: Tensor, gradient: Tensor, rows: int) -> None:
         self._index, self._gradient, self._size = index, gradient, rows
         self.entries = 3 * gradient.numel()
 
     def squared_norms(self, whole: bool = False) -> Tensor:
-        """`[K, B]`: rows that occur several times in a record are summed first."""
+        """`[K, B]`, from distinct rows: those that occur several times in a record are summed."""
         return long_norms(self._rows[1].flatten(2), whole).square()
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
@@ -197,8 +193,7 @@ class Looked:
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        """Each record's gradient by distinct rows: their index `[K, B, T]` and sums `[K, B, T, D]`;
-        0 in slots left."""
+        """Each record's distinct rows `[K, B, T]` and their sums `[K, B, T, D]`, 0 if unused."""
         order = self._index.argsort(dim=2, stable=True)
         sorted_index = self._index.gather(2, order)
         starts = F.pad(sorted_index.diff(dim=2) != 0, (1, 0))
@@ -211,8 +206,7 @@ class Looked:
 
 
 def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
-    """The L2 norms `[...]` of `rows [..., N]`: in float64, or in their own type, then by stretches
-    of a row."""
+    """The L2 norms `[...]` of `rows [..., N]`, in float64 if `whole`, else in their own type."""
     length = rows.shape[-1]
     if whole:
         return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
@@ -227,8 +221,7 @@ def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
 
 
 class Pass:
-    """The forms `{parameter name: form}` of all parameters of one pass: norms and sums of whole
-    gradients."""
+    """Norms and sums of whole gradients, from the forms `{parameter name: form}` of one pass."""
 
     def __init__(self, layout: Layout, forms: dict[str, Form]) -> None:
         self._layout, self._forms = layout, forms
@@ -240,7 +233,7 @@ class Pass:
 
     def squared_norms(self, whole: bool = False) -> Tensor:
         """`[K, B]`: the squared L2 norm of each record's whole gradient."""
-        # one after the other: a reduction's order of additions may depend on a record's place
+        # added one by one: a reduction's order of additions may depend on a record's place
         return reduce(torch.add, (form.squared_norms(whole) for form in self._forms.values()))
 
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
@@ -251,31 +244,27 @@ class Pass:
         )
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` (float64) times
-        gradient."""
+        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` times gradient."""
         return self._layout.flatten(
             {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
         )
 
 
 def _exact_stretches(records: int, entries: int) -> Iterator[slice]:
-    """Cuts B records, of so many entries each, into stretches that are added up exactly, and fit
-    the caches."""
+    """Cuts B records of `entries` each into stretches that fit caches and are added up exactly."""
     step = max(1, min(_EXACT_RECORDS, _PART_ENTRIES // entries))
     return (slice(start, start + step) for start in range(0, records, step))
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
-    """`values [K, B, ...]` with the records outside `keep [K, B]` set to 0: a factor 0 alone would
-    give 0 * NaN."""
+    """`values [K, B, ...]` with records outside `keep [K, B]` set to 0, as 0 * NaN is NaN."""
     if keep is None:
         return values
     return torch.where(keep.view(*keep.shape, *(1,) * (values.dim() - 2)), values, 0)
 
 
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
-    """`[N, rows, D]`: `values [N, T, D]` added up at `index [N, T]`, in an order that is the same
-    in every run."""
+    """`[N, rows, D]`: `values [N, T, D]` added up at `index [N, T]`, always in the same order."""
     batch = torch.arange(index.shape[0], device=index.device).unsqueeze(1).expand_as(index)
     total = values.new_zeros(index.shape[0], rows, values.shape[2])
     return total.index_put_((batch, index), values, accumulate=True)

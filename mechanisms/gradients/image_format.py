@@ -1,8 +1,7 @@
-"""The memory format of images: channels-last where it pays.
+"""The memory format of images: channels-last where that is faster.
 
-On a CPU, pooling in the contiguous layout is about half of the time of a small convolutional
-network; channels-last is four times as fast. The values are the same, only their order in memory
-differs.
+On a CPU, pooling takes about half of a small convolutional network's time in the contiguous layout;
+channels-last is four times as fast. The values are the same; only their order in memory differs.
 """
 
 import copy
@@ -12,19 +11,17 @@ from torch import Tensor, nn
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """`x [n, C, H, W]` in the channels-last layout, with its strides also where a size of 1 leaves
-    them open."""
+    """`x [n, C, H, W]` in the channels-last layout, with its strides even if a size is 1."""
     _, channels, height, width = x.shape
     strides = (channels * height * width, 1, width * channels, channels)
     return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
 
 
 def keep_format(layer: nn.Module, inputs: object, output: object) -> None:
-    """A forward hook: the gradient of `output` comes in the format of `output`, where that is
-    channels-last.
+    """A forward hook: the gradient of a channels-last `output` is made channels-last, too.
 
-    Where images are flattened their gradient loses it, and pooling's backward then costs four times
-    as much.
+    It loses the format where images are flattened, which makes pooling's backward four times as
+    slow.
     """
     if (
         not isinstance(output, Tensor)
@@ -39,9 +36,9 @@ def keep_format(layer: nn.Module, inputs: object, output: object) -> None:
 
 def gains_from_channels_last(module: nn.Module, records: Tensor) -> bool:
     """Whether `module` convolves images `records [n, C, H, W]` on a CPU, and gives the same output
-    in this layout.
+    in the channels-last layout.
 
-    A model that calls `view` where the layout forbids it does not.
+    A model that calls `view` may fail in that layout.
     """
     images = records.dim() == 4 and records.is_floating_point() and records.device.type == "cpu"
     if not images or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):

@@ -3,7 +3,7 @@
 Per-record clipping bounds the influence of a record only if its gradient is a function of that
 record and of the parameters. Batch normalization breaks this (its statistics mix the batch),
 dropout draws from a global generator, and an embedding with `max_norm` changes its weights by the
-records it sees. What no layer shows is found by trial (`gradients.record_trial`).
+records it sees. Mixing outside such layers is found by trial (`gradients.record_trial`).
 """
 
 from torch import nn
@@ -14,8 +14,7 @@ __all__ = ["refuse_mixing_layers"]
 
 
 def refuse_mixing_layers(module: nn.Module) -> None:
-    """Raises ValueError naming the first layer of `module` under which records would not be
-    independent.
+    """Raises ValueError naming the first layer of `module` that makes records depend on each other.
 
     Refused are batch normalization in every form (also SyncBatchNorm, the lazy ones, and
     InstanceNorm with `track_running_stats`), in train and eval mode alike, dropout with p > 0 in

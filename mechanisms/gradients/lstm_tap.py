@@ -34,7 +34,7 @@ class LSTMTap(Tap):
 
     @property
     def to_weights(self) -> bool:
-        """The recurrence has a backward of its own."""
+        """False: the recurrence's own backward gives its weights no gradient."""
         return False
 
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
@@ -52,9 +52,8 @@ class LSTMTap(Tap):
         else:
             z = rows @ self._both(_INPUT).mT
         z = z.unflatten(1, (times, records))
-        z = (
-            z if z.requires_grad else z.requires_grad_()
-        )  # the first layer, with a frozen input weight
+        # in the first layer, with a frozen input weight, z has no graph yet
+        z = z if z.requires_grad else z.requires_grad_()
         h, last = (
             states.unflatten(0, (clients, ways)) for states in recurrence(z, self._both(_STATE))
         )
@@ -64,7 +63,7 @@ class LSTMTap(Tap):
         return (folded, ends), z, torch.cat([seen, h[:, :, :-1].detach()], dim=4)
 
     def _both(self, name: str) -> Tensor:
-        """`[K * D, ...]`: a parameter of both directions."""
+        """`[K * D, ...]`: a parameter of each direction."""
         own = [self._own[name + end] for end in ("", "_reverse")[: 1 + self._layer.bidirectional]]
         return torch.stack(own, dim=1).flatten(0, 1)
 

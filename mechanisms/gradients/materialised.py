@@ -1,5 +1,5 @@
-"""Per-record gradients by automatic differentiation, held in memory: right for every module, the
-reference for taps.
+"""Per-record gradients by automatic differentiation, held in memory: correct for every module, and
+the reference for taps.
 
 One pass holds every gradient `[K, B, P]` of its records; `RecordGradients` cuts a batch into passes
 that fit. Gradients, losses and outputs are those of each record as a batch of its own, whatever the
@@ -22,8 +22,7 @@ Named = dict[str, Tensor]
 
 
 class Vectorized:
-    """Computes passes with `torch.func`, all records at once and, where there are several, all
-    clients."""
+    """Computes passes with `torch.func`, all records and all clients at once."""
 
     def __init__(
         self,
@@ -67,11 +66,10 @@ class Vectorized:
 
 
 class Looped:
-    """Computes passes by plain automatic differentiation, record by record: slow, and right where
-    nothing else is.
+    """Computes passes by plain automatic differentiation, record by record: slow, always correct.
 
-    It takes the models that `torch.func` has no rules for (recurrent kernels), and is what taps are
-    compared with.
+    It takes models that `torch.func` has no rules for (recurrent kernels), and taps are compared
+    with it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a module keeps from one call to the next: nothing, or it carries records past the clipping.
+"""Refusal of modules that keep a state from call to call: it carries records past the clipping.
 
 A layer that counts, caches or averages what it sees, or fits itself to its first batch, gives a
 record a gradient that depends on others. `refuse_state` runs a copy on made-up records, in training
@@ -28,7 +28,7 @@ _REMEDY = (
 
 
 class Snapshot:
-    """What the layers of `module` hold now, by identity and version."""
+    """What the layers of `module` hold when this is made, by identity and version."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -44,8 +44,8 @@ class Snapshot:
 
 
 def refuse_state(module: nn.Module, records: Tensor) -> None:
-    """Raises ValueError naming the first layer that is changed by a forward pass, or works
-    otherwise in training.
+    """Raises ValueError naming the first layer that a forward pass changes, or that computes
+    something else in training mode than in evaluation mode.
 
     `records [n, ...]` are made up. Errors of the module pass through.
     """
@@ -115,7 +115,7 @@ def _identical(one: Any, other: Any) -> bool:
 
 
 def _kept(value: Any, depth: int = _DEPTH) -> Any:
-    """A copy to compare with later; what has no parts that can be compared stands for itself."""
+    """A copy to compare with later; a value without comparable parts is kept itself."""
     if isinstance(value, Tensor):
         return value.detach().clone(), value._version  # a write of equal numbers is a write, too
     if isinstance(value, np.ndarray):
@@ -152,7 +152,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def close(one: Tensor, other: Tensor) -> bool:
-    """Whether two outputs are the same but for rounding."""
+    """Whether two outputs are the same up to rounding."""
     if one.shape != other.shape or not torch.equal(one.isfinite(), other.isfinite()):
         return False
     size = torch.where(one.isfinite(), one, 0.0).abs().amax() if one.numel() else 0.0

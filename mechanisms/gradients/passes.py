@@ -1,7 +1,7 @@
 """Passes: which records of which clients are computed together.
 
-Passes fit into memory and into caches. For exact sums they also have one shape, whoever was drawn,
-and a record's place in them makes no difference: then nothing that is computed of a record depends
+Passes fit into memory and into caches. For exact sums they also have one shape, whichever records
+were drawn, and a record's place in them makes no difference, so that no result for a record depends
 on which other records are there.
 """
 
@@ -16,13 +16,12 @@ from mechanisms.gradients.record_trial import wave
 # Bytes of tensors held in one pass. On a CPU larger tensors cost page faults and cache misses.
 _HELD_ON_CPU = 2**26
 _HELD_ELSEWHERE = 2**30
-# Rows that kernels for products take together, at most; those that are left over are added up in
-# another order.
+# The most rows that product kernels take together; rows left over are added up in another order.
 _ROWS = 16
 
 Shown = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From records `[K, B, ...]` with targets to numbers of each record `[K, B, ...]`, and to a sum
-that has no order."""
+that does not depend on order."""
 # By how many places trial records are shifted.
 _SHIFTS = (1, 2, 5)
 # Sizes of the numbers in trial records, in turn.
@@ -30,11 +29,10 @@ _SIZES = (1.0, 1e-3, 30.0)
 
 
 class Passes:
-    """Cuts cohorts of K clients with B records into passes of `max_records` that hold
-    `memory_limit` bytes, at most.
+    """Cuts cohorts of K clients with B records into passes with a limit on records and on bytes.
 
-    `entry_size` is the number of bytes of a tensor entry. None stands for no limit, and for one by
-    the device.
+    `entry_size` is the number of bytes of a tensor entry. None is no limit on records, and a limit
+    on bytes that depends on the device.
 
     Raises ValueError if a limit is below 1.
     """
@@ -63,8 +61,7 @@ class Passes:
     def cut(
         self, x: Tensor, entries: int, alone: bool, width: int | None = None
     ) -> Iterator[tuple[slice, slice]]:
-        """Cuts `[K, B]` into whole clients where several fit a pass, else into stretches of one
-        client's records.
+        """Cuts `[K, B]` into whole clients if several fit a pass, else each client into stretches.
 
         A pass holds `entries` for each record, and one client if `alone`. Without `width`,
         stretches are about equal and end with the records. With it, their length does not depend on
@@ -91,12 +88,12 @@ class Passes:
     def of_shape(
         self, x: Tensor, y: Tensor, b: slice, key: tuple[object, ...], shown: Shown
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Records and targets `[K, n, ...]` of a stretch `b`, filled up with zeros to its length;
-        or one by one.
+        """Records and targets `[K, n, ...]` of a stretch `b`, padded with zeros to its length, or
+        one record at a time.
 
-        One by one where a record has other bits at another place of such a pass, as made-up records
-        show: of several sizes, moved by some places. It is tried once for each `key` and shape. A
-        pass is always copied, for kernels also look at where in memory numbers stand.
+        One at a time if a record's bits depend on its place in such a pass. This is tried once for
+        each `key` and shape, with made-up records of several sizes that are shifted by some places.
+        A pass is always copied, since kernels may also depend on addresses in memory.
         """
         length = b.stop - b.start
         key = (*key, x.dtype, len(x), length, *x.shape[2:])
@@ -114,8 +111,7 @@ class Passes:
 
 
 def _even(records: int, fitting: int) -> int:
-    """Records of a pass of fixed shape: one, or a multiple of 16, or a power of 2 where fewer
-    fit."""
+    """Records in a pass of fixed shape: one, a multiple of 16, or a power of 2 if fewer fit."""
     if records == 1 or fitting < _ROWS:
         return min(records, 2 ** (fitting.bit_length() - 1))
     most = fitting // _ROWS * _ROWS
@@ -123,15 +119,14 @@ def _even(records: int, fitting: int) -> int:
 
 
 def _filled(part: Tensor, length: int) -> Tensor:
-    """A copy of `part [K, n, ...]`, filled up with zeros to `[K, length, ...]`."""
+    """A copy of `part [K, n, ...]`, padded with zeros to `[K, length, ...]`."""
     filled = part.new_zeros(len(part), length, *part.shape[2:])
     filled[:, : part.shape[1]] = part
     return filled
 
 
 def _alike(x: Tensor, y: Tensor, length: int, shown: Shown) -> bool:
-    """Whether made-up records show the same bits wherever they stand in a pass of `length`
-    records."""
+    """Whether made-up records give the same bits at any place in a pass of `length` records."""
     records = wave(x.new_empty(len(x), length, *x.shape[2:], dtype=torch.float32))
     if x.is_floating_point():
         sizes = torch.tensor(_SIZES).repeat(-(-length // len(_SIZES)))[:length].to(x)

@@ -1,10 +1,10 @@
-"""Products of many small matrices on a CPU, by the library that is quickest at them.
+"""Products of many small matrices on a CPU, by the fastest library for them.
 
 PyTorch's products on a CPU are MKL's, which leaves the wide registers of other makers' chips
-unused; NumPy's are OpenBLAS', with kernels for each of them, and for small matrices
-(docs/decisions/0010-speed.md has the figures). Both round as float32 products do, and the choice
-rests on the device and the type alone, never on values. NumPy's also give a row the same bits
-wherever it stands, which MKL's do not where rows are not aligned.
+unused; NumPy's are OpenBLAS', with kernels for each of them, and for small matrices (measurements
+in docs/decisions/0010-speed.md). Both round as float32 products do, and the choice depends on the
+device and the type alone, never on values. NumPy's also give a row the same bits at any place,
+which MKL's do not if rows are not aligned.
 """
 
 from typing import Any
@@ -18,8 +18,7 @@ _TYPES = (torch.float32, torch.float64)
 
 
 def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """`left [..., m, t] @ right [..., t, n]`, in `out` if given; leading axes are the same, and no
-    graph is made."""
+    """`left [..., m, t] @ right [..., t, n]`, into `out` if given, without a graph."""
     if left.device.type != "cpu" or left.dtype not in _TYPES:
         return torch.matmul(left, right, out=out)
     result = left.new_empty(*left.shape[:-1], right.shape[-1]) if out is None else out
@@ -29,8 +28,7 @@ def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x [K, n, in] @ weight [K, out, in]^T`; it can be differentiated once, with respect to
-    `x`."""
+    """`x [K, n, in] @ weight [K, out, in]^T`, differentiable once, with respect to `x`."""
     return _Linear.apply(x, weight.detach())
 
 

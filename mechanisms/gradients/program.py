@@ -1,4 +1,4 @@
-"""A model as a list of operations of which each is known to act on every record alone.
+"""A model as a list of operations, each of which is known to act on every record alone.
 
 Per-record clipping bounds the influence of a record only if its gradient is a function of that
 record and of the parameters. Records are therefore computed together only by a `torch.fx` graph all
@@ -51,8 +51,7 @@ class _LossOnly(nn.Module):
 
 
 def traced(module: nn.Module) -> nn.Module | None:
-    """A copy of `module` as a graph, with the same names of layers and parameters; None if there is
-    no such graph.
+    """A copy of `module` as a graph with the same names of layers and parameters, or None.
 
     A module that is itself a known layer is its own program.
     """
@@ -77,35 +76,34 @@ def traced_loss(loss: Loss) -> nn.Module | None:
 
 
 def marked_outputs(program: nn.Module, rows: Tensor) -> list[Records] | None:
-    """The outputs of a program all of whose operations, on records as `rows [1, ...]`, are on the
-    list; else None.
+    """The outputs of a program for several batch sizes, on records like `rows [1, ...]`; None if
+    an operation is not on the list.
 
-    There is one for each of several sizes of a batch. Records' numbers play no part, as long as the
-    program takes them. Raises ValueError for a model that computes with the size of a batch.
+    The records' values do not matter, as long as the program accepts them. Raises ValueError for a
+    model that computes with the size of a batch.
     """
     try:
         return [_run(program, [_repeated(rows, size)]) for size in _SIZES]
     except _CountsRecords as error:
         raise ValueError(str(error)) from None
-    except Exception:  # Unknown, or whatever an operation raises on what is made up
+    except Exception:  # Unknown, or whatever an operation raises on made-up records
         return None
 
 
 def loss_acts_alone(loss: nn.Module, outputs: list[Records], rows: Tensor) -> bool:
-    """Whether all operations of a loss are on the list, on `marked_outputs` and targets as `rows
-    [1, ...]`."""
+    """Whether all operations of a loss, on `marked_outputs` and such targets, are on the list."""
     try:
         found = [
             _run(loss, [output, _repeated(rows, n)])
             for output, n in zip(outputs, _SIZES, strict=True)
         ]
-    except Exception:  # Unknown, or whatever an operation raises on what is made up
+    except Exception:  # Unknown, or whatever an operation raises on made-up records
         return False
     return all(losses.tensor.dim() == 1 for losses in found)
 
 
 def reads_weights(program: nn.Module) -> bool:
-    """Whether a trainable parameter is used otherwise than by its layer."""
+    """Whether a trainable parameter is used other than by its layer."""
     if not isinstance(program, fx.GraphModule):
         return False
     read = [
@@ -117,8 +115,7 @@ def reads_weights(program: nn.Module) -> bool:
 
 
 def place_of_difference(one: nn.Module, other: nn.Module) -> str | None:
-    """The path of the first layer at which two programs are not the same operations; None if they
-    are the same."""
+    """The path of the first layer at which two programs' operations differ; None if none does."""
     if not isinstance(one, fx.GraphModule) or not isinstance(other, fx.GraphModule):
         return None
     lines = [
@@ -151,7 +148,7 @@ def _repeated(rows: Tensor, size: int) -> Records:
 
 
 def _run(program: nn.Module, inputs: list[Records]) -> Records:
-    """The records that come out, in dimension 0. Raises Unknown."""
+    """The program's output, with its records in dimension 0. Raises Unknown."""
     size = inputs[0].tensor.shape[inputs[0].at]
     kept = [*(one.tensor for one in inputs), *program.parameters(), *program.buffers()]
     versions = [tensor._version for tensor in kept]
@@ -248,8 +245,7 @@ def _marked(result: Any, at: int, size: int) -> Any:
 
 
 def _read(name: str, args: list[Any]) -> Any:
-    """What is read of a tensor: sizes, with that of the batch marked, type, device, or a transposed
-    view."""
+    """An attribute of a tensor: sizes (the batch's marked), type, device or a transposed view."""
     one = args[0]
     if isinstance(one, tuple) and name in getattr(one, "_fields", ()):
         return getattr(one, name)

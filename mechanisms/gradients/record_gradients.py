@@ -1,74 +1,56 @@
-"""Sums of scaled per-record gradients on the client axis: the one seam between a mechanism and a
-model.
+"""Sums of scaled per-record gradients on the client axis: the interface of mechanisms to a model.
 
-A mechanism never sees a gradient. It says, from the L2 norm of a record's whole gradient, by which
-factor the record enters the sum: min(1, C / |g|) for clipping, 1 / (|g| + gamma) for automatic
-clipping, 0 for padding and for a record that was not drawn. Norms are what must be known per
-record; gradients need not be held.
+A mechanism never sees a gradient. From the L2 norm of a record's whole gradient it gives the factor
+with which the record enters the sum: min(1, C / |g|) for clipping, 1 / (|g| + gamma) for automatic
+clipping, 0 for padding and for a record that was not drawn. Only norms must be known per record;
+gradients need not be held.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mechanisms.gradients.evaluation import Evaluation
+from mechanisms.gradients.factors import Unscaled, of_pass
+from mechanisms.gradients.fixed_passes import fixed_passes, of_clients
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.passes import Passes
-from mechanisms.gradients.routes import Engine, Route, Routes, needs_single_clients
+from mechanisms.gradients.routes import Routes, needs_single_clients
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.grid import PART
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric, check_metric
 
-# A forward pass is taken to hold this many entries for each one of its input.
-_FORWARD_ENTRIES = 8
-_FORWARD_RECORDS = 1024
 # A smaller norm may have lost digits to underflow: it is rounded up to this.
 _SMALLEST_NORM = 1e-12
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy `[B]`, in nats, of `logits [B, classes]` at the class indices `targets
-    [B]`."""
+    """The cross-entropy `[B]`, in nats, of `logits [B, classes]` at class indices `targets [B]`."""
     return F.cross_entropy(logits, targets, reduction="none")
 
 
-class Unscaled:
-    """Factors that look at no norm: `weights [K, B]`, whatever the gradients."""
-
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights
-
-    def __call__(self, norms: Tensor) -> Tensor:
-        """The weights, in the type of `norms [K, B]`."""
-        return self.weights.to(norms)
-
-
 class RecordGradients:
-    """Per-record gradients of one module and loss, for cohorts of K clients with their own
-    parameters.
+    """Per-record gradients of one module and loss, for K clients with their own parameters.
 
     Shapes, in every method: `params [K, P]` in the order of `layout`; records `x [K, B, ...]`,
     targets `y [K, B, ...]`. K and B may be 0. All tensors are on the module's device and in its
     dtype. `loss(output [B, ...], targets [B, ...])` is the loss `[B]` of each record. A record's
     gradient is that of its loss with the record as a batch of its own.
 
-    Records are taken in passes whose tensors fit into `memory_limit` bytes (64 MiB on a CPU, 1 GiB
-    elsewhere), as far as one record does, and of at most `max_records` (K times B). What is counted
-    is what a gradient is made from. The cut depends on sizes only, never on values, so equal inputs
-    give equal bits on one CPU.
+    Records are taken in passes of at most `max_records` (K times B), whose tensors fit into
+    `memory_limit` bytes (64 MiB on a CPU, 1 GiB elsewhere) unless a single record does not. Only
+    tensors that gradients are made from are counted. The cut depends on sizes only, never on
+    values, so equal inputs give equal bits on one CPU.
 
-    How gradients are computed is found out from the first records of a shape (`Routes`);
-    `is_tapped` tells. The module is copied, and gives one tensor for a batch. An object serves one
-    thread.
+    The first records of a shape decide how gradients are computed (`Routes`); `is_tapped` tells.
+    The module is copied, and must give one tensor for a batch. An object serves one thread.
 
     Raises ValueError if the module has no trainable parameter, or a layer that
     `refuse_mixing_layers` refuses, or if `max_records` or `memory_limit` is below 1. Gradients and
@@ -92,6 +74,9 @@ class RecordGradients:
         self._alone = needs_single_clients(self._module)
         entry_size = max(p.element_size() for p in self._module.parameters())
         self._passes = Passes(max_records, memory_limit, entry_size)
+        self._evaluation = Evaluation(
+            self._module, self.layout, self._routes, self._passes, self._alone
+        )
 
     def scaled_sum(
         self,
@@ -105,9 +90,8 @@ class RecordGradients:
         and the norms.
 
         `factors` maps norms `[K, B]` to factors `[K, B]`, record by record: entry (k, b) of its
-        result may depend on entry (k, b) of the norms only. It is called once per pass, each time
-        with all of `[K, B]`, where the records of other passes have norm 0; so it must draw nothing
-        and count nothing.
+        result may depend on entry (k, b) of the norms only. It is called once per pass, always with
+        all of `[K, B]` and norm 0 for the records of other passes, so it must have no side effects.
 
         With `metric`, gradients, norms and total are those after mapping each named layer by its
         matrices.
@@ -115,7 +99,7 @@ class RecordGradients:
         A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a
         record with factor 0 adds exactly 0. A norm below 1e-12 that is not 0 is reported as 1e-12.
 
-        `Unscaled` factors may be applied without looking at norms, which are then reported as 0.
+        With `Unscaled` factors norms may be left out, and are then reported as 0.
 
         Raises ValueError on shapes that do not fit, of the factors too, and on a metric that
         `check_metric` refuses.
@@ -128,7 +112,7 @@ class RecordGradients:
         total = torch.zeros_like(params)
         for c, b, one in self._gradients(params, x, y, metric):
             norms[c, b] = _norms(one)
-            scale = _entries(factors, norms, c, b)
+            scale = of_pass(factors, norms, c, b)
             finite = norms[c, b].isfinite()
             scale = torch.where(finite, scale, 0.0).to(params.dtype)
             total[c] += one.weighted_sum(scale, None if bool(finite.all()) else finite)
@@ -148,10 +132,10 @@ class RecordGradients:
 
         The unit of the total is `2^-44 bound [K]`. A record's part, factor times gradient, is
         rounded to whole units by itself; one whose norm is above the bound is scaled down to it.
-        Passes have one shape, of some `width` records of a client, so that what is computed of a
-        record depends on no other record, nor on which are there.
+        Passes have one shape, about `width` records of a client, so that what is computed for a
+        record does not depend on any other record.
 
-        There are fewer than 2^18 records of a client (`grid.check_sizes`). Raises ValueError as
+        A client has fewer than 2^18 records (`grid.check_sizes`). Raises ValueError as
         `scaled_sum`.
         """
         norms = self._zeros(params, x, y, metric).double()
@@ -161,7 +145,7 @@ class RecordGradients:
             found = _norms(one, whole=True)
             norms[c, b] = found[:, :drawn]
             finite, most = found.isfinite(), PART / found
-            scale = _entries(factors, norms, c, b).double() * (PART / bound[c, None].double())
+            scale = of_pass(factors, norms, c, b).double() * (PART / bound[c, None].double())
             scale = F.pad(scale, (0, found.shape[1] - drawn))
             scale = torch.where(finite, torch.minimum(scale, most), 0.0)
             total[c] += one.whole_sum(scale, None if bool(finite.all()) else finite)
@@ -197,98 +181,39 @@ class RecordGradients:
         and B at least 1."""
         return isinstance(self._routes.of(x, y).engine, Tapped)
 
-    @torch.no_grad()
     def losses(self, params: Tensor, x: Tensor, y: Tensor, width: int | None = None) -> Tensor:
-        """`[K, B]`: the loss of each record; no gradient is formed. With `width`, in passes as
-        those of `whole_sum`.
+        """`[K, B]`: the loss of each record, without gradients; with `width`, in passes as those of
+        `whole_sum`.
 
-        A batch is evaluated as one where all operations are known to act on each record alone.
+        A batch is evaluated as one if all operations are known to act on each record alone.
         """
         losses = self._zeros(params, x, y, IDENTITY)
-        if losses.numel() == 0:
-            return losses
-        self._routes.independent(x, y)
-        if width is None:
-            together = self._routes.loss_program(x, y)
-            for c, b in self._forward_passes(x):
-                output, targets = self._forward(params[c], x[c, b]), y[c, b]
-                if together is None:
-                    losses[c, b] = self._routes.general(x, y).losses(output, targets)
-                else:
-                    losses[c, b] = together(output.flatten(0, 1), targets.flatten(0, 1)).view(
-                        output.shape[:2]
-                    )
-            return losses
-        route = self._routes.of(x, y)
-        for c, b, xs, ys in self._fixed(params, x, y, width, route):
-            found = _losses(route.engine, params[c], xs, ys)
-            losses[c, b] = found[:, : losses[c, b].shape[1]]
+        if losses.numel() > 0:
+            self._evaluation.losses(params, x, y, losses, width)
         return losses
 
     def logits(self, params: Tensor, x: Tensor) -> Tensor:
-        """`[K, B, ...]`: the output of the module for a batch, without a graph. K must be at least
-        1."""
+        """`[K, B, ...]`: the output of the module for a batch, without a graph; K at least 1."""
         self._zeros(params, x, x, IDENTITY)
-        outputs: Tensor | None = None
-        for c, b in self._forward_passes(x):
-            part = self._forward(params[c], x[c, b])
-            if outputs is None:
-                outputs = part.new_empty(*x.shape[:2], *part.shape[2:])
-            outputs[c, b] = part
-        return self._forward(params, x) if outputs is None else outputs
-
-    @torch.no_grad()
-    def _forward(self, params: Tensor, x: Tensor) -> Tensor:
-        program = self._routes.program(x)
-        if program is None and x.shape[:2].numel() > 0:
-            return self._routes.general(x).outputs(params, x)
-        module = self._module if program is None else program
-        if params.shape[0] == 1:
-            x = self._routes.arranged(x[0])
-            return functional_call(module, self.layout.unflatten(params[0]), (x,)).unsqueeze(0)
-        with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
-            return vmap(lambda row, xs: functional_call(module, self.layout.unflatten(row), (xs,)))(
-                params, x
-            )
+        return self._evaluation.logits(params, x)
 
     def _gradients(
         self, params: Tensor, x: Tensor, y: Tensor, metric: Metric, width: int | None = None
     ) -> Iterator[tuple[slice, slice, Pass]]:
-        """Passes over all records; with `width` of one shape, whatever the number of records,
-        filled up with zeros."""
+        """Passes over all records; with `width`, padded with zeros to one shape."""
         if y.shape[:2].numel() == 0:
             return
         route = self._routes.of(x, y, metric)
         tapped = isinstance(route.engine, Tapped)
         if width is None:
             for c, b in self._passes.cut(x, route.entries, self._alone and not tapped):
-                yield c, b, route.engine.run(params[c], x[c, b], y[c, b], _of_clients(metric, c))
+                yield c, b, route.engine.run(params[c], x[c, b], y[c, b], of_clients(metric, c))
             return
-        for c, b, xs, ys in self._fixed(params, x, y, width, route, metric):
-            yield c, b, route.engine.run(params[c], xs, ys, _of_clients(metric, c))
-
-    def _fixed(
-        self,
-        params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        width: int,
-        route: Route,
-        metric: Metric = IDENTITY,
-    ) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-        """Passes of one shape; of one record where the user's own code or a kernel could see who
-        else is there."""
-        tapped = isinstance(route.engine, Tapped)
-        for c, b in self._passes.cut(x, route.entries, not tapped, width if tapped else 1):
-            shown = partial(_shown, route.engine, params[c], _of_clients(metric, c))
-            for part, xs, ys in self._passes.of_shape(
-                x[c, b], y[c, b], b, (tapped, *sorted(metric)), shown
-            ):
-                yield c, part, xs, ys
+        for c, b, xs, ys in fixed_passes(self._passes, params, x, y, width, route, metric):
+            yield c, b, route.engine.run(params[c], xs, ys, of_clients(metric, c))
 
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
-        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass; None where
-        there is no such way."""
+        """`[K, P]`: the weighted sum of gradients by a plain backward of each pass, or None."""
         if weights.numel() == 0:
             return None
         route = self._routes.of(x, y)
@@ -299,12 +224,6 @@ class RecordGradients:
             sums = self.layout.unflatten(total[c])
             route.engine.sum_into(sums, b.start > 0, params[c], x[c, b], y[c, b], weights[c, b])
         return total
-
-    def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
-        entries = max(
-            _FORWARD_ENTRIES * x.shape[2:].numel(), self._passes.held(x) // _FORWARD_RECORDS
-        )
-        return self._passes.cut(x, entries, self._alone)
 
     def _zeros(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Tensor:
         """Zeros `[K, B]`, after checking that all shapes agree."""
@@ -332,47 +251,3 @@ def _norms(one: Pass, whole: bool = False) -> Tensor:
     norms = one.squared_norms(whole).sqrt()
     norms = torch.where(norms == 0, 0.0, norms.clamp(min=_SMALLEST_NORM))
     return torch.where(norms.isfinite(), norms, torch.inf)
-
-
-def _entries(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: slice) -> Tensor:
-    """The factors of a pass, from norms `[K, B]`; those of other passes are shown as 0."""
-    seen = torch.zeros_like(norms)
-    seen[c, b] = norms[c, b]
-    scale = factors(seen)
-    if scale.shape != seen.shape:
-        raise ValueError(
-            f"factors returned shape {tuple(scale.shape)}, it must be [K, B] = "
-            f"{tuple(seen.shape)}: give one factor per record"
-        )
-    return scale[c, b]
-
-
-def _of_clients(metric: Metric, clients: slice) -> Metric:
-    return {layer: matrix[clients] for layer, matrix in metric.items()}
-
-
-@torch.no_grad()
-def _losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """`[K, B]`: the losses of a pass, by the kernels that its gradients come from."""
-    return (
-        engine.record_losses(params, x, y)
-        if isinstance(engine, Tapped)
-        else engine.losses(engine.outputs(params, x), y)
-    )
-
-
-@torch.enable_grad()
-def _shown(
-    engine: Engine, params: Tensor, metric: Metric, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of each record its norm and its loss `[K, B, 2]`, and the exact sum of gradients of norm
-    1."""
-    one = engine.run(params, x, y, metric)
-    norms = one.squared_norms(whole=True).sqrt()
-    usable = norms.isfinite() & (norms > 0)
-    total = one.whole_sum(
-        torch.where(usable, PART / norms, 0.0), None if bool(norms.isfinite().all()) else usable
-    )
-    return torch.stack(
-        [norms.nan_to_num(), _losses(engine, params, x, y).double().nan_to_num()], dim=2
-    ), total

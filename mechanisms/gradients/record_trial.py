@@ -1,10 +1,10 @@
-"""A trial of a model on made-up records: is each record of a batch treated as the record alone is?
+"""A trial of a model on made-up records: does it treat each record of a batch as if it were alone?
 
-Records are given to the model together and one by one, at parameters made up for the purpose. Some
-mixing sets in above a size only (numbers divided by the largest of the batch, where that is above
-1), where entries are 0 (missing ones that are filled in), where records are equal, or in larger
-batches. So there are records of several sizes, alike and unlike, and batches of several sizes. A
-trial is no proof: what cannot mix is told by `gradients.program`.
+Records are given to the model together and one by one, at made-up parameters. Some mixing occurs
+only above a size (numbers divided by the largest of the batch, if that is above 1), with entries 0
+(missing ones that are filled in), with equal records, or in larger batches. So there are records of
+several sizes, alike and unlike, and batches of several sizes. A trial is no proof:
+`gradients.program` decides what cannot mix.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ EXTREMES = (1e-30, 1e30)
 """Further sizes, for models that compute in float64."""
 
 SIZES = (3, 8, 64)
-"""Of trial batches, beside 1 and 2."""
+"""Sizes of trial batches, besides 1 and 2."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,14 @@ class Trial:
     """What is tried, all tensors in the module's type and on its device.
 
     Attributes:
-        module: whose losses are taken.
-        loss: of records `[B]`, from outputs and targets.
+        module: the module that is tried.
+        loss: from outputs and targets to the losses `[B]` of records.
         layout: of the module's parameters.
         params: `[1, P]`.
-        batches: pairs of records alike in size, each `[1, 2, ...]`; the first one is of the least
-            size.
+        batches: pairs of records of similar size, each `[1, 2, ...]`; the first is the smallest.
         targets: `[1, 1, ...]`, the target of every record.
-        tolerance: share of a number by which two ways of computing it may differ.
-        sizes: of the batches beside the pairs.
+        tolerance: relative difference allowed between two ways of computing a number.
+        sizes: sizes of the batches besides the pairs.
     """
 
     module: nn.Module
@@ -53,11 +52,10 @@ class Trial:
     sizes: tuple[int, ...] = SIZES
 
     def independent(self) -> list[tuple[Tensor, Tensor]]:
-        """The batches that the model takes, with the size `[1, 2]` below which each record's
+        """The batches that the model accepts, with the norms `[1, 2]` below which each record's
         gradient may be rounding.
 
-        Errors of the model pass through where records have the least size; larger ones it may
-        refuse.
+        The model may refuse larger records; on the smallest its errors pass through.
 
         Raises:
             ValueError: a record has changed another's output or loss.
@@ -77,11 +75,10 @@ class Trial:
     def _tried(
         self, records: Tensor, counts: Sequence[int], known: dict[bytes, tuple[Tensor, Tensor]]
     ) -> Tensor | None:
-        """Compares records `[1, n, ...]` in batches of `counts`, again and again the same ones,
-        with each alone.
+        """Compares records `[1, n, ...]`, repeated in batches of `counts`, with each one alone.
 
-        Gives their sizes `[n]`, of their own numbers and their outputs; None if the model does not
-        take them. What was `known` of records alone is not computed again.
+        Gives their sizes `[n]`, by their own numbers and their outputs; None if the model does not
+        accept them. `known` caches the results of records alone.
         """
         try:
             keys = [one.cpu().numpy().tobytes() for one in records[0]]
@@ -109,8 +106,7 @@ class Trial:
         )
 
     def _refuse_difference(self, size: Tensor, found: list[Tensor], expected: list[Tensor]) -> None:
-        """Compare output and loss of a record of such a size; a loss has no more digits than the
-        output it is of."""
+        """Compare output and loss of a record; a loss has no more digits than its output."""
         size = self.tolerance * size
         for one, other in zip(found, expected, strict=True):
             finite = other.isfinite()
@@ -120,18 +116,17 @@ class Trial:
                 raise ValueError(
                     f"the model ({type(self.module).__name__}) gives a record another output or "
                     "loss in a batch than alone, so a record's influence cannot be bounded: "
-                    "compute each record from its own numbers, without chance (batch_first=True "
-                    "for attention and recurrent layers, GroupNorm or LayerNorm for statistics "
-                    "of a batch)"
+                    "compute each record from its own numbers, without random draws "
+                    "(batch_first=True for attention and recurrent layers, GroupNorm or LayerNorm "
+                    "for statistics of a batch)"
                 )
 
 
 def trial_batches(x: Tensor) -> list[Tensor]:
-    """Pairs of different records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, on the CPU; made
-    up, of float64.
+    """Pairs of made-up records `[1, 2, ...]` shaped as those of `x [K, B, ...]`, CPU, float64.
 
-    Integers index embeddings: there is one pair, of the indices 0 and 1, the other way round in the
-    second record.
+    Integers index embeddings: there is one pair, of the indices 0 and 1, swapped in the second
+    record.
     """
     if not x.is_floating_point():
         ones = torch.arange(x.shape[2:].numel()).view(x.shape[2:]) % 2
@@ -141,8 +136,7 @@ def trial_batches(x: Tensor) -> list[Tensor]:
 
 
 def _mixture(pairs: list[Tensor]) -> Tensor:
-    """Eight records `[1, 8, ...]`: small and large, with entries 0 and without, all 0, and equal
-    ones.
+    """Eight records `[1, 8, ...]`: small, large, with some or all entries 0, and equal ones.
 
     Records of indices are those of the pair, in turn.
     """
@@ -158,11 +152,10 @@ def _mixture(pairs: list[Tensor]) -> Tensor:
 
 
 def wave(like: Tensor) -> Tensor:
-    """Numbers in [-1, 1] without a pattern that a model could be blind to, in the shape of
-    `like`."""
+    """Numbers in [-1, 1] in the shape of `like`, with no pattern that a model could be blind to."""
     return torch.sin(12.9898 * torch.arange(1, like.numel() + 1).to(like)).view(like.shape)
 
 
 def _largest(values: Tensor) -> Tensor:
-    """The largest size of a number among `values`, as a scalar; what is not finite is left out."""
+    """The largest absolute value among the finite `values`, as a scalar."""
     return torch.where(values.isfinite(), values, 0.0).abs().amax()

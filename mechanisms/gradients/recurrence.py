@@ -1,12 +1,10 @@
-"""The recurrence of an LSTM with a backward of its own: what `mechanisms/gradients/lstm_tap.py` is
-made of.
+"""The recurrence of an LSTM with a backward of its own, for `mechanisms/gradients/lstm_tap.py`.
 
-    i, f, g, o = s(z_t + W h_{t-1}),    c_t = f c_{t-1} + i g,    h_t = o tanh(c_t),    h_0 = c_0 =
-    0
+    i, f, g, o = s(z_t + W h_{t-1}),   c_t = f c_{t-1} + i g,   h_t = o tanh(c_t),   h_0 = c_0 = 0
 
 where s is the logistic function for i, f, o and tanh for g, and z_t is what the inputs add to the
-gates. The gradient with respect to z_t is that with respect to all that enters the gates at t; so
-it makes the gradient of every parameter.
+gates. The gradient with respect to z_t is that with respect to all that enters the gates at t, so
+every parameter's gradient follows from it.
 """
 
 from typing import Any
@@ -55,8 +53,8 @@ class _Recurrence(torch.autograd.Function):
         i, f, g, o = gates.unbind(3)
         tanh = c[:, 1:].tanh()
         through = o * (1 - tanh.square())  # from h_t to c_t
-        # each gate's derivative times its factor: times the gradient of c_t (for o: of h_t) it will
-        # be that of z_t
+        # each gate's derivative times its factor; multiplied by the gradient of c_t (for o: of h_t)
+        # it becomes that of z_t
         factors = (
             g * i * (1 - i),
             c[:, :-1] * f * (1 - f),

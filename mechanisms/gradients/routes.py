@@ -1,13 +1,12 @@
-"""Which way of computing per-record gradients a model allows: found out once for each shape of a
-record.
+"""The way to compute a model's per-record gradients, chosen once for each shape of a record.
 
 Records are computed together only by a program all of whose operations act on each record alone
 (`gradients.program`); every other model is given one record at a time. A model with a state is
-refused (`gradients.module_state`), and so is one that a trial on made-up records shows to mix them
-(`gradients.record_trial`), in float64 where it can.
+refused (`gradients.module_state`), and so is one that mixes made-up records in a trial
+(`gradients.record_trial`), in float64 if the model allows it.
 
-Taps rest on more: that each layer's weights are used once, and by that layer. So before they are
-trusted, the gradients of the trial records are computed both ways, and must have the same norms and
+Taps assume more: that each layer's weights are used once, and by that layer. So before they are
+used, the gradients of the trial records are computed both ways, and must have the same norms and
 the same sums. A model that fails there takes the general way.
 """
 
@@ -51,7 +50,7 @@ class Route:
 
 
 class Routes:
-    """The routes of one module and loss by shape of a record; what is found for a shape is kept."""
+    """The routes of one module and loss by shape of a record, cached."""
 
     def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
         self._module, self._loss, self._layout = module, loss, layout
@@ -69,8 +68,8 @@ class Routes:
         return traced(self._module), traced_loss(self._loss)
 
     def program(self, x: Tensor) -> nn.Module | None:
-        """The model as operations that act on each record alone, for records as those of `x [K, B,
-        ...]`, or None.
+        """The model as operations that act on each record alone, or None; for records like those of
+        `x [K, B, ...]`.
 
         Raises:
             ValueError: the model computes with the size of a batch.
@@ -84,8 +83,7 @@ class Routes:
         return None if self._outputs[key] is None else program
 
     def _faithful(self, program: nn.Module, rows: Tensor) -> bool:
-        """Whether the program gives what the model gives: a graph misses that a tensor has two
-        names."""
+        """Whether program and model agree: a graph misses that a tensor may have two names."""
         module = copy.deepcopy(self._module)
         for scale in SCALES if rows.is_floating_point() else SCALES[:1]:
             tried = rows * scale if rows.is_floating_point() else rows
@@ -99,8 +97,8 @@ class Routes:
         return True
 
     def loss_program(self, x: Tensor, y: Tensor) -> nn.Module | None:
-        """The loss as such operations, on outputs for records as those of `x` with targets `y [K,
-        B, ...]`, or None."""
+        """The loss as such operations, or None; on outputs for records like those of `x`, with
+        targets `y [K, B, ...]`."""
         key, loss, program = (_key(x), _key(y)), self._traced[1], self.program(x)
         if key not in self._losses:
             outputs = None if program is None or loss is None else self._outputs[_key(x)]
@@ -113,11 +111,11 @@ class Routes:
         return self._losses[key]
 
     def general(self, x: Tensor, y: Tensor | None = None) -> Looped | Vectorized:
-        """The way that gives a model one record at a time; without targets `y`, for outputs only;
-        K, B at least 1.
+        """The way that gives a model one record at a time, for outputs only if there is no `y`; K,
+        B at least 1.
 
-        It is vectorized, unless the model has operations that `vmap` has no rules for, or looks at
-        numbers.
+        It is vectorized, unless `vmap` has no rules for some operation, or the model branches on
+        values.
         """
         key = (_key(x), None if y is None else _key(y))
         if key not in self._general:
@@ -150,11 +148,9 @@ class Routes:
         return True
 
     def of(self, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Route:
-        """The fastest route for records `x [K, B, ...]` with targets `y [K, B, ...]`, K and B at
-        least 1.
+        """The fastest route for records `x [K, B, ...]`, targets `y [K, B, ...]`; K, B at least 1.
 
-        Only types and shapes matter: what is tried is made up. Errors of the model itself pass
-        through.
+        Only types and shapes matter: trials use made-up records. Errors of the model pass through.
 
         Raises:
             ValueError: the model mixes records, or has a state.
@@ -170,8 +166,7 @@ class Routes:
         return Route(self.general(x, y), self._layout.size)
 
     def independent(self, x: Tensor, y: Tensor) -> bool:
-        """Whether records shaped as those of `x [K, B, ...]` are known not to mix; K and B at least
-        1.
+        """Whether records like those of `x [K, B, ...]` are known not to mix; K and B at least 1.
 
         Raises:
             ValueError: they are known to mix.
@@ -209,9 +204,7 @@ class Routes:
                 copy.deepcopy(program),
             )
             return self._judge(trial, tried.cpu().double() if tried is not None else None, x, y)
-        except (
-            RuntimeError
-        ):  # the model or the loss holds tensors that stay on their device or in their type
+        except RuntimeError:  # the model or the loss has tensors that keep their device or type
             batches = [b.to(own) if b.is_floating_point() else b.to(own.device) for b in batches]
             trial = self._trial(self._module, batches, targets, _WIDE_TOLERANCE, known)
             return self._judge(trial, program, x, y)
@@ -247,8 +240,7 @@ class Routes:
         )
 
     def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route:
-        """The route, where `tried` is the program in the trial's type; the general one if there is
-        no gradient."""
+        """The route, given the program in the trial's type; the general one without gradients."""
         batches, floors = zip(*trial.independent(), strict=True)
         self._independent.add((_key(x), _key(y)))
         program, loss = self.program(x), self.loss_program(x, y)
@@ -262,29 +254,25 @@ class Routes:
         try:
             tapped = Tapped(tried, loss, self._layout, lambda records: records)
             found = [tapped.run(trial.params, batch, pair, IDENTITY) for batch in batches]
-        except (
-            RuntimeError
-        ):  # Untappable, or an operation of the model fails on what a tap gives it
+        except RuntimeError:  # Untappable, or an operation of the model fails on a tap's output
             return self._general_route(x, y)
-        rounding = (
-            torch.zeros_like(floors[0]),
-            *floors[1:],
-        )  # the least records have gradients, as was seen
+        # the smallest records do have gradients, as checked above
+        rounding = (torch.zeros_like(floors[0]), *floors[1:])
         if not all(map(partial(_agree, trial.tolerance), rounding, found, expected)):
             return self._general_route(x, y)
         return Route(Tapped(program, loss, self._layout, self.arranged), found[0].entries // 2)
 
 
 def needs_single_clients(module: nn.Module) -> bool:
-    """Whether vmap over clients is to be avoided: convolutions with batched weights are slow
-    grouped kernels on a CPU, and recurrent kernels have no batching rule at all."""
+    """Whether to avoid vmap over clients: convolutions with batched weights are slow grouped
+    kernels on a CPU, and recurrent kernels have no batching rule."""
     on_cpu = all(p.device.type == "cpu" for p in module.parameters())
     slow = (nn.RNNBase, nn.modules.conv._ConvNd) if on_cpu else (nn.RNNBase,)
     return any(isinstance(layer, slow) for layer in module.modules())
 
 
 def _rows(x: Tensor) -> Tensor:
-    """`[1, ...]`: a made-up record as those of `x [K, B, ...]`."""
+    """`[1, ...]`: a made-up record like those of `x [K, B, ...]`."""
     return (
         wave(x.new_empty(1, *x.shape[2:]))
         if x.is_floating_point()
@@ -298,10 +286,10 @@ def _key(x: Tensor) -> tuple[object, ...]:
 
 
 def _agree(tolerance: float, floor: Tensor, found: Pass, expected: Pass) -> bool:
-    """Whether norms, and a sum in which each record has its part, are the same.
+    """Whether norms, and a sum in which each record takes part, are the same.
 
-    Gradients of norm `floor [1, 2]` or less, as of large records whose losses are saturated, are
-    rounding in both.
+    Gradients of norm `floor [1, 2]` or less count as rounding, such as those of large records whose
+    losses are saturated.
     """
     own, norms = (one.squared_norms().sqrt() for one in (found, expected))
     finite, counts = norms.isfinite(), norms.isfinite() & (norms > floor)

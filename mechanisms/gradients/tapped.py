@@ -1,9 +1,8 @@
-"""Per-record gradients in the forms of taps: one forward and one backward for all records of all
-clients.
+"""Per-record gradients by taps: one forward and one backward for all records of all clients.
 
 The clients' records are folded into one batch `[K * B, ...]`; every layer with trainable parameters
-is a tap, and everything between the taps acts record by record. What that costs above a plain step
-is one product per layer.
+is a tap, and everything between the taps acts record by record. On top of a plain step this costs
+one product per layer.
 """
 
 import copy
@@ -35,13 +34,12 @@ _TAPS: dict[type[nn.Module], type[Tap]] = {
 
 
 class Tapped:
-    """Computes the passes of a module all of whose trainable parameters belong to layers that can
-    be tapped.
+    """Computes the passes of a module whose trainable parameters all belong to layers with a tap.
 
-    Every such layer must be used exactly once, through its own forward, on the records as they
-    come. Raises Untappable where that is seen not to hold: the constructor for a layer of another
-    kind or a parameter of several layers. What is not seen here (a weight read around its layer,
-    operations that mix records) `Routes` finds by comparison.
+    Every such layer must be used exactly once, through its own forward, on the records in their
+    order. Raises Untappable where that visibly fails: the constructor for a layer of another kind
+    or a parameter of several layers. `Routes` finds other failures by comparison (a weight read
+    around its layer, operations that mix records).
 
     `arranged` brings the folded records `[K * B, ...]` into the memory format that suits the
     module.
@@ -65,13 +63,12 @@ class Tapped:
                 layer.register_forward_hook(keep_format)
 
     def takes(self, metric: Metric) -> bool:
-        """Whether the metric is one that taps can apply: not on grouped convolutions, not on
-        embeddings."""
+        """Whether taps can apply the metric: not on grouped convolutions, not on embeddings."""
         return all(tap.maps_output for path, tap in self._taps.items() if path in metric)
 
     @property
     def to_weights(self) -> bool:
-        """Whether `sum_into` can be had."""
+        """Whether `sum_into` is available."""
         return all(tap.to_weights for tap in self._taps.values())
 
     def run(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric) -> Pass:
@@ -125,8 +122,7 @@ class Tapped:
             put(sums[name], further, gradient)
 
     def _losses(self, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The records' losses `[K * B]`, through the taps, and the parameters `{name: [K, *shape]}`
-        they depend on."""
+        """The losses `[K * B]` through the taps, and the parameters `{name: [K, *shape]}`."""
         named = {n: p.requires_grad_() for n, p in self._layout.unflatten(params.detach()).items()}
         for path, tap in self._taps.items():
             tap.bind({name: named[_join(path, name)] for name in tap.trainable}, x.shape[1])

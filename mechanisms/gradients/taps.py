@@ -1,9 +1,8 @@
-"""Layers that keep, in one forward and backward of all records, what the per-record gradients are
-made of.
+"""Taps: layers that keep, in one forward and backward, what their per-record gradients are made of.
 
-A tap stands in for the forward of one layer. It computes the layer for K clients with their own
-weights on records folded into one batch `[K * B, ...]`, client by client, and keeps the layer's
-input and the place of its output in the autograd graph (or of another tensor of which it is made).
+A tap replaces the forward of one layer. It computes the layer for K clients with their own weights
+on records folded into one batch `[K * B, ...]`, client by client, and keeps the layer's input and
+the place in the autograd graph of its output (or of another tensor that the output is made from).
 From the gradient at that place it builds the forms of the layer's per-record gradients.
 """
 
@@ -22,7 +21,7 @@ from mechanisms.metric import transform_index
 
 
 class Untappable(RuntimeError):
-    """The way a model uses a layer is not one that a tap can follow."""
+    """A model uses a layer in a way that a tap cannot follow."""
 
 
 class Tap(ABC):
@@ -38,8 +37,7 @@ class Tap(ABC):
         self._use: tuple[Tensor, GradientEdge] | None = None
 
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
-        """Prepares a pass: `weights {name: [K, *shape]}` of the trainable parameters, B =
-        `records`."""
+        """Prepares a pass: `weights {name: [K, *shape]}` of trainable parameters, B = `records`."""
         self._clients, self._records = next(iter(weights.values())).shape[0], records
         frozen = {
             n: p.detach()
@@ -80,19 +78,17 @@ class Tap(ABC):
 
     @property
     def to_weights(self) -> bool:
-        """Whether automatic differentiation through the tap gives the weights their gradients,
-        too."""
+        """Whether automatic differentiation through the tap also gives the weights' gradients."""
         return True
 
     @property
     def edge(self) -> GradientEdge:
-        """Where the gradient that makes the forms is available. Raises Untappable if the layer was
-        not used."""
+        """Where the gradient that the forms are made from is available. Raises Untappable if the
+        layer was not used."""
         return self._used()[1]
 
     def forms(self, gradient: Tensor, matrix: Tensor | None) -> dict[str, Form]:
-        """The forms by parameter name, from the `gradient` at `edge`; `matrix [K, out, out]` maps
-        them."""
+        """The forms by name, from the `gradient` at `edge`; `matrix [K, out, out]` maps them."""
         kept, _ = self._used()
         self._use = None
         return {name: self._form(name, kept, gradient, matrix) for name in self.trainable}
@@ -104,8 +100,8 @@ class Tap(ABC):
 
     @abstractmethod
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
-        """The output, the tensor on the way to it whose gradient makes the forms, and what `_form`
-        needs beside it."""
+        """The output, the tensor on the way to it from whose gradient forms are made, and what else
+        `_form` needs."""
 
     @abstractmethod
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form: ...
@@ -134,9 +130,8 @@ class LinearTap(Tap):
         output = linear(self._by_client(x).flatten(1, -2), weight)
         if bias is not None:
             output = output + bias.unsqueeze(1)
-        output = (
-            output if output.requires_grad else output.requires_grad_()
-        )  # the first layer, without a bias
+        # in the first layer, without a bias, the output has no graph yet
+        output = output if output.requires_grad else output.requires_grad_()
         output = output.view(*x.shape[:-1], weight.shape[1])
         return output, output, x
 
@@ -154,8 +149,7 @@ class LinearTap(Tap):
         """Puts the sums over each client's records into `sums {name: [K, *shape]}`, from the
         `gradient` at `edge`.
 
-        The product is made in its place: automatic differentiation would make it elsewhere, to be
-        copied.
+        The product is computed in place; automatic differentiation would compute and copy it.
         """
         left, right = (self._by_client(t).flatten(1, -2) for t in (gradient, self._used()[0]))
         self._use = None
@@ -175,12 +169,12 @@ class EmbeddingTap(Tap):
 
     @property
     def maps_output(self) -> bool:
-        """The first index of the weight is not the output's."""
+        """False: the first index of the weight is not the output's."""
         return False
 
     @property
     def to_weights(self) -> bool:
-        """Not at `padding_idx`, which the tap leaves out afterwards."""
+        """False with a `padding_idx`, which the tap leaves out afterwards."""
         return self._layer.padding_idx is None
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -236,6 +230,7 @@ class NormTap(Tap):
         )
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
+        # output = weight * normal + bias: each parameter's gradient is summed over its positions
         product = gradient * kept if name == "weight" else gradient
         first, shape = self._first_index(kept), self._own[name].shape[1:]
         summed = product.reshape(kept.shape[0], prod(kept.shape[1:first]), *shape, -1).sum((1, -1))
