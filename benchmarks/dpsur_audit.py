@@ -31,9 +31,10 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.cohort import Cohort
 from mechanisms.dpsur import DpsurPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import CohortData
 from mechanisms.trials import most_rejections
 

@@ -17,9 +17,9 @@ from mechanisms.accounting.ledger import Ledger
 from mechanisms.cohort import Cohort
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import GuideOf, Surroundings, alone
+from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import PlanTable
-from mechanisms.registry import Mechanism, local_round
 from mechanisms.sampling import CohortData
 from mechanisms.updates import UPDATE, Sent
 

@@ -60,6 +60,8 @@ from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import FRESH, FURTHER, DpagdPlan
 from mechanisms.dpsgd import draw, expected_size
+from mechanisms.equal_rounds import calibrate
+from mechanisms.mechanism import Mechanism
 from mechanisms.sampling import poisson
 
 LASTING = ("level", "alpha_max", "peak", "moves")
@@ -260,3 +262,19 @@ def _plans(cohort: Cohort) -> list[DpagdPlan]:
             "settings of DPAGD"
         )
     return plans
+
+
+MECHANISM = Mechanism(
+    DpagdPlan.of,
+    step,
+    active,
+    start=start,
+    report=report,
+    realized=realized,
+    calibrate=calibrate,
+    lasting=LASTING,
+    searches=True,
+    note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; "
+    "the certified figure is the budget at one order, named in advance, to which a filter "
+    "holds the run.",
+)

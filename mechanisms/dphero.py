@@ -34,6 +34,7 @@ from mechanisms.accounting.events import HeterogeneousGaussian
 from mechanisms.arithmetic import GRID
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.mechanism import Mechanism
 from mechanisms.metric import Metric, layer_of, transform
 from mechanisms.plan import Terms
 from mechanisms.settings import DpHero
@@ -156,3 +157,6 @@ def _maps(memory: Mapping[str, torch.Tensor]) -> tuple[Metric, Metric]:
             forth[layer] = basis.mT / scale[:, :, None]
             back[layer] = basis * scale[:, None, :]
     return forth, back
+
+
+MECHANISM = Mechanism(HeroPlan.of, step, dpsgd.active, start=start, report=report)

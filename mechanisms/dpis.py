@@ -65,7 +65,9 @@ from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
-from mechanisms.dpsgd import expected_size
+from mechanisms.dpsgd import active, expected_size
+from mechanisms.equal_rounds import calibrate
+from mechanisms.mechanism import Mechanism
 from mechanisms.plan import merge
 from mechanisms.randomness import Source
 from mechanisms.sampling import threshold
@@ -289,3 +291,19 @@ def _epochs(plans: Sequence[DpisPlan], state: LocalState) -> list[int]:
     return [
         min(n // plan.epoch_steps, plan.epochs - 1) for plan, n in zip(plans, taken, strict=True)
     ]
+
+
+MECHANISM = Mechanism(
+    DpisPlan.of,
+    step,
+    active,
+    start=start,
+    report=report,
+    realized=realized,
+    calibrate=calibrate,
+    lasting=(),
+    sized=True,
+    note="DPIS's paper charges norm sums as if their noise, too, were divided by the "
+    "sampling rate, and counts the number of records as a release; the certified figure is "
+    "the budget to which a filter holds the run.",
+)

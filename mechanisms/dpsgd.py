@@ -25,6 +25,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
+from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, poisson
@@ -167,3 +168,6 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     batch = draw(cohort)
     total, norms = clipped_sum(cohort, state, batch)
     return descend(cohort, state, noised(cohort, state, total), norms, batch)
+
+
+MECHANISM = Mechanism(DpsgdPlan.of, step, active, start=start)

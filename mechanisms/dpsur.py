@@ -36,6 +36,7 @@ from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.arithmetic import LossTest
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms, merge
 from mechanisms.sampling import poisson
 from mechanisms.settings import Dpsur
@@ -139,3 +140,16 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     )
     accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
     return trials.settle(state, candidate, accept)
+
+
+MECHANISM = Mechanism(
+    DpsurPlan.of,
+    step,
+    trials.active,
+    start=trials.start,
+    report=trials.report,
+    realized=trials.realized,
+    note="DPSUR's paper charges accepted steps only and takes the test for post-processing; "
+    "but what is released is the proposal weighted by its probability of acceptance, which "
+    "depends on the data again.",
+)

@@ -1,155 +1,24 @@
-"""The mechanisms by name: a new one is one file and one row here."""
+"""The mechanisms by name, and the plans of all clients."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-import torch
 
-from mechanisms import (
-    dpagd,
-    dpagd_plan,
-    dphero,
-    dpis,
-    dpis_plan,
-    dpsgd,
-    dpsur,
-    equal_rounds,
-    plain,
-    screening,
-    trials,
-)
 from mechanisms.accounting.accountant import Charges, epsilon
-from mechanisms.cohort import Cohort, LocalState
-from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, calibrate, tabulate
+from mechanisms.mechanism import Mechanism
+from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, tabulate
+from mechanisms.settings import MECHANISMS as NAMES
 from mechanisms.settings import Privacy, Settings
 
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A local optimizer on the client axis, as pure functions.
-
-    Attributes:
-        plan: from the terms and a noise multiplier, a client's plan.
-        step: one (tried) step of a cohort.
-        active: bool ``[K]``, whether a client goes on in this round; one that is done idles.
-        start: the state before the first step.
-        report: public metrics of a finished local round, for the round record: name -> a value of
-            each client ``[K]``.
-        calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the
-            terms of all clients.
-        lasting: names of the memory that a client keeps from round to round, if it keeps any.
-        sized: whether a plan depends on the client's number of records.
-        realized: what each client's ledger records after the round beyond ``round_charges``.
-        note: a sentence on why the published epsilon differs from the certified one, if it does.
-        private: False for the plan that has no guarantee; it needs no noise multiplier.
-        searches: whether a client's own losses choose the step size, so that no guide may steer it.
-    """
-
-    plan: Callable[[Terms, float], Plan]
-    step: Callable[[Cohort, LocalState], LocalState]
-    active: Callable[[Cohort, LocalState], torch.Tensor]
-    start: Callable[[Cohort, torch.Tensor], LocalState] = dpsgd.start
-    report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
-    realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: (
-        [{}] * len(cohort.plans)
-    )
-    calibrate: Callable[[Callable[[Terms, float], Any], Sequence[Terms]], Sequence[Plan]] = (
-        calibrate
-    )
-    lasting: Sequence[str] = ("clip_norm",)
-    sized: bool = False
-    note: str = ""
-    private: bool = True
-    searches: bool = False
-
-
 MECHANISMS: dict[str, Mechanism] = {
-    "dpsgd": Mechanism(dpsgd.DpsgdPlan.of, dpsgd.step, dpsgd.active),
-    "dpsur": Mechanism(
-        dpsur.DpsurPlan.of,
-        dpsur.step,
-        trials.active,
-        start=trials.start,
-        report=trials.report,
-        realized=trials.realized,
-        note="DPSUR's paper charges accepted steps only and takes the test for post-processing; "
-        "but what is released is the proposal weighted by its probability of acceptance, which "
-        "depends on the data again.",
-    ),
-    "screening": Mechanism(
-        screening.ScreeningPlan.of,
-        screening.step,
-        trials.active,
-        start=trials.start,
-        report=trials.report,
-        realized=trials.realized,
-        note="Noise screening's paper charges accepted steps only, as if neither the choice "
-        "among proposals nor the loss that it looks at told anything about the data.",
-    ),
-    "dpis": Mechanism(
-        dpis_plan.DpisPlan.of,
-        dpis.step,
-        dpsgd.active,
-        start=dpis.start,
-        report=dpis.report,
-        realized=dpis.realized,
-        calibrate=equal_rounds.calibrate,
-        lasting=(),
-        sized=True,
-        note="DPIS's paper charges norm sums as if their noise, too, were divided by the "
-        "sampling rate, and counts the number of records as a release; the certified figure is "
-        "the budget to which a filter holds the run.",
-    ),
-    "dphero": Mechanism(
-        dphero.HeroPlan.of, dphero.step, dpsgd.active, start=dphero.start, report=dphero.report
-    ),
-    "dpagd": Mechanism(
-        dpagd_plan.DpagdPlan.of,
-        dpagd.step,
-        dpagd.active,
-        start=dpagd.start,
-        report=dpagd.report,
-        realized=dpagd.realized,
-        calibrate=equal_rounds.calibrate,
-        lasting=dpagd.LASTING,
-        searches=True,
-        note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; "
-        "the certified figure is the budget at one order, named in advance, to which a filter "
-        "holds the run.",
-    ),
-    "none": Mechanism(
-        plain.NonPrivatePlan.of,
-        plain.step,
-        dpsgd.active,
-        start=LocalState.start,
-        lasting=(),
-        private=False,
-    ),
+    name: import_module(f"mechanisms.{name}").MECHANISM for name in NAMES
 }
+"""Each is the ``MECHANISM`` of the module of its name."""
 
 NOTHING: Charges = MappingProxyType({})
-
-
-def local_round(
-    mechanism: Mechanism,
-    cohort: Cohort,
-    params: torch.Tensor,
-    resume: Callable[[LocalState], LocalState] = lambda fresh: fresh,
-) -> LocalState:
-    """A whole local round of K clients from the model ``params [P]``: the state at its end.
-
-    ``resume`` turns the fresh state at the start into one with what clients kept from earlier
-    rounds.
-    """
-    state = resume(mechanism.start(cohort, params))
-    while (active := mechanism.active(cohort, state)).any():
-        after = mechanism.step(cohort, state)
-        state = after if active.all() else after.where(active, state)
-    return state
 
 
 def plan_table(

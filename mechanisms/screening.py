@@ -37,6 +37,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import ClassicClaim, ScreenedStep, TrialCap
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms, merge
 from mechanisms.sampling import Batch, poisson
 from mechanisms.settings import Screening
@@ -192,3 +193,15 @@ def _public_batch(cohort: Cohort) -> Batch:
         )
     x, y = (tensor.expand(len(cohort.plans), *tensor.shape) for tensor in cohort.holdout)
     return Batch(x, y, torch.ones(y.shape, dtype=torch.bool, device=y.device))
+
+
+MECHANISM = Mechanism(
+    ScreeningPlan.of,
+    step,
+    trials.active,
+    start=trials.start,
+    report=trials.report,
+    realized=trials.realized,
+    note="Noise screening's paper charges accepted steps only, as if neither the choice "
+    "among proposals nor the loss that it looks at told anything about the data.",
+)

@@ -27,9 +27,10 @@ from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.dpsur import DpsurPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import sgd
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import CohortData
 from mechanisms.screening import ScreeningPlan
 from mechanisms.settings import Dpagd, Dpis

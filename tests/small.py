@@ -17,10 +17,11 @@ from mechanisms.cohort import Cohort
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import GuideOf, alone
+from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Plan, PlanTable
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import MECHANISMS, Mechanism
+from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import CohortData
 
 RNG = np.random.default_rng(0)

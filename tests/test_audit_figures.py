@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mechanisms.accounting.accountant import epsilon
+from mechanisms.mechanism import local_round
 from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
-from mechanisms.registry import local_round
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess

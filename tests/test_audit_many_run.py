@@ -14,9 +14,10 @@ from mechanisms import dpsgd
 from mechanisms.accounting.allotment import movement_of, total
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.randomness import Streams
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.settings import Dpsur
 from mechanisms.sharing import SharingPlan, SingleRecords
 from sim.auditing.bounds import threshold_epsilon

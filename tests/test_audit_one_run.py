@@ -9,9 +9,10 @@ import torch
 
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import local_round
 from mechanisms.metric import transform
 from mechanisms.randomness import generator, seed_key
-from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import poisson
 from mechanisms.settings import Dpsur, Privacy
 from sim.auditing.bounds import one_run_epsilon

@@ -13,8 +13,9 @@ from mechanisms.accounting.allotment import Allotment
 from mechanisms.accounting.events import KINDS
 from mechanisms.arithmetic import FLOATS, GRID, of_seed
 from mechanisms.importance import propose
+from mechanisms.mechanism import local_round
 from mechanisms.randomness import Streams, SystemStreams, seed_key
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from tests import releases, small
 from tests.gaussian import SPOILERS, alarms
 from tests.releases import NOISE, RELEASES, watch

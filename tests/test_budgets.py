@@ -12,7 +12,7 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.dpsur import DpsurPlan
-from mechanisms.plain import NonPrivatePlan
+from mechanisms.none import NonPrivatePlan
 from mechanisms.plan import Plan, planned
 from server.budgets import Budgets
 from server.orders import order_in_advance

@@ -26,8 +26,9 @@ MECHANISMS = ["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, exact_products):
     """Equal draws, so that only the rounding of gradients differs. Little noise: it has the signs
     of eigenvectors."""
-    small, registry, settings, fields, allotment = needed(
+    small, mechanism, registry, settings, fields, allotment = needed(
         "tests.small",
+        "mechanisms.mechanism",
         "mechanisms.registry",
         "mechanisms.settings",
         "sim.config.fields",
@@ -53,7 +54,7 @@ def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, ex
             arithmetic=FLOATS if name == "none" else GRID,
         )
         row = registry.MECHANISMS[name]
-        state = registry.local_round(row, cohort, small.start(small.model()).to(where))
+        state = mechanism.local_round(row, cohort, small.start(small.model()).to(where))
         return (
             state,
             [list(charges.values()) for charges in row.realized(cohort, state)],

@@ -14,8 +14,9 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import DpagdPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import sgd
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpagd
 from tests.gaussian import SPOILERS, alarms

@@ -19,8 +19,9 @@ from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
 from mechanisms.dpagd import change_clip
 from mechanisms.dpagd_plan import MAX_RAISES, DpagdPlan
+from mechanisms.mechanism import local_round
 from mechanisms.plan import Terms, merge, planned
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.settings import Dpagd, Privacy
 from sim.run import command
 from tests.small import OWNED, model, start

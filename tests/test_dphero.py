@@ -11,10 +11,11 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.cohort import LocalState
 from mechanisms.dphero import HeroPlan, _look, _maps, guidance
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.mechanism import local_round
 from mechanisms.metric import transform
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import Terms
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.settings import DpHero, Privacy
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, twins

@@ -30,9 +30,10 @@ from mechanisms.cohort import Cohort
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import Optimizer, sgd
 from mechanisms.plan import Terms, planned
-from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import CohortData
 from mechanisms.settings import Dpis, Privacy
 from sim.account import command as account

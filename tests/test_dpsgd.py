@@ -15,10 +15,11 @@ from mechanisms.accounting.events import SampledGaussian, Unprotected
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.mechanism import local_round
+from mechanisms.none import NonPrivatePlan
 from mechanisms.optimizers import Optimizer, adam, sgd
-from mechanisms.plain import NonPrivatePlan
 from mechanisms.plan import Terms, affordable_rounds, planned
-from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import Privacy, Screening
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, Y, cohort, model, plain_gradients, start, streams

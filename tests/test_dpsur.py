@@ -13,8 +13,9 @@ from scipy.stats import norm
 from mechanisms import trials
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.dpsur import DpsurPlan
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import adam, sgd
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import poisson
 from tests.small import OWNED, X, Y, cohort, model, start
 from tests.trials import CROWD, TRIALS, accepted, alarms, crowd, same, with_changed_noise

@@ -12,8 +12,9 @@ from scipy.stats import norm
 from mechanisms.accounting.accountant import epsilon, rdp
 from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.dpsur import DpsurPlan
+from mechanisms.mechanism import local_round
 from mechanisms.plan import Terms, planned
-from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import Dpsur, Privacy
 from sim import account
 from sim.commands.guard import main_guard

@@ -21,9 +21,10 @@ from mechanisms.accounting.ledger import read
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.guide import alone
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import sgd
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.settings import Dpis
 from tests.small import CPU, OWNED, SEED, X, Y, cohort, model, node, plan_table, request, start
 

@@ -12,10 +12,11 @@ import torch
 from mechanisms.accounting.accountant import epsilon, rdp
 from mechanisms.accounting.events import ClassicClaim, SampledGaussian, ScreenedStep, TrialCap
 from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import adam, sgd
 from mechanisms.plan import Terms, planned
 from mechanisms.randomness import generator, seed_key
-from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.screening import ScreeningPlan
 from mechanisms.settings import Privacy, Screening
 from sim import account

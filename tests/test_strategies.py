@@ -11,9 +11,10 @@ from mechanisms.accounting import ledger
 from mechanisms.cohort import LocalState
 from mechanisms.dpsgd import DpsgdPlan, draw
 from mechanisms.guide import Surroundings
+from mechanisms.mechanism import local_round
+from mechanisms.none import NonPrivatePlan
 from mechanisms.optimizers import adam, sgd
-from mechanisms.plain import NonPrivatePlan
-from mechanisms.registry import MECHANISMS, local_round
+from mechanisms.registry import MECHANISMS
 from mechanisms.updates import NORMALISED, UPDATE, pace
 from sim.phases import training
 from strategies import fedavg

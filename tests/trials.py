@@ -9,10 +9,10 @@ from scipy import stats
 
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import sgd
 from mechanisms.plan import Plan
 from mechanisms.randomness import Streams, seed_key
-from mechanisms.registry import Mechanism
 from mechanisms.sampling import CohortData
 from tests.small import CPU, X, Y, model, start
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from mechanisms.accounting.allotment import Account, AdaptivePlan, movement_of
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.plan import Plan
 from mechanisms.randomness import Streams
-from mechanisms.registry import Mechanism, local_round
 from sim.auditing.bounds import threshold_epsilon
 from sim.auditing.canaries import ZeroedOut
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from mechanisms.accounting.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import Mechanism
 from mechanisms.randomness import generator
-from mechanisms.registry import Mechanism
 from sim.auditing.bounds import Floats, one_run_epsilon
 from sim.auditing.canaries import Planted
 

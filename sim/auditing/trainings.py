@@ -14,10 +14,11 @@ from client.settings import Local
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.allotment import Account, AdaptivePlan, payable
 from mechanisms.cohort import Cohort
+from mechanisms.mechanism import local_round
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
 from mechanisms.plan import Terms, affordable_rounds, merge, planned
 from mechanisms.randomness import Streams
-from mechanisms.registry import MECHANISMS, local_round, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import CohortData
 from sim.config.fields import Config
 from sim.job.device import device_of

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mechanisms.registry import Mechanism
+from mechanisms.mechanism import Mechanism
 from server.federation import Exchange
 from sim.job.job import Job
 from sim.phases.course import Host

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from client.messages import Answering
 from mechanisms.accounting.accountant import Charges
+from mechanisms.mechanism import Mechanism
 from mechanisms.plan import PlanTable, merge, planned
-from mechanisms.registry import Mechanism
 from server import loop
 from server.federation import Exchange
 from server.store import Store

@@ -11,9 +11,10 @@ import torch
 from client.client_state import ClientState
 from client.node import Node, Training
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
 from mechanisms.plan import PlanTable, merge
-from mechanisms.registry import MECHANISMS, Mechanism, plan_table
+from mechanisms.registry import MECHANISMS, plan_table
 from server.federation import Federation
 from sim.config.fields import Config
 from sim.job.device import device_of

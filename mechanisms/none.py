@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import Unprotected
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import draw, expected_size
+from mechanisms.dpsgd import active, draw, expected_size
 from mechanisms.gradients.factors import Unscaled
+from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms
 
 
@@ -40,3 +41,6 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     shares = Unscaled(batch.mask / expected_size(cohort)[:, None])
     gradient, _ = cohort.gradients.scaled_sum(state.params, batch.x, batch.y, shares)
     return state.descend(cohort, gradient)
+
+
+MECHANISM = Mechanism(NonPrivatePlan.of, step, active, lasting=(), private=False)

@@ -1,0 +1,68 @@
+"""What a mechanism is, as pure functions on the client axis, and a local round of one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mechanisms.accounting.accountant import Charges
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.plan import Plan, Terms, calibrate
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A local optimizer on the client axis, as pure functions.
+
+    Attributes:
+        plan: from the terms and a noise multiplier, a client's plan.
+        step: one (tried) step of a cohort.
+        active: bool ``[K]``, whether a client goes on in this round; one that is done idles.
+        start: the state before the first step.
+        report: public metrics of a finished local round, for the round record: name -> a value of
+            each client ``[K]``.
+        calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the
+            terms of all clients.
+        lasting: names of the memory that a client keeps from round to round, if it keeps any.
+        sized: whether a plan depends on the client's number of records.
+        realized: what each client's ledger records after the round beyond ``round_charges``.
+        note: a sentence on why the published epsilon differs from the certified one, if it does.
+        private: False for the plan that has no guarantee; it needs no noise multiplier.
+        searches: whether a client's own losses choose the step size, so that no guide may steer it.
+    """
+
+    plan: Callable[[Terms, float], Plan]
+    step: Callable[[Cohort, LocalState], LocalState]
+    active: Callable[[Cohort, LocalState], torch.Tensor]
+    start: Callable[[Cohort, torch.Tensor], LocalState] = LocalState.start
+    report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
+    realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: (
+        [{}] * len(cohort.plans)
+    )
+    calibrate: Callable[[Callable[[Terms, float], Any], Sequence[Terms]], Sequence[Plan]] = (
+        calibrate
+    )
+    lasting: Sequence[str] = ("clip_norm",)
+    sized: bool = False
+    note: str = ""
+    private: bool = True
+    searches: bool = False
+
+
+def local_round(
+    mechanism: Mechanism,
+    cohort: Cohort,
+    params: torch.Tensor,
+    resume: Callable[[LocalState], LocalState] = lambda fresh: fresh,
+) -> LocalState:
+    """A whole local round of K clients from the model ``params [P]``: the state at its end.
+
+    ``resume`` turns the fresh state at the start into one with what clients kept from earlier
+    rounds.
+    """
+    state = resume(mechanism.start(cohort, params))
+    while (active := mechanism.active(cohort, state)).any():
+        after = mechanism.step(cohort, state)
+        state = after if active.all() else after.where(active, state)
+    return state
