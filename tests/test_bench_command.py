@@ -15,6 +15,7 @@ from sim.benching.runs import plan, play
 from sim.commands import bench as bench_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import save
+from sim.config.papers import RECIPES
 from sim.config.recipe import read
 from sim.showing import plots
 from tests import unequal
@@ -248,3 +249,12 @@ def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):
         read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"}
     )[0]
     assert play(run) == "MemoryError"
+
+
+def test_a_recipe_of_the_project_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    """Kills names that hide files, and names that are looked for in the current folder alone."""
+    monkeypatch.chdir(tmp_path)
+    assert bench_flags.parse(["digits-small"], "").recipes == [RECIPES / "digits-small.toml"]
+    assert bench_flags.parse(["absent"], "").recipes == [Path("absent")]
+    Path("digits-small").touch()
+    assert bench_flags.parse(["digits-small"], "").recipes == [Path("digits-small")]
