@@ -135,7 +135,7 @@ def plant(
         if ranks.max() >= parameters:
             raise ValueError(
                 f"canaries = {count} are up to {ranks.max() + 1} in a client, more than the "
-                f"model's {parameters} parameters: lower --canaries, take a larger --model, or "
+                f"model's {parameters} parameters: lower --canaries, use a larger --model, or "
                 "give --black-box"
             )
         table = rng.permutation(parameters)[: ranks.max() + 1]

@@ -141,7 +141,7 @@ def _images(name: str, root: Path, normalise: bool) -> Dataset:
             raise ValueError(
                 f"dataset = {name!r}: its files are missing or damaged and could not be "
                 f"downloaded ({reason}): put them into {root / source.files} as torchvision "
-                "expects them, or take --dataset digits"
+                "expects them, or use --dataset digits"
             ) from error
     (x, y), (x_test, y_test) = parts
     mean, deviation = (source.mean, source.deviation) if normalise else ((0.0,), (1.0,))

@@ -110,7 +110,7 @@ def _found(root: Path, name: str) -> Path:
     except OSError as error:
         raise ValueError(
             f"dataset = 'imdb': {places[1]} is missing and could not be downloaded from {SOURCE} "
-            f"({error}): put the file there, or take --dataset digits"
+            f"({error}): put the file there, or use --dataset digits"
         ) from error
     return places[1]
 

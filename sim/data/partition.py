@@ -149,7 +149,7 @@ def _check(
     if clients * minimum > records:
         raise ValueError(
             f"clients = {clients} with at least minimum = {minimum} records each are more clients "
-            f"than records ({records}) allow: take at most {records // minimum} --clients or a "
+            f"than records ({records}) allow: use at most {records // minimum} --clients or a "
             "smaller --min-records"
         )
     if kind == "shards" and clients * shards_per_client > records:

@@ -27,7 +27,7 @@ def import_torchvision() -> ModuleType:
         ValueError: torchvision is not installed, or cannot be imported for another reason.
     """
     made = f"install the torchvision made for torch {torch.__version__}"
-    remedy = f"{made}, or take a data set that needs none (digits)"
+    remedy = f"{made}, or use a data set that needs none (digits)"
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"torchvision is not installed: {remedy}")

@@ -70,7 +70,7 @@ def _start(run: Execution) -> None:
 
     if ray.is_initialized():
         raise ValueError(
-            "Ray is running in this process already: end it by ray.shutdown(), or take --engine "
+            "Ray is running in this process already: end it by ray.shutdown(), or use --engine "
             "inline"
         )
     own: dict[str, Any] = (

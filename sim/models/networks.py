@@ -75,7 +75,7 @@ def build(
         kinds = ("sequences of words", "numbers")[:: -1 if words else 1]
         near = ", ".join(SEQUENCE_MODELS if words else _BUILDERS)
         raise ValueError(
-            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: take one of "
+            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: use one of "
             f"{near}"
         )
     return _own_layers(name, input_shape, classes, seed, ACTIVATIONS[activation], words)
@@ -255,6 +255,6 @@ def _image(name: str, shape: Shape, least: int) -> Shape:
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ValueError(
             f"model = {name!r} needs images (C, H, W) of at least {least}x{least} pixels, and "
-            f"records here have shape {tuple(shape)}: take linear or mlp"
+            f"records here have shape {tuple(shape)}: use linear or mlp"
         )
     return shape
