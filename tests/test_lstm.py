@@ -198,7 +198,7 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
     [
         (
             ["--model=linear"],
-            "'linear' takes numbers, and records here are sequences of words: take one of lstm",
+            "'linear' takes numbers, and records here are sequences of words: use one of lstm",
         ),
         (
             ["--dataset=digits", "--model=lstm"],

@@ -75,8 +75,7 @@ def build(
         kinds = ("sequences of words", "numbers")[:: -1 if words else 1]
         near = ", ".join(SEQUENCE_MODELS if words else _BUILDERS)
         raise ValueError(
-            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: use one of "
-            f"{near}"
+            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: use one of {near}"
         )
     return _own_layers(name, input_shape, classes, seed, ACTIVATIONS[activation], words)
 
