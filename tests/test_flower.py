@@ -496,7 +496,7 @@ def test_a_node_that_fails_is_named(tmp_path):
     run = {"settings": "{}", "run_dir": str(tmp_path / "elsewhere")}
     exchange = exchange_over(LocalGrid({4: place(0), 8: place(1)}), [4, 8], run)
     with pytest.raises(
-        RuntimeError, match=r"group 1 failed.*elsewhere is not there for the Flower node of group 1"
+        RuntimeError, match=r"group 1 failed.*elsewhere does not exist for the Flower node of group"
     ):
         list(exchange([request]))
 
@@ -550,9 +550,9 @@ def test_a_request_survives_the_journey(clients, params):
 
 
 @pytest.mark.parametrize("metrics", [{}, {"kept": (1.5, 3), "of": (0.1, 1)}])
-def test_an_upload_survives_the_journey(figures):
+def test_an_upload_survives_the_journey(metrics):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
-    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, figures)
+    upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, metrics)
     assert_equal(decode_upload(encode_upload(upload)), upload)
 
 

@@ -213,7 +213,7 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
         (["--standardize=private"], "standardize is private, but the numbers of words"),
         (
             ["--strategy=fedfed", "--shared-source=prototypes"],
-            "shared_source is prototypes, but noise on the numbers",
+            "shared_source is prototypes, but word numbers with noise",
         ),
     ],
 )
