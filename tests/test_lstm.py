@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
         ),
         (["--word-vectors=absent.txt"], "word_vectors = absent.txt cannot be read"),
         (["--features=scattering"], "no scattering features"),
-        (["--standardize=private"], "standardize is private, but the numbers of words"),
+        (["--standardize=private"], "standardize is private, but word numbers"),
         (
             ["--strategy=fedfed", "--shared-source=prototypes"],
             "shared_source is prototypes, but word numbers with noise",
