@@ -134,7 +134,7 @@ def test_a_low_success_is_said_to_prove_nothing(data, tmp_path, capsys):
     flags = [data, *QUICK, "--attacks=partial", "--targets=1", f"--out={tmp_path}", "--name=a"]
     attack.command(flags)
     out = capsys.readouterr().out
-    assert "A success near 0.5 proves nothing" in out and "0.5 is blind guessing" in out
+    assert "An accuracy near 0.5 proves nothing" in out and "0.5 is blind guessing" in out
     attack.command([*flags[:-1], "--name=b", "--quiet"])
     assert capsys.readouterr().out == ""
 

@@ -150,7 +150,7 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
-    """The table as CSV, a line per cell; missing values are empty, an infinite epsilon is ``inf``."""
+    """The table as CSV, a line per cell; missing values are empty, infinite epsilons ``inf``."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(CSV_HEAD.split())
