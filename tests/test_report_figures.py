@@ -281,7 +281,7 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
         "epsilon by round": "Spent so far, after each round, at the run's delta.",
         "epsilon per client": "Spent by each client in the whole run.",
         "metrics of the mechanism": "Public metrics of the mechanism: means over each round's "
-        "clients, where there are several.",
+        "clients.",
         "records by client and class": "Partition dirichlet: 153 records, 7 to 56 per client "
         "(median 30). Above: records of each client. Below: of each class.",
     }
