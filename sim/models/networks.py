@@ -100,7 +100,7 @@ def _own_layers(
 
 
 def initialise(layer: nn.Linear | nn.Conv2d | nn.LSTM, rng: np.random.Generator) -> None:
-    """Draw weights, then biases, uniformly in +-1 / sqrt(fan-in), or of an LSTM its units."""
+    """Draw the parameters in their order, uniform in +-1 / sqrt(fan-in; for an LSTM, its units)."""
     fan_in = layer.hidden_size if isinstance(layer, nn.LSTM) else layer.weight[0].numel()
     bound = 1 / math.sqrt(fan_in)
     with torch.no_grad():

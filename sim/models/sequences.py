@@ -26,7 +26,7 @@ def lstm(
     """DPSUR's network for IMDb: 21,202 parameters with 2 classes, beside vectors of 100 numbers.
 
     Word vectors that are not given are standard normal. They are constants unless trained; that of
-    the padding is always 0. The layers initialise all other weights.
+    the padding is always 0. `sim.models.networks` draws all other weights.
     """
     drawn = rng.standard_normal((words.count, WIDTH)) if words.vectors is None else words.vectors
     vectors = torch.from_numpy(drawn.astype(np.float32))
