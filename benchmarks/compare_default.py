@@ -1,5 +1,6 @@
-"""Ours against plain Flower + Ray + Opacus, on the default federated run: digits, 100 clients, 10
-rounds, local DPSGD.
+"""Compares the default federated run with plain Flower, Ray and Opacus.
+
+Digits, 100 clients, 10 rounds, local DPSGD.
 
 All sides are whole commands, started by this script one at a time and in turns (the side that goes
 first changes with every repeat, so that none always meets the warmer machine):
@@ -40,8 +41,7 @@ PEER = ROOT / "benchmarks" / "peers" / "flower_ray_opacus.py"
 OUR_MODELS = {"cnn": "benchmarks.digits_cnn:DigitsCNN"}
 """Where our name for the peer's model is another one."""
 BASELINE_PRIVACY = ("--mechanism=dpsgd", "--clip-norm=1", "--epsilon=none")
-"""As the baseline: no client retires. Ours keeps its ledgers and writes its epsilons all the same,
-inside the time."""
+"""As in the baseline no client retires; ledgers and epsilons are still written, and timed."""
 SIDES = ("peer", "ray", "inline")
 """The baseline, and our engines."""
 MEASURES = {"whole_process": "whole process", "round_after_first": "a round after the first"}
@@ -241,8 +241,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def interpreter(name: str) -> str:
-    """Absolute path, links kept: a virtual environment is known by the name of its interpreter,
-    often a link."""
+    """The absolute path with links kept: a virtual environment's interpreter is often a link."""
     return os.path.abspath(shutil.which(name) or name)
 
 

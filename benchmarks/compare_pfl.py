@@ -1,5 +1,4 @@
-"""pfl-research's yardstick in pfl and here: CIFAR-10, 1,000 clients of 50 images, 50 clients a
-round.
+"""pfl-research's benchmark in pfl and here: CIFAR-10, 1,000 clients of 50 images, 50 a round.
 
     python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA \\
         --out benchmarks/results/pfl.json
@@ -86,8 +85,7 @@ def quiet_rounds(seconds: list[float]) -> float:
 
 
 def run_pfl(python: str, records: Path, rounds: int) -> dict:
-    """One run of pfl. It looks before a round, so that of every tenth round belongs to the one that
-    follows."""
+    """One run of pfl. It evaluates before every tenth round, whose time is therefore left out."""
     command = [
         python,
         "benchmarks/peers/pfl_cifar10.py",

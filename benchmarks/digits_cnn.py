@@ -1,5 +1,4 @@
-"""The convolutional net of the comparisons on 8x8 digits: 9,258 parameters, the same as `cnn` in
-the peer's script.
+"""The comparisons' CNN on 8x8 digits: 9,258 parameters, as `cnn` in the peer's script.
 
 For our side: `--model benchmarks.digits_cnn:DigitsCNN` (our own `cnn` is made for 28x28 images).
 """

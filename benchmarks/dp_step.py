@@ -1,5 +1,4 @@
-"""What privacy costs of a training step: ours and Opacus' two ways, beside a plain step on the same
-batch.
+"""The cost of privacy per training step: ours, Opacus' two ways, and a plain step.
 
     python benchmarks/dp_step.py --out benchmarks/results/dp_step.json
 

@@ -1,5 +1,4 @@
-"""DPSUR's published epsilon is exceeded: a one-dimensional example, integrated exactly and run by
-the mechanism itself.
+"""An example where DPSUR's published epsilon is exceeded, integrated exactly and simulated.
 
     python benchmarks/dpsur_audit.py --out benchmarks/results/dpsur_audit.json \\
         --plot docs/dpsur_audit.svg
@@ -63,8 +62,7 @@ class Example:
     steps: int
 
     def plan(self, steps: int) -> DpsurPlan:
-        """One round of that many accepted steps, with a tenth of delta for the cap on
-        rejections."""
+        """One round of that many accepted steps; a tenth of delta is for the cap on rejections."""
         plan = DpsurPlan(
             self.sample_rate,
             self.noise,
@@ -103,16 +101,14 @@ def accepted_law(example: Example, present: bool) -> np.ndarray:
 
 
 def _proposal(example: Example, extra: float) -> np.ndarray:
-    """Distribution function of ``G - t`` at the edges: a binomial number of small records, the
-    extra, the noise."""
+    """Distribution function of ``G - t`` at the edges: small records, the extra one, the noise."""
     count, weight = _likely(example.records, example.sample_rate)
     centres = SMALL * count + extra - DRIFT
     return weight @ stats.norm.cdf((EDGES[None, :] - centres[:, None]) / example.noise)
 
 
 def _acceptance(example: Example, move: np.ndarray, without: bool) -> np.ndarray:
-    """Probability that a test batch without, or with, the large record accepts a move of w,
-    ``[bins]``."""
+    """Probability ``[bins]`` that a test batch with or without the large record accepts a move."""
     count, weight = _likely(example.records, example.validation_rate)
     size = count if without else count + 1
     total = SMALL * count + (0.0 if without else LARGE)
@@ -175,16 +171,14 @@ def accepted_by_the_mechanism(example: Example, present: bool, runs: int, seed: 
 
 
 def agreement(example: Example, present: bool, runs: int, seed: int = 0) -> float:
-    """p-value of Kolmogorov and Smirnov: the mechanism's accepted steps follow the integrated
-    law."""
+    """Kolmogorov-Smirnov p-value of the mechanism's accepted steps under the integrated law."""
     law = np.append(0.0, np.cumsum(accepted_law(example, present)))
     sample = accepted_by_the_mechanism(example, present, runs, seed)
     return float(stats.kstest(sample, lambda x: np.interp(x, EDGES, law)).pvalue)
 
 
 def measure(example: Example) -> dict:
-    """Claimed, least true and certified epsilon by accepted steps, and whether the mechanism
-    follows the law."""
+    """Claimed, least true and certified epsilon by accepted steps, and the p-value of the law."""
     steps = tuple(sorted({*STEPS, example.steps}))
     plans = [example.plan(count) for count in steps]
     return {

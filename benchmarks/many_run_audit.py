@@ -1,5 +1,4 @@
-"""Lower bounds of the many-run audit for every mechanism, beside what is certified, in the worlds
-of the tests.
+"""The many-run audit's lower bound for every mechanism, in the worlds of the tests.
 
 PYTHONPATH=. python benchmarks/many_run_audit.py --out benchmarks/results/many_run_audit.json
 """

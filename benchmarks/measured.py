@@ -16,8 +16,7 @@ def publish(result: dict, out: Path | None) -> None:
 
 
 def openblas_kernels() -> list[str]:
-    """For which chips NumPy's (and SciPy's) products are made here: what was found, or
-    OPENBLAS_CORETYPE."""
+    """The chips whose kernels NumPy's and SciPy's BLAS use here, or OPENBLAS_CORETYPE."""
     return sorted(
         {
             found["architecture"]

@@ -1,5 +1,6 @@
-"""All mechanisms at the same certified epsilon: accuracy and cost of a local step, 100 clients,
-Dirichlet 0.5.
+"""Accuracy and cost of a local step of all mechanisms at the same certified epsilon.
+
+100 clients, Dirichlet 0.5.
 
     python benchmarks/mechanism_table.py --dataset digits --out benchmarks/results
     python benchmarks/mechanism_table.py --dataset mnist --model mlp --out benchmarks/results
@@ -118,8 +119,7 @@ def tune(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[dict]
 
 
 def costs(rows: list[dict], arguments: argparse.Namespace) -> dict[str, float]:
-    """The cost of a local step over DPSGD's by mechanism, each at its settings for the largest
-    epsilon."""
+    """Local steps' cost over DPSGD's, at each mechanism's settings for the largest epsilon."""
     cases = {r["mechanism"]: Case(**{f.name: r[f.name] for f in fields(Case)}) for r in rows}
     least = dict.fromkeys(cases, math.inf)
     for _ in range(TURNS):

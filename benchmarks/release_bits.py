@@ -69,8 +69,7 @@ def attack(trials: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def end_to_end(trials: int, release: bool) -> dict[str, float]:
-    """Guesses on whole runs of the command: was the last of 40 records there, or the null record in
-    its place?"""
+    """Guesses on whole runs of the command whether the last of 40 records was there."""
     rng, right = np.random.default_rng(0), 0
     for trial in range(trials):
         x = rng.normal(size=(2, 40, FEATURES)).astype(np.float32)
@@ -94,8 +93,7 @@ def end_to_end(trials: int, release: bool) -> dict[str, float]:
 
 
 def impossible(built: Job, after: torch.Tensor, x: np.ndarray, y: np.ndarray) -> int:
-    """How many numbers of the released model no float32 normal draw gives, if the records were
-    these."""
+    """How many released parameters no float32 normal draw gives, if the records were these."""
     start = built.gradients.layout.initial(built.model)
     given = torch.from_numpy(x)[None], torch.from_numpy(y)[None]
     total, _ = built.gradients.scaled_sum(

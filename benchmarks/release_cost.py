@@ -1,5 +1,4 @@
-"""What a release costs beside its simulation: the same training steps, and the default run, in
-turns.
+"""The cost of a release relative to its simulation: training steps and the default run.
 
     python benchmarks/release_cost.py --out benchmarks/results/release_cost.json
 

@@ -1,5 +1,4 @@
-"""Growth of time and memory with the number of clients, 20 records each, all of them in every
-round.
+"""Growth of time and memory with the number of clients, 20 records each, all in every round.
 
     python benchmarks/scale.py --out benchmarks/results
 

@@ -1,7 +1,7 @@
 """``dpfed COMMAND``, or ``python -m sim COMMAND``: all commands behind one name.
 
-``dpfed`` looks for modules in the current folder last, so that a ``client.py`` there hides nothing,
-and a model of the user's own is found all the same.
+``dpfed`` searches the current folder for modules last, so that a ``client.py`` there hides nothing
+and the user's own models are still found.
 """
 
 import importlib
@@ -15,17 +15,17 @@ from sim.config.names import did_you_mean
 COMMANDS = {
     "run": "train many clients",
     "central": "train one client that holds all records",
-    "bench": "the tables of papers, cell by cell",
+    "bench": "reproduce the tables of papers, cell by cell",
     "account": "what a run would cost, or has cost",
     "audit": "a lower bound on epsilon, from one training with canaries",
-    "attack": "what attacks on membership learn from trained models",
-    "report": "draw a run's report again",
+    "attack": "how much membership-inference attacks learn from trained models",
+    "report": "redraw a run's report",
 }
-"""Name, also of the module in `sim` -> what it does."""
+"""Command, which is also a module of `sim` -> what it does."""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "dpfed") -> int:
-    """Run a command by its name with its arguments (default: the process's); the exit status."""
+    """Run the command that the arguments name (default: the process's); returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(usage(program))
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "dpfed") -> int:
 
 
 def start(name: str, words: Sequence[str], program: str) -> int:
-    """Run one command, which calls itself ``program``; the exit status."""
+    """Run one command, called ``program`` in messages; returns the exit status."""
     module = importlib.import_module(f"sim.{name}")
     from sim.commands.guard import main_guard
 
@@ -63,7 +63,7 @@ def usage(program: str) -> str:
 
 
 def script() -> int:
-    """The entry point of ``dpfed``: the current folder goes last, in child processes, too."""
+    """The entry point of ``dpfed``: searches the current folder last, also in child processes."""
     folder = os.environ[hidden.LAST] = os.getcwd()
     hidden.put_last(folder)
     return main()

@@ -1,5 +1,4 @@
-"""``python -m sim.account``: what a run can cost before it begins, or what a run has cost, from its
-ledger.
+"""``python -m sim.account``: the most that a planned run can cost, or what a run has cost.
 
     python -m sim.account --dataset mnist --clients 100 --mechanism dpis --epsilon 3
     python -m sim.account --records 600 --clients 100 --mechanism dpis --epsilon 3
@@ -7,9 +6,8 @@ ledger.
     python -m sim.account dpsgd --sample-rate 0.01 --epsilon 3 --steps 1000
     python -m sim.account --ledger runs/example
 
-The flags are those of ``python -m sim.run``, and what is priced are the plans that it would use. A
-first word, a mechanism or ``fedfed``, asks for one client's single round of it, or for its shared
-records.
+The flags are those of ``python -m sim.run``, whose plans are priced. A first word asks for one
+client's single round of a mechanism, or with ``fedfed`` for its shared records.
 """
 
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from sim.commands.guard import main_guard
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.account") -> None:
-    """Print the figures that the arguments ask for; ``program`` is what the command is called.
+    """Print what the arguments ask for; ``program`` is the command's name in messages.
 
     Raises:
         ValueError: a user error.

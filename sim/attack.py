@@ -1,12 +1,12 @@
-"""``python -m sim.attack``: train, and let attacks on membership guess which records were there.
+"""``python -m sim.attack``: train, and let membership-inference attacks guess the members.
 
     python -m sim.attack --epsilon 4
     python -m sim.attack --mechanism dpsur --epsilons 1,2,3,4 --attacks shadow,partial
     python -m sim.attack --preset dpsur-pvldb-fmnist --epsilons 1,2,3,4 --data-dir data
 
-The flags are those of ``python -m sim.central`` and a few of its own. The form of the table is that
-of DPSUR's Tables 3 and 4: a row for each attack and mechanism, a column for each epsilon, and
-training without privacy beside them. All figures go into ``attack.json`` of the run directory.
+The flags are those of ``python -m sim.central`` and a few of its own. The table has the form of
+DPSUR's Tables 3 and 4: a row for each attack and mechanism, a column for each epsilon, and one for
+training without privacy. All results go into ``attack.json`` of the run directory.
 """
 
 import json
@@ -17,7 +17,7 @@ from sim.commands.guard import main_guard
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.attack") -> None:
-    """Attack trainings as the arguments say; ``program`` is what the command is called.
+    """Attack trainings as the arguments say; ``program`` is the command's name in messages.
 
     Raises:
         ValueError: a user error.

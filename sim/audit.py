@@ -1,11 +1,10 @@
-"""``python -m sim.audit``: train with canaries, guess which of them were there, and say what
-epsilon that refutes.
+"""``python -m sim.audit``: train with canaries, guess which were used: a lower bound on epsilon.
 
     python -m sim.audit --mechanism dpsur --clients 1
     python -m sim.audit --clients 10 --black-box --canaries 300 --confidence 0.99
 
-It takes the flags of ``python -m sim.run`` and a few of its own. The run is a training like any
-other, in this process, with its ledger and its report; the result stands in its ``audit.json``.
+It takes the flags of ``python -m sim.run`` and a few of its own. The run trains as usual, in this
+process, with its ledger and report; the result is in its ``audit.json``.
 """
 
 import json
@@ -16,7 +15,7 @@ from sim.commands.guard import main_guard
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.audit") -> None:
-    """Audit one training as the arguments say; ``program`` is what the command is called.
+    """Audit one training as the arguments say; ``program`` is the command's name in messages.
 
     Raises:
         ValueError: a user error, in one line.

@@ -1,9 +1,9 @@
-"""``python -m sim.central``: train one client that holds the whole training set, by the code that
-trains many.
+"""``python -m sim.central``: train one client that holds the whole training set.
 
-The client axis has length one, and nothing else differs: what `FIXED` in `sim.config.presets` lists
-has no choice, and the server's step adds the client's update to the model as it is. A round is an
-interval between two evaluations, each with a checkpoint; optimizer state crosses it.
+It runs the code that trains many clients, with a client axis of length one. `FIXED` in
+`sim.config.presets` lists the settings that this fixes; the server adds the client's update to the
+model unchanged. A round is the interval between two evaluations and ends with a checkpoint;
+optimizer state carries over.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from sim.commands.guard import main_guard
 
 DESCRIPTION = (
     "Training with differential privacy where one client holds all training records. A round is "
-    "the interval between two evaluations; --epochs or --steps is its length, --rounds how many "
-    "there are."
+    "the interval between two evaluations; --epochs or --steps sets its length, --rounds their "
+    "number."
 )
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.central") -> None:
-    """Run, or go on with a run, as the arguments say; ``program`` is what the command is called.
+    """Start or resume a run as the arguments say; ``program`` is the command's name in messages.
 
     Raises:
         ValueError: a user error, in one line.

@@ -1,7 +1,7 @@
-"""Modules of the user's that hide packages of this project: said before anything is imported.
+"""Detects user modules that shadow packages of this project, before anything is imported.
 
-``python -m sim.run`` looks for ``client`` in the current folder first, and a script in its own. The
-command ``dpfed`` looks there last, and has its child processes do so.
+``python -m sim.run`` looks for ``client`` in the current folder first, and a script in its own.
+The command ``dpfed`` looks there last, and so do its child processes.
 """
 
 import importlib
@@ -11,22 +11,22 @@ import sys
 from pathlib import Path
 
 PACKAGES = ("mechanisms", "client", "strategies", "server")
-"""What `sim` imports from beside itself."""
+"""Top-level packages that `sim` imports."""
 LAST = "DPFED_FOLDER"
-"""Environment variable: a folder to look in last. Ray's workers look in the current one first."""
+"""Environment variable: a folder to search last. Ray's workers search the current one first."""
 COMMANDS = ("-m", "dpfed")
-"""What ``sys.argv[0]`` is, or ends in, while a command of the project is being found."""
+"""Last component of ``sys.argv[0]`` while a command of the project starts."""
 
 
 def leave_out(folder: str) -> None:
-    """Look for modules in ``folder`` no more."""
+    """Remove ``folder`` from the module search path."""
     sys.path[:] = [place for place in sys.path if place not in ("", folder)]
 
 
 def put_last(folder: str) -> None:
-    """Look for modules in ``folder`` after all other places.
+    """Search ``folder`` for modules after all other places.
 
-    The project's packages are loaded before: Python asks an editable install after all folders.
+    The project's packages are loaded first, because an editable install is searched after folders.
     """
     leave_out(folder)
     for package in PACKAGES:
@@ -35,7 +35,7 @@ def put_last(folder: str) -> None:
 
 
 def hiding(package: str, root: Path) -> Path | None:
-    """What is imported in place of the folder ``package`` of ``root``; None where nothing is."""
+    """The path imported instead of the folder ``package`` of ``root``; None if there is none."""
     found = importlib.util.find_spec(package)
     if found is None:
         return None
@@ -45,12 +45,11 @@ def hiding(package: str, root: Path) -> Path | None:
 
 
 def check() -> None:
-    """Refuse to go on where a package of the project would be somebody else's module.
+    """Refuse to go on if another module shadows a package of the project.
 
     Raises:
-        ImportError: what hides what.
-        SystemExit: the same, as one line on stderr and status 2, where a command of the project is
-            being started.
+        ImportError: names both paths.
+        SystemExit: when a command starts: the same in one line on stderr, with status 2.
     """
     folder = os.environ.get(LAST, "")
     if folder:

@@ -1,5 +1,4 @@
-"""``python -m sim.report RUN_DIR``: draw the report of a run again, from the files of its directory
-alone."""
+"""``python -m sim.report RUN_DIR``: redraw the report of a run from its directory."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from sim.showing.report import write_report
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
-    """Draw the report of a run directory again and print where it is; ``program`` is what the
-    command is called."""
+    """Redraw a run's report and print its path; ``program`` is the command's name in messages."""
     parser = argparse.ArgumentParser(
         prog=program, description="Redraw the report of a run directory."
     )

@@ -1,5 +1,4 @@
-"""``python -m sim.run``: train many clients with local differential privacy, and say what it cost
-each of them."""
+"""``python -m sim.run``: train many clients with local differential privacy."""
 
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ DESCRIPTION = (
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
-    """Run, or go on with a run, as the arguments say; ``program`` is what the command is called.
+    """Start or resume a run as the arguments say; ``program`` is the command's name in messages.
 
     Raises:
         ValueError: a user error, in one line.

@@ -1,4 +1,4 @@
-"""The project's version: of the checkout that is running, else of the installed distribution."""
+"""The project's version: that of the running checkout, else of the installed distribution."""
 
 import tomllib
 from importlib import metadata
@@ -8,7 +8,7 @@ DISTRIBUTION = "dp-federated-simulator"
 
 
 def version() -> str:
-    """Such as ``0.1.0``. A checkout's file goes first, for another version may be installed."""
+    """Such as ``0.1.0``; a checkout's file comes first, as another version may be installed."""
     path = Path(__file__).parent.parent / "pyproject.toml"
     if path.is_file():
         project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})

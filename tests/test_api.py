@@ -465,7 +465,7 @@ def test_a_class_that_no_name_leads_to_is_refused():
     other = type("Net", (nn.Module,), {"__module__": __name__})
     for kind in (Local, other):
         with pytest.raises(
-            ValueError, match=r"cannot be found again as .*: define the class at the top level"
+            ValueError, match=r"cannot be found as .*: define the class at the top level"
         ):
             sim.train(model=kind)
     with pytest.raises(ValueError, match="dict is no torch"):
@@ -628,5 +628,5 @@ def test_a_price_is_that_of_the_command(given, capsys):
 
 
 def test_a_price_of_wrong_sizes_is_refused_in_the_words_of_the_command():
-    with pytest.raises(ValueError, match="--records names 2 numbers from 4 on for 3 clients"):
+    with pytest.raises(ValueError, match="--records has 2 numbers, the smallest 4, for 3 clients"):
         sim.price(clients=3, records=[4, 5])

@@ -134,7 +134,7 @@ def test_a_low_success_is_said_to_prove_nothing(data, tmp_path, capsys):
     flags = [data, *QUICK, "--attacks=partial", "--targets=1", f"--out={tmp_path}", "--name=a"]
     attack.command(flags)
     out = capsys.readouterr().out
-    assert "A success near 0.5 proves nothing" in out and "0.5 is blind guessing" in out
+    assert "An accuracy near 0.5 proves nothing" in out and "0.5 is blind guessing" in out
     attack.command([*flags[:-1], "--name=b", "--quiet"])
     assert capsys.readouterr().out == ""
 
@@ -210,7 +210,7 @@ def test_some_records_are_records_with_their_labels(data):
 
 @pytest.mark.parametrize("flag", ["--release", "--noise-decay=0.1", "--standardize=private"])
 def test_what_the_attacked_trainings_would_pass_over_is_refused(flag):
-    with pytest.raises(ValueError, match=f"^{flag.split('=')[0]}.* is of no use here"):
+    with pytest.raises(ValueError, match=f"^{flag.split('=')[0]}.* has no effect here"):
         parse([flag])
 
 
@@ -231,7 +231,7 @@ def test_what_the_attacked_trainings_would_pass_over_is_refused(flag):
         (["--confidence=1"], "--confidence 1 must be in (0, 1)"),
         (["--confidence=sure"], "--confidence is 'sure'; it must be a number"),
         (["--resume=absent"], "absent is no run directory"),
-        (["--clients=3"], "--clients is of no use"),
+        (["--clients=3"], "--clients has no effect"),
         (["--epsilom=3"], "did you mean --epsilon"),
         (["--noise-multiplier=0.01", "--epsilon=1"], "too small for a single round"),
     ],

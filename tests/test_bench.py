@@ -299,7 +299,7 @@ def test_other_settings_need_another_folder(tmp_path, records, capsys):
         ({"paper_cells = { 8": "paper_cells = { 9"}, (), ["small.toml", "'9' is no row or column"]),
         ({'name = "8"': 'name = "2"'}, (), ["small.toml", "column '2' has the name of another"]),
         ({"title": "titel"}, (), ["small.toml", "title"]),
-        ({"[settings]": "[settings"}, (), ["small.toml is no TOML file"]),
+        ({"[settings]": "[settings"}, (), ["small.toml is not a TOML file"]),
         ({}, ("--rows=DPIS",), ["--rows DPIS is not in 'Small'", "known: DPSGD"]),
         ({}, ("--processes=0",), ["processes = 0", "--processes"]),
     ],

@@ -496,7 +496,7 @@ def test_a_node_that_fails_is_named(tmp_path):
     run = {"settings": "{}", "run_dir": str(tmp_path / "elsewhere")}
     exchange = exchange_over(LocalGrid({4: place(0), 8: place(1)}), [4, 8], run)
     with pytest.raises(
-        RuntimeError, match=r"group 1 failed.*elsewhere is not there for the Flower node of group 1"
+        RuntimeError, match=r"group 1 failed.*elsewhere does not exist for the Flower node of group"
     ):
         list(exchange([request]))
 

@@ -198,7 +198,7 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
     [
         (
             ["--model=linear"],
-            "'linear' takes numbers, and records here are sequences of words: take one of lstm",
+            "'linear' takes numbers, and records here are sequences of words: use one of lstm",
         ),
         (
             ["--dataset=digits", "--model=lstm"],
@@ -210,10 +210,10 @@ def test_a_run_goes_on_with_the_vectors_it_began_with(folder: Path, tmp_path: Pa
         ),
         (["--word-vectors=absent.txt"], "word_vectors = absent.txt cannot be read"),
         (["--features=scattering"], "no scattering features"),
-        (["--standardize=private"], "standardize is private, but the numbers of words"),
+        (["--standardize=private"], "standardize is private, but word numbers"),
         (
             ["--strategy=fedfed", "--shared-source=prototypes"],
-            "shared_source is prototypes, but noise on the numbers",
+            "shared_source is prototypes, but word numbers with noise",
         ),
     ],
 )

@@ -106,7 +106,7 @@ FAULTS = [
     ({"name": "resnet"}, "package.module:Class"),
     ({"activation": "rellu"}, "did you mean 'relu'"),
     ({"name": "cnn", "input_shape": (1, 8, 8)}, "at least 16x16 pixels"),
-    ({"name": "cnn", "input_shape": (64,)}, "(64,): take linear or mlp"),
+    ({"name": "cnn", "input_shape": (64,)}, "(64,): use linear or mlp"),
     ({"name": "cnn-cifar", "input_shape": (3, 7, 32)}, "at least 8x8 pixels"),
     ({"classes": 1}, "classes = 1"),
     ({"input_shape": ()}, "input_shape = ()"),

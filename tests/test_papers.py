@@ -347,7 +347,7 @@ def test_settings_come_from_rows_by_symbol_by_column_and_by_share():
     }
     both = papers.settings([f"{DPIS}/table-2/FMNIST", f"{DPIS}/table-2/IMDb"], "1")
     assert both == {"dpis_slack": 3.0, "dpis_first_phase": 0.8, "dpis_clip": 1.0}
-    with pytest.raises(ValueError, match="is no row of settings"):
+    with pytest.raises(ValueError, match="is not a row of settings"):
         papers.settings([f"{DPSUR}/table-2/MNIST"], "1")
 
 

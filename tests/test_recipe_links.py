@@ -197,7 +197,7 @@ def test_file_and_flags_go_over_a_preset_and_it_over_the_data_set(tmp_path):
     ("flags", "part"),
     [
         (["--preset=dpsur-pvldb-mnit"], "did you mean 'dpsur-pvldb-mnist'"),
-        (["--preset=dphero-fedfed-mnist"], "take python -m sim.run"),
+        (["--preset=dphero-fedfed-mnist"], "use python -m sim.run"),
         (["--preset=dphero-mnist", "--resume=runs/x"], "--preset dphero-mnist and --resume runs/x"),
         (["--preset", "dphero-mnist", "--epsilon=-1"], "epsilon is -1.0"),
     ],
@@ -209,5 +209,5 @@ def test_a_preset_that_cannot_be_used_is_one_line(flags, part, capsys):
 
 
 def test_presets_of_one_client_are_not_for_many(capsys):
-    with pytest.raises(ValueError, match=r"take python -m sim\.central"):
+    with pytest.raises(ValueError, match=r"use python -m sim\.central"):
         cli.parse(["--preset=screening-2022-cifar10"], "", "")

@@ -117,9 +117,7 @@ def test_of_an_unfinished_run_the_budget_is_what_is_proved(tmp_path):
     assert tile.search(half).group(1) == "8" != tile.search(whole).group(1)
     assert wording.UNFINISHED in half and wording.UNFINISHED not in whole
     free = text_of(make(tmp_path / "free", finished=False, epsilon=None, noise_multiplier=3.0))
-    assert (
-        tile.search(free).group(1) == "7.5" and "for 3 rounds. A round that was under way" in free
-    )
+    assert tile.search(free).group(1) == "7.5" and "for 3 rounds. A round in progress" in free
 
 
 def test_a_run_without_rounds(tmp_path):

@@ -281,7 +281,7 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
         "epsilon by round": "Spent so far, after each round, at the run's delta.",
         "epsilon per client": "Spent by each client in the whole run.",
         "metrics of the mechanism": "Public metrics of the mechanism: means over each round's "
-        "clients, where there are several.",
+        "clients.",
         "records by client and class": "Partition dirichlet: 153 records, 7 to 56 per client "
         "(median 30). Above: records of each client. Below: of each class.",
     }
@@ -394,7 +394,7 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
             ledger.charge("shared", 0, [client], {SampledGaussian(1.0, noise): 2})
             ledger.charge("round-1", 1, [client], {SampledGaussian(1.0, 1.0): 1})
     figure, caption = pictures(figures, page_of(folder))["shared records"]
-    assert caption == "40 of 53 shared records with the labels that they carry."
+    assert caption == "40 of 53 shared records with their released labels."
     assert [one.get_title() for one in figure.axes] == [str(label) for label in y[:40]]
     part = html.unescape(
         unequal.section((folder / "report.html").read_text(), "What clients share")

@@ -132,5 +132,5 @@ def test_a_shift_by_a_pixel_moves_features_far_less_than_pixels() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 64), (2, 1, 7, 28), (2, 1, 28, 7), (28, 28)])
 def test_what_is_no_image_of_eight_pixels_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="at least 8x8 pixels; take --features pixels"):
+    with pytest.raises(ValueError, match="at least 8x8 pixels; use --features pixels"):
         scatter(torch.zeros(shape))

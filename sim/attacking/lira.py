@@ -1,10 +1,10 @@
 """LiRA: Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First
 Principles", S&P 2022.
 
-Models are trained on random halves of the records. For each record the scaled confidence ``log(p /
-(1 - p))`` of its label is nearly Gaussian over the models, with one mean for those that had it and
-another for those that had not; the likelihood ratio of the two at the target's confidence is the
-score. With few models the variances are pooled over records, as the paper does. Each model is the
+Models are trained on random halves of the records. For each record the scaled confidence
+``log(p / (1 - p))`` of its label is nearly Gaussian over the models, with one mean for models
+trained on it and another for the rest; the score is the likelihood ratio of the two at the target's
+confidence. Variances are pooled over records, as in the paper for few models. Each model is the
 target once, with the others as its shadows.
 """
 
@@ -22,18 +22,18 @@ from sim.auditing.trainings import Trained
 Floats = NDArray[np.float64]
 
 MIN_CONFIDENCE = 1e-12
-"""Probabilities are kept that far from 0 and 1."""
+"""Probabilities are clamped to this distance from 0 and 1."""
 MIN_OTHERS, MIN_MODELS = 2, 8
-"""Models with a record, and without it, from which a Gaussian is made; models in all."""
+"""Minimum models with and without a record to fit its Gaussians; minimum models in all."""
 
 
 @dataclass(frozen=True)
 class Roc:
-    """How well scores tell members from others.
+    """The ROC curve of membership scores.
 
     Attributes:
-        false, true: rates ``[points]`` of the curve, ascending.
-        area: under it.
+        false, true: false- and true-positive rates ``[points]``, ascending.
+        area: area under the curve.
     """
 
     false: Floats
@@ -46,10 +46,9 @@ class Roc:
 
 
 def halves(records: int, models: int, key: bytes) -> NDArray[np.bool_]:
-    """Bool ``[models, records]``: which record each model is trained on, by a fair coin.
+    """Which records each model is trained on, by fair coins: bool ``[models, records]``.
 
-    Coins, and not exact halves of the models: the other models would then tell whether the target
-    had a record.
+    With exact halves, the other models would reveal whether the target had a record.
     """
     return generator(key, "lira halves").random((models, records)) < 0.5
 
@@ -57,20 +56,19 @@ def halves(records: int, models: int, key: bytes) -> NDArray[np.bool_]:
 def confidences(trained: Trained, records: NDArray[np.int64]) -> Floats:
     """``log(p / (1 - p))`` of each record's label, float64 ``[models, records]``."""
     labels = torch.from_numpy(trained.job.dataset.y[records])
-    right = trained.probabilities(records).gather(
-        2, labels.expand(len(trained.params), -1)[:, :, None]
-    )[:, :, 0]
+    index = labels.expand(len(trained.params), -1)[:, :, None]
+    right = trained.probabilities(records).gather(2, index)[:, :, 0]
     return right.clamp(MIN_CONFIDENCE, 1 - MIN_CONFIDENCE).logit().numpy()
 
 
 def likelihood_ratios(confidence: Floats, inside: NDArray[np.bool_]) -> Floats:
     """Log likelihood ratios ``[models, records]``, each model being the target of the others.
 
-    It is 0 for a record that fewer than `MIN_OTHERS` of the others had, or had not.
+    It is 0 for records that fewer than `MIN_OTHERS` of the others were, or were not, trained on.
 
     Args:
-        confidence: ``[models, records]``.
-        inside: bool, the same shape; which model had which record.
+        confidence: scaled confidences ``[models, records]``.
+        inside: bool of the same shape: whether the model was trained on the record.
 
     Raises:
         ValueError: too few models.
@@ -88,16 +86,19 @@ def likelihood_ratios(confidence: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def _log_density(value: Floats, seen: Floats, part: NDArray[np.bool_]) -> Floats:
-    """Of values ``[records]`` under Gaussians by record, means over ``part [models, records]``, one
-    common variance."""
+    """Log densities of values ``[records]`` under a Gaussian for each record, fitted to its part.
+
+    Means are over ``part [models, records]``; the variance is common to all records.
+    """
     count = part.sum(axis=0)
     mean = np.where(part, seen, 0.0).sum(axis=0) / count
+    # each record's mean costs one degree of freedom, so the pooled variance is unbiased
     squares = np.where(part, (seen - mean) ** 2, 0.0).sum()
     spread = float(np.sqrt(squares / (count - 1).sum()))
     return np.asarray(stats.norm.logpdf(value, mean, max(spread, MIN_CONFIDENCE)))
 
 
 def roc(scores: Floats, inside: NDArray[np.bool_]) -> Roc:
-    """The curve over all models and records."""
+    """The ROC curve over all models and records."""
     false, true, _ = roc_curve(inside.ravel(), scores.ravel(), drop_intermediate=False)
     return Roc(false, true, float(roc_auc_score(inside.ravel(), scores.ravel())))

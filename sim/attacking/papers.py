@@ -1,4 +1,4 @@
-"""What DPSUR's Tables 3 and 4 say of an attack, to stand beside our own figure."""
+"""The results of attacks in DPSUR's Tables 3 and 4, to show beside ours."""
 
 from sim.config import papers
 
@@ -9,7 +9,7 @@ MECHANISMS = {"dpsur": "DPSUR", "dpsgd": "DPSGD", "none": "non-private"}
 
 
 def accuracy(dataset: str, attack: str, mechanism: str, budget: float | None) -> float | None:
-    """The paper's attack accuracy, share of 1; None where it has none for these."""
+    """The paper's attack accuracy in [0, 1], or None if it reports none for this case."""
     if dataset not in TABLES or attack not in ATTACKS or mechanism not in MECHANISMS:
         return None
     place = f"{PAPER}/{TABLES[dataset]}/{ATTACKS[attack]}/{MECHANISMS[mechanism]}"

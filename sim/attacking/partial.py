@@ -1,10 +1,9 @@
-"""White-Box/Partial (Nasr, Shokri, Houmansadr, S&P 2019; Liu et al. 2022): the model itself, and
-some of its records.
+"""White-Box/Partial: an attack with the model and some of its records.
 
-The attacker holds the target model and half of its training records, and learns to tell them from
-records that were not in it. Of each record it sees the sorted probabilities, the loss, the label,
-the length of the whole gradient, and the gradient of the loss by the logits (from which, with the
-activations, the last layer's gradient is made).
+Nasr, Shokri, Houmansadr, S&P 2019; Liu et al. 2022. The attacker holds the target model and half of
+its training records, and learns to tell these from other records. For each record it sees the
+sorted probabilities, the loss, the label, the norm of the gradient, and the gradient of the loss
+with respect to the logits (which, with the activations, gives the last layer's gradient).
 """
 
 import numpy as np
@@ -17,12 +16,12 @@ from sim.auditing.trainings import Trained
 
 
 def partial_attack(target: Trained, parts: Split, key: bytes) -> Tally:
-    """The guesses of the attack about a balanced set of records that it has not learnt from.
+    """The guesses of the attack about a balanced set of records that it was not trained on.
 
     Args:
         target: one model, trained on ``parts.target_in``.
-        parts: of all records.
-        key: of the attack's draws.
+        parts: the split of all records.
+        key: key of the attack's draws.
     """
     rng = generator(key, "partial attack")
     members, others = balanced(parts.target_in, parts.target_out, rng)
@@ -35,10 +34,9 @@ def partial_attack(target: Trained, parts: Split, key: bytes) -> Tally:
 
 
 def _features(target: Trained, records: Numbers) -> np.ndarray:
-    """Float64 ``[M, features]``."""
-    x, y = (
-        torch.from_numpy(array[records]) for array in (target.job.dataset.x, target.job.dataset.y)
-    )
+    """What the attacker sees of each record, float64 ``[M, features]``."""
+    data = target.job.dataset
+    x, y = torch.from_numpy(data.x[records]), torch.from_numpy(data.y[records])
     probabilities, gradients = target.probabilities(records)[0], target.job.gradients
     label = F.one_hot(y, probabilities.shape[1]).double()
     loss = gradients.losses(target.params, x[None], y[None])[0].double()

@@ -20,12 +20,12 @@ MODEL_BASED = ("shadow", "partial")
 
 @dataclass(frozen=True)
 class Ratios:
-    """What LiRA found, each model being the target of the others.
+    """LiRA's results, each model being the target of the others.
 
     Attributes:
-        right: bool ``[models, records]``, whether "member" was said where the ratio is above 1,
-            and "no member" elsewhere, rightly.
-        curve: over all models and records.
+        right: bool ``[models, records]``, whether the guess, "member" if the ratio is above 1, is
+            right.
+        curve: the ROC curve over all models and records.
     """
 
     right: NDArray[np.bool_]
@@ -34,13 +34,13 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Repetition:
-    """What the attacks found.
+    """The results of one repetition.
 
     Attributes:
-        test_accuracy: of the target model, on records that it was not trained on; None without one.
-        tallies: guesses by attack, of those on one target model.
-        ratios: LiRA's, or None.
-        certified, published: the largest epsilon of the trainings; infinite for no guarantee.
+        test_accuracy: the target model's, on records that it was not trained on; None without one.
+        tallies: guesses of the attacks on one target model, by attack.
+        ratios: LiRA's results, or None.
+        certified, published: the largest epsilons of the trainings; infinite without a guarantee.
     """
 
     test_accuracy: float | None
@@ -51,7 +51,7 @@ class Repetition:
 
 
 def repetition(job: Job, seed: int, attacks: Sequence[str], models: int) -> Repetition:
-    """Train what the attacks need on the job's records, and attack; draws are those of ``seed``.
+    """Train the models that the attacks need on the job's records, and attack them.
 
     Raises:
         ValueError: the budget does not pay for the training, or there are too few records.
@@ -79,7 +79,7 @@ def repetition(job: Job, seed: int, attacks: Sequence[str], models: int) -> Repe
 
 
 def some_records(job: Job, count: int | None) -> Job:
-    """The job with ``count`` of its training records, drawn by its seed; with all for None.
+    """The job with ``count`` random training records, or all for None.
 
     Raises:
         ValueError: it has fewer.
@@ -96,7 +96,7 @@ def some_records(job: Job, count: int | None) -> Job:
 
 
 def _likelihoods(job: Job, models: int, key: bytes) -> tuple[Trained, Ratios]:
-    """LiRA's models, each trained on a random half of the records, and what it found with them."""
+    """LiRA's models, each trained on a random half of the records, and its results."""
     records = len(job.dataset.y)
     inside = halves(records, models, key)
     owned = [np.flatnonzero(row) for row in inside]
@@ -106,7 +106,7 @@ def _likelihoods(job: Job, models: int, key: bytes) -> tuple[Trained, Ratios]:
 
 
 def _key(key: bytes, purpose: str) -> bytes:
-    """A key of its own, so that no two of the trainings share noise."""
+    """A separate key, so that no two trainings share noise."""
     return generator(key, purpose).bytes(len(key))
 
 

@@ -1,4 +1,4 @@
-"""Attacks on all trainings that are asked for, and their file."""
+"""Attacks all requested trainings and writes ``attack.json``."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -64,7 +64,7 @@ def _attacked(question: Question, config: Config) -> Attacked:
 
 
 def _success(name: str, config: Config, found: Sequence[Repetition], sure: float) -> Success:
-    """One attack on one kind of training over all repetitions, with intervals that are so sure."""
+    """One attack on one kind of training over all repetitions; ``sure`` is the confidence."""
     mechanism, budget = config.privacy.mechanism, config.privacy.epsilon
     ratios = [one.ratios for one in found if name == "lira" and one.ratios is not None]
     if ratios:
@@ -88,11 +88,11 @@ def _success(name: str, config: Config, found: Sequence[Repetition], sure: float
 
 
 def total(tallies: Sequence[Tally]) -> Tally:
-    """The guesses of several tallies together."""
+    """The sum of several tallies."""
     return Tally(sum(one.right for one in tallies), sum(one.guesses for one in tallies))
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    """None of no values."""
+    """The mean; None if there are no values."""
     kept = list(values)
     return sum(kept) / len(kept) if kept else None

@@ -1,8 +1,7 @@
-"""Black-Box/Shadow (Salem et al., "ML-Leaks", NDSS 2019): learn from a shadow model what the
-target's answers betray.
+"""Black-Box/Shadow (Salem et al., "ML-Leaks", NDSS 2019): attack by a shadow model's outputs.
 
-The attacker sees probabilities only. It has records like the target's, trains a model of the same
-kind on some of them, and learns to tell these from the rest by the shadow model's answers.
+The attacker sees probabilities only. It has records like the target's, trains a shadow model on
+some of them, and learns to tell these from the rest by that model's outputs.
 """
 
 import numpy as np
@@ -27,8 +26,8 @@ def shadow_attack(target: Trained, shadow: Trained, parts: Split, key: bytes) ->
     Args:
         target: one model, trained on ``parts.target_in``.
         shadow: one model, trained on ``parts.shadow_in``.
-        parts: of all records.
-        key: of the attack's draws.
+        parts: the split of all records.
+        key: key of the attack's draws.
     """
     rng = generator(key, "shadow attack")
 
@@ -41,8 +40,6 @@ def shadow_attack(target: Trained, shadow: Trained, parts: Split, key: bytes) ->
         members, others = balanced(members, others, rng)
         return features(trained, members), features(trained, others)
 
-    known, asked = (
-        both(shadow, parts.shadow_in, parts.shadow_out),
-        both(target, parts.target_in, parts.target_out),
-    )
+    known = both(shadow, parts.shadow_in, parts.shadow_out)
+    asked = both(target, parts.target_in, parts.target_out)
     return judge(known, asked, int(rng.integers(2**32)))

@@ -1,4 +1,4 @@
-"""How far a share of right guesses is certain: intervals around it, given the trained models."""
+"""Confidence intervals for the fraction of right guesses, given the trained models."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,8 @@ Interval = tuple[float, float]
 
 
 def of_counts(tally: Tally, confidence: float) -> Interval:
-    """Clopper and Pearson's interval for the probability of a right guess, one guess a record."""
+    """Clopper and Pearson's interval for the probability of a right guess, one guess per record."""
+    # beta quantiles invert the binomial tails exactly, so the interval holds for any sample size
     error = (1 - confidence) / 2
     right, wrong = tally.right, tally.guesses - tally.right
     low = float(stats.beta.ppf(error, right, wrong + 1)) if right else 0.0
@@ -19,10 +20,10 @@ def of_counts(tally: Tally, confidence: float) -> Interval:
 
 
 def of_records(shares: NDArray[np.float64], confidence: float) -> Interval:
-    """Student's interval for the mean of ``shares [records]``, cut to [0, 1].
+    """Student's interval for the mean of ``shares [records]``, clipped to [0, 1].
 
-    Guesses of many models about one record hang together: each is a shadow of the others. So a
-    record is one observation, the share of right guesses about it.
+    Guesses of many models about one record are dependent, since each is a shadow of the others. So
+    each record is one observation: the fraction of right guesses about it.
     """
     mean, spread = float(shares.mean()), float(shares.std(ddof=1)) / len(shares) ** 0.5
     half = spread * float(stats.t.ppf((1 + confidence) / 2, len(shares) - 1))

@@ -1,1 +1,1 @@
-"""The parts of the audit: lower bounds on epsilon from attacks on the mechanisms themselves."""
+"""Empirical lower bounds on epsilon, from attacks on the mechanisms."""

@@ -1,9 +1,9 @@
-"""Lower bounds on epsilon from what an attacker got right, exact for finitely many observations.
+"""Lower bounds on epsilon from an attacker's success, valid for finite samples.
 
-If a mechanism is (epsilon, delta)-differentially private, an attacker can be right only so often. A
-count that would be too improbable under some epsilon refutes that epsilon; the bound is the largest
-epsilon that is refuted. Each function returns a bound that exceeds the true epsilon with a
-probability of at most ``1 - confidence``, and never one below 0.
+(epsilon, delta)-differential privacy limits how often an attacker can be right. A count that is too
+improbable under some epsilon refutes that epsilon; the bound is the largest refuted epsilon. Each
+function returns a bound of at least 0 that exceeds the true epsilon with a probability of at most
+``1 - confidence``.
 """
 
 import math
@@ -17,13 +17,13 @@ from scipy.optimize import brentq
 Floats = NDArray[np.float64]
 
 LARGEST = 100.0
-"""No bound is above this epsilon."""
+"""Largest epsilon that a bound can have."""
 GRID = 64
-"""Thresholds that are tried from each side."""
+"""Maximum number of thresholds tried for each ordered pair of samples."""
 
 
 def one_run_p_value(guesses: int, right: int, coins: int, epsilon: float, delta: float) -> float:
-    """Probability, at most, that an attacker on an (epsilon, delta)-DP training guesses that well.
+    """Upper bound on the probability that an attacker on (epsilon, delta)-DP training does so well.
 
     Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem
     5.2: with f(v) the probability that a binomial of ``guesses`` trials, each a success with
@@ -31,9 +31,9 @@ def one_run_p_value(guesses: int, right: int, coins: int, epsilon: float, delta:
     over i >= 1 of (f(right - i) - f(right)) / i``.
 
     Args:
-        guesses: r, coins that the attacker did not abstain on.
-        right: v, right ones among them.
-        coins: m, all independent fair coins.
+        guesses: r, the number of coins that the attacker guessed.
+        right: v, the number of right guesses.
+        coins: m, the number of independent fair coins.
         epsilon: at least 0.
         delta: in [0, 1).
 
@@ -47,22 +47,18 @@ def one_run_p_value(guesses: int, right: int, coins: int, epsilon: float, delta:
         )
     log_right, log_wrong = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     fewer = np.arange(right - 1, -1, -1.0)
-    ways = (
-        special.gammaln(guesses + 1)
-        - special.gammaln(fewer + 1)
-        - special.gammaln(guesses - fewer + 1)
-    )
-    below = np.cumsum(
-        np.exp(ways + fewer * log_right + (guesses - fewer) * log_wrong)
-    )  # f(right - i) - f(right)
+    ways = special.gammaln(guesses + 1) - special.gammaln(fewer + 1)
+    ways -= special.gammaln(guesses - fewer + 1)
+    # f(right - i) - f(right) is the sum of the i probabilities just below `right`
+    below = np.cumsum(np.exp(ways + fewer * log_right + (guesses - fewer) * log_wrong))
     steepest = float((below / np.arange(1, right + 1)).max(initial=0.0))
+    # f(v), the binomial tail, is the incomplete beta function I_p(v, r - v + 1)
     tail = float(special.betainc(right, guesses - right + 1, math.exp(log_right))) if right else 1.0
     return min(1.0, tail + 2 * coins * delta * steepest)
 
 
 def one_run_epsilon(guesses: int, right: int, coins: int, delta: float, confidence: float) -> float:
-    """The largest epsilon at which so many right guesses have a probability of at most ``1 -
-    confidence``."""
+    """The largest epsilon under which the p-value is at most ``1 - confidence``, or 0."""
     check_confidence(confidence)
 
     def excess(epsilon: float) -> float:
@@ -70,6 +66,7 @@ def one_run_epsilon(guesses: int, right: int, coins: int, delta: float, confiden
 
     if excess(0.0) >= 0:
         return 0.0
+    # the root may be off by xtol: lowered by as much it is on the safe side
     return LARGEST if excess(LARGEST) < 0 else float(brentq(excess, 0.0, LARGEST, xtol=1e-9)) - 1e-9
 
 
@@ -83,48 +80,41 @@ def rates_epsilon(
 ) -> Floats:
     """``log((P - delta) / P')`` from counts of one event, P bounded from below and P' from above.
 
-    The bounds are those of Clopper and Pearson (1934), each of half the error.
+    The bounds are those of Clopper and Pearson (1934), each with half the error probability.
 
     Args:
-        hits: how often the event happened with the first data set, ``[...]``, out of ``trials``
-            independent runs.
-        alarms: the same with its neighbour, ``[...]``, out of ``others``.
+        hits: number of events ``[...]`` in ``trials`` independent runs with the first data set.
+        alarms: number of events ``[...]`` in ``others`` independent runs with its neighbour.
     """
     check_confidence(confidence)
     error = (1 - confidence) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         low = np.where(hits > 0, stats.beta.ppf(error, hits, trials - hits + 1), 0.0)
-        high = np.where(
-            alarms < others, stats.beta.ppf(1 - error, alarms + 1, others - alarms), 1.0
-        )
+        rest = others - alarms
+        high = np.where(rest > 0, stats.beta.ppf(1 - error, alarms + 1, rest), 1.0)
+        # DP gives P <= e^epsilon P' + delta for every event, so epsilon >= log((P - delta) / P')
         return np.maximum(0.0, np.log(np.maximum(low - delta, 0.0)) - np.log(high))
 
 
 def threshold_epsilon(one: Floats, other: Floats, delta: float, confidence: float) -> float:
-    """A bound from a statistic of many runs with two neighbouring data sets, float64 ``[runs]``
-    each.
+    """A bound from a statistic ``[runs]`` of many runs with each of two neighbouring data sets.
 
-    The event is "the statistic lies beyond a threshold". Which threshold, on which side, and which
-    data set comes first are chosen by the even runs and judged by the odd ones.
+    The event is "the statistic lies beyond a threshold". The threshold, its side, and which data
+    set comes first are chosen on the even runs and tested on the odd ones.
 
     Raises:
         ValueError: fewer than two runs with either data set, or a confidence outside (0, 1).
     """
-    if min(len(one), len(other)) < 2:
-        raise ValueError(
-            f"runs = {min(len(one), len(other))} must be at least 2: half of them choose the "
-            "threshold"
-        )
-    pairs = [
-        (sign * first, sign * second)
-        for sign in (1, -1)
-        for first, second in ((one, other), (other, one))
-    ]
+    runs = min(len(one), len(other))
+    if runs < 2:
+        raise ValueError(f"runs = {runs} must be at least 2: half of them choose the threshold")
+    pairs = [(sign * a, sign * b) for sign in (1, -1) for a, b in ((one, other), (other, one))]
     choices = [
         (gain, number, t)
         for number, pair in enumerate(pairs)
         for gain, t in _choices(*pair, delta, confidence)
     ]
+    # the choice is made on other runs than the test, so the test's confidence stays valid
     _, number, threshold = max(choices)
     first, second = (values[1::2] for values in pairs[number])
     hits, alarms = (np.array((values > threshold).sum()) for values in (first, second))
@@ -142,8 +132,7 @@ def check_confidence(confidence: float) -> None:
 def _choices(
     first: Floats, second: Floats, delta: float, confidence: float
 ) -> Iterator[tuple[float, float]]:
-    """Thresholds at ranks of the even runs of ``second``, dense in its upper tail, with the bounds
-    they would give."""
+    """(bound, threshold) on the even runs; thresholds are dense in the upper tail of ``second``."""
     a, b = np.sort(first[::2]), np.sort(second[::2])
     ranks = np.unique(np.geomspace(1, len(b), GRID).astype(np.int64))
     thresholds = b[-ranks]

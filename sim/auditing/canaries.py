@@ -1,7 +1,6 @@
-"""Canaries: records that are made to be noticed, and the null records that stand in for those that
-are left out.
+"""Canaries: records crafted to be detectable, and null records in place of those left out.
 
-Both are put between a cohort and its mechanism, so that whatever is audited is the mechanism that
+Both are inserted between a cohort and its mechanism, so that the audit tests the mechanism that
 trains.
 """
 
@@ -19,15 +18,14 @@ from mechanisms.metric import IDENTITY, Metric, transform
 from mechanisms.sampling import CohortData
 
 CANARY_ENTRIES = 2**23
-"""Entries of canaries' gradients that are held at once."""
+"""Maximum gradient entries of canaries held at once."""
 
 
 @dataclass(frozen=True)
 class ZeroedOut(CohortData):
-    """Records of which some are null records: they enter no batch, and the public sizes ``[K]``
-    count them too.
+    """Records of which some are null: these enter no batch, but count in the public sizes ``[K]``.
 
-    ``records[k]`` are those of client k that are not null.
+    ``records[k]`` are the records of client k that are not null.
     """
 
     public_sizes: tuple[int, ...]
@@ -38,30 +36,24 @@ class ZeroedOut(CohortData):
 
 
 class CanaryGradients:
-    """Per-record gradients in which some records have a loss of the auditor's choice; as
-    `RecordGradients` otherwise.
+    """`RecordGradients` in which some records, the canaries, have a loss chosen by the auditor.
 
     A record of label ``classes + j`` is a gradient canary: its loss is ``-size w[coordinates[j]]``,
-    so that its gradient lies along one coordinate, at every model; with a size above the clip bound
-    its clipped gradient has the bound's length. All other records' gradients are 0 in these
-    coordinates. An adversary who knows those records could subtract what they add there; so he need
-    not.
+    so at every model its gradient lies along one coordinate; with a size above the clip bound its
+    clipped gradient has exactly that length. All other records' gradients are set to 0 in these
+    coordinates: an adversary who knows those records could subtract their contributions anyway.
 
     Args:
-        inner: of the model and its true loss.
+        inner: gradients of the model's true loss.
         classes: the number of true labels.
-        coordinates: int64 ``[m]``, places in a row of parameters.
+        coordinates: int64 ``[m]``, indices into a row of parameters.
         size: length of a canary's gradient, positive.
     """
 
     def __init__(self, inner: RecordGradients, classes: int, coordinates: Tensor, size: float):
         self.layout = inner.layout
-        self._inner, self._classes, self._coordinates, self._size = (
-            inner,
-            classes,
-            coordinates,
-            size,
-        )
+        self._inner, self._classes, self._size = inner, classes, size
+        self._coordinates = coordinates
         self._touched = torch.unique(coordinates)
 
     def scaled_sum(
@@ -96,48 +88,44 @@ class CanaryGradients:
         return total, norms
 
     def norms(self, params: Tensor, x: Tensor, y: Tensor, metric: Metric = IDENTITY) -> Tensor:
-        """``[K, B]``: the L2 norm of each record's whole gradient."""
+        """``[K, B]``: the L2 norm of each record's gradient."""
         return self.scaled_sum(params, x, y, torch.zeros_like, metric)[1]
 
     def losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """``[K, B]``: the loss of each record."""
         client, record = (y >= self._classes).nonzero(as_tuple=True)
         losses = self._inner.losses(params, x, self._true(y))
-        losses[client, record] = (
-            -self._size * params[client, self._coordinates[y[client, record] - self._classes]]
-        )
+        places = self._coordinates[y[client, record] - self._classes]
+        losses[client, record] = -self._size * params[client, places]
         return losses
 
     def _true(self, y: Tensor) -> Tensor:
-        """Labels that the model's own loss takes; a canary's is of no consequence."""
+        """Labels valid for the model's own loss; those of canaries do not matter."""
         return y.clamp(max=self._classes - 1)
 
     def _without_canaries(self, total: Tensor, metric: Metric) -> Tensor:
-        """``total [K, P]`` with 0 in the canaries' coordinates, as they are before the metric."""
+        """``total [K, P]`` with 0 in the canaries' coordinates, which the metric may mix."""
         back = {layer: torch.linalg.inv(matrix) for layer, matrix in metric.items()}
         plain = transform(back, self.layout, total)
         plain[:, self._touched] = 0.0
         return transform(metric, self.layout, plain)
 
     def _crafted(self, params: Tensor, client: Tensor, places: Tensor, metric: Metric) -> Tensor:
-        """Gradients ``[n, P]`` of canaries of these clients ``[n]`` at these coordinates ``[n]``,
-        under the metric."""
+        """Canary gradients ``[n, P]`` of these clients and coordinates, under the metric."""
         rows = params.new_zeros(len(places), self.layout.size)
         rows[torch.arange(len(places), device=rows.device), places] = -self._size
-        return transform(
-            {layer: matrix[client] for layer, matrix in metric.items()}, self.layout, rows
-        )
+        own = {layer: matrix[client] for layer, matrix in metric.items()}
+        return transform(own, self.layout, rows)
 
 
 @dataclass(frozen=True)
 class Planted:
-    """Which records are canaries, in which form, and which of them are left out; the same for every
-    cohort.
+    """Which records are canaries, of which kind, and which are left out; the same for all cohorts.
 
     Attributes:
-        labels: int64 ``[N]``, the data set's with the canaries' in their places.
-        absent: bool ``[N]``, canaries that null records stand in for.
-        coordinates: int64 ``[m]``, of gradient canaries; empty where there are none.
+        labels: int64 ``[N]``, the data set's labels with those of the canaries replaced.
+        absent: bool ``[N]``, canaries that are replaced by null records.
+        coordinates: int64 ``[m]``, coordinates of gradient canaries; empty if there are none.
         classes: the number of true labels.
         size: length of a gradient canary's gradient.
     """
@@ -149,7 +137,7 @@ class Planted:
     size: float
 
     def seen(self, cohort: Cohort) -> Cohort:
-        """The cohort as its mechanism is to see it."""
+        """The cohort with the canaries, as its mechanism sees it."""
         data = cohort.data
         present = [records[~self.absent[records]] for records in data.records]
         sizes = tuple(len(records) for records in data.records)

@@ -1,10 +1,9 @@
-"""Many independent trainings with and without one record, all at once: the repetitions are the
-client axis.
+"""The audit by many independent trainings with and without one record, run as clients of a cohort.
 
-Two neighbouring data sets (zero-out adjacency), thousands of runs with each through the mechanism
-that trains, a statistic of what each run releases, and the bound that follows from how well it
-tells the two apart (`bounds.threshold_epsilon`). For models of a few parameters, where that costs
-seconds; this is the sharpest audit here.
+It trains thousands of runs on each of two neighbouring data sets (zero-out adjacency), computes a
+statistic of what each run releases, and bounds epsilon by how well that tells the two apart
+(`bounds.threshold_epsilon`). It is the tightest audit here, for models of a few parameters, where
+it takes seconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,28 +24,27 @@ from sim.auditing.bounds import threshold_epsilon
 from sim.auditing.canaries import ZeroedOut
 
 AT_A_TIME = 20_000
-"""Runs of one cohort."""
+"""Maximum number of runs in one cohort."""
 
 Statistic = Callable[[Tensor], Tensor]
-"""From released models of some runs, ``[1 + rounds, runs, P]``, the start first, to a number for
-each, ``[runs]``."""
+"""Maps released models ``[1 + rounds, runs, P]``, the initial one first, to numbers ``[runs]``."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Two neighbouring data sets, and what is trained on them.
+    """Two neighbouring data sets and the training on them.
 
     Attributes:
         mechanism: the local optimizer.
-        plan: of every run.
-        gradients: of the model.
-        x, y: records ``[N, ...]`` and labels ``[N]``; all of them are the first data set.
-        canary: the record whose place a null record takes in the second one.
-        start: the first model ``[P]``.
+        plan: the plan of every run.
+        gradients: per-record gradients of the model.
+        x, y: records ``[N, ...]`` and labels ``[N]`` of the first data set.
+        canary: the record that is a null record in the second data set.
+        start: the initial model ``[P]``.
         optimizer: turns gradients into directions.
         rate: the learning rate.
         rounds: local rounds, each of the plan's steps; their models are released.
-        holdout: records and labels that both know, where there are any.
+        holdout: public records and labels, or None.
     """
 
     mechanism: Mechanism
@@ -65,32 +63,28 @@ class World:
 def many_run_epsilon(
     world: World, statistic: Statistic, runs: int, delta: float, confidence: float, key: bytes
 ) -> float:
-    """A lower bound on the epsilon of the world's mechanism, from that many runs with either data
-    set.
+    """A lower bound on the mechanism's epsilon from ``runs`` runs with each data set.
 
     It exceeds the true one with a probability of at most ``1 - confidence``.
     """
     everything = np.arange(len(world.y))
-    both = (everything, np.delete(everything, world.canary))
-    samples = [
-        np.concatenate(
-            [
-                statistic(models).double().numpy()
-                for models in released(world, records, runs, key, nth * runs)
-            ]
-        )
-        for nth, records in enumerate(both)
-    ]
-    return threshold_epsilon(samples[0], samples[1], delta, confidence)
+
+    def sample(records: np.ndarray, first: int) -> np.ndarray:
+        models = released(world, records, runs, key, first)
+        return np.concatenate([statistic(some).double().numpy() for some in models])
+
+    # run numbers differ between the data sets, so that all draws are independent
+    one = sample(everything, 0)
+    other = sample(np.delete(everything, world.canary), runs)
+    return threshold_epsilon(one, other, delta, confidence)
 
 
 def released(
     world: World, records: np.ndarray, runs: int, key: bytes, first: int
 ) -> Iterator[Tensor]:
-    """The released models of independent runs on these records, ``[1 + rounds, some runs, P]`` at a
-    time.
+    """Yield the released models ``[1 + rounds, some runs, P]`` of independent runs.
 
-    ``first`` is the number of the first run: the runs' draws are named by number.
+    ``first`` is the number of the first run; numbers name the runs' draws.
     """
     for at in range(first, first + runs, AT_A_TIME):
         numbers = range(at, min(at + AT_A_TIME, first + runs))
@@ -117,6 +111,7 @@ def _cohort(
     runs, plan = len(numbers), world.plan
     accounts: list[Account] = []
     if isinstance(plan, AdaptivePlan):
+        # every round allots the same Renyi cost; what earlier rounds left over carries on
         allotted = nth * plan.allotment.rdp
         accounts = [Account(plan.allotment.order, allotted, one) for one in spent]
     return Cohort(
@@ -135,7 +130,7 @@ def _cohort(
 def _spent(
     mechanism: Mechanism, cohort: Cohort, end: LocalState, before: Sequence[float]
 ) -> list[float]:
-    """What each run has spent of its allotments after this round, in nats at its order."""
+    """What each run has spent of its allotments so far, in nats at the allotment's Renyi order."""
     moved = [
         sum(m.spent for event, count in charges.items() if (m := movement_of(0, event, count)))
         for charges in mechanism.realized(cohort, end)

@@ -1,9 +1,8 @@
-"""The audit of one training: many canaries, each in or out by a fair coin, and an attacker who
-guesses the coins.
+"""The audit by one training: many canaries, each in or out by a fair coin that an attacker guesses.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023. Canaries are
-some of the clients' records; a null record stands in for one that is out, so that public sizes do
-not change (zero-out adjacency). They are gradient canaries, scored by what every upload adds along
+some of the clients' records; one that is out is replaced by a null record, so that public sizes do
+not change (zero-out adjacency). They are gradient canaries, scored by every upload's movement along
 them (white box), or records with a wrong label, scored by the final model's loss (black box). The
 attacker knows everything but the coins and the noise, and may abstain.
 """
@@ -25,11 +24,11 @@ from sim.auditing.bounds import Floats, one_run_epsilon
 from sim.auditing.canaries import Planted
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Shares of the coins that are guessed; each is tried, with its part of the error."""
+"""Fractions of the coins that are guessed; all are tried, each with an equal part of the error."""
 LENGTH = 10.0
-"""Of a gradient canary, in clip norms: far beyond the bound in every mechanism's geometry."""
+"""Length of a gradient canary in clip norms: far above the bound in every mechanism's geometry."""
 MAX_CANARIES = 1_000
-"""Canaries, where the user has not said."""
+"""Maximum default number of canaries."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,9 @@ class Guesses:
     """The attacker's best choice of how many coins to guess.
 
     Attributes:
-        coins: canaries.
-        guesses: coins guessed.
-        right: of them.
+        coins: number of canaries.
+        guesses: number of coins guessed.
+        right: number of right guesses.
         epsilon: the lower bound.
     """
 
@@ -50,21 +49,19 @@ class Guesses:
 
 
 def guess(scores: Floats, included: NDArray[np.bool_], delta: float, confidence: float) -> Guesses:
-    """Guess "in" for the highest scores ``[m]``, "out" for the lowest, nothing between; half of
-    each.
+    """Guess "in" for the highest scores ``[m]``, "out" for as many of the lowest, none in between.
 
-    How many are guessed is tried over `SHARES`. Each choice has an equal part of the error, so the
-    best one's bound holds at the stated confidence.
+    The number of guesses is the best of `SHARES`, and the bound holds at the stated confidence.
     """
     coins, order = len(scores), np.argsort(scores, kind="stable")
+    # union bound: each share has an equal part of the error, so the best bound is valid
     each = 1 - (1 - confidence) / len(SHARES)
     tried = []
     for share in SHARES:
         side = int(share * coins / 2)
         right = int(included[order[coins - side :]].sum() + (~included[order[:side]]).sum())
-        tried.append(
-            Guesses(coins, 2 * side, right, one_run_epsilon(2 * side, right, coins, delta, each))
-        )
+        epsilon = one_run_epsilon(2 * side, right, coins, delta, each)
+        tried.append(Guesses(coins, 2 * side, right, epsilon))
     return max(tried, key=lambda one: one.epsilon)
 
 
@@ -75,9 +72,9 @@ class Canaries:
     Attributes:
         records: int64 ``[m]``, record numbers.
         included: bool ``[m]``, the coins.
-        labels: int64 ``[m]``, wrong ones, or those that stand for a coordinate.
-        coordinates: int64 ``[m]``, along which gradient canaries lie; empty where labels are wrong.
-        planted: how they stand among the others.
+        labels: int64 ``[m]``, wrong labels, or those that encode a coordinate.
+        coordinates: int64 ``[m]``, the gradient canaries' coordinates; empty for wrong labels.
+        planted: the canaries among the other records.
     """
 
     records: NDArray[np.int64]
@@ -87,7 +84,7 @@ class Canaries:
     planted: Planted
 
     def places(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which canaries ``[...]`` are among these record numbers."""
+        """Indices ``[...]`` of the canaries among these record numbers."""
         return np.flatnonzero(np.isin(self.records, records))
 
 
@@ -101,22 +98,22 @@ def plant(
     size: float,
     device: torch.device,
 ) -> Canaries:
-    """Gradient canaries of length ``size``, or, where that is 0, records with a wrong label.
+    """Choose gradient canaries of length ``size``, or records with a wrong label if that is 0.
 
     The canaries of one client lie along different coordinates.
 
     Args:
         y: the labels ``[N]``.
-        classes: how many there are.
+        classes: the number of true labels.
         owned: every client's record numbers.
-        parameters: P.
-        count: of canaries.
-        key: of the draws.
+        parameters: the number of parameters P.
+        count: the number of canaries.
+        key: key of the random draws.
         size: length of a canary's gradient.
-        device: that of the records.
+        device: the device of the records.
 
     Raises:
-        ValueError: fewer records or, for gradient canaries, fewer parameters than that.
+        ValueError: fewer records than canaries, or fewer parameters than a client's canaries.
     """
     everybody = np.sort(np.concatenate(owned))
     if not 1 <= count <= len(everybody):
@@ -135,12 +132,13 @@ def plant(
         if ranks.max() >= parameters:
             raise ValueError(
                 f"canaries = {count} are up to {ranks.max() + 1} in a client, more than the "
-                f"model's {parameters} parameters: lower --canaries, take a larger --model, or "
+                f"model's {parameters} parameters: lower --canaries, use a larger --model, or "
                 "give --black-box"
             )
+        # one coordinate per rank: clients may share coordinates, as each is scored on its own
         table = rng.permutation(parameters)[: ranks.max() + 1]
         own_labels, coordinates = classes + ranks, table[ranks]
-    else:
+    else:  # a shift by 1 .. classes - 1 never gives the true label
         own_labels, coordinates = (y[records] + rng.integers(1, classes, count)) % classes, table
     labels = y.copy()
     labels[records] = own_labels
@@ -150,7 +148,7 @@ def plant(
 
 
 def _ranks(records: NDArray[np.int64], owned: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The number of each canary ``[m]`` among those of its client, from 0."""
+    """The rank of each canary ``[m]`` among those of its client, from 0."""
     ranks = np.empty(len(records), dtype=np.int64)
     for own in owned:
         inside = np.flatnonzero(np.isin(records, own))
@@ -159,13 +157,13 @@ def _ranks(records: NDArray[np.int64], owned: Sequence[NDArray[np.int64]]) -> ND
 
 
 class Watched:
-    """A mechanism among whose records canaries stand, and whose uploads are watched.
+    """A mechanism that sees canaries among its records, and whose uploads are observed.
 
     Attributes:
-        mechanism: to train with.
-        scores: float64 ``[m]``: how far each canary's client moved along it, over all rounds, each
-            round in units of its learning rate over the client's number of records; 0 where there
-            are no gradient canaries.
+        mechanism: the mechanism to train with.
+        scores: float64 ``[m]``: how far each canary's client moved along it in all rounds, each
+            round in units of its learning rate over the client's number of records; 0 without
+            gradient canaries.
     """
 
     def __init__(self, row: Mechanism, canaries: Canaries):
@@ -187,9 +185,9 @@ class Watched:
 
     def _end(self, cohort: Cohort, state: LocalState) -> Sequence[Charges]:
         if len(self._canaries.coordinates):
-            pace = cohort.learning_rate(torch.zeros_like(state.taken)) / cohort.data.sizes().to(
-                state.taken
-            )
+            # rate / size is the scale of a step: dividing by it makes rounds and clients comparable
+            rate = cohort.learning_rate(torch.zeros_like(state.taken))
+            pace = rate / cohort.data.sizes().to(state.taken)
             moves = ((state.params - self._start) / pace[:, None]).double().cpu().numpy()
             for move, records in zip(moves, cohort.data.records, strict=True):
                 mine = self._canaries.places(records)
@@ -200,12 +198,9 @@ class Watched:
 def losses(
     gradients: RecordGradients, canaries: Canaries, x: Tensor, first: Tensor, last: Tensor
 ) -> Floats:
-    """Scores ``[m]`` of wrongly labelled canaries: how far their loss fell from the first model
-    ``[P]`` to the last."""
-    records, labels = (
-        x[torch.from_numpy(canaries.records)][None],
-        torch.from_numpy(canaries.labels)[None],
-    )
+    """Scores ``[m]`` of mislabelled canaries: the fall of their loss from ``first`` to ``last``."""
+    records = x[torch.from_numpy(canaries.records)][None]
+    labels = torch.from_numpy(canaries.labels)[None]
     before, after = (gradients.losses(params[None], records, labels)[0] for params in (first, last))
     return np.asarray((before - after).double().cpu().numpy())
 
@@ -217,7 +212,7 @@ def by_client(
     delta: float,
     confidence: float,
 ) -> dict[int, Guesses]:
-    """What the canaries of each client alone show, by client number; for clients that hold any."""
+    """The guesses about each client's own canaries, for clients that hold any."""
     places = {client: canaries.places(records) for client, records in enumerate(owned)}
     return {
         client: guess(scores[mine], canaries.included[mine], delta, confidence)

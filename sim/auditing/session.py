@@ -1,5 +1,4 @@
-"""One audited run from beginning to end: job, canaries, training, guesses, the result beside the
-run's other files."""
+"""One audited run from beginning to end: job, canaries, training, guesses, ``audit.json``."""
 
 import json
 from pathlib import Path
@@ -35,21 +34,20 @@ def audit(
     """Train once with canaries and write ``audit.json``.
 
     Args:
-        config: of the run; it trains in this process.
-        count: of canaries; None: `one_run.MAX_CANARIES`, or half of the records, or half of the
-            parameters for each client, where that is less.
+        config: the run's configuration; it trains in this process.
+        count: number of canaries; None: the least of `one_run.MAX_CANARIES`, half of the records,
+            and half of the parameters per client.
         black_box: wrong labels and the final model, instead of crafted gradients and every upload.
-        confidence: of the bound.
-        quiet: print nothing.
+        confidence: confidence of the bound.
+        quiet: whether to print nothing.
 
     Raises:
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
     single_thread()
-    execution = config.run.model_copy(
-        update={"engine": "inline", "quiet": config.run.quiet or quiet}
-    )
+    quiet = config.run.quiet or quiet
+    execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
     config = config.model_copy(update={"run": execution})
     folder, job = rundir.choose(config), build(config)
     canaries = _plant(job, count, black_box)
@@ -59,15 +57,10 @@ def audit(
     session.run(job, folder, inline_exchange(job, folder, watched.mechanism))
     scores = watched.scores
     if black_box:
-        layout = job.gradients.layout
+        layout, x = job.gradients.layout, torch.from_numpy(present(job, folder).dataset.x)
         final = load((folder / "model.safetensors").read_bytes())
-        models = (
-            layout.initial(job.model),
-            layout.flatten({name: final[name] for name in layout.names}),
-        )
-        scores = one_run.losses(
-            job.gradients, canaries, torch.from_numpy(present(job, folder).dataset.x), *models
-        )
+        last = layout.flatten({name: final[name] for name in layout.names})
+        scores = one_run.losses(job.gradients, canaries, x, layout.initial(job.model), last)
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
     owned = [job.partition.of(client) for client in range(config.data.clients)]
@@ -85,11 +78,9 @@ def show(result: Audit) -> None:
     table.add_column(overflow="fold")
     guesses = f"{result.right} of {result.guesses} guesses right"
     guesses += f", {result.canaries} canaries, {result.view}"
+    lower = wording.lower_bound(result.epsilon_lower)
     rows = (
-        (
-            "lower bound",
-            f"{wording.lower_bound(result.epsilon_lower)} with confidence {result.confidence:g}",
-        ),
+        ("lower bound", f"{lower} with confidence {result.confidence:g}"),
         ("certified epsilon", wording.epsilon(result.epsilon_certified)),
         ("published epsilon", wording.epsilon(result.epsilon_published)),
         ("attacker", guesses),

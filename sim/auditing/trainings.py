@@ -1,5 +1,4 @@
-"""Many central trainings at once, each on records of its own: what attacks on membership are tried
-on."""
+"""Trains many central models at once on different records, as targets of membership inference."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,18 +25,18 @@ from sim.job.job import Job
 from sim.phases.training import local_steps
 
 AT_A_TIME = 8
-"""Trainings of one cohort."""
+"""Maximum number of trainings in one cohort."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Models of one configuration, and what each can tell.
+    """Models of one configuration and their epsilons.
 
     Attributes:
         job: the configuration, its data and its model.
-        params: ``[K, P]``, on the CPU.
+        params: parameters ``[K, P]``, on the CPU.
         epsilon: the largest certified epsilon of the K trainings, at the configuration's delta.
-        epsilon_published: the largest that their paper claims for what they released.
+        epsilon_published: the largest published epsilon of what they released.
     """
 
     job: Job
@@ -46,17 +45,16 @@ class Trained:
     epsilon_published: float = math.inf
 
     def probabilities(self, records: NDArray[np.int64]) -> Tensor:
-        """``[K, M, classes]``: what each model says of these records ``[M]``, float64."""
+        """Each model's probabilities for records ``[M]``, float64 ``[K, M, classes]``."""
         x = torch.from_numpy(self.job.dataset.x[records])
         rows = [self.job.gradients.logits(row[None], x[None])[0] for row in self.params]
         return torch.stack(rows).double().softmax(dim=2)
 
 
 def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
-    """A training on each of these sets of records, as one client trains that holds them: all rounds
-    in one go.
+    """Train on each of these sets of records as one client that holds them, all rounds as one.
 
-    Where the noise is given, it ends with the last round that the budget pays for, as a run does.
+    With given noise, training ends after the last round that the budget pays for, as a run does.
 
     Raises:
         ValueError: the budget does not pay for the training.
@@ -65,9 +63,8 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     row, sizes = MECHANISMS[config.privacy.mechanism], np.array([len(own) for own in owned])
     steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
     lengths = torch.from_numpy(steps).float()
-    steps = np.array(
-        [paid_steps(config, *sized) for sized in zip(steps.tolist(), sizes.tolist(), strict=True)]
-    )
+    sized = zip(steps.tolist(), sizes.tolist(), strict=True)
+    steps = np.array([paid_steps(config, most, size) for most, size in sized])
     own = getattr(config, config.privacy.mechanism, None)
     table = plan_table(config.privacy, own, steps, 1, sizes)
     device = device_of(config)
@@ -95,18 +92,16 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
         models.append(end.params.cpu())
         released = zip(plans, row.realized(cohort, end), strict=True)
         settled += [payable(merge(plan.round_charges(1), found)) for plan, found in released]
-    spent = max(epsilon(planned(plan, 1), config.privacy.delta).epsilon for plan in table.plans)
-    claimed = max(
-        epsilon(charges, config.privacy.delta, "published").epsilon for charges in settled
-    )
+    delta = config.privacy.delta
+    spent = max(epsilon(planned(plan, 1), delta).epsilon for plan in table.plans)
+    claimed = max(epsilon(charges, delta, "published").epsilon for charges in settled)
     return Trained(job, torch.cat(models), spent, claimed)
 
 
 def paid_steps(config: Config, steps: int, size: int) -> int:
-    """The steps, of ``steps`` in whole rounds, that the budget pays for at a given noise; at least
-    those of one round.
+    """The steps that the budget pays for at a given noise, in whole rounds and at least one.
 
-    Calibrated noise pays for all of them.
+    Calibrated noise pays for all ``steps``.
     """
     privacy, mechanism = config.privacy, MECHANISMS[config.privacy.mechanism]
     noise, own = privacy.noise_multiplier, getattr(config, privacy.mechanism, None)
@@ -129,7 +124,7 @@ def paid_steps(config: Config, steps: int, size: int) -> int:
 
 
 def _rates(local: Local, length: Tensor) -> Callable[[Tensor], Tensor]:
-    """From steps taken ``[K]`` to rates ``[K]`` of trainings of ``length [K]`` steps."""
+    """A function from steps taken ``[K]`` to learning rates ``[K]``, for ``length [K]`` steps."""
     return lambda taken: local.lr * SCHEDULES[local.lr_schedule](taken / length)
 
 

@@ -1,9 +1,8 @@
-"""The files of a recipe's table, and the leaderboard's page, as they stand."""
+"""Writes the files of a recipe's table, and the leaderboard's page."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mechanisms import durable
 from sim.benching import leaderboard, table
@@ -13,52 +12,39 @@ from sim.config.recipe import Recipe, read
 
 
 class Table:
-    """A recipe with its runs, and the files of its table."""
+    """A recipe with its runs and the files of its table."""
 
     def __init__(self, recipe: Path, given: argparse.Namespace):
-        self.recipe, self.stem, self._budget = (
-            _chosen(read(recipe), given),
-            recipe.stem,
-            given.budget,
-        )
+        self.recipe, self.stem = _chosen(read(recipe), given), recipe.stem
+        self._budget = given.budget
         self.path = given.out / f"{self.stem}-{given.budget}"
-        settings: dict[str, Any] = {"data_dir": given.data_dir} if given.data_dir else {}
+        settings = {"data_dir": given.data_dir} if given.data_dir else {}
         self.runs = plan(self.recipe, self.path, given.budget, given.seeds, settings, given.cells)
         self.faults: dict[Run, str] = {}
 
     def file(self, kind: str) -> Path:
-        """The table's file of a kind: ``md``, ``csv`` or ``svg``."""
+        """The path of the table's ``md``, ``csv`` or ``svg``."""
         return self.path.with_name(f"{self.path.name}.{kind}")
 
     def write(self) -> bool:
-        """Write table and plot as they stand; whether nothing is missing."""
+        """Write table and plot in their current state; returns whether all cells are complete."""
         from sim.showing import plots
 
+        recipe, plot, budget = self.recipe, self.recipe.plot, self._budget
         lines = table.lines(self.runs, self.faults)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(self.file("md"), table.markdown(self.recipe, self._budget, lines).encode())
-        durable.write(self.file("csv"), table.as_csv(self.recipe, self._budget, lines).encode())
-        labels = {
-            "epsilon": "certified epsilon",
-            "column": self.recipe.axis,
-            "path": f"{self._budget} epsilon",
-        }
-        y = (
-            "accuracy"
-            if self.recipe.plot in ("epsilon", "column", "path")
-            else self.recipe.plot.replace("_", " ")
-        )
-        ticks = (
-            [column.name for column in self.recipe.columns] if self.recipe.plot == "column" else []
-        )
-        picture = plots.curves(
-            table.points(self.recipe, lines), labels.get(self.recipe.plot, "round"), y, ticks
-        )
+        durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
+        durable.write(self.file("csv"), table.as_csv(recipe, budget, lines).encode())
+        axes = {"epsilon": "certified epsilon", "column": recipe.axis, "path": f"{budget} epsilon"}
+        y = "accuracy" if plot in axes else plot.replace("_", " ")
+        ticks = [column.name for column in recipe.columns] if plot == "column" else []
+        picture = plots.curves(table.points(recipe, lines), axes.get(plot, "round"), y, ticks)
         durable.write(self.file("svg"), plots.svg(picture))
         return all(line.complete for line in lines)
 
 
 def write_page(given: argparse.Namespace, tables: Sequence[Table]) -> None:
+    """Write the leaderboard if a page was requested."""
     if given.page is not None:
         known = [
             leaderboard.Table(one.stem, given.budget, table.lines(one.runs, {})) for one in tables
@@ -67,16 +53,13 @@ def write_page(given: argparse.Namespace, tables: Sequence[Table]) -> None:
 
 
 def _chosen(recipe: Recipe, given: argparse.Namespace) -> Recipe:
-    """The recipe with the wanted rows and columns alone."""
+    """The recipe with the requested rows and columns only."""
     parts = {}
     for kind, wanted in (("rows", given.rows), ("columns", given.columns)):
-        known = [one.name for one in getattr(recipe, kind)]
+        known = {one.name: one for one in getattr(recipe, kind)}
         for name in wanted or []:
             if name not in known:
-                raise ValueError(
-                    f"--{kind} {name} is not in {recipe.title!r}: {suggest(name, known)}"
-                )
-        parts[kind] = tuple(
-            one for one in getattr(recipe, kind) if wanted is None or one.name in wanted
-        )
+                fault = f"--{kind} {name} is not in {recipe.title!r}"
+                raise ValueError(f"{fault}: {suggest(name, known)}")
+        parts[kind] = tuple(one for n, one in known.items() if wanted is None or n in wanted)
     return recipe.model_copy(update=parts)

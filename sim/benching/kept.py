@@ -1,10 +1,10 @@
-"""Small result files of finished runs, one for each cell and seed, so that a table goes on on
-another machine.
+"""Small result files of finished runs, so that a table can be continued on another machine.
 
-A file holds what a table, its plot and the leaderboard need, and a digest of the configuration: a
-file of other settings counts for nothing.
+There is one for each cell and seed. It holds what a table, its plot and the leaderboard need, and a
+digest of the configuration: files with other settings are ignored.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -24,23 +24,22 @@ from sim.config.recipe import Cell
 from sim.config.settings import EXECUTION_ONLY
 
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
-"""Settings in which a run that is taken up again may differ."""
+"""Settings that may differ when a run is resumed."""
 
 PER_CLIENT = ("epsilon_certified", "epsilon_published", "noise_multiplier", "events")
-"""Of a summary, what has an entry for each client; the largest is kept."""
+"""Fields of a summary with an entry per client, of which the largest is kept."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run says."""
+    """The results of a finished run."""
 
     summary: Summary
     rounds: tuple[RoundRecord, ...]
 
 
 def digest(config: Config) -> str:
-    """Names all settings that a result depends on, each by its first name: results of earlier
-    versions count."""
+    """A digest of all settings that affect a result, by their former names: old results count."""
     former = {now: name for name, now in FORMER.items()}
     values = {former.get(name, name): config.value(name) for name in SETTINGS if name not in FREE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
@@ -71,8 +70,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
 
 
 def load(path: Path, wanted: str) -> Result | None:
-    """The result in a file; None where there is none, or one whose settings have another digest
-    than is wanted."""
+    """The result in a file; None if it is missing or its settings have another digest."""
     if not path.is_file():
         return None
     found, result = _read(path, path.stat().st_mtime_ns)
@@ -88,30 +86,14 @@ def _read(path: Path, changed: int) -> tuple[str, Result]:
 
 @functools.cache
 def code() -> str:
-    """The commit of the project, with ``+`` where files differ from it; without git a digest of its
-    sources."""
-    root = PACKAGES
-    try:
-        words = [
-            "git",
-            "-C",
-            str(root),
-            "describe",
-            "--always",
-            "--dirty=+",
-            "--abbrev=12",
-            "--exclude=*",
-        ]
-        ours = (
-            root / "pyproject.toml"
-        ).is_file()  # packages may be installed below another project's checkout
-        found = (
-            subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-            if ours
-            else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        found = ""
+    """The project's commit, with ``+`` if files differ; without git, a digest of the sources."""
+    root, found = PACKAGES, ""
+    describe = ["describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    # without pyproject.toml the packages are installed, maybe below another project's checkout
+    if (root / "pyproject.toml").is_file():
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            words = ["git", "-C", str(root), *describe]
+            found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     if found:
         return found
     total = hashlib.sha256()
@@ -122,7 +104,7 @@ def code() -> str:
 
 
 ROUND = ("round", "accuracy", "epsilon_certified_max", "epsilon_published_max", "metrics")
-"""Of a round's record, what is kept, in this order."""
+"""Fields of a round's record that are kept, in this order."""
 
 
 def _short(record: dict[str, Any]) -> list[Any]:

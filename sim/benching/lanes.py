@@ -1,7 +1,7 @@
-"""Several runs at a time: each lane is a process that trains one run after the other.
+"""Trains several runs at a time: each lane is a process that trains one run after the other.
 
-A lane that dies (out of memory, killed) costs the run that it was at, and another takes its place.
-Lanes end with the process that started them, however that ends.
+A lane that dies (out of memory, killed) fails its current run only, and is replaced. Lanes end
+with the process that started them, however that ends.
 """
 
 import multiprocessing
@@ -20,10 +20,10 @@ from sim.benching.runs import Run, play
 def played(
     runs: Sequence[Run], processes: int, until: float | None = None
 ) -> Iterator[tuple[Run, str]]:
-    """Each run when it is done, with what was wrong; in this process where one at a time is enough.
+    """Yield each run when it is done, with its error or an empty string.
 
-    At ``until`` (of `time.monotonic`) all stop where they are; the runs that are not done go on
-    from their checkpoints another time.
+    A single run at a time is trained in this process. At ``until`` (of `time.monotonic`) all stop;
+    unfinished runs can be resumed from their checkpoints.
     """
     if until is None and min(processes, len(runs)) <= 1:
         yield from ((run, play(run)) for run in runs)
@@ -49,7 +49,7 @@ def played(
 
 
 def left(until: float | None) -> float | None:
-    """Seconds until then, at least 0; None for no end."""
+    """Seconds left, at least 0; None without a time limit."""
     return None if until is None else max(0.0, until - time.monotonic())
 
 
@@ -71,13 +71,12 @@ class _Lane:
         self.pipe.close()
 
     def give(self, run: Run) -> None:
-        """A run to be at; of a process that has died meanwhile, the answer tells."""
+        """Send a run to the process; if that has died, `answer` reports it."""
         with suppress(OSError):
             self.pipe.send(run)
 
     def answer(self) -> str:
-        """What was wrong with its run; to be asked when the pipe is ready, which a death makes it,
-        too."""
+        """The error of its run, or an empty string; call it when the pipe is ready or closed."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -88,7 +87,7 @@ class _Lane:
 
 
 def _work(pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # left to the parent
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The leaderboard: what has been trained, by certified epsilon, and what has not."""
+"""The leaderboard: trained cells by certified epsilon, and a list of those that have not run."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,17 +6,8 @@ from typing import NamedTuple
 from sim.benching.table import Line
 from sim.showing import wording
 
-HEAD = (
-    "certified epsilon",
-    "data",
-    "clients",
-    "row",
-    "accuracy, %",
-    "seeds",
-    "published epsilon",
-    "papers",
-    "recipe",
-)
+_MEASURED = ("accuracy, %", "seeds", "published epsilon")
+HEAD = ("certified epsilon", "data", "clients", "row", *_MEASURED, "papers", "recipe")
 
 TOP = """# Leaderboard
 
@@ -36,35 +27,24 @@ class Table(NamedTuple):
 
 
 def page(tables: Sequence[Table]) -> str:
-    """The page in Markdown: data set by data set, best accuracy first among equal epsilons."""
-    found = [
-        (table, line)
-        for table in tables
-        for line in table.lines
-        if line.cell.reach is None and line.mean is not None
-    ]
+    """The page in Markdown: by data set, then epsilon, the best accuracy first."""
+    pairs = [(table, line) for table in tables for line in table.lines]
+    found = [(t, line) for t, line in pairs if line.cell.reach is None and line.mean is not None]
     found.sort(key=_place)
     rows = [HEAD, ("---",) * len(HEAD), *(_row(table, line) for table, line in found)]
     text = [TOP, *(f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in rows)]
-    text += [
-        "",
-        "## What has not run",
-        "",
-        "| recipe | budget | cells | with a seed | with three | without any |",
-    ]
+    text += ["", "## What has not run", ""]
+    text += ["| recipe | budget | cells | with a seed | with three | without any |"]
     text += ["|---|---|---|---|---|---|"]
     for table in tables:
         seeds = [len(line.results) for line in table.lines]
-        some, three = sum(n > 0 for n in seeds), sum(n > 2 for n in seeds)
-        text.append(
-            f"| {table.stem} | {table.budget} | {len(seeds)} | {some} | {three} | "
-            f"{_absent(table.lines)} |"
-        )
+        counts = f"{len(seeds)} | {sum(n > 0 for n in seeds)} | {sum(n > 2 for n in seeds)}"
+        text += [f"| {table.stem} | {table.budget} | {counts} | {_absent(table.lines)} |"]
     return "\n".join(text) + "\n"
 
 
 def _absent(lines: Sequence[Line]) -> str:
-    """Cells without a seed, row by row; ``all``, where that is so."""
+    """Cells without a seed, row by row; ``all`` if none has one."""
     rows: dict[str, list[str]] = {}
     for line in lines:
         if not line.results:

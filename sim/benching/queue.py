@@ -1,4 +1,4 @@
-"""Which runs come first: those of the cells with the fewest seeds, of these the cheapest."""
+"""The order of runs: cells with the fewest seeds first, among these the cheapest."""
 
 import functools
 import math
@@ -12,25 +12,17 @@ from sim.config.configuration import Config
 RECORDS = {"digits": 1_437, "mnist": 60_000, "fmnist": 60_000, "cifar10": 50_000, "imdb": 25_000}
 UNKNOWN_RECORDS = 1_000
 
-SECONDS = {
-    "linear": 5e-6,
-    "mlp": 5e-6,
-    "cnn-scattering": 8e-5,
-    "cnn": 6e-5,
-    "lenet": 6e-5,
-    "lstm": 6e-4,
-}
-SECONDS |= {"cnn-scattering-cifar": 4e-4, "cnn-cifar": 1.5e-3, "cnn-5x5": 1.5e-3}
-"""Rough seconds for a record's gradient on one core; they only have to order cells."""
+SECONDS = {"linear": 5e-6, "mlp": 5e-6, "cnn": 6e-5, "lenet": 6e-5, "cnn-scattering": 8e-5}
+SECONDS |= {"cnn-scattering-cifar": 4e-4, "lstm": 6e-4, "cnn-cifar": 1.5e-3, "cnn-5x5": 1.5e-3}
+"""Rough seconds per record's gradient on one core; they only need to order cells."""
 OTHER_SECONDS = 1e-4
 FACTORS = {"dpsur": 1.3, "screening": 1.3, "dpis": 2.0, "dpagd": 2.5, "dphero": 1.3, "none": 0.7}
 
 
 def ordered(runs: Sequence[Run]) -> list[Run]:
-    """The unfinished runs: by how many seeds their cell will have before, then by seconds, then as
-    they stood.
+    """The unfinished runs, by the number of their cell's seeds before them, then by seconds.
 
-    Runs in one folder are one training, which comes once.
+    Runs in the same folder are one training, which appears once.
     """
     of_cell: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
@@ -54,10 +46,8 @@ def seconds(config: Config) -> float:
     steps = local.steps or math.ceil((local.epochs or 1.0) / rate)
     planned = steps * config.rounds.rounds
     if privacy.mechanism != "none" and privacy.noise_multiplier and privacy.epsilon is not None:
-        planned = min(
-            planned,
-            _affordable(rate, privacy.noise_multiplier, privacy.epsilon, privacy.delta, planned),
-        )
+        noise, target, delta = privacy.noise_multiplier, privacy.epsilon, privacy.delta
+        planned = min(planned, _affordable(rate, noise, target, delta, planned))
     one = SECONDS.get(data.model, OTHER_SECONDS) * FACTORS.get(privacy.mechanism, 1.0)
     return planned * rate * size * data.clients * one
 

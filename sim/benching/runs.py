@@ -1,5 +1,4 @@
-"""The runs of a table: one run directory for each cell and seed, which is finished, begun or still
-to come."""
+"""The runs of a table: one run directory for each cell and seed."""
 
 import functools
 import json
@@ -16,8 +15,7 @@ from sim.config.recipe import Cell, Recipe, Values, cells, checked, slug
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training: a cell with a seed, and where it is; ``kept`` is its result file. Only the same
-    object is equal."""
+    """One training: a cell with a seed, its folder, and its result file ``kept``."""
 
     cell: Cell
     seed: int
@@ -27,7 +25,7 @@ class Run:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of its configuration."""
+        """The digest of its configuration."""
         return kept.digest(self.config)
 
     @property
@@ -36,30 +34,25 @@ class Run:
         return (self.folder / "summary.json").is_file() or self.loaded() is not None
 
     def loaded(self) -> Result | None:
-        """What its result file says; None where there is none of these settings."""
+        """Its result file's content; None without a file of these settings."""
         return None if self.kept is None else kept.load(self.kept, self.digest)
 
     def keep(self) -> None:
-        """Write the result file, if there is to be one and the run is finished."""
-        if (
-            self.kept is not None
-            and (self.folder / "summary.json").is_file()
-            and self.loaded() is None
-        ):
+        """Write the result file of a finished run, if one is wanted."""
+        ended = (self.folder / "summary.json").is_file()
+        if self.kept is not None and ended and self.loaded() is None:
             kept.save(self.kept, self.cell, self.config, self.folder)
 
     def check(self) -> None:
-        """Refuse to take up a run directory of other settings.
+        """Refuse to resume a run directory with other settings.
 
         Raises:
-            ValueError: the settings that differ.
+            ValueError: names the settings that differ.
         """
         if not self.folder.exists():
             return
-        other = sorted(
-            set(differences(load(self.folder / "config.toml", {}, lenient=SETTINGS), self.config))
-            - FREE
-        )
+        saved = load(self.folder / "config.toml", {}, lenient=SETTINGS)
+        other = sorted(set(differences(saved, self.config)) - FREE)
         if other:
             raise ValueError(
                 f"{self.folder} was trained with other settings ({', '.join(other)}): give another "
@@ -75,20 +68,20 @@ def plan(
     given: Values,
     files: Path | None = None,
 ) -> list[Run]:
-    """All runs of a recipe, cell by cell; nothing is made yet. Columns with ``reach`` share a run
-    directory.
+    """All runs of a recipe, cell by cell; nothing is written yet.
+
+    Columns with ``reach`` share a run directory.
 
     Args:
-        recipe: its rows and columns.
+        recipe: the recipe.
         folder: parent of the run directories.
         budget: ``certified`` or ``published``.
-        seeds: of each cell.
-        given: settings that go over those of all cells.
-        files: folder of result files, if they are read and written.
+        seeds: seeds of each cell.
+        given: settings that override those of all cells.
+        files: folder of result files, or None.
 
     Raises:
-        ValueError: a cell's settings cannot be used, or a run directory is there with other
-            settings.
+        ValueError: a cell's settings are invalid, or a run directory has other settings.
     """
     runs = []
     for cell in cells(recipe, budget):
@@ -105,11 +98,11 @@ def plan(
 
 
 def config_of(cell: Cell, given: Values, central: bool) -> Config:
-    """The configuration of a cell, with further settings ``given`` over its own.
+    """The configuration of a cell; ``given`` settings override its own.
 
     Raises:
-        ValueError: a setting is unknown or out of its bounds, or one of its row's is not in use;
-            the cell is named.
+        ValueError: a setting is unknown or out of bounds, or one of its row is not in use; the
+            message names the cell.
     """
     try:
         settings = checked(cell.settings) | given
@@ -119,9 +112,9 @@ def config_of(cell: Cell, given: Values, central: bool) -> Config:
 
 
 def play(run: Run) -> str:
-    """Train, or go on with the training; returns what was wrong, or nothing.
+    """Start or resume the training; returns its error, or an empty string.
 
-    A fault of one cell is a line of the table and stops no other cell.
+    An error of one cell is shown in the table and does not stop other cells.
     """
     from sim.job.environment import prepare
 
@@ -139,7 +132,7 @@ def play(run: Run) -> str:
 
 
 def result(run: Run) -> Result | None:
-    """The figures of a finished run; None of another."""
+    """The results of a finished run; None if it is not finished."""
     if not (run.folder / "summary.json").is_file():
         return run.loaded()
     lines = (run.folder / "rounds.jsonl").read_text().splitlines()

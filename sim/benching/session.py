@@ -1,4 +1,4 @@
-"""Runs what is outstanding of the recipes, and writes their tables after every run."""
+"""Trains the unfinished runs of recipes, and writes their tables after every run."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from sim.benching.runs import Run
 
 
 def fill(given: argparse.Namespace) -> bool:
-    """Train what is not finished, as `sim.commands.bench` asks; whether that is a success.
+    """Train the unfinished runs; returns whether the command succeeds, see `sim.bench`.
 
     Raises:
-        ValueError: a recipe cannot be used, in one line.
+        ValueError: a recipe is invalid, in one line.
     """
     tables = [Table(path, given) for path in given.recipes]
     if len({one.stem for one in tables}) < len(tables):
@@ -30,11 +30,8 @@ def fill(given: argparse.Namespace) -> bool:
         run.keep()
         one.write()
         write_page(given, tables)
-        state = f"failed: {fault}" if fault else "done"
-        print(
-            f"{number}/{len(outstanding)} {one.stem}: {run.cell.label}, seed {run.seed}: {state}",
-            flush=True,
-        )
+        state = f"seed {run.seed}: {f'failed: {fault}' if fault else 'done'}"
+        print(f"{number}/{len(outstanding)} {one.stem}: {run.cell.label}, {state}", flush=True)
     complete = [one.write() for one in tables]
     for one in tables:
         print(f"\n{one.file('md').read_text()}\n{one.file('md')}, .csv, .svg")
@@ -43,5 +40,5 @@ def fill(given: argparse.Namespace) -> bool:
 
 
 def unfinished(runs: Sequence[Run]) -> list[Run]:
-    """The runs to be trained, as they stand; runs in one folder are one training."""
+    """The unfinished runs in order; runs in the same folder are one training."""
     return list({run.folder: run for run in runs if not run.finished}.values())

@@ -1,5 +1,4 @@
-"""A recipe's table: means and spreads over seeds, beside the paper's figures, as Markdown and as
-CSV."""
+"""A recipe's table as Markdown and CSV: means and ranges over seeds, beside papers' results."""
 
 import csv
 import io
@@ -13,11 +12,17 @@ from sim.config.recipe import Cell, Recipe
 from sim.showing import wording
 
 NOTES = {
-    "certified": "The budget bounds the certified epsilon, which is proved. Papers' figures are "
+    "certified": "The budget bounds the certified epsilon, which is proved. Papers' results are "
     "claims under their own accounting, which is the published column.",
     "published": "The budget bounds the published epsilon, the paper's own claim, for comparison "
     "with it. What is proved is the certified epsilon.",
 }
+
+
+CSV_HEAD = (
+    "recipe row column budget state seeds mean least largest deviation paper difference "
+    "certified_epsilon published_epsilon rounds seconds source"
+)
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,10 @@ class Line:
     """One cell of the table.
 
     Attributes:
-        cell: row, column and the paper's figure.
-        seeds: how many were asked for.
-        results: of the finished runs.
-        faults: what was wrong with the others, as far as they were tried.
+        cell: the recipe's cell.
+        seeds: the number of requested seeds.
+        results: the results of the finished runs.
+        faults: the errors of failed runs.
     """
 
     cell: Cell
@@ -38,13 +43,12 @@ class Line:
 
     @property
     def complete(self) -> bool:
-        """Whether every seed is there."""
+        """Whether every seed has finished."""
         return len(self.results) == self.seeds
 
     @property
     def measured(self) -> list[float]:
-        """Accuracies of the last models, in per cent; or least epsilons. A seed that gave none has
-        no figure here."""
+        """Final accuracies in per cent, or smallest epsilons, of the seeds that have one."""
         level = self.cell.reach
         if level is not None:
             found = [reached(r, level) for r in self.results]
@@ -53,42 +57,36 @@ class Line:
 
     @property
     def mean(self) -> float | None:
-        """The mean of what is measured; None where some seed never reached the accuracy that was
-        asked for."""
+        """The mean of `measured`; None if a seed never reached the accuracy ``reach``."""
         short = self.cell.reach is not None and len(self.measured) < len(self.results)
         return statistics.mean(self.measured) if self.measured and not short else None
 
     @property
     def difference(self) -> float | None:
-        """The mean over the paper's figure, in its unit."""
+        """The mean minus the paper's result, in its unit."""
         return None if self.mean is None or self.cell.paper is None else self.mean - self.cell.paper
 
     def epsilon(self, column: str) -> Epsilon:
-        """The largest over seeds, ``certified`` or ``published``; None where it is infinite."""
+        """The largest ``certified`` or ``published`` epsilon over seeds; None if infinite."""
         return largest([largest(getattr(r.summary, f"epsilon_{column}")) for r in self.results])
 
     @property
     def seconds(self) -> float | None:
-        """The mean time of a run that was timed; None where none was."""
+        """The mean time of the timed runs; None if there are none."""
         times = [r.summary.seconds for r in self.results if r.summary.seconds is not None]
         return statistics.mean(times) if times else None
 
     @property
     def state(self) -> str:
-        """``done``, or what is lacking."""
+        """``done``, or what is missing."""
         if self.complete:
             return "done"
-        what = "failed" if self.faults else "missing"
-        return (
-            what
-            if not self.results
-            else f"{what} {self.seeds - len(self.results)} of {self.seeds} seeds"
-        )
+        what, absent = "failed" if self.faults else "missing", self.seeds - len(self.results)
+        return f"{what} {absent} of {self.seeds} seeds" if self.results else what
 
 
 def reached(result: Result, level: float) -> float | None:
-    """The least epsilon, in the column that the budget bounds, at which a round's accuracy is
-    ``level`` per cent."""
+    """The epsilon, as the budget bounds it, of the first round with ``level`` per cent accuracy."""
     for record in result.rounds:
         if record.accuracy is not None and 100 * record.accuracy >= level:
             return finite(_spent(record, result.summary.budget))
@@ -100,37 +98,24 @@ def _spent(record: RoundRecord, budget: str) -> Epsilon:
 
 
 def lines(runs: Sequence[Run], faults: Mapping[Run, str]) -> list[Line]:
-    """The table's cells from what is on disk, and from what was wrong with runs just tried."""
+    """The table's cells, from results on disk and from the errors of runs just tried."""
     by_cell: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         by_cell.setdefault((run.cell.row, run.cell.column), []).append(run)
-    return [
-        Line(
-            own[0].cell,
-            len(own),
-            tuple(found for run in own if (found := result(run)) is not None),
-            tuple(
-                f"{run.cell.label}, seed {run.seed}: {faults[run]}"
-                for run in own
-                if faults.get(run)
-            ),
-        )
-        for own in by_cell.values()
-    ]
+    table = []
+    for own in by_cell.values():
+        found = tuple(one for run in own if (one := result(run)) is not None)
+        failed = ((run, faults[run]) for run in own if faults.get(run))
+        said = tuple(f"{run.cell.label}, seed {run.seed}: {fault}" for run, fault in failed)
+        table.append(Line(own[0].cell, len(own), found, said))
+    return table
 
 
 def markdown(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
-    """The table in Markdown, with what is lacking below it."""
+    """The table in Markdown, followed by deviations and errors."""
     on = {r.summary.evaluated_on for line in table for r in line.results} or {"test"}
-    head: tuple[str, ...] = (
-        "",
-        recipe.axis,
-        f"{' / '.join(sorted(on))} accuracy, %",
-        "paper",
-        "difference",
-        "certified epsilon",
-    )
-    head += ("published epsilon", "rounds", "seconds")
+    head: tuple[str, ...] = ("", recipe.axis, f"{' / '.join(sorted(on))} accuracy, %", "paper")
+    head += ("difference", "certified epsilon", "published epsilon", "rounds", "seconds")
     rows = [head, ("---",) * len(head), *(_row(line) for line in table)]
     text = [f"# {recipe.title}", "", NOTES[budget], ""]
     text += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
@@ -145,10 +130,8 @@ def _row(line: Line) -> tuple[str, ...]:
     name = line.cell.row, line.cell.column
     paper = ", ".join(f"{claim.paper} {claim.value:g}" for claim in line.cell.claims)
     if line.mean is None:
-        lacking = (
-            "not reached" if line.complete and line.cell.reach is not None else f"**{line.state}**"
-        )
-        return (*name, lacking, paper, *("",) * 5)
+        unreached = line.complete and line.cell.reach is not None
+        return (*name, "not reached" if unreached else f"**{line.state}**", paper, *("",) * 5)
     shown = f"{line.mean:.2f}" if line.cell.reach is None else f"at epsilon {line.mean:.2f}"
     if len(line.measured) > 1:
         shown += f" ({min(line.measured):.2f} to {max(line.measured):.2f})"
@@ -167,64 +150,36 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def as_csv(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
-    """The table as CSV, one line a cell; what there is not is empty, an infinite epsilon is
-    ``inf``."""
-    head: tuple[str, ...] = (
-        "recipe",
-        "row",
-        "column",
-        "budget",
-        "state",
-        "seeds",
-        "mean",
-        "least",
-        "largest",
-        "deviation",
-        "paper",
-    )
-    head += ("difference", "certified_epsilon", "published_epsilon", "rounds", "seconds", "source")
+    """The table as CSV, a line per cell; missing values are empty, infinite epsilons ``inf``."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow(CSV_HEAD.split())
     for line in table:
-        summaries, found = [r.summary for r in line.results], line.measured
-        figures: list[float | None] = [
-            line.mean,
-            min(found, default=None),
-            max(found, default=None),
-        ]
-        figures += [
-            statistics.stdev(found) if len(found) > 1 else None,
-            line.cell.paper,
-            line.difference,
-        ]
+        summaries, found, cell = [r.summary for r in line.results], line.measured, line.cell
+        deviation = statistics.stdev(found) if len(found) > 1 else None
+        ends = min(found, default=None), max(found, default=None)
+        figures = [line.mean, *ends, deviation, cell.paper, line.difference]
         spent = [
-            wording.epsilon(line.epsilon(c), digits=6, infinite="inf")
+            wording.epsilon(line.epsilon(c), digits=6, infinite="inf") if summaries else ""
             for c in ("certified", "published")
         ]
         rounds = statistics.mean(s.rounds for s in summaries) if summaries else None
-        names = (
-            recipe.title,
-            line.cell.row,
-            line.cell.column,
-            budget,
-            line.state,
-            len(line.results),
-        )
-        measured, last = (
-            ["" if v is None else f"{v:.6g}" for v in part]
-            for part in (figures, [rounds, line.seconds])
-        )
-        source = " ".join(claim.reference for claim in line.cell.claims)
-        writer.writerow([*names, *measured, *(spent if summaries else ["", ""]), *last, source])
+        names = [recipe.title, cell.row, cell.column, budget, line.state, len(line.results)]
+        source = " ".join(claim.reference for claim in cell.claims)
+        last = [_number(rounds), _number(line.seconds), source]
+        writer.writerow([*names, *map(_number, figures), *spent, *last])
     return buffer.getvalue()
 
 
-def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
-    """What the recipe's plot shows: for each of its lines, (x, y) in the order of x; of columns, x
-    is the number.
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
 
-    Accuracies are in [0, 1] and, like figures by round, means over the seeds that are there.
+
+def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
+    """The lines of the recipe's plot by name, each of points (x, y) in the order of x.
+
+    Accuracies are in [0, 1] and, like metrics by round, means over the finished seeds. The x of a
+    column is its number.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
     columns = [column.name for column in recipe.columns]
@@ -236,46 +191,36 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
                 curves.setdefault(line.cell.row, []).append((spent, accuracy / 100))
         elif recipe.plot == "column":
             if accuracy is not None:
-                curves.setdefault(line.cell.row, []).append(
-                    (columns.index(line.cell.column), accuracy / 100)
-                )
+                place = columns.index(line.cell.column)
+                curves.setdefault(line.cell.row, []).append((place, accuracy / 100))
         elif line.results:
-            by_round = (
-                _path(line.results)
-                if recipe.plot == "path"
-                else _by_round(recipe.plot, line.results)
-            )
-            curves[_name(recipe, line.cell)] = by_round
+            path, found = recipe.plot == "path", line.results
+            curve = _path(found) if path else _by_round(recipe.plot, found)
+            curves[_name(recipe, line.cell)] = curve
     return {name: sorted(one) for name, one in curves.items() if one}
 
 
 def _name(recipe: Recipe, cell: Cell) -> str:
     if len(recipe.columns) == 1:
         return cell.row
-    return (
-        f"{recipe.axis} {cell.column}"
-        if len(recipe.rows) == 1
-        else f"{cell.row}, {recipe.axis} {cell.column}"
-    )
+    column = f"{recipe.axis} {cell.column}"
+    return column if len(recipe.rows) == 1 else f"{cell.row}, {column}"
 
 
 def _path(results: Sequence[Result]) -> list[tuple[float, float]]:
-    """Means over runs of the epsilon spent after a round, in the column that the budget bounds, and
-    of its accuracy."""
+    """Means over runs of (epsilon spent, accuracy) after each round, by the budget's column."""
     found: dict[int, list[tuple[float, float]]] = {}
     for one in results:
         for record in one.rounds:
             spent, accuracy = finite(_spent(record, one.summary.budget)), finite(record.accuracy)
             if spent is not None and accuracy is not None:
                 found.setdefault(record.round, []).append((spent, accuracy))
-    return [
-        (statistics.mean(x), statistics.mean(y))
-        for x, y in (zip(*pairs, strict=True) for pairs in found.values())
-    ]
+    axes = (zip(*pairs, strict=True) for pairs in found.values())
+    return [(statistics.mean(x), statistics.mean(y)) for x, y in axes]
 
 
 def _by_round(figure: str, results: Sequence[Result]) -> list[tuple[float, float]]:
-    """Means over runs of the accuracy, or of a figure of the mechanism, by round."""
+    """Means over runs of the accuracy, or of a metric of the mechanism, by round."""
     found: dict[int, list[float]] = {}
     for record in (record for one in results for record in one.rounds):
         value = finite(record.accuracy if figure == "accuracy" else record.metrics.get(figure))

@@ -1,5 +1,4 @@
-"""The command line of ``python -m sim.account``: a run's settings, and what prices need beside
-them."""
+"""The command line of ``python -m sim.account``: a run's settings and the command's own flags."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,9 +14,9 @@ from sim.config.fields import Config
 from sim.config.names import FORMER, did_you_mean
 
 DESCRIPTION = (
-    "What the plans of a run can cost, phase by phase, or what a run has cost. A first word asks "
-    "for one client's single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, dpagd), "
-    "or fedfed for its shared records."
+    "The most that a planned run can cost, phase by phase, or what a run has cost. A first word "
+    "asks for one client's single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, "
+    "dpagd), or fedfed for its shared records."
 )
 OWN: OwnFlags = {
     "--ledger": (
@@ -26,7 +25,8 @@ OWN: OwnFlags = {
     ),
     "--records": (
         "N[,N...]",
-        "records of every client, or of each; without it the data set is loaded and split",
+        "records per client: one number for all, or one for each; without it the data set is "
+        "loaded and split",
     ),
     "--orders": ("A[,A...]", "also print the Renyi curve at these orders, such as 2,4,8.5"),
     "--trials": (
@@ -36,7 +36,7 @@ OWN: OwnFlags = {
     "--norm-sum": ("NUMBER", "one client, dpis: the price at this sum K of clipped gradient norms"),
     "--eigenvalues": (
         "E[,E...]",
-        "one client, dphero: the price at these eigenvalues of W W^T of a layer",
+        "one client, dphero: the price at a layer's eigenvalues of W W^T",
     ),
     "--json": (None, "print one JSON object"),
 }
@@ -46,23 +46,23 @@ FIRST_WORDS = {
     **{name: (*ALONE, f"--mechanism={name}") for name in MECHANISMS if name != "none"},
     SHARED: (*ALONE, "--strategy=fedfed", "--shared-source=distilled"),
 }
-"""First word -> the flags that it implies; others go over them."""
+"""First word -> the flags that it implies; given flags override them."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for.
+    """A parsed command line of ``sim.account``.
 
     Attributes:
-        config: of the run.
-        delta: where it was given.
-        ledger: the directory of a run that has taken place, or None.
+        config: the run's configuration.
+        delta: the given delta, or None.
+        ledger: the directory of a run whose ledger is priced, or None.
         word: the first word, or None.
-        records: of every client, or of each; None: those of the data set.
-        orders: of Renyi curves.
+        records: records per client, one number for all or one for each; None: from the data set.
+        orders: orders at which to print the Renyi curve.
         trials: planned trials of one client.
         norm_sum: DPIS's K.
-        eigenvalues: of a layer, for DP-Hero.
+        eigenvalues: eigenvalues of W W^T of a layer, for DP-Hero.
         json: whether to print JSON.
     """
 
@@ -79,29 +79,26 @@ class Question:
 
     @property
     def found(self) -> tuple[int | None, float | None, tuple[float, ...] | None]:
-        """Trials, norm sum and eigenvalues: figures that a run only finds out on its way."""
+        """Trials, norm sum and eigenvalues: quantities that are only known during a run."""
         return self.trials, self.norm_sum, self.eigenvalues
 
 
 def parse(argv: Sequence[str], program: str) -> Question:
-    """The question of a command line.
+    """Parse a command line.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     word = argv[0] if argv and not argv[0].startswith("-") else None
     if word is not None and word not in FIRST_WORDS:
-        raise ValueError(
-            f"unknown first word {word!r}{did_you_mean(word, FIRST_WORDS)} (known: "
-            f"{', '.join(FIRST_WORDS)})"
-        )
+        hint = did_you_mean(word, FIRST_WORDS)
+        raise ValueError(f"unknown first word {word!r}{hint} (known: {', '.join(FIRST_WORDS)})")
     words = [*FIRST_WORDS[word], *_spelled_now(word, argv[1:])] if word else argv
     request = flags.parse(words, program, DESCRIPTION, own=OWN)
     own, config = request.own, request.config
     if word and "epsilon" not in request.given:
-        config = config.model_copy(
-            update={"privacy": config.privacy.model_copy(update={"epsilon": None})}
-        )
+        privacy = config.privacy.model_copy(update={"epsilon": None})
+        config = config.model_copy(update={"privacy": privacy})
     question = Question(
         config=config,
         delta=config.privacy.delta if "delta" in request.given else None,
@@ -122,8 +119,7 @@ def parse(argv: Sequence[str], program: str) -> Question:
 
 
 def _spelled_now(word: str, argv: Sequence[str]) -> list[str]:
-    """The flags of DPSUR by their names now: after the first word the former ones say whose they
-    are, too."""
+    """The arguments with former names of DPSUR's flags replaced; ``dpsur`` still accepts those."""
     if word != "dpsur":
         return list(argv)
     former = {
@@ -169,10 +165,10 @@ def _orders(text: str) -> tuple[float, ...]:
 
 
 def _check_run(question: Question, request: Request) -> None:
-    """Refuse what asks for nothing, or what belongs to one client."""
+    """Refuse flags that only apply to one client, or that a ledger makes pointless."""
     if question.found != (None, None, None):
         raise ValueError(
-            "--trials, --norm-sum and --eigenvalues ask for one client: name a mechanism first"
+            "--trials, --norm-sum and --eigenvalues are for one client: name a mechanism first"
         )
     others = request.given - {"delta"}
     if question.ledger is not None and others:
@@ -180,17 +176,15 @@ def _check_run(question: Question, request: Request) -> None:
 
 
 def _check_one_client(question: Question, request: Request) -> None:
-    """Ask for what one client's round has no default for."""
+    """Require the flags for which one client's round has no default."""
     given, privacy = request.given, request.config.privacy
     if question.ledger is not None:
         raise ValueError(f"--ledger and {question.word} are two questions: drop one")
-    ways = (
-        ("share_noise", "epsilon") if question.word == SHARED else ("noise_multiplier", "epsilon")
-    )
-    if len(given & set(ways)) != 1:
-        first, second = (f"--{way.replace('_', '-')}" for way in ways)
+    noise = "share_noise" if question.word == SHARED else "noise_multiplier"
+    if len(given & {noise, "epsilon"}) != 1:
+        flag = f"--{noise.replace('_', '-')}"
         raise ValueError(
-            f"give one of {first} (to price it) and {second} (to calibrate it), and not both"
+            f"give one of {flag} (to price it) and --epsilon (to calibrate it), and not both"
         )
     if question.word == SHARED:
         return

@@ -1,4 +1,4 @@
-"""The command line of ``python -m sim.attack``: a central run's settings, and what attacks need."""
+"""The command line of ``python -m sim.attack``: a central run's settings and its own flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,35 +11,36 @@ from sim.config.names import did_you_mean
 
 PROGRAM = "python -m sim.attack"
 DESCRIPTION = (
-    "Attacks on membership: how well can be guessed which records a model was trained on, without "
-    "privacy, with DPSGD and with the mechanism that is given. A low success is no guarantee."
+    "Membership-inference attacks: how well an attacker guesses which records a model was trained "
+    "on, without privacy, with DPSGD and with the given mechanism. A low success rate is no "
+    "guarantee."
 )
 ATTACKS = ("shadow", "partial", "lira")
 MIN_RECORDS, MIN_MODELS = 24, 8
-"""Records that give every attack two of each kind to guess; models for LiRA's distributions."""
+"""The fewest records that leave every attack two members and two others; LiRA's fewest models."""
 OWN: OwnFlags = {
-    "--attacks": ("NAME[,NAME...]", f"which: {', '.join(ATTACKS)} (default: all)"),
+    "--attacks": ("NAME[,NAME...]", f"attacks to run: {', '.join(ATTACKS)} (default: all)"),
     "--epsilons": ("E[,E...]", "budgets to train with, instead of --epsilon, such as 1,2,3,4"),
-    "--targets": ("INT", "repetitions, each with a split and models of its own (default: 3)"),
-    "--models": ("INT", f"models of LiRA in each, at least {MIN_MODELS} (default: 16)"),
-    "--records": ("INT", f"training records to take, at least {MIN_RECORDS} (default: all)"),
-    "--confidence": ("NUMBER", "of the intervals (default: 0.95)"),
+    "--targets": ("INT", "repetitions, each with its own split and models (default: 3)"),
+    "--models": ("INT", f"LiRA's models per repetition, at least {MIN_MODELS} (default: 16)"),
+    "--records": ("INT", f"training records to use, at least {MIN_RECORDS} (default: all)"),
+    "--confidence": ("NUMBER", "confidence of the intervals (default: 0.95)"),
     "--json": (None, "print attack.json and nothing else"),
 }
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for.
+    """A parsed command line of ``sim.attack``.
 
     Attributes:
-        configs: of the trainings to attack: the given mechanism, DPSGD, each by epsilon as given,
-            and at last training without privacy.
-        attacks: names out of `ATTACKS`, in its order.
+        configs: configurations of the trainings to attack: the given mechanism and DPSGD, each
+            at every epsilon, and last training without privacy.
+        attacks: names from `ATTACKS`, in its order.
         targets: repetitions of everything.
-        models: of LiRA, in each repetition.
-        records: training records to take, or None for all.
-        confidence: of the intervals.
+        models: LiRA's models in each repetition.
+        records: training records to use, or None for all.
+        confidence: confidence of the intervals.
         json: whether to print JSON.
     """
 
@@ -53,7 +54,7 @@ class Question:
 
 
 def parse(argv: Sequence[str], program: str = PROGRAM) -> Question:
-    """The question of a command line.
+    """Parse a command line.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -76,10 +77,10 @@ def parse(argv: Sequence[str], program: str = PROGRAM) -> Question:
 
 
 def _configs(argv: Sequence[str], given: Config, epsilons: str | None) -> tuple[Config, ...]:
-    """Each training as the same command line would have it, with that mechanism and budget.
+    """Each training's configuration: that of the same command line with its mechanism and epsilon.
 
-    A preset takes the paper's settings for each epsilon that way. What one of them has no use for
-    is dropped.
+    A preset thus gives the paper's settings for each epsilon. Settings that a training does not
+    use are dropped.
     """
 
     def of(mechanism: str, *words: str) -> Config:
@@ -94,13 +95,13 @@ def _configs(argv: Sequence[str], given: Config, epsilons: str | None) -> tuple[
 
 
 def _whole_gradients(config: Config, clip_norm: float) -> Config:
-    """With the learning rate times the clip norm, as gradients that nothing clips are longer."""
+    """The learning rate times the clip norm, because gradients are longer without clipping."""
     rate = config.local.lr * clip_norm
     return config.model_copy(update={"local": config.local.model_copy(update={"lr": rate})})
 
 
 def _refuse_what_trains_otherwise(config: Config) -> None:
-    """Refuse settings that the trainings under attack would pass over."""
+    """Refuse settings that the trainings under attack would ignore."""
     refused = {
         "--standardize private": config.data.standardize != "none",
         "--noise-decay": config.privacy.noise_decay != 0.0,
@@ -109,7 +110,7 @@ def _refuse_what_trains_otherwise(config: Config) -> None:
     for flag, is_set in refused.items():
         if is_set:
             raise ValueError(
-                f"{flag} is of no use here: models to attack are trained in one seeded round, "
+                f"{flag} has no effect here: models to attack are trained in one seeded round, "
                 "without a phase before it; leave it out"
             )
 

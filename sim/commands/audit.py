@@ -1,4 +1,4 @@
-"""The command line of ``python -m sim.audit``: a run's settings, and what an audit needs."""
+"""The command line of ``python -m sim.audit``: a run's settings and the command's own flags."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from sim.commands.parser import OwnFlags
 from sim.config.fields import Config
 
 DESCRIPTION = (
-    "An empirical lower bound on epsilon beside the proved upper one: canaries in or out by a "
-    "coin, one training, guesses. --clients 1 is central training."
+    "An empirical lower bound on epsilon, to compare with the proved upper bound: each canary is "
+    "in or out by a coin, one model is trained, and an attacker guesses the coins. --clients 1 is "
+    "central training."
 )
 OWN: OwnFlags = {
-    "--canaries": ("INT", "canaries, each in or out (default: at most 1000)"),
-    "--confidence": ("NUMBER", "of the bound (default: 0.95)"),
+    "--canaries": ("INT", "number of canaries (default: at most 1000)"),
+    "--confidence": ("NUMBER", "confidence of the bound (default: 0.95)"),
     "--white-box": (None, "crafted gradients, every upload seen (the default)"),
     "--black-box": (None, "wrong labels, only the final model seen"),
     "--json": (None, "print audit.json and nothing else"),
@@ -23,13 +24,13 @@ OWN: OwnFlags = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for.
+    """A parsed command line of ``sim.audit``.
 
     Attributes:
-        config: of the run.
-        canaries: how many; None for the default.
-        confidence: of the bound.
-        black_box: whether only the final model is seen.
+        config: the run's configuration.
+        canaries: number of canaries; None for the default.
+        confidence: confidence of the bound.
+        black_box: whether the attacker sees the final model only.
         json: whether to print JSON.
     """
 
@@ -41,7 +42,7 @@ class Question:
 
 
 def parse(argv: Sequence[str], program: str) -> Question:
-    """The question of a command line.
+    """Parse a command line.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.

@@ -1,4 +1,4 @@
-"""The command line of ``python -m sim.bench``: recipes, and what is to be done with them."""
+"""The command line of ``python -m sim.bench``."""
 
 import argparse
 import os
@@ -27,50 +27,36 @@ def parser(program: str) -> argparse.ArgumentParser:
     new.add_argument(
         "--seeds",
         type=_seeds,
-        help="seeds of each cell, such as 0,1,2 (default: 0; with an end 0 to 4)",
+        help="seeds of each cell, such as 0,1,2 (default: 0; with a time limit 0 to 4)",
     )
     new.add_argument(
         "--budget",
         choices=("certified", "published"),
         default="certified",
-        help="the figure that a cell's epsilon bounds: the proved one (default), or the paper's "
-        "own claim",
+        help="which epsilon the budget bounds: the proved one (default), or the paper's claim",
     )
-    new.add_argument("--rows", type=_names, help="these rows alone, such as DPSGD,DPSUR")
-    new.add_argument("--columns", type=_names, help="these columns alone, such as 3,4")
+    new.add_argument("--rows", type=_names, help="only these rows, such as DPSGD,DPSUR")
+    new.add_argument("--columns", type=_names, help="only these columns, such as 3,4")
+    cores, out = os.cpu_count() or 1, Path("runs/bench")
+    new.add_argument("--processes", type=int, default=cores, help="runs at a time (CPU cores)")
     new.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="runs at a time (default: CPU cores)",
-    )
-    new.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/bench"),
-        help="folder of tables and runs (%(default)s)",
+        "--out", type=Path, default=out, help="folder of tables and runs (%(default)s)"
     )
     end = new.add_mutually_exclusive_group()
     end.add_argument("--hours", type=float, help="fill the leaderboard for that long [hours]")
-    end.add_argument(
-        "--until", type=_moment, help="fill the leaderboard up to this time of day, such as 09:30"
-    )
-    new.add_argument(
-        "--cells", type=Path, help="folder of result files (with an end: benchmarks/results/cells)"
-    )
-    new.add_argument(
-        "--page", type=Path, help="the leaderboard's file (with an end: docs/leaderboard.md)"
-    )
-    new.add_argument(
-        "--data-dir",
-        help="folder of downloaded data sets; else the environment's, or the user's cache",
-    )
+    until = "fill the leaderboard up to this time of day, such as 09:30"
+    end.add_argument("--until", type=_moment, help=until)
+    cells = "folder of result files (with a time limit: benchmarks/results/cells)"
+    new.add_argument("--cells", type=Path, help=cells)
+    page = "the leaderboard's file (with a time limit: docs/leaderboard.md)"
+    new.add_argument("--page", type=Path, help=page)
+    folder = "folder of downloaded data sets; else $DP_FED_DATA, or the user's cache"
+    new.add_argument("--data-dir", help=folder)
     return new
 
 
 def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
-    """What is asked for: the arguments by name, and ``end``, the last moment to start a run by
-    `time.monotonic`, or None.
+    """The arguments by name, and ``end``: the `time.monotonic` until which runs start, or None.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -84,7 +70,7 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
 
 
 def _completed(given: argparse.Namespace) -> float | None:
-    """Fill in what depends on whether there is an end; when that is, by `time.monotonic`."""
+    """Fill in defaults that depend on the time limit; returns its end by `time.monotonic`."""
     wait = given.until if given.hours is None else 3600.0 * given.hours
     if wait is not None and wait < 0:
         raise ValueError(f"hours = {given.hours:g} must be at least 0: give --hours")
@@ -102,7 +88,7 @@ def _completed(given: argparse.Namespace) -> float | None:
 
 
 def _recipe(text: str) -> Path:
-    """A file, or else the project's recipe of that name."""
+    """The file at this path, or else the project's recipe of this name."""
     path, own = Path(text), RECIPES / f"{text}.toml"
     return own if own.is_file() and not path.exists() else path
 
@@ -114,17 +100,9 @@ def _seeds(text: str) -> list[int]:
 def _moment(text: str) -> float:
     """Seconds from now to the next time that the clock shows this."""
     now = datetime.now()
-    then = now.replace(
-        hour=int(text[: text.index(":")]),
-        minute=int(text[text.index(":") + 1 :]),
-        second=0,
-        microsecond=0,
-    )
-    return (
-        (then - now).total_seconds()
-        if then > now
-        else (then + timedelta(days=1) - now).total_seconds()
-    )
+    hour, minute = int(text[: text.index(":")]), int(text[text.index(":") + 1 :])
+    then = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return (then - now + timedelta(days=then <= now)).total_seconds()
 
 
 def _names(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line as a request: a flag for every setting, from the packages' own slices.
+"""Parses a command line into a request: a flag for every setting of every package.
 
 Imports no torch, numpy, flwr or ray.
 """
@@ -19,11 +19,11 @@ from sim.config.use import in_use
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for.
+    """A parsed command line.
 
     Attributes:
         config: the resolved configuration.
-        resume: the run directory to go on with, or None for a new run.
+        resume: the run directory to resume, or None for a new run.
         given: names of the settings that were given as flags.
         own: the command's own flags that were given, by name: their texts, or True.
     """
@@ -42,20 +42,19 @@ def parse(
     own: OwnFlags = NO_FLAGS,
     lenient: Container[str] = (),
 ) -> Request:
-    """The request of a command line: ``--flag value`` and ``--flag=value``, the last of a repeated
-    flag counts.
+    """Parse ``--flag value`` and ``--flag=value``; the last of a repeated flag counts.
 
     Args:
         argv: the words after the program's name.
         prog: the program's name.
         description: what it does, for its help.
-        central: one client holds all records; settings that this decides have no flag.
-        own: flags that the command has beside the settings.
-        lenient: settings that are dropped, not refused, where they are not in use.
+        central: whether one client holds all records; settings that this fixes have no flag.
+        own: the command's flags beside the settings.
+        lenient: settings that are dropped rather than refused if they are not in use.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
-        SystemExit: with status 0, where help was asked for and is printed.
+        SystemExit: with status 0, after printing help.
     """
     topic = help_topic(argv)
     if topic is not None:
@@ -83,16 +82,16 @@ def request(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     lenient: Container[str] = (),
 ) -> Request:
-    """The request of settings by name.
+    """The request made by settings given by name.
 
     Args:
-        given: settings, which go before everything else.
+        given: settings, which override everything else.
         config: path of a file of settings.
-        paper: a preset of a paper.
-        resume: the run directory to go on with.
-        central: one client holds all records.
-        defaults: settings that stand in for the project's own defaults, below file and preset.
-        lenient: settings of a new run that are dropped, not refused, where they are not in use.
+        paper: name of a paper's preset.
+        resume: the run directory to resume.
+        central: whether one client holds all records.
+        defaults: replacements for the project's own defaults; preset and file override them.
+        lenient: settings of a new run that are dropped rather than refused if not in use.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -106,18 +105,16 @@ def request(
                 f"{flag} {value} and --resume {resume}: a resumed run keeps its configuration; "
                 "drop one"
             )
-    return Request(
-        _resumed(Path(resume), {**defaults, **given}, central), Path(resume), frozenset(given)
-    )
+    resumed = _resumed(Path(resume), {**defaults, **given}, central)
+    return Request(resumed, Path(resume), frozenset(given))
 
 
 def words(config: Config, names: Container[str]) -> list[str]:
-    """The words of a command line that give some of a configuration's settings, as far as they are
-    in use."""
+    """Command-line arguments for those of the named settings that are in use."""
     line = []
-    for setting in (
-        s for s in SETTINGS.values() if s.name in names and in_use(s.name, config.value)
-    ):
+    for setting in SETTINGS.values():
+        if setting.name not in names or not in_use(setting.name, config.value):
+            continue
         value = config.value(setting.name)
         if isinstance(value, bool):
             line.append(setting.flag if value else setting.flag.replace("--", "--no-", 1))
@@ -149,28 +146,23 @@ def _describe_unknown(unknown: Sequence[str], own: OwnFlags) -> str:
         return f"{name} is called {SETTINGS[FORMER[former]].flag} now: rename it"
     if name in {setting.flag for setting in SETTINGS.values()}:
         return (
-            f"{name} is of no use with one client that holds all records: drop it, or take "
+            f"{name} has no effect with one client that holds all records: drop it, or use "
             "python -m sim.run"
         )
-    return (
-        "unknown flag "
-        f"{name}{did_you_mean(name, [*own, *FILES, *(s.flag for s in SETTINGS.values())])}"
-    )
+    flags = [*own, *FILES, *(setting.flag for setting in SETTINGS.values())]
+    return f"unknown flag {name}{did_you_mean(name, flags)}"
 
 
 def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
-    """The saved configuration, with the given settings that change no number of the result."""
+    """The saved configuration, updated by given settings that do not affect the result."""
     path = run_dir / "config.toml"
     if not path.is_file():
         raise ValueError(
             f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of "
             "a run"
         )
-    others = SETTINGS.keys() - given.keys()
-    saved, wanted = (
-        load(path, {}, central, lenient=SETTINGS),
-        load(path, given, central, lenient=others),
-    )
+    saved = load(path, {}, central, lenient=SETTINGS)
+    wanted = load(path, given, central, lenient=SETTINGS.keys() - given.keys())
     for name in sorted(differences(saved, wanted), key=lambda name: name not in given):
         if name not in EXECUTION_ONLY:
             was, other = (
@@ -187,7 +179,7 @@ def number(flag: str, text: str, kind: Callable[[str], Any]) -> Any:
     """The value of a command's own flag, by ``int`` or ``float``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     noun = "an integer" if kind is int else "a number"
     try:

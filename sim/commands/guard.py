@@ -1,4 +1,4 @@
-"""What every command does about faults: one line and an exit code."""
+"""Error handling of every command: one line on stderr and an exit code."""
 
 import sys
 import warnings

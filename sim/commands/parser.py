@@ -1,4 +1,4 @@
-"""The flags of a command line: one for every setting, and a command's own; what ``--help`` shows.
+"""The argument parser and its help: a flag for every setting, and a command's own.
 
 Imports no torch, numpy, flwr or ray.
 """
@@ -15,20 +15,18 @@ _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
 FILES = {
     "--config": (
         "FILE.toml",
-        "settings from a file, as a run directory's config.toml has them; flags go before it",
+        "settings from a file such as a run directory's config.toml; flags override it",
     ),
     "--preset": (
         "NAME",
-        "a paper's settings, from its recipe, such as dpsur-pvldb-mnist "
-        "(docs/howto/reproduce.md); file and flags go over",
+        "a paper's settings from its recipe, such as dpsur-pvldb-mnist "
+        "(docs/howto/reproduce.md); file and flags override it",
     ),
-    "--resume": ("RUN_DIR", "go on with a run that was interrupted, with its saved configuration"),
+    "--resume": ("RUN_DIR", "resume an interrupted run with its saved configuration"),
 }
 
-
 OwnFlags = Mapping[str, tuple[str | None, str]]
-"""Flags of one command alone: to each the word for its value, or None for a switch, and its
-help."""
+"""A command's own flags: flag -> metavar (None for a switch), help."""
 NO_FLAGS: OwnFlags = {}
 
 
@@ -38,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def help_topic(argv: Sequence[str]) -> str | None:
-    """The word after ``--help``, empty where there is none; None where help is not asked for."""
+    """The word after ``--help``, possibly empty; None if help was not requested."""
     for place, word in enumerate(argv):
         flag, _, topic = word.partition("=")
         if flag in ("-h", "--help"):
@@ -59,9 +57,8 @@ def help_text(
     if central and shown <= FIXED.keys():
         raise ValueError(f"--help {topic}: one client has no choice there; ask python -m sim.run")
     whole = topic in ("", "all")
-    return build_parser(
-        prog, description, central, own if whole else NO_FLAGS, shown, files=whole
-    ).format_help()
+    flags = own if whole else NO_FLAGS
+    return build_parser(prog, description, central, flags, shown, files=whole).format_help()
 
 
 def build_parser(
@@ -72,20 +69,20 @@ def build_parser(
     names: Container[str] = SETTINGS,
     files: bool = True,
 ) -> argparse.ArgumentParser:
-    """The parser: a group of flags per table; only flags that are given appear in the result.
+    """The parser, with a group of flags per table; only given flags appear in the result.
 
     Args:
         prog: the program's name.
         description: what it does.
-        central: one client holds all records.
-        own: flags that the command has beside the settings.
+        central: whether one client holds all records.
+        own: the command's flags beside the settings.
         names: the settings that have a flag.
-        files: whether there are the flags of files.
+        files: whether to include ``--help`` and the flags that name files.
     """
     parser = _Parser(
         prog=prog,
         description=description,
-        epilog="'none' and '' are values where the help says what they mean. Order: default < "
+        epilog="'none' and '' are values where the help says what they mean. Precedence: default < "
         f"data set < preset < file < flag. {hint()}",
         allow_abbrev=False,
         add_help=False,
@@ -93,7 +90,7 @@ def build_parser(
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
         usage="%(prog)s [--flag value | --flag=value ...]",
     )
-    group = parser.add_argument_group("This command's own") if own else parser
+    group = parser.add_argument_group("This command's own flags") if own else parser
     if files:
         parser.add_argument(
             "-h", "--help", metavar="TOPIC", nargs="?", help="the common flags, or those of a topic"
@@ -122,7 +119,7 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -
 
 
 def _defaults(setting: Setting, central: bool) -> str:
-    """The default, and what some data sets have instead."""
+    """The default, and other defaults by data set."""
     default = preset("", central).get(setting.name, setting.info.default)
     own = {dataset: preset(dataset, central).get(setting.name, default) for dataset in PRESETS}
     values = [_shown(setting, default)]

@@ -1,4 +1,4 @@
-"""What ``--help`` shows: the flags that everybody needs, and by topic those of one part."""
+"""Which flags ``--help`` shows: the common ones, or those of a topic."""
 
 from sim.config.fields import SETTINGS, TABLES
 from sim.config.names import did_you_mean
@@ -14,10 +14,10 @@ _COMMON = """
     seed release engine workers device out name quiet
 """
 COMMON = frozenset(_COMMON.split())
-"""The settings that ``--help`` shows."""
+"""The settings that plain ``--help`` shows."""
 
 CHOSEN = ("dataset", "mechanism", "strategy", "engine")
-"""Settings whose choices are topics, where some settings belong to one choice."""
+"""Settings whose choices are topics, if other settings belong to that choice."""
 
 
 def _topics() -> dict[str, frozenset[str]]:
@@ -30,8 +30,7 @@ def _topics() -> dict[str, frozenset[str]]:
 
 
 TOPICS = _topics()
-"""Topic of ``--help`` -> the settings that it shows: a table of the file, or a choice with settings
-of its own."""
+"""Topic of ``--help`` (a table of the file, or a choice with its own settings) -> its settings."""
 
 
 def settings_of(topic: str) -> frozenset[str]:

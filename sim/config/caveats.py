@@ -1,4 +1,4 @@
-"""What a run's guarantee does not cover, or takes for granted, as its configuration says."""
+"""What a run's guarantee does not cover or takes for granted, from its configuration."""
 
 from collections.abc import Callable, Iterable
 
@@ -50,45 +50,38 @@ SEEDED = (
 
 
 def caveats(config: Config) -> tuple[str, ...]:
-    """A line each, for the terminal, the summary and the report; none without privacy, for there is
-    no guarantee."""
+    """The run's caveats, a line each; none without privacy, where there is no guarantee."""
     private = config.privacy.mechanism != "none"
     return tuple(text for text, holds in CAVEATS.items() if private and holds(config))
 
 
 def caveats_of(charged: Iterable[Event]) -> tuple[str, ...]:
-    """A line each, where charges alone are known."""
-    kinds = {type(event) for event in charged}
-    return tuple(
-        text
-        for kind, text in {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN}.items()
-        if kind in kinds
+    """The caveats that follow from charges alone, a line each."""
+    kinds, texts = (
+        {type(event) for event in charged},
+        {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN},
     )
+    return tuple(text for kind, text in texts.items() if kind in kinds)
 
 
 def public_labels(config: Config) -> bool:
-    """Whether records are shared one by one with the labels that they have."""
-    own = config.fedfed
-    return (
-        config.strategy.strategy == "fedfed"
-        and own.shared_source == "distilled"
-        and own.public_labels
-    )
+    """Whether records are shared one by one with their true labels."""
+    own, shares = config.fedfed, config.strategy.strategy == "fedfed"
+    return shares and own.shared_source == "distilled" and own.public_labels
 
 
 def hides_rejections(config: Config) -> bool:
-    """Whether the guarantee rests on rejections that nobody notices."""
+    """Whether the guarantee assumes that nobody observes rejections."""
+    own = config.screening
     hidden = {
         "dpsur": config.dpsur.dpsur_accounting == "selective",
-        "screening": config.screening.screening_data == "own"
-        and config.screening.screening_clip is not None,
+        "screening": own.screening_data == "own" and own.screening_clip is not None,
     }
     return hidden.get(config.privacy.mechanism, False)
 
 
 def tells_times(config: Config) -> bool:
-    """Whether the run writes down how long its rounds took: not in a release that hides
-    rejections."""
+    """Whether the run records the times of rounds; a release that hides rejections does not."""
     return not (config.run.release and hides_rejections(config))
 
 
@@ -112,5 +105,4 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     PLACES: lambda c: c.run.release,
     SEEDED: lambda c: not c.run.release,
 }
-"""Line -> whether it holds for a configuration with privacy. Lines stand in the order in which they
-are shown."""
+"""Line -> whether it holds for a configuration with privacy, in the order shown."""

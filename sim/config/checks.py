@@ -13,10 +13,10 @@ from strategies.registry import strategy_of
 
 
 def check_parts(config: Config) -> None:
-    """Refuse settings of one part of the configuration that another part has no room for.
+    """Refuse settings of one part of the configuration that another part cannot work with.
 
     Raises:
-        ValueError: what contradicts what.
+        ValueError: names the settings that contradict each other.
     """
     _check_holdout(config)
     _check_strategy(config)
@@ -24,8 +24,7 @@ def check_parts(config: Config) -> None:
 
 
 def _check_holdout(config: Config) -> None:
-    """Refuse a mechanism that looks at public records where there are none, and to measure on
-    none."""
+    """Refuse screening on public, or evaluation on validation records, where there are none."""
     if config.data.evaluate_on == "validation" and not config.data.validation_records:
         raise ValueError(
             "evaluate_on is validation, but validation_records is 0: give --validation-records"
@@ -36,7 +35,7 @@ def _check_holdout(config: Config) -> None:
 
 
 def _check_release(config: Config) -> None:
-    """Refuse a mechanism for which there are no exact sums in a release."""
+    """Refuse a release with a mechanism that has no exact sums."""
     isotropic = config.privacy.mechanism == "dphero" and config.dphero.hero_clipping == "isotropic"
     if config.run.release and isotropic:
         raise ValueError(
@@ -46,22 +45,20 @@ def _check_release(config: Config) -> None:
 
 
 def _check_strategy(config: Config) -> None:
-    """Refuse a strategy that leads local steps, or counts them, where a mechanism chooses the size
-    of each."""
+    """Refuse a strategy that guides or counts local steps if the mechanism sizes them itself."""
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
     leads = strategy.guide is not alone or strategy.sent is not UPDATE
     if leads and MECHANISMS[config.privacy.mechanism].searches:
         raise ValueError(
             f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by "
-            "the client's own losses, which know nothing of it: use --strategy fedavg or another "
+            "the client's own losses, which ignore the strategy: use --strategy fedavg or another "
             "--mechanism"
         )
 
 
 def check_delta(config: Config, records: int) -> None:
-    """Warn of a delta that allows whole records to be given away; refuse it where ``strict_delta``
-    is set."""
+    """Warn if delta allows publishing whole records; refuse it with ``strict_delta``."""
     privacy = config.privacy
     if MECHANISMS[privacy.mechanism].private and privacy.delta >= 1 / records:
         fault = (
@@ -74,6 +71,6 @@ def check_delta(config: Config, records: int) -> None:
 
 
 def check_sizes(config: Config, sizes: np.ndarray) -> None:
-    """Refuse a release of clients with more records than an exact sum has room for."""
+    """Refuse a release if a client has more records than an exact sum can hold."""
     if config.run.release:
         grid.check_sizes(sizes.tolist())

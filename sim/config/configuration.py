@@ -1,5 +1,4 @@
-"""The configuration of a run: default < the data set's preset < file < flag, validated; files of
-what is in use."""
+"""The configuration of a run: default < data set < preset < file < flag; loading and saving."""
 
 import tomllib
 from collections.abc import Container, Mapping
@@ -22,13 +21,13 @@ Values = dict[str, Any]
 """Settings by name."""
 
 RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"))
-"""Pairs of which one only is set: a layer that sets one unsets the other of the layers below."""
+"""Pairs that exclude each other: a layer that sets one unsets the other in the layers below."""
 
 IMPLIED = {
     "dirichlet": ("partition", ("dirichlet", "quantity")),
     "shards_per_client": ("partition", ("shards",)),
 }
-"""Setting -> another one, and the values of that one which use it; the first is implied."""
+"""Setting -> the setting that uses it, and the values that do; the first value is implied."""
 
 _HEADER = '# The settings of a run that are in use. "none" and "" mean: not set.\n\n'
 
@@ -44,13 +43,13 @@ def load(
     """The configuration from a TOML file (or none) and explicitly given settings by name.
 
     Args:
-        path: of the file.
-        overrides: the given settings, which go before the file's.
-        central: one client holds all records, with defaults of its own.
-        paper: a preset of a paper, which goes before the data set's.
-        defaults: settings that stand in for the defaults of the packages.
-        lenient: settings that are dropped, not refused, where they are not in use, and whose former
-            names a file may have: those of a run directory, or of several configurations at once.
+        path: path of the file.
+        overrides: the given settings; they override the file's.
+        central: whether one client holds all records, which has defaults of its own.
+        paper: name of a paper's preset; it overrides the data set's.
+        defaults: replacements for the packages' own defaults.
+        lenient: settings that are dropped rather than refused if they are not in use, and that a
+            file may give by former names, as when reading a run directory.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -89,8 +88,7 @@ def _validated(values: Values) -> Config:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write every setting in use: loading the file gives an equal configuration whatever the
-    defaults have become."""
+    """Write every setting in use, so that the file outlives later changes of defaults."""
     tables = {
         table: {
             name: SETTINGS[name].unset if config.value(name) is None else config.value(name)
@@ -107,7 +105,7 @@ def differences(a: Config, b: Config) -> list[str]:
 
 
 def _put(values: Values, layer: Mapping[str, Any]) -> None:
-    """Lay ``layer`` over ``values``, with what its settings imply and unset."""
+    """Update ``values`` by ``layer``, including what its settings imply and unset."""
     for name, (other, wanted) in IMPLIED.items():
         below = values.get(other, SETTINGS[other].info.default)
         if name in layer and other not in layer and below not in wanted:
@@ -127,31 +125,27 @@ def _refuse_contradictions(flags: Values) -> None:
     for name, (other, wanted) in implied.items():
         if other in flags and flags[other] not in wanted:
             raise ValueError(
-                f"{SETTINGS[name].flag} {flags[name]} is of no use with {SETTINGS[other].flag} "
+                f"{SETTINGS[name].flag} {flags[name]} has no effect with {SETTINGS[other].flag} "
                 f"{flags[other]}; it belongs to {' and '.join(wanted)}: drop one of the two"
             )
     if len(implied) > 1 and "partition" not in flags:
-        raise ValueError(
-            f"{' and '.join(SETTINGS[n].flag for n in implied)} contradict each other: drop one of "
-            "the two"
-        )
+        both = " and ".join(SETTINGS[name].flag for name in implied)
+        raise ValueError(f"{both} contradict each other: drop one of the two")
 
 
 def _check_use(name: str, config: Config, file: Values, flags: Values) -> None:
-    """Refuse a setting that is given and not in use.
+    """Refuse a setting that is given but not in use.
 
-    A file may have one at a default, as the files of earlier versions do, or one that changes no
-    number of the result.
+    A file may contain one at a default, as those of earlier versions do, or one that does not
+    affect the result.
     """
     if name in flags:
         raise ValueError(refusal(name, config))
     if name in file and name not in EXECUTION_ONLY:
         data = config.data
         rows = [FIXED, *(preset(data.dataset, central, data.features) for central in (False, True))]
-        if file[name] not in (
-            SETTINGS[name].info.default,
-            *(row[name] for row in rows if name in row),
-        ):
+        usual = [row[name] for row in rows if name in row]
+        if file[name] not in (SETTINGS[name].info.default, *usual):
             raise ValueError(refusal(name, config))
 
 
@@ -160,12 +154,12 @@ def _refuse_other_than(fixed: Mapping[str, Any], given: Values) -> None:
         if name in given and given[name] != fixed[name]:
             raise ValueError(
                 f"{name} is {given[name]}, but one client that holds all records has no choice "
-                f"there (it is {fixed[name]}): drop it, or take python -m sim.run"
+                f"there (it is {fixed[name]}): drop it, or use python -m sim.run"
             )
 
 
 def _read(path: Path, lenient: Container[str]) -> Values:
-    """The settings of a file by name, what is unset turned into None."""
+    """The settings of a file by name; unset ones are None."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -173,7 +167,7 @@ def _read(path: Path, lenient: Container[str]) -> Values:
             f"the configuration file {path} cannot be read ({error.strerror}): check --config"
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
     values: Values = {}
     for table, entries in tables.items():
         _check_table(path, table, entries)
@@ -184,8 +178,10 @@ def _read(path: Path, lenient: Container[str]) -> Values:
 
 
 def _name_now(path: Path, table: str, given: str, value: object, lenient: Container[str]) -> str:
-    """The name of a file's entry; a former one may stand at its default, for earlier versions wrote
-    all settings."""
+    """The current name of a file's entry.
+
+    A former name is accepted at its default, since earlier versions wrote all settings.
+    """
     if given in FORMER:
         setting = SETTINGS[FORMER[given]]
         harmless = setting.name in lenient or value in (setting.info.default, setting.unset)
@@ -213,11 +209,8 @@ def _check_name(path: Path, table: str, name: str) -> None:
     if name in FORMER:
         raise ValueError(f"{path}: {name} in [{table}] is called {FORMER[name]} now: rename it")
     if name in SETTINGS:
-        raise ValueError(
-            f"{path}: {name} belongs to the table [{SETTINGS[name].table}], not to [{table}]: move "
-            "it"
-        )
-    hint = (
-        did_you_mean(name, known) or did_you_mean(name, SETTINGS) or f" (known: {', '.join(known)})"
-    )
+        own = SETTINGS[name].table
+        raise ValueError(f"{path}: {name} belongs to the table [{own}], not to [{table}]: move it")
+    hint = did_you_mean(name, known) or did_you_mean(name, SETTINGS)
+    hint = hint or f" (known: {', '.join(known)})"
     raise ValueError(f"{path}: unknown setting {name} in [{table}]{hint}")

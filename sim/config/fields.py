@@ -1,5 +1,4 @@
-"""The settings of all packages by name: table, kind, choices and bounds, read from the packages'
-own models."""
+"""All settings by name: table, type, choices and bounds, read from the packages' models."""
 
 import types
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from strategies.settings import Aggregation, FedFed
 
 
 class Config(Settings):
-    """A run's whole configuration: a table of the file and a group of the help for each field."""
+    """A run's whole configuration; each field is a table of the file and a group in the help."""
 
     data: Data
     privacy: Privacy
@@ -42,7 +41,7 @@ TABLES: dict[str, type[Settings]] = {
     name: cast(type[Settings], field.annotation) for name, field in Config.model_fields.items()
 }
 
-_NOUNS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+_NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -70,39 +69,32 @@ class Setting:
 
     @property
     def unset(self) -> str:
-        """How a file or a flag says that it is None: an empty text, where it is a text, else
-        ``none``."""
+        """How files and flags write None: an empty string for text, else ``none``."""
         return "" if self.kind is str else "none"
 
     @property
     def kind(self) -> type:
         """``int``, ``float``, ``str`` or ``bool``."""
-        return (
-            str if self.choices else next(a for a in self._alternatives if a is not types.NoneType)
-        )
+        if self.choices:
+            return str
+        return next(kind for kind in self._alternatives if kind is not types.NoneType)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The names it may take; empty where it is no name of a list."""
+        """The values it may take; empty if it is not an enumeration."""
         return next((get_args(a) for a in self._alternatives if get_origin(a) is Literal), ())
 
     @property
     def expected(self) -> str:
         """What a value must be, with its bounds."""
-        noun = (
-            f"one of {', '.join(self.choices)}"
-            if self.choices
-            else _NOUNS[self.kind] + self._interval()
-        )
+        noun = f"one of {', '.join(self.choices)}"
+        if not self.choices:
+            noun = _NOUNS[self.kind] + self._interval()
         return noun + (f", or {self.unset or 'empty'}" if self.optional else "")
 
     def _interval(self) -> str:
-        bounds = {
-            k: getattr(m, k)
-            for m in self.info.metadata
-            for k in ("ge", "gt", "le", "lt")
-            if hasattr(m, k)
-        }
+        kinds = ("ge", "gt", "le", "lt")
+        bounds = {k: getattr(m, k) for m in self.info.metadata for k in kinds if hasattr(m, k)}
         left = f"[{bounds['ge']}" if "ge" in bounds else f"({bounds.get('gt')}"
         right = f"{bounds['le']}]" if "le" in bounds else f"{bounds.get('lt')})"
         if {"le", "lt"} & set(bounds):
@@ -112,8 +104,7 @@ class Setting:
         return f" above {bounds['gt']}" if "gt" in bounds else ""
 
     def from_text(self, text: str) -> Any:
-        """A flag's text as a value; a text that is no such value stays as it is, for the validation
-        to name."""
+        """The value of a flag's text; invalid text is returned as is, for validation to refuse."""
         if self.optional and text == self.unset:
             return None
         try:
@@ -131,7 +122,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 def fault(error: ValidationError) -> str:
-    """The first fault that a validation found, in one line: name, value, bound, remedy."""
+    """The first error of a validation in one line: name, value, bound, remedy."""
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])

@@ -1,4 +1,4 @@
-"""The name that was meant: what an error about an unknown name suggests."""
+"""Suggestions for unknown names in error messages: the name that was probably meant."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ FORMER = {
     "beta": "dpsur_beta",
     "cap_share": "dpsur_cap_share",
 }
-"""Setting of an earlier version -> its name now."""
+"""Name of a setting in an earlier version -> its current name."""
 
 _BY_FLAG = {
     "activation": "act nonlinearity",
@@ -67,34 +67,30 @@ _BY_FLAG = {
     "workers": "num-workers n-jobs num-cpus threads processes num-processes",
 }
 SYNONYMS = {word: flag for flag, words in _BY_FLAG.items() for word in words.split()}
-"""What the field calls a flag (Opacus, TensorFlow Privacy, Flower, pfl-research, LEAF, FedLab,
-FedML) -> the flag."""
+"""Name of a flag in other libraries (Opacus, TensorFlow Privacy, Flower, FedML, ...) -> ours."""
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The known name in lower case that is most like this one; None where none reaches
-    ``likeness``, in [0, 1]."""
+    """The known lower-case name most similar to this one; None below ``likeness``, in [0, 1]."""
     return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=likeness)), None)
 
 
 def spelled_otherwise(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is this one, or what the field calls so, with other dashes; None where
-    there is none."""
+    """The known name equal to this one or to its synonym, up to dashes and case, or None."""
     word = name.strip("-").lower().replace("_", "-")
     by_word = {each.strip("-").replace("_", "-"): each for each in known}
     return by_word.get(word) or by_word.get(SYNONYMS.get(word, ""))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` with the known name that was probably meant, or nothing where none is
-    near."""
+    """``; did you mean X?`` with the closest known name, or an empty string if none is close."""
     names = list(known)
     near = spelled_otherwise(name, names) or nearest(name, names)
     return f"; did you mean {near}?" if near else ""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Half a sentence for an error: the nearest known name if one is near, and all of them."""
+    """The end of an error message: the closest known name, if any, and all known names."""
     names = list(known)
     near = nearest(name, names)
     hint = f"did you mean {near!r}? " if near else ""

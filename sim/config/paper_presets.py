@@ -1,24 +1,19 @@
-"""Presets of papers: a cell of a recipe as the settings of a run, ``--preset NAME``."""
+"""Presets of papers (``--preset NAME``): a cell of a recipe as the settings of a run."""
 
 from sim.config.names import suggest
 from sim.config.papers import RECIPES
 from sim.config.recipe import Values, cells, checked, read
 
-_SCATTERING = (
+_RECIPES = (
     ("mnist", "mnist-scattering"),
     ("fmnist", "fmnist-scattering"),
     ("cifar10", "cifar10-scattering"),
+    ("imdb", "imdb"),
 )
 
 PRESETS: dict[str, str] = {
-    **{
-        f"dpsur-pvldb-{data}": f"{recipe}/DPSUR/3"
-        for data, recipe in (*_SCATTERING, ("imdb", "imdb"))
-    },
-    **{
-        f"dpis-ccs22-{data}": f"{recipe}/DPIS/3"
-        for data, recipe in (*_SCATTERING, ("imdb", "imdb"))
-    },
+    **{f"dpsur-pvldb-{data}": f"{recipe}/DPSUR/3" for data, recipe in _RECIPES},
+    **{f"dpis-ccs22-{data}": f"{recipe}/DPIS/3" for data, recipe in _RECIPES},
     **{
         f"screening-2022-{data}": f"screening-{data}/noise screening/3"
         for data in ("mnist", "fmnist", "cifar10")
@@ -26,15 +21,14 @@ PRESETS: dict[str, str] = {
     **{f"dphero-{data}": f"dphero-{data}/DP-Hero/3" for data in ("mnist", "cifar10")},
     "dphero-fedfed-mnist": "fedfed-alpha/FedFed, DP-Hero/0.5",
 }
-"""Preset -> recipe, row, and the column where no other one has the epsilon that is given."""
+"""Preset -> recipe/row/column; the column is used unless another has the given epsilon."""
 
 
 def settings(name: str, given: Values, central: bool) -> Values:
-    """The settings of a preset, to lie below what is ``given``; a given epsilon takes the column
-    that has it.
+    """The settings of a preset, which ``given`` ones override; a given epsilon selects its column.
 
     Args:
-        name: of `PRESETS`.
+        name: a name in `PRESETS`.
         given: settings of a file and of flags.
         central: whether one client holds all records.
 
@@ -48,13 +42,10 @@ def settings(name: str, given: Values, central: bool) -> Values:
     if (recipe.clients == "one") != central:
         other = "sim.central" if recipe.clients == "one" else "sim.run"
         raise ValueError(
-            f"--preset {name} is of {recipe.clients} client(s): take python -m {other}, or drop it"
+            f"--preset {name} is for {recipe.clients} client(s): use python -m {other}, or drop it"
         )
     budget = given.get("budget", "certified")
     own = {cell.column: cell.settings for cell in cells(recipe, budget) if cell.row == row}
-    wanted = [
-        each
-        for each, values in own.items()
-        if values["epsilon"] == given.get("epsilon", values["epsilon"])
-    ]
+    epsilon = given.get("epsilon", own[column]["epsilon"])
+    wanted = [each for each, values in own.items() if values["epsilon"] == epsilon]
     return checked(own[column if column in wanted or not wanted else wanted[0]])

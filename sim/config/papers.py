@@ -1,20 +1,19 @@
-"""What papers say: their tables and figures, transcribed into ``recipes/papers``, so that a number
-stands there once.
+"""Results and settings of papers, transcribed once into ``recipes/papers``.
 
     name = "DPSUR"                        # what the paper is called in our tables
     [records]                             # training records by data set, for ``rates``
     MNIST = 60000
     [table-1]
     sets = "dpsur_validation_noise"       # the setting that each number of the table is, or
-    sets = { k = "dpis_slack" }           # the settings that its symbols are
-    # symbols that are numbers of records, and settings that are shares of all:
+    sets = { k = "dpis_slack" }           # the setting for each of its symbols
+    # symbols that count records, for settings that are fractions of all records:
     rates = { B_v = "dpsur_validation_rate" }
     [table-1.MNIST]
     3 = 0.9
     [uncertain]
     "table-1/MNIST/3" = "why the transcription may be wrong"
 
-A reference is the way to an entry, ``dpsur-pvldb-2024/table-2/MNIST/DPSUR/3``: file, place, rows,
+A reference is the path of an entry, ``dpsur-pvldb-2024/table-2/MNIST/DPSUR/3``: file, table, rows,
 column.
 """
 
@@ -28,20 +27,20 @@ from typing import Any
 from sim.config.names import suggest
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""The folder of the project's packages: a checkout, or where they are installed."""
+"""The folder that holds the project's packages: a checkout, or where they are installed."""
 INSTALLED = PACKAGES / "sim" / "recipes"
 RECIPES = INSTALLED if INSTALLED.is_dir() else PACKAGES / "recipes"
-"""The folder of the project's recipes; ``papers`` in it holds the transcriptions."""
+"""The folder of the project's recipes; its subfolder ``papers`` holds the transcriptions."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A figure that a paper gives for a cell.
+    """A number that a paper reports for a cell.
 
     Attributes:
         paper: the paper's name.
-        reference: where it stands.
-        value: the figure.
+        reference: path of the entry.
+        value: the number.
     """
 
     paper: str
@@ -50,11 +49,12 @@ class Claim:
 
 
 def claims(references: Iterable[str], column: str) -> tuple[Claim, ...]:
-    """The figures for a column: of an entry that is a row, the one of that name, if it has one; of
-    a number, itself.
+    """The numbers that the references give for a column: a row's entry of that name, or the number.
+
+    Rows without the column are skipped.
 
     Raises:
-        ValueError: a reference leads nowhere, or to something that is no number.
+        ValueError: a reference does not exist, or is not a number.
     """
     found = []
     for reference in references:
@@ -64,17 +64,16 @@ def claims(references: Iterable[str], column: str) -> tuple[Claim, ...]:
                 continue
             reference, value = f"{reference}/{column}", value[column]
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"{reference} is {value!r}: a cell needs a number of a paper")
+            raise ValueError(f"{reference} is {value!r}: a cell needs a number from a paper")
         found.append(Claim(_paper(reference.split("/")[0])["name"], reference, float(value)))
     return tuple(found)
 
 
 def settings(references: Iterable[str], column: str) -> dict[str, Any]:
-    """The settings that rows of tables give, each over those before it; of a row by column, those
-    of this column.
+    """The settings that rows of papers' tables give for a column; later rows override earlier ones.
 
     Raises:
-        ValueError: a reference leads nowhere, or to what is no row of settings.
+        ValueError: a reference does not exist, or is not a row of settings.
     """
     values: dict[str, Any] = {}
     for reference in references:
@@ -83,7 +82,7 @@ def settings(references: Iterable[str], column: str) -> dict[str, Any]:
         sets, rates = table.get("sets"), table.get("rates", {})
         if not isinstance(row, dict) or sets is None:
             raise ValueError(
-                f"{reference} is no row of settings: its table needs sets = ..., and a row has "
+                f"{reference} is not a row of settings: its table needs sets = ..., and a row has "
                 "columns"
             )
         if isinstance(sets, str):
@@ -96,10 +95,10 @@ def settings(references: Iterable[str], column: str) -> dict[str, Any]:
 
 
 def entry(reference: str) -> Any:
-    """What a reference leads to.
+    """The entry at a reference.
 
     Raises:
-        ValueError: a part of it that there is not, with what there is.
+        ValueError: a part of the path does not exist; the message lists what does.
     """
     stem, *path = reference.split("/")
     value: Any = _paper(stem)
@@ -118,5 +117,5 @@ def entry(reference: str) -> Any:
 def _paper(stem: str) -> dict[str, Any]:
     known = sorted(path.stem for path in (RECIPES / "papers").glob("*.toml"))
     if stem not in known:
-        raise ValueError(f"{stem!r} is no file of recipes/papers: {suggest(stem, known)}")
+        raise ValueError(f"{stem!r} is not a file of recipes/papers: {suggest(stem, known)}")
     return tomllib.loads((RECIPES / "papers" / f"{stem}.toml").read_text(encoding="utf-8"))

@@ -1,10 +1,10 @@
-"""Recipes: a table of a paper as rows and columns of settings, from a TOML file.
+"""Recipes: a paper's table as rows and columns of settings, from a TOML file.
 
     title = "MNIST, one client"
-    axis = "epsilon"                      # what the columns are
+    axis = "epsilon"                      # what the columns vary
     plot = "epsilon"                      # what is drawn, see `PLOTS`
 
-    [settings]                            # of every cell, by name, as flags have them
+    [settings]                            # of every cell, by name, with the values of flags
     dataset = "mnist"
 
     [[columns]]
@@ -13,27 +13,27 @@
 
     [[rows]]
     name = "DPSUR"
-    # settings of a row of another recipe, by column, or of a cell of it:
+    # start from the settings of another recipe's row (same column) or cell:
     like = "mnist-pixels/DPSGD"
-    # settings that papers give (`sim.config.papers`):
+    # settings that papers report (`sim.config.papers`):
     follows = ["dpsur-pvldb-2024/table-1/MNIST"]
     settings = { mechanism = "dpsur" }
     cells = { 3 = { noise_multiplier = 1.35 } }      # of single cells, by column
-    certified = { dpsur_accounting = "visible" }     # with that budget alone, or with `published`
-    # rows of papers' figures, by column; accuracies are compared with the first:
+    certified = { dpsur_accounting = "visible" }     # only with this budget, or with `published`
+    # rows of papers' results, by column; accuracies are compared with the first:
     paper = ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]
-    paper_cells = { 3 = ["..."] }                    # figures of single cells
+    paper_cells = { 3 = ["..."] }                    # results of single cells
 
-    [deviations]                # from what a paper gives: the setting, or what else, and the reason
+    [deviations]                # from a paper: the setting, or another aspect, and the reason
     lr = "..."
 
-Of the settings that rows share, a row drops those that are not in use; its own are refused
+A row drops shared settings that it does not use; unused settings of its own are refused
 (`sim.config.use`).
 
-A cell's settings are those that it is like, those of the recipe, its column, its row, the budget
-and the cell, each over those before; what is followed lies right below the settings beside it. One
-client holds all records, unless ``clients = "many"``. A column with ``reach`` measures the least
-epsilon at which that accuracy (in per cent) is reached; all such columns are one training.
+A cell's settings are those of `like`, the recipe, its column, its row, the budget and the cell,
+each overriding those before; `follows` applies just before the settings beside it. One client
+holds all records, unless ``clients = "many"``. A column with ``reach`` measures the smallest
+epsilon at which that accuracy (in per cent) is reached; all such columns share one training.
 """
 
 import functools
@@ -60,8 +60,7 @@ PLOTS = {
     "path": "accuracy against the epsilon of the budget's column spent so far, a line for each "
     "cell",
 }
-"""What ``plot`` may be; any other name is a figure of the mechanism, drawn by round, a line for
-each cell."""
+"""Values of ``plot``; any other is a metric of the mechanism, by round with a line per cell."""
 
 
 class Column(Settings):
@@ -98,8 +97,7 @@ class Row(Settings):
 
 
 class Recipe(Settings):
-    """A recipe; ``columns`` of a row and ``rows`` of a column say which cells there are, where that
-    is not all."""
+    """A recipe; ``columns`` of a row and ``rows`` of a column restrict which cells exist."""
 
     title: str
     axis: str = "epsilon"
@@ -143,10 +141,9 @@ class Cell:
     Attributes:
         row, column: names.
         settings: by name.
-        own: names of the settings that its row gives; of those it shares with other rows, only some
-            may be in use.
-        claims: figures that papers give for it: accuracies in per cent, or with ``reach`` epsilons.
-        reach: the accuracy in per cent whose least epsilon is measured; None where the accuracy is.
+        own: names of the settings that its row gives; unlike shared ones they must be in use.
+        claims: what papers report for it: accuracies in per cent, or epsilons with ``reach``.
+        reach: if not None, the smallest epsilon with this accuracy (in per cent) is measured.
     """
 
     row: str
@@ -158,7 +155,7 @@ class Cell:
 
     @property
     def paper(self) -> float | None:
-        """The figure that it is compared with: the first one."""
+        """The paper's number that it is compared with: the first claim."""
         return self.claims[0].value if self.claims else None
 
     @property
@@ -176,57 +173,55 @@ def read(path: Path) -> Recipe:
     try:
         return Recipe(**tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ValueError(
-            f"the recipe {path} cannot be read ({error.strerror}): check its path"
-        ) from None
+        fault = f"the recipe {path} cannot be read ({error.strerror}): check its path"
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "recipe"
-        raise ValueError(
-            f"{path}: {place}: {first['msg']}: see sim/config/recipe.py for the form"
-        ) from None
+        fault = f"{path}: {place}: {first['msg']}: see sim/config/recipe.py for the form"
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is no TOML file of a recipe: {error}") from None
+        fault = f"{path} is not a TOML file of a recipe: {error}"
+    raise ValueError(fault)
 
 
 def cells(recipe: Recipe, budget: str) -> list[Cell]:
     """The recipe's cells, row by row.
 
     Raises:
-        ValueError: a reference to a paper or to another recipe leads nowhere.
+        ValueError: a reference to a paper or to another recipe does not exist.
     """
-    found = []
-    for row in recipe.rows:
-        for column in recipe.columns:
-            if column.name not in (row.columns or (column.name,)) or row.name not in (
-                column.rows or (row.name,)
-            ):
-                continue
-            of_budget = row.published if budget == "published" else row.certified
-            layers = (
-                _like(recipe.like, column.name, budget),
-                _like(row.like, column.name, budget),
-                papers.settings(recipe.follows, column.name),
-                recipe.settings,
-                column.settings,
-                papers.settings(row.follows, column.name),
-                row.settings,
-                of_budget,
-                row.cells.get(column.name, {}),
-            )
-            settings: Values = {}
-            for layer in layers:
-                settings |= layer
-            own = frozenset(name for layer in layers[-3:] for name in layer)
-            references = (*row.paper, *row.paper_cells.get(column.name, ()))
-            claims = papers.claims(references, column.name)
-            found.append(Cell(row.name, column.name, settings, claims, column.reach, own))
-    return found
+    return [
+        _cell(recipe, row, column, budget)
+        for row in recipe.rows
+        for column in recipe.columns
+        if (not row.columns or column.name in row.columns)
+        and (not column.rows or row.name in column.rows)
+    ]
+
+
+def _cell(recipe: Recipe, row: Row, column: Column, budget: str) -> Cell:
+    of_budget = row.published if budget == "published" else row.certified
+    layers = (
+        _like(recipe.like, column.name, budget),
+        _like(row.like, column.name, budget),
+        papers.settings(recipe.follows, column.name),
+        recipe.settings,
+        column.settings,
+        papers.settings(row.follows, column.name),
+        row.settings,
+        of_budget,
+        row.cells.get(column.name, {}),
+    )
+    settings: Values = {}
+    for layer in layers:
+        settings |= layer
+    own = frozenset(name for layer in layers[-3:] for name in layer)
+    references = (*row.paper, *row.paper_cells.get(column.name, ()))
+    claims = papers.claims(references, column.name)
+    return Cell(row.name, column.name, settings, claims, column.reach, own)
 
 
 def _like(place: str | None, column: str, budget: str) -> Values:
-    """The settings of a cell of the project's recipes, ``recipe/row`` or ``recipe/row/column``;
-    none for None."""
+    """The settings of a recipe's cell, ``recipe/row`` or ``recipe/row/column``; empty for None."""
     if place is None:
         return {}
     parts = place.split("/")
@@ -245,23 +240,23 @@ def _known(stem: str, budget: str) -> list[Cell]:
 
 
 def slug(name: str) -> str:
-    """A name as part of a file's name."""
+    """A name in the form used in file names."""
     return re.sub(r"[^a-z0-9.-]+", "-", name.lower())
 
 
 def checked(settings: Values) -> Values:
-    """Settings with what is unset turned into None, as a configuration file has them."""
+    """Settings with None in place of the text for "not set".
+
+    Raises:
+        ValueError: an unknown setting.
+    """
     for name in settings:
+        if name in FORMER:
+            raise ValueError(f"unknown setting {name}: it is called {FORMER[name]} now")
         if name not in SETTINGS:
-            now = (
-                f": it is called {FORMER[name]} now"
-                if name in FORMER
-                else did_you_mean(name, SETTINGS)
-            )
-            raise ValueError(f"unknown setting {name}{now}")
-    unset = {
-        name
+            raise ValueError(f"unknown setting {name}{did_you_mean(name, SETTINGS)}")
+    known = {name: SETTINGS[name] for name in settings}
+    return {
+        name: None if known[name].optional and value == known[name].unset else value
         for name, value in settings.items()
-        if SETTINGS[name].optional and value == SETTINGS[name].unset
     }
-    return {name: None if name in unset else value for name, value in settings.items()}

@@ -1,5 +1,4 @@
-"""The settings of the data and of the simulation itself. No torch here: the command line imports
-this."""
+"""The settings of the data and of the simulation. Imports no torch, as the command line uses it."""
 
 import re
 from typing import Literal
@@ -20,61 +19,60 @@ class Data(Settings):
     )
     data_dir: str | None = Field(
         None,
-        description="folder of downloaded data sets; '': the environment's, or the user's cache",
+        description="folder of downloaded data sets; '': $DP_FED_DATA, or the user's cache",
     )
     features: Literal["pixels", "scattering"] = Field(
         "pixels",
-        description="what models see of images: pixels, or fixed wavelet features of a quarter "
-        "of the size, with defaults of their own (docs/howto/data.md)",
+        description="what models see of images: pixels, or fixed wavelet features at a quarter "
+        "of the resolution, with defaults of their own (docs/howto/data.md)",
     )
     feature_groups: int = Field(
         0,
         ge=0,
-        description="groups of channels in which each record's features get mean 0 and variance "
-        "1; 0: none; with --features scattering 27",
+        description="groups of channels in which each record's features are normalised to mean 0 "
+        "and variance 1; 0: none; with --features scattering 27",
     )
     model: str = Field(
         "linear",
-        description="model by name, or package.module:Class; each data set has its default",
+        description="a model's name, or package.module:Class; each data set has its default",
     )
     activation: Literal["tanh", "relu"] = Field(
         "tanh", description="activation of the built-in models"
     )
     word_vectors: str | None = Field(
         None,
-        description="text file of vectors of words, as GloVe's; '': they are drawn by chance, of "
-        "100 numbers each",
+        description="text file of word vectors, such as GloVe's; '': random vectors of 100 numbers",
     )
     train_embedding: bool = Field(
-        False, description="train the vectors of words, too; else they are constants"
+        False, description="train the word vectors, too; else they are constants"
     )
     standardize: Literal["none", "private"] = Field(
         "none",
-        description="channels to mean 0, variance 1, by statistics that clients release with "
-        "noise, once",
+        description="scale channels to mean 0 and variance 1, by statistics that clients release "
+        "once with noise",
     )
     standardize_noise: float = Field(
-        8.0, gt=0, description="noise on these statistics [standardize clips]"
+        8.0, gt=0, description="noise on these statistics [multiples of standardize_clip]"
     )
     standardize_clip: float = Field(
         1.0,
         gt=0,
-        description="bound on a record in them [Euclidean norm of its channels' means and mean "
-        "squares]",
+        description="bound on a record's contribution to them [Euclidean norm of its channels' "
+        "means and mean squares]",
     )
     clients: int = Field(
-        100, ge=1, description="clients that hold the records, disjointly [clients]"
+        100, ge=1, description="clients, among whom the records are divided [clients]"
     )
     partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
-        "dirichlet", description="who holds which record"
+        "dirichlet", description="how the records are divided among the clients"
     )
     dirichlet: float = Field(
         0.5,
         gt=0,
-        description="concentration of label or quantity skew; small is skewed; implies --partition "
-        "dirichlet",
+        description="concentration of label or quantity skew; smaller is more skewed; implies "
+        "--partition dirichlet",
     )
-    min_records: int = Field(2, ge=1, description="least number of records of a client [records]")
+    min_records: int = Field(2, ge=1, description="minimum records per client [records]")
     shards_per_client: int = Field(
         2,
         ge=1,
@@ -84,19 +82,19 @@ class Data(Settings):
     public_records: int = Field(
         0,
         ge=0,
-        description="training records taken out as public: no client holds them, nothing protects "
-        "them [records]",
+        description="training records set aside as public: no client holds them, and they are not "
+        "protected [records]",
     )
     validation_records: int = Field(
         0,
         ge=0,
-        description="training records held out for tuning: no client holds them, nothing protects "
-        "them [records]",
+        description="training records held out for tuning: no client holds them, and they are not "
+        "protected [records]",
     )
     evaluate_on: Literal["test", "validation"] = Field(
         "test",
-        description="records that models are measured on; choose settings by validation, never by "
-        "test",
+        description="records that models are evaluated on; choose settings by validation, never "
+        "by test",
     )
 
 
@@ -107,14 +105,14 @@ class Execution(Settings):
         0,
         ge=0,
         le=2**63 - 1,
-        description="names every random stream; whoever knows it can subtract the noise",
+        description="seed of every random stream; whoever knows it can subtract the noise",
     )
     release: bool = Field(
         False,
-        description="draw noise and batches from the system's entropy and keep no seed of them",
+        description="draw noise and batches from the system's entropy, and store no seed",
     )
     engine: Literal["ray", "inline"] = Field(
-        "ray", description="what carries messages; inline is this process alone"
+        "ray", description="where clients run: Ray workers, or this process alone (inline)"
     )
     workers: int | None = Field(
         None, ge=1, description="processes of the ray engine; 'none': one per CPU core"
@@ -122,17 +120,17 @@ class Execution(Settings):
     groups: int | None = Field(
         None,
         ge=1,
-        description="groups of clients, one Flower node each; 'none': as workers, at most one a "
-        "chunk",
+        description="groups of clients, one Flower node each; 'none': as many as workers, but no "
+        "more than chunks",
     )
     chunk_clients: int | None = Field(
         None,
         ge=1,
-        description="clients computed together [clients]; part of the result's float rounding; "
-        "'none': by the number of clients and the size of the model",
+        description="clients computed together [clients]; affects float rounding; 'none': chosen "
+        "from the number of clients and the size of the model",
     )
     ray_address: str | None = Field(
-        None, description="existing Ray cluster, or auto; '': start one on this machine"
+        None, description="address of a Ray cluster, or auto; '': start one on this machine"
     )
     cpus_per_worker: float = Field(
         1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]"
@@ -144,11 +142,11 @@ class Execution(Settings):
         "divided evenly",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where tensors live; auto is cuda where present"
+        "auto", description="device for tensors; auto: cuda if available"
     )
     out: str = Field("runs", description="parent folder of run directories")
     name: str | None = Field(
-        None, description="the run directory's name; '': from the time, unique"
+        None, description="the run directory's name; '': unique, from the time"
     )
     quiet: bool = Field(False, description="print errors and warnings only")
 
@@ -167,4 +165,4 @@ class Execution(Settings):
 EXECUTION_ONLY = frozenset(
     {"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"}
 )
-"""Settings that change no number of the result: a resumed run may have others."""
+"""Settings that do not affect the result: a resumed run may change them."""

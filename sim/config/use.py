@@ -1,5 +1,4 @@
-"""Which settings are in use: one of a mechanism, strategy or source that is not chosen has no
-effect."""
+"""Which settings are in use: those of an unselected mechanism or strategy have no effect."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 from sim.config.fields import SETTINGS, TABLES, Config
 
 Values = Callable[[str], Any]
-"""From the name of a setting to its value."""
+"""Function from the name of a setting to its value."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Need:
         values: values that meet the condition.
         holds: whether a value meets it.
         words: the condition as flags say it.
-        owns: whether what needs it belongs to these values, not to all but some.
+        owns: whether dependent settings belong to these values, rather than to all but a few.
     """
 
     setting: str
@@ -31,7 +30,7 @@ class Need:
 
 
 Way = tuple[Need, ...]
-"""Conditions that must hold together for a setting to have an effect."""
+"""Conditions that together give a setting an effect."""
 
 
 def _one_of(setting: str, *values: Any) -> Need:
@@ -46,7 +45,7 @@ def _one_of(setting: str, *values: Any) -> Need:
 
 
 def _given(setting: str, example: Any) -> Need:
-    """The setting is not left open."""
+    """The setting has a value."""
     return Need(setting, (example,), lambda value: value is not None, SETTINGS[setting].flag)
 
 
@@ -80,7 +79,7 @@ IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "ray")
 
 
 def _privately(*ways: Way) -> tuple[Way, ...]:
-    """Ways that have an effect only where there is noise."""
+    """Ways that also need a private mechanism."""
     return tuple((PRIVATE, *way) for way in ways)
 
 
@@ -151,7 +150,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "cpus_per_worker": ((RAY,),),
     "gpus_per_worker": ((RAY,),),
 }
-"""Setting -> the ways in which it has an effect; any other setting always has one."""
+"""Setting -> alternative conditions under which it has an effect; all others always have one."""
 
 
 def in_use(name: str, values: Values) -> bool:
@@ -160,7 +159,7 @@ def in_use(name: str, values: Values) -> bool:
 
 
 def missing(name: str, values: Values) -> list[Way]:
-    """What each way lacks in which a setting would have an effect; empty where it has one."""
+    """The unmet conditions of each way to use a setting; empty if the setting is in use."""
     ways = USES.get(name, ((),))
     lacks = [tuple(need for need in way if not need.holds(values(need.setting))) for way in ways]
     return lacks if all(lacks) else []
@@ -172,7 +171,7 @@ def unused(config: Config) -> Iterator[str]:
 
 
 def used_by_table(config: Config) -> dict[str, list[str]]:
-    """The names of the settings in use, table by table; no table is empty."""
+    """The names of the settings in use by table; tables without any are left out."""
     idle = set(unused(config))
     found = {
         table: [name for name in model.model_fields if name not in idle]
@@ -182,7 +181,7 @@ def used_by_table(config: Config) -> dict[str, list[str]]:
 
 
 def refusal(name: str, config: Config) -> str:
-    """Why a setting is refused that has no effect: name, value, what uses it, remedy."""
+    """The error for a setting without effect: name, value, what uses it, remedy."""
     lacks = missing(name, config.value)
     ways = [
         way for way in dict.fromkeys(lacks) if not any(set(other) < set(way) for other in lacks)

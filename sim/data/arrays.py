@@ -1,10 +1,10 @@
 """A user's own data set: one `.npz` file, checked array by array.
 
-The file holds `x` [N, ...] and `y` [N], and may hold `x_test` and `y_test`; other arrays are not
-read. Records are features ([N, F]), grey images ([N, H, W], read as [N, 1, H, W]) or images with
-their channels first ([N, C, H, W]). `uint8` records are pixels and are divided by 255; other
-numbers are taken as they are. Labels are integers 0 .. C-1. Without a test part, one record in five
-is held out by `fixed_split`. Pickled objects are never loaded.
+The file holds `x` [N, ...] and `y` [N], and may hold `x_test` and `y_test`; other arrays are
+ignored. Records are features ([N, F]), grey images ([N, H, W], read as [N, 1, H, W]) or images with
+channels first ([N, C, H, W]). `uint8` records are pixels and are divided by 255; other numbers are
+used unchanged. Labels are integers 0 .. C-1. Without a test part, one record in five is held out by
+`fixed_split`. Pickled objects are never loaded.
 """
 
 import zipfile
@@ -18,30 +18,29 @@ from sim.config.names import nearest
 from sim.data.files import own_file
 
 MAX_CLASSES = 65_536
+DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged archive of arrays raises."""
 _NAMES = ("x", "y", "x_test", "y_test")
 _CHANNELS = (1, 3, 4)
 
 
 def fixed_split(records: int, test: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits `records` indices, always alike, into training and test: int64 [records - test] and
-    [test], ascending.
+    """A fixed random split of indices: int64 [records - test] and [test], both ascending.
 
-    The permutation sorts the raw output of a Philox counter, a stream that NumPy keeps the same in
-    all versions.
+    It sorts the raw output of Philox, a stream that is the same in all NumPy versions.
     """
     order = np.argsort(np.random.Philox(key=0).random_raw(records), kind="stable")
     return np.sort(order[test:]), np.sort(order[:test])
 
 
 def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """x float32 [N, ...], y int64 [N], x_test float32 [M, ...], y_test int64 [M] and the number of
-    classes C of a file.
+    """Read a file: x float32 [N, ...], y int64 [N], x_test [M, ...], y_test [M], classes C.
 
-    C is the largest training label + 1 (the largest label, where the file has no test part).
+    C is the largest training label + 1 (the largest label + 1 if the file has no test part).
 
     Raises:
-        ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numbers, not
-            finite, empty, of unlike lengths or shapes; labels that are not integers in 0 .. C-1.
+        ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numeric,
+            finite and non-empty, or do not match; labels that are not integers in 0 .. C-1.
     """
     return parts(_read(own_file(path)), path)
 
@@ -49,7 +48,7 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
 def parts(
     raw: Mapping[str, np.ndarray], path: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """The same of arrays by name, `x` and `y` at least, which errors say are of `path`.
+    """The same from arrays by name, at least `x` and `y`; errors name `path`.
 
     Raises:
         ValueError: as `read_npz`, but for the file itself.
@@ -83,14 +82,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             found = list(file.files)
             raw = {name: np.asarray(file[name]) for name in found if name in _NAMES}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (*DAMAGE, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{path} is no .npz of plain arrays ({reason}): write it with numpy.savez(path, x=x, "
@@ -115,8 +107,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 def _part(
     raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records and labels of the training or the test part, as many of one as of the other, and
-    not none."""
+    """The records and labels of the training or test part, checked to be of equal length."""
     x, y = _records(raw[x_name], x_name, path), _labels(raw[y_name], y_name, path)
     if len(x) != len(y):
         raise ValueError(

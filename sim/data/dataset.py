@@ -1,9 +1,8 @@
 """Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, IMDB, or a user's `.npz` file.
 
-Pixels are normalised by constants that were public before any training (below), never by statistics
-of the records at hand: those would be a release that nobody charges for. Images of torchvision's
-sets stay uint8 until normalised. Where features are computed from them, pixels are taken as they
-are, in [0, 1].
+Pixels are normalised by published constants (below), never by statistics of the records at hand,
+which would be an uncharged release. Images of torchvision's sets stay uint8 until normalised.
+Features are computed from unnormalised pixels in [0, 1].
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from sim.data.torchvision_compat import import_torchvision
 DIGITS_TEST = 360
 """Test records of `digits`, out of 1,797."""
 TIMEOUT = 10.0
-"""Seconds without an answer after which a download is given up."""
+"""Seconds without an answer after which a download is abandoned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +30,11 @@ class Dataset:
     """A classification data set. N training and M test records; images are [C, H, W], features [F].
 
     Attributes:
-        name: as it was asked for.
+        name: the requested name.
         x: float32 [N, ...] training records, y: int64 [N] their labels in 0 .. classes - 1.
         x_test: float32 [M, ...] test records, y_test: int64 [M] their labels.
         classes: number of classes.
-        words: where records are sequences of words, int64 [N, T] and [M, T], their numbers are
-            below this; 0 elsewhere.
+        words: size of the vocabulary if records are word numbers, int64 [N, T] and [M, T]; else 0.
     """
 
     name: str
@@ -50,8 +48,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Source:
-    """A data set of torchvision: its class, its files under the data directory, and the published
-    pixel statistics."""
+    """A data set of torchvision: class, files in the data directory, published pixel statistics."""
 
     kind: str
     files: str
@@ -59,8 +56,7 @@ class _Source:
     deviation: tuple[float, ...]
 
 
-# Mean and standard deviation of each channel of the training images, pixels in [0, 1], as published
-# with the data sets and used throughout the literature.
+# Published mean and standard deviation of each channel of the training images, pixels in [0, 1].
 _SOURCES = {
     "mnist": _Source("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
     "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
@@ -71,21 +67,20 @@ _SOURCES = {
 
 
 def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Dataset:
-    """The data set `name`: one of `files.NAMES`, or the path of an `.npz` file (see
-    `sim.data.arrays`).
+    """The data set `name`: one of `files.NAMES`, or the path of an `.npz` file.
 
     Args:
         name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download),
             `mnist`, `fmnist`, `cifar10`, `imdb` (see `sim.data.imdb`) or a path that ends in
-            `.npz`.
-        data_dir: where the files lie. Default: the environment variable `DP_FED_DATA`, else
-            `~/.cache/dp-federated-simulator`. Missing files are downloaded to it.
-        normalise: whether pixels are normalised; otherwise they are in [0, 1]. An `.npz` is taken
-            as it is either way.
+            `.npz` (see `sim.data.arrays`).
+        data_dir: the files' folder, to which missing ones are downloaded. Default: the environment
+            variable `DP_FED_DATA`, else `~/.cache/dp-federated-simulator`.
+        normalise: whether to normalise pixels; otherwise they are in [0, 1]. An `.npz` is never
+            normalised.
 
     Raises:
-        ValueError: unknown name; `data_dir` or `DP_FED_DATA` names no directory; files missing,
-            damaged and not to be downloaded; a faulty `.npz`.
+        ValueError: unknown name; `data_dir` or `DP_FED_DATA` is not a directory; files missing or
+            damaged and the download fails; an invalid `.npz`.
     """
     files.check(name, data_dir)
     if name == "digits":
@@ -99,22 +94,15 @@ def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Data
 
 
 def _digits(normalise: bool) -> Dataset:
-    """1,437 training and 360 test scans; the format's range 0 .. 16 becomes [-1, 1], or [0, 1].
+    """1,437 training and 360 test scans; the format's range 0 .. 16 becomes [-1, 1] or [0, 1].
 
-    The file is scikit-learn's own, read without importing the package: that would take longer than
-    training.
+    The file is scikit-learn's; importing that package would take longer than training.
     """
     package = importlib.util.find_spec("sklearn")
-    path = (
-        Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz"
-        if package
-        else None
-    )
+    path = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None
     if path is None or not path.is_file():
-        raise ValueError(
-            f"dataset = 'digits' needs scikit-learn, {path or 'it'} is missing: pip install "
-            "scikit-learn"
-        )
+        missing = f"{path or 'it'} is missing: pip install scikit-learn"
+        raise ValueError(f"dataset = 'digits' needs scikit-learn, {missing}")
     scans = np.loadtxt(path, delimiter=",")
     pixels = (scans[:, :-1] - 8) / 8 if normalise else scans[:, :-1] / 16
     x = pixels.astype(np.float32).reshape(-1, 1, 8, 8)
@@ -124,15 +112,12 @@ def _digits(normalise: bool) -> Dataset:
 
 
 def _images(name: str, root: Path, normalise: bool) -> Dataset:
-    """A data set of torchvision, read from `root` or else downloaded to it; pixels normalised or in
-    [0, 1]."""
+    """A data set of torchvision, read from `root` or downloaded to it."""
     source = _SOURCES[name]
     kind = getattr(import_torchvision().datasets, source.kind)
     try:
         parts = _read(kind, root, download=False)
-    except (
-        Exception
-    ):  # whatever is amiss with the files, a download is the cure, and the next failure is reported
+    except Exception:  # missing or damaged files can raise anything; then download
         try:
             with _impatient():
                 parts = _read(kind, root, download=True)
@@ -141,13 +126,11 @@ def _images(name: str, root: Path, normalise: bool) -> Dataset:
             raise ValueError(
                 f"dataset = {name!r}: its files are missing or damaged and could not be "
                 f"downloaded ({reason}): put them into {root / source.files} as torchvision "
-                "expects them, or take --dataset digits"
+                "expects them, or use --dataset digits"
             ) from error
-    (x, y), (x_test, y_test) = parts
     mean, deviation = (source.mean, source.deviation) if normalise else ((0.0,), (1.0,))
-    return Dataset(
-        name, _scaled(x, mean, deviation), y, _scaled(x_test, mean, deviation), y_test, 10
-    )
+    (x, y), (x_test, y_test) = ((_scaled(pixels, mean, deviation), y) for pixels, y in parts)
+    return Dataset(name, x, y, x_test, y_test, 10)
 
 
 def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -164,7 +147,7 @@ def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.n
 def _scaled(
     pixels: np.ndarray, means: tuple[float, ...], deviations: tuple[float, ...]
 ) -> np.ndarray:
-    """(pixel / 255 - mean) / deviation of each channel, as contiguous float32 [N, C, H, W]."""
+    """(pixel / 255 - mean) / deviation by channel, as contiguous float32 [N, C, H, W]."""
     x = pixels.astype(np.float32, order="C")
     mean, deviation = (np.array(c, np.float32)[:, None, None] for c in (means, deviations))
     x *= 1 / (255 * deviation)
@@ -174,8 +157,7 @@ def _scaled(
 
 @contextlib.contextmanager
 def _impatient() -> Iterator[None]:
-    """Connections give up after `TIMEOUT` seconds; what torchvision prints goes to stderr, beside
-    its progress bar."""
+    """Time out connections after `TIMEOUT` seconds, and redirect torchvision's output to stderr."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:

@@ -1,10 +1,9 @@
-"""What models see of a data set's images: pixels, or scattering features, which are kept on disk
-once computed.
+"""Loads what models see of images: pixels, or scattering features, which are cached on disk.
 
-Features of a record depend on that record alone, so that clipping and noise protect them as they
-would its pixels. They are computed of pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and
-kept beside the data set: a file for each set of records, version of the transform and kind of
-device. The file is an `.npz`, whose checksums tell a damaged one.
+A record's features depend on that record alone, so clipping and noise protect them like pixels.
+They are computed from pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and cached beside the
+data set: an `.npz` for each set of records, version of the transform and kind of device, whose
+checksums reveal damage.
 """
 
 import contextlib
@@ -27,44 +26,41 @@ from sim.data.files import directory
 from sim.data.scattering import FEATURES, scatter
 
 VERSION = 1
-"""Of the transform: raised when its numbers change."""
+"""Version of the transform, raised when its output changes."""
 CHUNKS = {"cpu": 16, "cuda": 1024}
-"""Images transformed together: they fit a CPU's cache, and fill a GPU."""
+"""Images transformed together: few enough for a CPU's cache, enough to fill a GPU."""
 
 Parts = tuple[np.ndarray, np.ndarray]
 """Training and test records, float32 [N, ...] and [M, ...]."""
 
 
 def load(data: Data, device: torch.device) -> Dataset:
-    """The data set with the features that are asked for: scattering turns [N, C, H, W] into [N, 81
-    C, H // 4, W // 4].
+    """The data set as configured; scattering maps [N, C, H, W] to [N, 81 C, H // 4, W // 4].
 
     Raises:
-        ValueError: as `dataset.load`; records that are no images, or too small; groups of pixels,
-            or that do not divide the channels.
+        ValueError: as `dataset.load`; scattering of records that are not images or too small;
+            feature groups of pixels, or groups that do not divide the channels.
     """
+    groups = data.feature_groups
     if data.features == "pixels":
-        if data.feature_groups:
-            groups = f"feature_groups is {data.feature_groups}"
+        if groups:
             raise ValueError(
-                f"{groups}, but features is pixels: give --features scattering, or drop "
-                "--feature-groups"
+                f"feature_groups is {groups}, but features is pixels: give --features scattering, "
+                "or drop --feature-groups"
             )
         return datasets.load(data.dataset, data.data_dir)
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False)
     scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written
-    _check_groups(data.feature_groups, FEATURES * dataset.x.shape[1])
+    _check_groups(groups, FEATURES * dataset.x.shape[1])
     x, x_test = _kept((dataset.x, dataset.x_test), device, directory(data.data_dir) / "features")
-    return replace(
-        dataset, x=grouped(x, data.feature_groups), x_test=grouped(x_test, data.feature_groups)
-    )
+    return replace(dataset, x=grouped(x, groups), x_test=grouped(x_test, groups))
 
 
 def grouped(x: np.ndarray, groups: int) -> np.ndarray:
-    """Features [N, C, h, w] with mean 0 and variance 1 in each of so many groups of channels of
-    each record, in place.
+    """Normalise each record's groups of channels in features [N, C, h, w] to mean 0, variance 1.
 
-    No statistic is taken over records. 0 groups change nothing; a group without variance becomes 0.
+    In place. No statistic is taken over records. With 0 groups nothing changes; a group without
+    variance becomes 0.
     """
     for chunk in torch.from_numpy(x).split(1024) if groups else ():
         chunk.copy_(torch.nn.functional.group_norm(chunk, groups))
@@ -73,9 +69,8 @@ def grouped(x: np.ndarray, groups: int) -> np.ndarray:
 
 def _check_groups(groups: int, channels: int) -> None:
     if groups and channels % groups:
-        near = min(
-            (g for g in range(1, channels + 1) if channels % g == 0), key=lambda g: abs(g - groups)
-        )
+        divisors = (g for g in range(1, channels + 1) if channels % g == 0)
+        near = min(divisors, key=lambda g: abs(g - groups))
         raise ValueError(
             f"feature_groups is {groups}, which does not divide the {channels} channels of these "
             f"features: set --feature-groups {near}"
@@ -83,8 +78,7 @@ def _check_groups(groups: int, channels: int) -> None:
 
 
 def _kept(parts: Parts, device: torch.device, folder: Path) -> Parts:
-    """The features of both parts: read, where an undamaged file has them, or else computed and
-    written."""
+    """The features of both parts, read from an undamaged cache file, or computed and written."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(str(part.shape).encode() + np.ascontiguousarray(part).data)
@@ -99,7 +93,7 @@ def _kept(parts: Parts, device: torch.device, folder: Path) -> Parts:
                 np.savez(file, x=x, x_test=x_test)
         except OSError as error:
             warnings.warn(
-                f"features cannot be kept in {folder} ({error.strerror}): free or change it",
+                f"features cannot be kept in {folder} ({error.strerror}): free space or change it",
                 stacklevel=2,
             )
         return x, x_test
@@ -107,8 +101,7 @@ def _kept(parts: Parts, device: torch.device, folder: Path) -> Parts:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait for a process that computes features, to read them then; without a lock where the folder
-    is read-only."""
+    """Wait for another process that computes features; no lock if the folder is read-only."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +119,7 @@ def _read(path: Path) -> Parts | None:
 
 
 def _computed(images: np.ndarray, device: torch.device) -> np.ndarray:
-    """The features of images [N, C, H, W], chunk by chunk."""
+    """The features of images [N, C, H, W], computed in chunks."""
     chunks = torch.from_numpy(images).split(CHUNKS[device.type])
     first = scatter(chunks[0].to(device))
     features = torch.empty(len(images), *first.shape[1:])

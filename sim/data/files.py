@@ -1,5 +1,4 @@
-"""Where the files of a data set lie. Imports no numpy, so that what is missing can be said before
-anything is begun."""
+"""Where a data set's files are. Imports no numpy, so that missing files are reported early."""
 
 import os
 from pathlib import Path
@@ -7,14 +6,13 @@ from pathlib import Path
 from sim.config.names import suggest
 
 NAMES = ("digits", "mnist", "fmnist", "cifar10", "imdb")
-"""The data sets that are known by name."""
+"""The built-in data sets."""
 DATA_DIR_VARIABLE = "DP_FED_DATA"
 DEFAULT_DATA_DIR = "~/.cache/dp-federated-simulator"
 
 
 def check(dataset: str, data_dir: str | None) -> None:
-    """Refuse a data set of unknown name, or a file or a folder that is not there, without reading
-    any.
+    """Refuse an unknown data set, or a missing file or folder, without reading any.
 
     Raises:
         ValueError: an unknown name, or as `directory` and `own_file`.
@@ -31,15 +29,13 @@ def check(dataset: str, data_dir: str | None) -> None:
 
 
 def directory(data_dir: str | None) -> Path:
-    """The data directory; only the default one may be absent.
+    """The data directory; only the default one may be missing.
 
     Raises:
-        ValueError: `data_dir` or `DP_FED_DATA` names no directory.
+        ValueError: `data_dir` or `DP_FED_DATA` is not a directory.
     """
-    for origin, value in (
-        ("data_dir", data_dir),
-        (DATA_DIR_VARIABLE, os.environ.get(DATA_DIR_VARIABLE)),
-    ):
+    given = {"data_dir": data_dir, DATA_DIR_VARIABLE: os.environ.get(DATA_DIR_VARIABLE)}
+    for origin, value in given.items():
         if value:
             path = Path(value).expanduser()
             if not path.is_dir():

@@ -1,9 +1,9 @@
-"""Arrays that a Python program gives as its data set, kept as a file to resume by.
+"""Saves arrays that a Python program gives as its data set, so that the run can be resumed.
 
-The file's name is a digest of the arrays, so that giving them again writes nothing. The name stands
-in `config.toml` and in the report, and a plain digest would decide, for whoever knows all records
-but one, which record the last one is. So it is keyed (BLAKE2b). Key and arrays may be read by their
-owner only, and are never for others' eyes.
+The file is named by a digest of the arrays, so giving them again writes nothing. The name appears
+in `config.toml` and in the report, and a plain digest would let an attacker who knows all records
+but one test candidates for the last. So it is keyed (BLAKE2b). Only their owner may read key and
+arrays; never share them.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ OWNER_ONLY = 0o600
 
 
 def keep(arrays: Sequence[Any], parent: Path) -> Path:
-    """The absolute path of a file with these arrays, in ``datasets/`` of a folder that exists.
+    """Save these arrays in ``datasets/`` of an existing folder; returns the file's absolute path.
 
     Args:
-        arrays: x and y, or x, y, x_test and y_test, as `sim.data.arrays` has them: of NumPy,
-            PyTorch, or lists.
-        parent: of the folder; the parent of run directories.
+        arrays: x and y, or x, y, x_test and y_test, as in `sim.data.arrays`: NumPy arrays, PyTorch
+            tensors, or lists.
+        parent: parent of the folder, which is that of run directories.
 
     Raises:
-        ValueError: neither two arrays nor four, or such as no `.npz` may hold; a key of another
-            length.
+        ValueError: neither two nor four arrays, arrays that an `.npz` must not hold, or a damaged
+            key.
     """
     if len(arrays) not in (2, 4):
         raise ValueError(f"dataset has {len(arrays)} arrays: give (x, y) or (x, y, x_test, y_test)")
@@ -53,7 +53,7 @@ def keep(arrays: Sequence[Any], parent: Path) -> Path:
 
 
 def _array(name: str, given: Any) -> np.ndarray:
-    """The array as it is, or a tensor's numbers."""
+    """The given array, or that of a tensor or list."""
     try:
         return np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as fault:
@@ -71,7 +71,7 @@ def _digest(named: dict[str, np.ndarray], key: bytes) -> str:
 
 
 def _key(path: Path) -> bytes:
-    """The folder's key, drawn the first time; of two processes that draw one, the first counts."""
+    """The folder's key, drawn on first use; if two processes draw one, the first wins."""
     if not path.exists():
         drawn = path.with_name(f"{KEY}.{secrets.token_hex(8)}.part")
         with open(drawn, "wb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY)) as file:

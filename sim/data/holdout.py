@@ -1,5 +1,4 @@
-"""Records taken out of the training records before these are dealt out, so that no client holds
-them."""
+"""Removes records from the training set before partitioning, so that no client holds them."""
 
 from dataclasses import replace
 
@@ -12,8 +11,7 @@ Holdout = tuple[np.ndarray, np.ndarray]
 
 
 def hold_out(dataset: Dataset, records: int, evaluate: bool, rng: np.random.Generator) -> Dataset:
-    """The data set without so many records for tuning, drawn uniformly; they become its test part,
-    where ``evaluate``.
+    """The data set without uniformly drawn validation records, its test part if ``evaluate``.
 
     Raises:
         ValueError: no record would be left.
@@ -25,10 +23,10 @@ def hold_out(dataset: Dataset, records: int, evaluate: bool, rng: np.random.Gene
 def set_aside(
     dataset: Dataset, records: int, rng: np.random.Generator, name: str = "public_records"
 ) -> tuple[Dataset, Holdout | None]:
-    """The data set without so many records, drawn uniformly, and these records; None for none.
+    """The data set without uniformly drawn records, and these records, None if there are none.
 
     Raises:
-        ValueError: no record would be left; ``name`` is the setting to change.
+        ValueError: no record would be left; the message says to change the setting ``name``.
     """
     if records == 0:
         return dataset, None

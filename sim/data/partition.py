@@ -1,22 +1,22 @@
 """Partitions: which client holds which record.
 
-Four kinds, all exact (each record has one owner), all of array operations (10,000 clients cost what
-10 do):
+There are four kinds. Each record has exactly one owner, and all are array operations, so that
+10,000 clients cost as much as 10:
 
 - `iid`: a random permutation, cut into equal parts (sizes differ by at most one).
 - `dirichlet`: label skew. Each class is cut in the proportions of its own draw from
   Dirichlet(alpha) over the clients (Yurochkin et al., arXiv:1905.12022). Small alpha: few classes
   per client, and unequal sizes. Large alpha: all clients have the same share of every class,
-  without even the chance fluctuations of `iid`.
+  without even the random fluctuations of `iid`.
 - `shards`: records sorted by label are cut into clients * shards_per_client equal shards; each
   client draws shards_per_client of them (McMahan et al., arXiv:1602.05629). A shard lies in one or,
   across a border, two classes.
 - `quantity`: sizes in the proportions of one draw from Dirichlet(alpha), labels iid.
 
-`dirichlet` and `quantity` can leave a client with less than `minimum` records. Drawing again until
-none has less may never end; instead the largest clients are lowered to a common level and what they
-give up is handed, in runs, to the smallest (`_repair`). A run comes from one or few givers, so
-label skew survives.
+`dirichlet` and `quantity` can leave a client with fewer than `minimum` records. Drawing again until
+none has fewer may never end; instead the largest clients are reduced to a common level and their
+surplus goes, in contiguous runs, to the smallest (`_repair`). A run comes from one or few givers,
+so label skew is preserved.
 """
 
 import math
@@ -64,15 +64,13 @@ class Partition:
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Records per client and class, int64 [clients, classes], of labels int64 [N] in 0 ..
-        classes - 1.
+        """Records per client and class, int64 [clients, classes], given labels int64 [N].
 
         Raises:
             ValueError: not one label per record, or labels outside 0 .. classes - 1.
         """
-        if labels.shape != self.indices.shape or (
-            labels.size and not 0 <= labels.min() <= labels.max() < classes
-        ):
+        fits = labels.shape == self.indices.shape
+        if not fits or (labels.size and not 0 <= labels.min() <= labels.max() < classes):
             raise ValueError(
                 f"labels of shape {labels.shape} do not fit {len(self.indices)} records of "
                 f"{classes} classes: give the labels that were partitioned"
@@ -92,7 +90,7 @@ def partition(
     shards_per_client: int = 2,
     minimum: int = 1,
 ) -> Partition:
-    """Gives each of N records to one of `clients` clients.
+    """Assign each of N records to one of `clients` clients.
 
     Args:
         labels: integers [N], N >= 1.
@@ -100,8 +98,8 @@ def partition(
         kind: one of `KINDS`.
         rng: the only source of randomness; the same generator state gives the same partition.
         alpha: concentration of `dirichlet` and `quantity`, above 0: the smaller, the more skewed.
-        shards_per_client: of `shards`, at least 1.
-        minimum: records each client holds at least; 0 allows empty clients.
+        shards_per_client: shards that each client gets, at least 1.
+        minimum: minimum records per client; 0 allows empty clients.
 
     Raises:
         ValueError: unknown kind; a value outside its range; clients * minimum > N; more shards than
@@ -113,8 +111,7 @@ def partition(
     if kind == "shards" and sizes.min() < minimum:
         raise ValueError(
             f"minimum = {minimum} records per client is more than the smallest client's "
-            f"{sizes.min()} with shards_per_client = {shards_per_client}: lower --min-records to "
-            "it"
+            f"{sizes.min()} with shards_per_client = {shards_per_client}: lower --min-records"
         )
     if sizes.min() < minimum:
         owner = _repair(owner, sizes, minimum, rng)
@@ -125,7 +122,7 @@ def partition(
 def _check(
     labels: np.ndarray, clients: int, kind: str, alpha: float, shards_per_client: int, minimum: int
 ) -> None:
-    """All errors that can be known before a record is given away."""
+    """Raise all errors that can be detected before any record is assigned."""
     if kind not in _KINDS:
         raise ValueError(f"partition = {kind!r} is unknown: {suggest(kind, KINDS)}")
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
@@ -133,12 +130,9 @@ def _check(
             f"labels are {labels.dtype} of shape {labels.shape}: give one integer for each of N >= "
             "1 records"
         )
-    bounds = (
-        ("clients", clients, 1),
-        ("shards_per_client", shards_per_client, 1),
-        ("minimum", minimum, 0),
-    )
-    for name, value, least in bounds:
+    given = {"clients": clients, "shards_per_client": shards_per_client, "minimum": minimum}
+    for name, value in given.items():
+        least = 0 if name == "minimum" else 1
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} = {value!r} is no integer of at least {least}: raise it")
     if not (math.isfinite(alpha) and alpha > 0):
@@ -149,7 +143,7 @@ def _check(
     if clients * minimum > records:
         raise ValueError(
             f"clients = {clients} with at least minimum = {minimum} records each are more clients "
-            f"than records ({records}) allow: take at most {records // minimum} --clients or a "
+            f"than records ({records}) allow: use at most {records // minimum} --clients or a "
             "smaller --min-records"
         )
     if kind == "shards" and clients * shards_per_client > records:
@@ -171,9 +165,10 @@ def _iid(
 def _dirichlet(
     labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, shards: int
 ) -> np.ndarray:
-    """Owners [N]: each class by its own proportions."""
+    """Owners [N]: each class in its own proportions."""
     owner = np.empty(len(labels), np.int64)
     order = _by_label(labels, rng)
+    # order is sorted by label, so a class ends where consecutive labels differ
     borders = np.flatnonzero(np.diff(labels[order])) + 1
     for members in np.split(order, borders):
         owner[members] = _proportional(len(members), clients, alpha, rng)
@@ -185,7 +180,7 @@ def _shards(
 ) -> np.ndarray:
     """Owners [N]: `shards` random shards of the records in order of their labels."""
     total = clients * shards
-    holder = rng.permutation(total) // shards
+    holder = rng.permutation(total) // shards  # each client occurs exactly `shards` times
     owner = np.empty(len(labels), np.int64)
     owner[_by_label(labels, rng)] = holder[np.arange(len(labels)) * total // len(labels)]
     return owner
@@ -216,8 +211,8 @@ def _by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _proportional(records: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Owners [records], ascending, in numbers proportional to one Dirichlet(alpha) draw over the
-    clients (rounded)."""
+    """Owners [records], ascending, in numbers proportional to a Dirichlet(alpha) draw (rounded)."""
+    # client k owns the records whose midpoint i + 1/2 lies in its interval: sizes add up exactly
     ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * records
     return np.searchsorted(ends, np.arange(records) + 0.5)
 
@@ -225,16 +220,14 @@ def _proportional(records: int, clients: int, alpha: float, rng: np.random.Gener
 def _repair(
     owner: np.ndarray, sizes: np.ndarray, minimum: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Owners [N] after each client below `minimum` was filled up to it by the largest clients.
+    """Owners [N] after the largest clients have filled up each client below `minimum`.
 
-    Which records a giver gives up is random. Needs clients * minimum <= N; no giver falls below
-    `minimum`.
+    Givers give up random records. Needs clients * minimum <= N; no giver falls below `minimum`.
     """
     wanted = np.maximum(minimum - sizes, 0)
-    low, high = (
-        minimum,
-        int(sizes.max()),
-    )  # the highest level whose overhang still covers what is wanted
+    # the surplus above a level falls as the level rises: bisect for the highest that suffices, and
+    # `minimum` does, because clients * minimum <= N
+    low, high = minimum, int(sizes.max())
     while low < high:
         level = (low + high + 1) // 2
         if np.maximum(sizes - level, 0).sum() >= wanted.sum():
@@ -242,6 +235,7 @@ def _repair(
         else:
             high = level - 1
     given = np.maximum(sizes - low, 0)
+    # level low + 1 would not suffice, so the surplus is less than the number of givers: one each
     surplus = given.sum() - wanted.sum()
     given[np.flatnonzero(given)[:surplus]] -= 1
     listing = _by_label(owner, rng)

@@ -1,4 +1,4 @@
-"""Scattering features of images: a cascade of Morlet wavelets and moduli, without anything learnt.
+"""Scattering features of images: a fixed cascade of Morlet wavelets and moduli.
 
 Bruna and Mallat, Invariant Scattering Convolution Networks (2013), over J = 2 octaves and L = 8
 orientations, as in Tramer and Boneh, Differentially Private Learning Needs Better Features (ICLR
@@ -7,10 +7,10 @@ channel x gives
 
     S_0 = x * phi,    S_1 = |x * psi_{j,t}| * phi,    S_2 = ||x * psi_{0,t}| * psi_{1,s}| * phi,
 
-each taken at one pixel in 2^J of both axes: 1 + J L + L^2 J (J - 1) / 2 = 81 features. Filters,
-borders (reflected) and order (S_0; S_1 by j, t; S_2 by t, s) are those of kymatio 0.3.0, but for
+each sampled at every 2^J-th pixel of both axes: 1 + J L + L^2 J (J - 1) / 2 = 81 features. Filters,
+borders (reflected) and order (S_0; S_1 by j, t; S_2 by t, s) are those of kymatio 0.3.0, except for
 its 3.1415 in place of pi. Each record is transformed on its own, and the filters depend on the
-shape alone: a guarantee for the features is one for the images.
+shape alone, so a guarantee for the features holds for the images.
 """
 
 import functools
@@ -24,9 +24,9 @@ OCTAVES, ORIENTATIONS = 2, 8
 STRIDE = 2**OCTAVES
 """Pixels between two features, on both axes."""
 FEATURES = 1 + OCTAVES * ORIENTATIONS + ORIENTATIONS**2 * OCTAVES * (OCTAVES - 1) // 2
-"""Features of one channel at one place: 81."""
+"""Features of one channel at one position: 81."""
 MIN_PIXELS = 8
-"""Pixels of an axis, at least: the reflected border would be wider than the image."""
+"""Minimum pixels per axis; below, the reflected border would be wider than the image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,9 @@ class _Filters:
     """Filters for images of one shape; Fourier transforms are real, spatial ones separable.
 
     Attributes:
-        psi: the spectra of the wavelets of both octaves, float32 [L, H', W'] each; H' x W' with the
-            border.
-        phi: the average of a signal at resolution 2^-j, taken at every feature's place, as a matrix
-            for each axis: float32 [H // 4, H' / 2^j] and [W // 4, W' / 2^j]; of both octaves j.
+        psi: the wavelets' spectra, float32 [L, H', W'] for each octave; H' x W' with the border.
+        phi: for each octave j, the averaging of a signal at resolution 2^-j at every feature's
+            position, a matrix per axis: float32 [H // 4, H' / 2^j] and [W // 4, W' / 2^j].
     """
 
     psi: tuple[torch.Tensor, ...]
@@ -45,17 +44,15 @@ class _Filters:
 
 
 def scatter(images: torch.Tensor) -> torch.Tensor:
-    """The features float32 [N, 81 C, H // 4, W // 4] of images [N, C, H, W], on their device; each
-    channel's in turn.
+    """Features float32 [N, 81 C, H // 4, W // 4] of images [N, C, H, W], channel by channel.
 
     Raises:
-        ValueError: not images, or of fewer than `MIN_PIXELS` pixels on an axis.
+        ValueError: not images, or with fewer than `MIN_PIXELS` pixels on an axis.
     """
     if images.ndim != 4 or min(images.shape[2:]) < MIN_PIXELS:
         raise ValueError(
             f"records of shape {tuple(images.shape[1:])} have no scattering features: they need "
-            f"images [C, H, W] of at least {MIN_PIXELS}x{MIN_PIXELS} pixels; take --features "
-            "pixels"
+            f"images [C, H, W] of at least {MIN_PIXELS}x{MIN_PIXELS} pixels; use --features pixels"
         )
     records, channels, height, width = images.shape
     filters = _filters(height, width, images.device)
@@ -63,10 +60,8 @@ def scatter(images: torch.Tensor) -> torch.Tensor:
     s = [_average(torch.fft.ifft2(u0).real[:, None], filters.phi[0])]
     fine = _modulus(torch.fft.ifft2(u0[:, None] * filters.psi[0]))
     s.append(_average(fine, filters.phi[0]))
-    for u in (
-        u0,
-        *torch.fft.fft2(fine).unbind(1),
-    ):  # |x * psi_1| and all ||x * psi_0| * psi_1|, at half resolution
+    # |x * psi_1| and all ||x * psi_0| * psi_1|, at half resolution: psi_1's band fits into that
+    for u in (u0, *torch.fft.fft2(fine).unbind(1)):
         coarse = _modulus(torch.fft.ifft2(_folded(u[:, None] * filters.psi[1])))
         s.append(_average(coarse, filters.phi[1]))
     features = torch.cat(s, dim=1)
@@ -78,20 +73,20 @@ def _average(u: torch.Tensor, phi: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _folded(spectrum: torch.Tensor) -> torch.Tensor:
-    """The spectrum [..., H/2, W/2] of every second pixel of both axes, from that of all [..., H,
-    W]."""
+    """The spectrum [..., H/2, W/2] of every second pixel of both axes, from that of all pixels."""
+    # keeping every second sample adds the two halves of a spectrum and divides it by 2, per axis
     height, width = spectrum.shape[-2] // 2, spectrum.shape[-1] // 2
     rows = spectrum[..., :height, :] + spectrum[..., height:, :]
     return (rows[..., :width] + rows[..., width:]).div_(4)
 
 
 def _modulus(z: torch.Tensor) -> torch.Tensor:
-    """|z|, several times as fast as `z.abs()`."""
+    """|z|, several times faster than `z.abs()`."""
     return (z.real.square() + z.imag.square()).sqrt_()
 
 
 def _sizes(side: int) -> tuple[int, int, int]:
-    """Of an axis: pixels with the border, and the border's before and after."""
+    """Pixels of an axis with its border, and the border's pixels before and after it."""
     padded = (side // STRIDE + 2) * STRIDE
     return padded, (padded - side) // 2, (padded - side + 1) // 2
 
@@ -121,7 +116,8 @@ def _filters(height: int, width: int, device: torch.device) -> _Filters:
 
 
 def _wave(rows: int, columns: int, sigma: float, turn: float, frequency: float) -> np.ndarray:
-    """A Gabor wave, periodic [rows, columns]: a Gaussian, wider across the wave, times the wave."""
+    """A periodic Gabor wave [rows, columns]: a Gaussian, wider across the wave, times the wave."""
+    # the sum of 5 x 5 shifted copies is periodic; copies farther away are 10 sigma off, negligible
     slant = 4 / ORIENTATIONS
     y, x = (np.arange(-2 * size, 3 * size) for size in (rows, columns))
     y, x = y[:, None], x[None]
@@ -131,27 +127,21 @@ def _wave(rows: int, columns: int, sigma: float, turn: float, frequency: float) 
 
 
 def _morlet(rows: int, columns: int, sigma: float, turn: float, frequency: float) -> np.ndarray:
-    """A Gabor wave less so much of its envelope that its mean is 0: complex [rows, columns]."""
-    wave, envelope = (
-        _wave(rows, columns, sigma, turn, frequency),
-        _wave(rows, columns, sigma, turn, 0),
-    )
+    """A Gabor wave minus the multiple of its envelope that makes its mean 0: [rows, columns]."""
+    wave = _wave(rows, columns, sigma, turn, frequency)
+    envelope = _wave(rows, columns, sigma, turn, 0)
     return wave - wave.sum() / envelope.sum() * envelope
 
 
 def _averaging(size: int, octave: int) -> np.ndarray:
-    """The matrix of phi on an axis of so many pixels, border included: [size // 4 - 2, size /
-    2^octave].
+    """The matrix of phi on an axis of ``size`` pixels, with border: [size/4 - 2, size/2^octave].
 
     At half resolution phi keeps the lower half of its frequencies: a signal there has no others.
     """
     sigma = 0.8 * 2 ** (OCTAVES - 1)
     place = np.arange(-2 * size, 3 * size)
-    gauss = (
-        np.exp(-(place**2) / (2 * sigma**2)).reshape(5, size).sum(0)
-        / math.sqrt(2 * math.pi)
-        / sigma
-    )
+    gauss = np.exp(-(place**2) / (2 * sigma**2)).reshape(5, size).sum(0)  # 5 copies: periodic
+    gauss = gauss / math.sqrt(2 * math.pi) / sigma
     spectrum, kept = np.fft.fft(gauss).real, size >> octave
     spectrum = np.concatenate([spectrum[: (kept + 1) // 2], spectrum[size - kept // 2 :]])
     kernel, step = np.fft.ifft(spectrum).real, STRIDE >> octave

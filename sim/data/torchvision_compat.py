@@ -1,9 +1,9 @@
-"""Imports torchvision also where its compiled operators do not fit the installed torch.
+"""Imports torchvision even if its compiled operators do not fit the installed torch.
 
 The registry's torchvision is built for CUDA. On a CPU-only torch its extension does not load, and
-`import torchvision` then stops with "operator torchvision::nms does not exist", because it
-describes operators that nobody has declared. Declaring them is enough for data sets, transforms and
-models. (Calling the operators would still fail; nothing does.)
+`import torchvision` fails with "operator torchvision::nms does not exist", because it refers to
+undeclared operators. Declaring them is enough for data sets, transforms and models; calling them
+would still fail, but nothing does.
 """
 
 import importlib
@@ -20,14 +20,13 @@ _SCHEMAS = {
 
 
 def import_torchvision() -> ModuleType:
-    """The module `torchvision`. Repeated calls do nothing new; a torchvision that fits its torch is
-    left as it is.
+    """The module `torchvision`; idempotent, and without effect on one that fits its torch.
 
     Raises:
         ValueError: torchvision is not installed, or cannot be imported for another reason.
     """
-    made = f"install the torchvision made for torch {torch.__version__}"
-    remedy = f"{made}, or take a data set that needs none (digits)"
+    made = f"install the torchvision built for torch {torch.__version__}"
+    remedy = f"{made}, or use a data set that needs none (digits)"
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"torchvision is not installed: {remedy}")
@@ -45,12 +44,9 @@ def import_torchvision() -> ModuleType:
 
 
 def _load_extension(package: Path) -> None:
-    """Loads the compiled operators where they fit, as torchvision does, so that only missing ones
-    are declared."""
+    """Load the compiled operators if they fit, so that only missing ones are declared."""
     for library in package.glob("_C.*"):
         try:
             torch.ops.load_library(str(library))
-        except (
-            OSError
-        ):  # built for another torch or for CUDA: torchvision does without, and so do we
+        except OSError:  # built for another torch or for CUDA: torchvision works without it
             continue

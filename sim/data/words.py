@@ -1,9 +1,8 @@
-"""Records that are sequences of word numbers: what a model is told of the words, word vectors from
-a file among it.
+"""The vocabulary of records that are sequences of word numbers, and word vectors from a file.
 
-A file of word vectors is a text with a line for each word, as GloVe's: the word and its D numbers,
-parted by spaces. Such vectors are public knowledge: they must not be made from the records that the
-guarantee is to protect.
+A file of word vectors is a text file such as GloVe's, with a line for each word: the word and its D
+numbers, separated by spaces. They count as public: they must not be made from the records that the
+guarantee protects.
 """
 
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ class Words:
     """The words of a data set.
 
     Attributes:
-        count: records are sequences of numbers 0 .. count - 1; 0 fills up.
+        count: size of the vocabulary: records are sequences of 0 .. count - 1, where 0 is padding.
         vectors: float32 [count, D], a vector for each; None: drawn at random.
         trained: whether the vectors are trained with the model.
     """
@@ -33,28 +32,25 @@ class Words:
 
 
 def words_of(data: Data, dataset: Dataset) -> Words | None:
-    """The words of a data set as the settings want them; None where records are numbers.
+    """The words of a data set as configured; None if records are numeric.
 
     Raises:
-        ValueError: a setting of words for a data set without any, or of numbers for words; a faulty
-            file of vectors.
+        ValueError: a setting for words on a data set without any, or for numeric records on words;
+            an invalid file of vectors.
     """
     if not dataset.words:
-        for name, given in (
-            ("word_vectors", data.word_vectors),
-            ("train_embedding", data.train_embedding),
-        ):
-            if given:
+        for name in ("word_vectors", "train_embedding"):
+            if given := getattr(data, name):
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(
-                    f"{name} is {given}, but {dataset.name} has no words: drop {flag}, or "
+                    f"{name} is {given}, but {dataset.name} has no words: drop {flag}, or give "
                     "--dataset imdb"
                 )
         return None
     if data.standardize != "none":
         raise ValueError(
-            f"standardize is {data.standardize}, but the numbers of words have no mean to speak "
-            "of: drop --standardize"
+            f"standardize is {data.standardize}, but word numbers have no meaningful mean: drop "
+            "--standardize"
         )
     vectors = None
     if data.word_vectors:
@@ -64,10 +60,10 @@ def words_of(data: Data, dataset: Dataset) -> Words | None:
 
 
 def read_vectors(path: Path, numbers: dict[str, int], count: int) -> np.ndarray:
-    """float32 [count, D]: the vector of each word at its number; 0 where the file has none.
+    """Word vectors float32 [count, D] by word number; 0 for words that the file lacks.
 
     Raises:
-        ValueError: no such file, no vector of any of the words, or a line that is none.
+        ValueError: no such file, no vector of any of the words, or an invalid line.
     """
     found: dict[int, np.ndarray] = {}
     try:
@@ -75,9 +71,8 @@ def read_vectors(path: Path, numbers: dict[str, int], count: int) -> np.ndarray:
             for nth, line in enumerate(file, 1):
                 word, _, rest = line.rstrip().partition(" ")
                 if word in numbers:
-                    found[numbers[word]] = _vector(
-                        rest, f"{path}, line {nth}", next(iter(found.values()), None)
-                    )
+                    first = next(iter(found.values()), None)
+                    found[numbers[word]] = _vector(rest, f"{path}, line {nth}", first)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"word_vectors = {path} cannot be read ({error}): give --word-vectors a text file"
@@ -98,7 +93,7 @@ def _vector(text: str, place: str, other: np.ndarray | None) -> np.ndarray:
         vector = np.array(text.split(" "), dtype=np.float32)
     except ValueError:
         raise ValueError(
-            f"{place}: not a word and numbers, parted by single spaces: fix the line"
+            f"{place}: not a word and numbers, separated by single spaces: fix the line"
         ) from None
     if not np.isfinite(vector).all() or (other is not None and len(other) != len(vector)):
         raise ValueError(

@@ -1,12 +1,11 @@
-"""The Flower apps of ``flwr run``: the same server loop and the same nodes, on Flower's own
-engines.
+"""The Flower apps of ``flwr run``: the same server loop and nodes, on Flower's own engines.
 
 The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The
 number of groups is the number of Flower nodes. Nodes write their ledgers into the run directory, so
-they share its file system. A relative path is resolved in the working directory of the SuperLink or
-the SuperNode that uses it.
+they must share its file system. A relative path is resolved in the working directory of the
+SuperLink or the SuperNode that uses it.
 
-A deployed SuperNode starts a process for each message, so torch is imported where it is needed.
+A deployed SuperNode starts a process for each message, so torch is imported only where needed.
 """
 
 from __future__ import annotations
@@ -34,23 +33,16 @@ FLAGS = "flags"
 
 environment.prepare()  # before torch is imported, and before Ray's workers start, which inherit it
 
-
-DECIDED_BY_FLOWER = (
-    "engine",
-    "workers",
-    "groups",
-    "ray_address",
-    "cpus_per_worker",
-    "gpus_per_worker",
-)
-"""Settings that a new run of Flower's has no choice in."""
+_WORKERS = ("workers", "ray_address", "cpus_per_worker", "gpus_per_worker")
+DECIDED_BY_FLOWER = ("engine", "groups", *_WORKERS)
+"""Settings that Flower decides in a new run."""
 
 
 def flags(run_config: Mapping[str, bool | int | float | str]) -> list[str]:
-    """The words of the command line that a run configuration holds.
+    """The arguments in a run configuration.
 
     Raises:
-        ValueError: it has another key, or a quote that is not closed.
+        ValueError: it has another key, or an unclosed quote.
     """
     for name, value in run_config.items():
         if name != FLAGS:
@@ -68,7 +60,7 @@ def flags(run_config: Mapping[str, bool | int | float | str]) -> list[str]:
 
 
 def _asked(run_config: Mapping[str, bool | int | float | str]) -> Request:
-    """What a run configuration asks for.
+    """The request in a run configuration.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -87,7 +79,7 @@ def _serve(context: Context, grid: Grid) -> None:
     """One run, from its configuration to its report.
 
     Raises:
-        ValueError: a user error; before the run directory is made, or when training diverged.
+        ValueError: a user error, before the run directory is created; or training diverged.
     """
     request = _asked(context.run_config)
     from sim.engines import session
@@ -106,9 +98,8 @@ def _serve(context: Context, grid: Grid) -> None:
     else:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
-    session.run(
-        job, folder, exchange_over(grid, nodes, settings), getattr(grid, "leave", lambda: None)
-    )
+    exchange = exchange_over(grid, nodes, settings)
+    session.run(job, folder, exchange, getattr(grid, "leave", lambda: None))
 
 
 def _with_groups(config: Config, groups: int) -> Config:
@@ -120,7 +111,7 @@ _known: dict[str, Job] = {}
 
 
 def know(job: Job) -> None:
-    """Take a job that this process has built already."""
+    """Keep a job that this process has already built."""
     _known.clear()
     _known[job.config.model_dump_json()] = job
 
@@ -138,17 +129,16 @@ def _job(settings: str) -> Job:
 
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
-    """A node made for this message alone: another process may have charged its ledger since the
-    message before.
+    """A node for this message only, as another process may have charged its ledger in between.
 
     Raises:
-        ValueError: the run directory is not there, so that the server would never see the charges.
+        ValueError: the run directory is missing here, so the server would never see the charges.
     """
     run_dir, group = Path(config["run_dir"]), config["group"]
     if not (run_dir / "config.toml").is_file():
         raise ValueError(
-            f"the run directory {run_dir} is not there for the Flower node of group {group}: set "
-            "out to the absolute path of a folder that the server and all nodes share; ledgers "
+            f"the run directory {run_dir} does not exist for the Flower node of group {group}: "
+            "set out to the absolute path of a folder that the server and all nodes share; ledgers "
             "are written there"
         )
     from sim.phases.course import Host

@@ -1,5 +1,4 @@
-"""Ray's start and end: seconds of waiting, beside imports and the reading of records, and beside
-the report."""
+"""Starts and stops Ray in the background, while records are loaded and the report is written."""
 
 import gc
 import logging
@@ -17,13 +16,13 @@ from sim.data import files
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ray, as a run sees it.
+    """A Ray cluster that is starting, as a run uses it.
 
     Attributes:
-        ready: returns when Ray is there, or raises what has kept it from starting.
-        leave: Ray is needed no more: it ends while the caller goes on.
-        hold: keeps what refers to Ray until that has ended: it ends the process where a reference
-            goes meanwhile.
+        ready: returns when Ray is ready, or raises the error of its start.
+        leave: starts to shut Ray down while the caller continues.
+        hold: keeps an object that refers to Ray alive until Ray has ended; dropping such a
+            reference during the shutdown would end the process.
     """
 
     ready: Callable[[], object]
@@ -33,14 +32,13 @@ class Cluster:
 
 @contextmanager
 def starting(config: Config) -> Iterator[Cluster]:
-    """Begin to join a Ray cluster, or to start one on this machine; without the Ray engine,
-    nothing.
+    """Join or start a Ray cluster in the background; does nothing without the Ray engine.
 
-    What Ray starts dies with the thread that started it, so the thread lives as long as the
+    Ray's processes die with the thread that started them, so the thread lives as long as the
     context.
 
     Raises:
-        ValueError: the run's data are not there; a start that has begun could not be broken off.
+        ValueError: the run's data are missing; checked first, as a start cannot be interrupted.
     """
     if config.run.engine != "ray":
         yield Cluster(ready=lambda: None, leave=lambda: None, hold=lambda held: None)
@@ -51,7 +49,7 @@ def starting(config: Config) -> Iterator[Cluster]:
         held: list[object] = []
 
         def leave() -> Future[None]:
-            gc.collect()  # references in cycles would go at any moment
+            gc.collect()  # otherwise references in cycles could be dropped at any moment
             return thread.submit(_stop, started)
 
         try:
@@ -61,7 +59,7 @@ def starting(config: Config) -> Iterator[Cluster]:
 
 
 def workers_of(run: Execution) -> int:
-    """How many workers there are to be."""
+    """The number of workers; by default one per CPU core."""
     return run.workers or os.cpu_count() or 1
 
 
@@ -70,17 +68,13 @@ def _start(run: Execution) -> None:
 
     if ray.is_initialized():
         raise ValueError(
-            "Ray is running in this process already: end it by ray.shutdown(), or take --engine "
+            "Ray is running in this process already: end it by ray.shutdown(), or use --engine "
             "inline"
         )
-    own: dict[str, Any] = (
-        {}
-        if run.ray_address
-        else {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
-    )
-    ray.init(
-        address=run.ray_address or "local", logging_level=logging.ERROR, log_to_driver=False, **own
-    )
+    own: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if not run.ray_address:
+        own |= {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
+    ray.init(address=run.ray_address or "local", **own)
 
 
 def _stop(started: Future[None]) -> None:

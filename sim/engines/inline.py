@@ -1,4 +1,4 @@
-"""The engine that needs neither Flower nor Ray: all groups in this process, one after the other."""
+"""The engine without Flower and Ray: all groups in this process, one after the other."""
 
 from pathlib import Path
 
@@ -9,8 +9,7 @@ from sim.phases.course import Host
 
 
 def inline_exchange(job: Job, folder: Path, mechanism: Mechanism | None = None) -> Exchange:
-    """An exchange with nodes of this process, whose clients train by the configuration's mechanism
-    or another one."""
+    """An exchange with nodes in this process; ``mechanism`` replaces the configuration's."""
     host = Host(job, folder, mechanism)
     return lambda requests: (
         host.node(request.group, request.phase).train(request) for request in requests

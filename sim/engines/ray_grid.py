@@ -1,9 +1,9 @@
 """The Ray engine: a Flower Grid whose nodes live in Ray actors.
 
-The ServerApp is that of ``flwr run``, messages and ClientApp are Flower's; only the carrying is
-ours. An actor hosts one or more groups and keeps them for the whole run. If it dies a new one takes
-its place and its unfinished request is sent again; but not in a release, where a second draw would
-be a second charge that nobody had planned.
+The ServerApp is that of ``flwr run``, messages and ClientApp are Flower's; only the transport is
+ours. An actor hosts one or more groups for the whole run. If it dies, a new one replaces it and its
+unfinished request is sent again, except in a release, where a second draw would be a second,
+unplanned charge.
 """
 
 import itertools
@@ -34,12 +34,11 @@ from sim.phases.course import Host
 TRIES = 3
 NODE_FAILED = 1
 SERVER = 0
-"""The number of the server's own node."""
+"""The server's node ID."""
 
 
 def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
-    """Go through a run as a Flower server: the ServerApp of ``flwr run``, over a grid of Ray's
-    workers.
+    """Run the ServerApp of ``flwr run`` over a grid of Ray workers.
 
     Raises:
         ValueError: a user error.
@@ -51,16 +50,13 @@ def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
 
 
 def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
-    """The job's groups in workers of the Ray cluster, once that is ready."""
+    """The job's groups in workers of the Ray cluster; waits until that is ready."""
     run = job.config.run
     workers, gpus = workers_of(run), run.gpus_per_worker
     cluster.ready()
     if gpus is None:
-        gpus = (
-            ray.cluster_resources().get("GPU", 0) / workers
-            if device_of(job.config).type == "cuda"
-            else 0
-        )
+        on_gpu = device_of(job.config).type == "cuda"
+        gpus = ray.cluster_resources().get("GPU", 0) / workers if on_gpu else 0
     grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
     grid.leave = cluster.leave
     cluster.hold(grid)
@@ -82,17 +78,14 @@ class _Worker:
 
     def handle(self, message: Message) -> Message:
         """Answer one Flower message."""
-        group = message.metadata.dst_node_id
-        place: dict[str, bool | float | int | str] = {
-            "partition-id": group,
-            "num-partitions": self._groups,
-        }
+        group, count = message.metadata.dst_node_id, self._groups
+        place: dict[str, Any] = {"partition-id": group, "num-partitions": count}
         return self._app(message, Context(1, group, place, RecordDict(), {}))
 
 
 @dataclass
 class _Asked:
-    """A message on its way: whom it was handed to, and how often."""
+    """A message in transit: the worker that it was sent to, and the number of tries."""
 
     message: Message
     worker: Any
@@ -114,10 +107,9 @@ class RayGrid(Grid):
         self._names = itertools.count()
         self._run = Run.create_empty(1)
         self.patience = math.inf
-        """Seconds to wait for the first answers: a worker that does not come is an error of
-        Ray's."""
+        """Seconds to wait for the first answers; Ray reports workers that fail to start."""
         self.leave: Callable[[], object] = lambda: None
-        """Told when no more is asked of the grid."""
+        """Called when the grid is no longer needed."""
 
     def set_run(self, run: Run) -> None:
         """Set the run that messages belong to."""
@@ -148,8 +140,7 @@ class RayGrid(Grid):
         return [self._hand_over(message, tries=1) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that are there by now; an actor that died has its message sent again under
-        the same id."""
+        """The replies so far; the message of an actor that died is sent again under the same ID."""
         names = {self._asked[name][0]: name for name in message_ids if name in self._asked}
         ready, _ = ray.wait(list(names), num_returns=len(names), timeout=0) if names else ([], [])
         return [reply for ref in ready if (reply := self._take(names[ref])) is not None]
@@ -158,15 +149,11 @@ class RayGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Send messages and give their replies as they arrive."""
-        waiting, deadline = (
-            set(self.push_messages(messages)),
-            time.monotonic() + (timeout or math.inf),
-        )
+        waiting = set(self.push_messages(messages))
+        deadline = time.monotonic() + (timeout or math.inf)
         while waiting and (left := deadline - time.monotonic()) > 0:
-            ray.wait(
-                [self._asked[name][0] for name in waiting],
-                timeout=None if math.isinf(left) else left,
-            )
+            replies = [self._asked[name][0] for name in waiting]
+            ray.wait(replies, timeout=None if math.isinf(left) else left)
             yield from self.pull_messages(list(waiting))
             waiting &= self._asked.keys()
 
@@ -177,9 +164,9 @@ class RayGrid(Grid):
         return name
 
     def _take(self, name: str) -> Message | None:
-        """One reply, or None where the message is sent again.
+        """One reply, or None if the message is sent again.
 
-        A user error in a node is raised as it is; any other failure becomes Flower's error message.
+        A node's user error is raised unchanged; other failures become Flower error messages.
         """
         reply, asked = self._asked.pop(name)
         try:
@@ -191,8 +178,7 @@ class RayGrid(Grid):
         except ray.exceptions.RayActorError as fault:
             self._workers = [self._new_worker() if w is asked.worker else w for w in self._workers]
             if asked.tries >= self._tries:
-                return Message(
-                    Error(NODE_FAILED, f"its worker died: {fault}"), reply_to=asked.message
-                )
+                died = Error(NODE_FAILED, f"its worker died: {fault}")
+                return Message(died, reply_to=asked.message)
             self._hand_over(asked.message, asked.tries + 1, name)
             return None

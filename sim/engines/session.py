@@ -20,12 +20,12 @@ from sim.showing.report import write_report
 def run(
     job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None
 ) -> None:
-    """The rounds that are left, and the closing files; ``trained`` is told when no more is asked of
-    the exchange.
+    """Run the remaining rounds and write the closing files.
+
+    ``trained`` is called when the exchange is no longer needed.
 
     Raises:
-        ValueError: the run began with other records or on another device, or another process is at
-            it.
+        ValueError: the run began with other records or on another device, or is in use.
     """
     inputs.check(folder, job)
     with rundir.lock(folder):
@@ -41,11 +41,9 @@ def _run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], objec
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
-        together = config.run.chunk_clients or 1
+        at_a_time, finished = config.run.chunk_clients or 1, standing.now.round
         progress.started(
-            RunInfo(
-                federation.rounds, standing.now.round, federation.clients, str(folder), together
-            )
+            RunInfo(federation.rounds, finished, federation.clients, str(folder), at_a_time)
         )
         standing = loop.run(federation, exchange, store, standing, [progress.round])
         trained()

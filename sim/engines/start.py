@@ -1,4 +1,4 @@
-"""Starts a run, or goes on with one: job, run directory, engine."""
+"""Starts or resumes a run: job, run directory, engine."""
 
 from pathlib import Path
 
@@ -12,8 +12,7 @@ from sim.phases.build import build
 
 
 def train(request: Request, cluster: Cluster | None = None) -> Path:
-    """Train as a parsed command line asks, on a cluster that is starting or is started now; returns
-    the run directory.
+    """Train as requested, on the given or a new cluster; returns the run directory.
 
     Raises:
         ValueError: a user error, in one line.

@@ -1,40 +1,34 @@
-"""Which clients are computed together, and in which group: rules that know sizes alone, the same on
-every machine."""
+"""Divides clients into chunks and groups by their sizes alone, the same on every machine."""
 
 import numpy as np
 
 CHUNK_ENTRIES = 2**24
-"""Parameters of all clients of a chunk together, at most (where a single client has fewer); and
-what a step of theirs holds on a CPU, where that is more than `MIN_CLIENTS` clients' worth."""
+"""Maximum parameters of a chunk's clients, and maximum tensor entries of their step on a CPU."""
 MIN_CLIENTS = 5
-"""Clients of a chunk, at least: a chunk has a cost of its own."""
+"""Minimum clients of a chunk under the bound on a step: each chunk has a fixed cost."""
 CACHED_ENTRIES = 2**21
-"""Parameters of all clients of a chunk together, at most, on a CPU: further rows of them only push
-each other out."""
+"""Maximum parameters of a chunk's clients on a CPU; more evict each other from the cache."""
 
 
 def chunk_width(clients: int, parameters: int, entries: int) -> int:
-    """Clients computed together where the user has not said.
+    """The default number of clients computed together.
 
-    Together they share the fixed cost of a step's calls: 10 to 20 times faster for small models of
-    few records, and nothing where the work of one client, ``entries``, fills the cache, as it does
-    for convolutions. There, more clients would only be padded to the largest of them. Nor does it
-    gain where one client's parameters fill the cache. A rule instead of a trial run: the same on
-    every machine.
+    They share the fixed cost of a step's calls, which makes small models with few records 10 to 20
+    times faster. It gains nothing if one client's work (``entries``, as for convolutions) or
+    parameters fill the cache: more clients would only be padded to the largest. A rule rather than
+    a trial run, so that it is the same on every machine.
     """
     wanted = min(max(25, clients // 40), 250)
     filling = max(MIN_CLIENTS, CHUNK_ENTRIES // max(entries, 1))
-    return max(
-        1, min(wanted, filling, (CACHED_ENTRIES if entries else CHUNK_ENTRIES) // parameters)
-    )
+    cached = (CACHED_ENTRIES if entries else CHUNK_ENTRIES) // parameters
+    return max(1, min(wanted, filling, cached))
 
 
 def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Chunks of clients of similar size, dealt to groups so that their work is even.
+    """Chunks of clients of similar size, dealt to groups so that the work is even.
 
     Chunks depend on the sizes and the chunk size only, so results do not depend on the number of
-    groups (as long as every group gets a chunk; with more groups than that, chunks are made
-    smaller).
+    groups, unless there are more groups than chunks, which makes chunks smaller.
 
     Returns:
         For each group its chunks, each an int64 array of client numbers in ascending order.

@@ -1,5 +1,4 @@
-"""The computing device, and how it adds up: in one order, so that the same run gives the same
-bits."""
+"""The computing device, and a fixed order of summation: the same run gives the same bits."""
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -8,10 +7,9 @@ from sim.config.fields import Config
 
 
 def single_thread() -> None:
-    """One thread per process, of torch and of NumPy: sums then have one order, and processes share
-    the cores.
+    """Limit torch and NumPy to one thread: sums have one order, and processes share the cores.
 
-    On a GPU, kernels that add up in a varying order are not taken.
+    On a GPU, kernels that sum in a varying order are disabled.
     """
     torch.backends.cudnn.deterministic = True
     torch.set_num_threads(1)
@@ -22,7 +20,7 @@ def device_of(config: Config) -> torch.device:
     """The computing device.
 
     Raises:
-        ValueError: CUDA was asked for and there is none.
+        ValueError: CUDA was requested but is not available.
     """
     present = torch.cuda.is_available()
     if config.run.device == "cuda" and not present:

@@ -1,4 +1,4 @@
-"""Settings of the process that must be made before torch, Ray and Flower are imported."""
+"""Process settings that must be made before torch, Ray and Flower are imported."""
 
 import ctypes
 import os
@@ -14,18 +14,17 @@ SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # workers without a share of a GPU leave the visible devices alone (and do not warn of it)
+    # workers without a share of a GPU keep the visible devices (and do not warn about it)
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
-
 _ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_THRESHOLD_": -3}
-"""What glibc reads when a process starts, and the number by which ``mallopt`` knows it later."""
+"""Variable that glibc reads when a process starts -> its parameter number in ``mallopt``."""
 _INT_MAX = 2**31 - 1
 
 
 def prepare() -> None:
-    """Set what the user has not set, for this process and for those that inherit it."""
+    """Set what the user has not set, for this process and its children."""
     for name, parameter in _ALLOCATOR.items():
         if name not in os.environ:
             _keep_buffers(parameter)
@@ -39,7 +38,7 @@ def set_variables() -> None:
 
 
 def _keep_buffers(parameter: int) -> None:
-    """Raise a threshold of this process's own allocator, where that is glibc's."""
+    """Raise a threshold of this process's allocator if it is glibc's."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(parameter, _INT_MAX)

@@ -1,9 +1,8 @@
-"""What a run began with: a keyed digest of all records, and the kind of device. A resumed run must
-have the same.
+"""A run's inputs that a resumed run must share: a keyed digest of all records, and the device kind.
 
-A plain digest would decide, for whoever knows all records but one, which record the last one is. So
-the digest is keyed (BLAKE2b), and the key is in a file of its own that only its owner may read and
-that never leaves with the rest.
+A plain digest would let an attacker who knows all records but one test candidates for the last. So
+the digest is keyed (BLAKE2b); the key is in a separate file that only its owner may read and that
+must not be shared with the rest.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ KEY_BYTES = 32
 
 
 def write(folder: Path, job: Job) -> None:
-    """Write both files, with a fresh key, into a run directory that is being made."""
+    """Write both files, with a fresh key, into a new run directory."""
     key = secrets.token_bytes(KEY_BYTES)
     (folder / KEY).unlink(missing_ok=True)
     with open(folder / KEY, "wb", opener=_for_its_owner) as file:
@@ -35,13 +34,13 @@ def write(folder: Path, job: Job) -> None:
 
 
 def check(folder: Path, job: Job) -> None:
-    """Refuse to go on with other records or on another kind of device than the run began with.
+    """Refuse to resume with other records or on another kind of device than the run began with.
 
-    A replayed round is charged once because it is the same draws on the same sums; on others it
-    would be a new release.
+    A replayed round is charged once because it repeats the same draws on the same sums; on other
+    inputs it would be a new release.
 
     Raises:
-        ValueError: what differs, or that the key is missing or damaged.
+        ValueError: an input differs, or the key is missing or damaged.
     """
     key, began = _read_key(folder), json.loads((folder / INPUTS).read_text())
     for name, now in _inputs(job, key).items():
@@ -54,7 +53,7 @@ def check(folder: Path, job: Job) -> None:
 
 
 def constants(job: Job) -> dict[str, torch.Tensor]:
-    """What the model computes with beside its trained parameters, such as given word vectors."""
+    """The model's untrained tensors by name, such as given word vectors."""
     frozen = {name: p.detach() for name, p in job.model.named_parameters() if not p.requires_grad}
     return {name: t.contiguous() for name, t in (frozen | dict(job.model.named_buffers())).items()}
 
@@ -77,7 +76,7 @@ def _read_key(folder: Path) -> bytes:
     """The key of the digest.
 
     Raises:
-        ValueError: it is missing, as in a run directory of an earlier version, or damaged.
+        ValueError: the file is missing, as in run directories of earlier versions, or damaged.
     """
     path = folder / KEY
     try:

@@ -28,11 +28,11 @@ class Job:
     Attributes:
         config: resolved.
         dataset: all clients' records and the test set.
-        partition: who holds which record.
+        partition: which client holds which record.
         model: the module; its initial parameters are the first model.
-        plans_of: the clients' privacy plans in each phase that the run has, by its name.
+        plans_of: the clients' privacy plans, by the name of the phase.
         groups: for each group, the chunks of client numbers that are computed together.
-        holdout: records that no client holds and no guarantee covers, where there are any.
+        holdout: records that no client holds and no guarantee covers, or None.
     """
 
     config: Config
@@ -55,8 +55,7 @@ class Job:
 
     @property
     def target(self) -> float:
-        """Epsilon per client that no round may pass; infinite for none, and for training without
-        privacy."""
+        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
         epsilon = self.config.privacy.epsilon
         return epsilon if self.private and epsilon is not None else math.inf
 
@@ -83,7 +82,7 @@ class Job:
         return self.gradients_of(self.model)
 
     def gradients_of(self, module: torch.nn.Module) -> RecordGradients:
-        """Per-record gradients of the model as ``module``, a copy of it on the computing device."""
+        """Per-record gradients of ``module``, a copy of the model on the computing device."""
         local = self.config.local
         limit = None if local.memory_limit is None else local.memory_limit * MEBIBYTE
         return RecordGradients(module, max_records=local.max_records, memory_limit=limit)

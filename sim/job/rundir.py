@@ -1,5 +1,4 @@
-"""The run directory: made whole or not at all, and finished with the model, the summary and the
-report."""
+"""The run directory: created atomically, and finished with the model and the summary."""
 
 import fcntl
 import json
@@ -25,14 +24,13 @@ from sim.job import inputs
 from sim.job.job import Job
 
 MAX_PLD = 20
-"""Distinct histories of charges, at most, for which privacy-loss distributions are computed: each
-takes a moment."""
+"""Maximum number of distinct charge histories with a PLD epsilon; each takes a moment."""
 AUDITED = "audited"
-"""A file that says that canaries were planted, which a resumed run would not have."""
+"""A file that marks a run with canaries, which a resumed run would lack."""
 
 
 def choose(config: Config) -> Path:
-    """Where a new run will be; nothing is made yet but the parent folder.
+    """The path of a new run directory; only its parent folder is created.
 
     Raises:
         ValueError: the folder exists, or its parent cannot be written.
@@ -43,7 +41,7 @@ def choose(config: Config) -> Path:
     while folder.exists():
         if config.run.name:
             raise ValueError(
-                f"name = {name}: {folder} exists; give another --name, or go on with --resume "
+                f"name = {name}: {folder} exists; give another --name, or resume it with --resume "
                 f"{folder}"
             )
         folder, copy = parent / f"{name}-{copy}", copy + 1
@@ -51,25 +49,25 @@ def choose(config: Config) -> Path:
 
 
 def make_parent(config: Config) -> Path:
-    """The parent folder of run directories, made where it is missing.
+    """The parent folder of run directories, created if missing.
 
     Raises:
-        ValueError: it cannot be made or written.
+        ValueError: it cannot be created or written.
     """
     parent = Path(config.run.out)
     try:
         durable.make_folder(parent)
     except OSError as fault:
         raise ValueError(
-            f"out = {parent} cannot be made ({fault.strerror}): give --out a folder to write to"
+            f"out = {parent} cannot be created ({fault.strerror}): give --out a writable folder"
         ) from None
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise ValueError(f"out = {parent} cannot be written: give --out a folder to write to")
+        raise ValueError(f"out = {parent} cannot be written: give --out a writable folder")
     return parent
 
 
 def create(folder: Path, job: Job) -> None:
-    """Make the run directory with its configuration and partition, under a temporary name first."""
+    """Create the run directory with configuration and partition, under a temporary name first."""
     part = folder.with_name(f".{folder.name}.part")
     for name in ("ledger", "checkpoints"):
         (part / name).mkdir(parents=True, exist_ok=True)
@@ -82,8 +80,7 @@ def create(folder: Path, job: Job) -> None:
 
 
 def _partition(job: Job) -> dict[str, np.ndarray]:
-    """Records of each client; of each class, too, unless it is a release: nothing pays for exact
-    numbers of labels."""
+    """Records per client, and per class except in a release: no budget pays for exact counts."""
     arrays = {"sizes": job.partition.sizes}
     if not job.config.run.release:
         arrays["counts"] = job.partition.counts(job.dataset.y, job.dataset.classes)
@@ -91,10 +88,10 @@ def _partition(job: Job) -> dict[str, np.ndarray]:
 
 
 def check_resumable(folder: Path) -> None:
-    """Refuse to go on with a run that was audited.
+    """Refuse to resume an audited run.
 
     Raises:
-        ValueError: it was.
+        ValueError: the run was audited.
     """
     if (folder / AUDITED).exists():
         raise ValueError(
@@ -104,7 +101,7 @@ def check_resumable(folder: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the run directory: two processes that go on with one run would both charge it.
+    """Lock the run directory: two processes that resume the same run would both charge it.
 
     Raises:
         ValueError: another process holds it.
@@ -120,7 +117,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
-    """The run's closing figures, from what was charged."""
+    """The run's summary, from its records and charges."""
     budgets, records = standing.budgets, standing.records
     clients, delta = range(len(job.plans.which)), job.config.privacy.delta
     certified = budgets.epsilons("certified")
@@ -149,22 +146,18 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
 
 
 def _largest_pld(histories: Sequence[Charges], delta: float) -> Epsilon:
-    """The largest epsilon by privacy-loss distributions: whose certified one is largest need not
-    have it.
+    """The largest PLD epsilon over all histories; None if one has none, or for over `MAX_PLD`.
 
-    None where one history has none, or there are more than `MAX_PLD`.
+    It need not belong to the client with the largest certified epsilon.
     """
-    return (
-        None
-        if len(histories) > MAX_PLD
-        else largest([pld_epsilon(charges, delta) for charges in histories])
-    )
+    if len(histories) > MAX_PLD:
+        return None
+    return largest([pld_epsilon(charges, delta) for charges in histories])
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
     """Write the final model and the summary."""
     tensors = inputs.constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
-    durable.write(
-        folder / "model.safetensors", save({name: t.contiguous() for name, t in tensors.items()})
-    )
+    content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    durable.write(folder / "model.safetensors", content)
     durable.write(folder / "summary.json", json.dumps(summary.to_json(), indent=1).encode())

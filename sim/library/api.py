@@ -1,8 +1,8 @@
-"""From Python: `train`, `train_central`, `audit_run` and `price` do what the commands do.
+"""The Python interface: `train`, `train_central`, `audit_run` and `price` do what the commands do.
 
-They leave the caller's process as it was. Keyword arguments are the settings by name, as ``--help``
-and a run directory's ``config.toml`` list them, with the same validation and defaults, but that the
-engine is ``inline`` and nothing is printed, unless something else is asked for. None is "not set".
+They leave the caller's process as it was. Keyword arguments are the settings by name, as listed by
+``--help`` and in a run directory's ``config.toml``, with the same validation and defaults, except
+that by default the engine is ``inline`` and nothing is printed. None means "not set".
 """
 
 import inspect
@@ -28,31 +28,27 @@ from sim.phases.prices import figures_of, outlook_of, prices
 __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
 DEFAULTS: Mapping[str, Any] = {"engine": "inline", "quiet": True}
-"""What a program wants otherwise than a terminal does."""
+"""Defaults that differ from those of the commands."""
 OWN = "__main__"
-"""The module of a notebook's cells, and of a script that is being run."""
+"""The module name of a notebook's cells and of a running script."""
 
 Source = str | os.PathLike[str] | None
 
 
 def train(
-    *,
-    config: Source = None,
-    preset: str | None = None,
-    resume: Source = None,
-    **settings: Any,
+    *, config: Source = None, preset: str | None = None, resume: Source = None, **settings: Any
 ) -> Result:
     """Train many clients, as ``python -m sim.run`` does, with the same model bit for bit.
 
     Args:
-        config: path of a TOML file of settings; keyword arguments go before it.
-        preset: name of a paper's settings, which file and keyword arguments go before.
-        resume: directory of a run to go on with.
-        settings: by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test), of NumPy
-            or PyTorch, which are kept in ``<out>/datasets``. ``model`` may also be a class.
+        config: path of a TOML file of settings; keyword arguments override it.
+        preset: name of a paper's preset; file and keyword arguments override it.
+        resume: directory of a run to resume.
+        settings: settings by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test)
+            of NumPy or PyTorch, kept in ``<out>/datasets``. ``model`` may also be a class.
 
     Raises:
-        ValueError: a user error, in the words of the command.
+        ValueError: a user error, with the command's message.
     """
     return _trained(_request(settings, config, preset, resume))
 
@@ -60,10 +56,10 @@ def train(
 def train_central(
     *, config: Source = None, preset: str | None = None, resume: Source = None, **settings: Any
 ) -> Result:
-    """Train one client that holds all records, as ``python -m sim.central`` does; else as `train`.
+    """Train one client that holds all records, as ``python -m sim.central`` does; see `train`.
 
     Raises:
-        ValueError: a user error, in the words of the command.
+        ValueError: a user error, with the command's message.
     """
     return _trained(_request(settings, config, preset, resume, central=True))
 
@@ -79,19 +75,19 @@ def audit_run(
 ) -> Result:
     """Train once with canaries, as ``python -m sim.audit`` does.
 
-    ``result.audit`` says which epsilon that refutes.
+    ``result.audit`` holds the lower bound on epsilon.
 
     Args:
-        canaries: how many, each in or out by a coin; None: at most 1000.
-        confidence: of the lower bound, in (0, 1).
-        black_box: wrong labels and only the final model seen, instead of crafted gradients and
-            every upload.
+        canaries: number of canaries, each in or out by a coin; None: at most 1000.
+        confidence: confidence of the lower bound, in (0, 1).
+        black_box: canaries with wrong labels and an attacker who sees the final model only, rather
+            than crafted gradients and every upload.
         config: as for `train`.
         preset: as for `train`.
         settings: as for `train`.
 
     Raises:
-        ValueError: a user error, in the words of the command.
+        ValueError: a user error, with the command's message.
     """
     asked = _request(settings, config, preset, None)
     with lent():
@@ -108,18 +104,19 @@ def price(
     central: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What a run can cost before it begins, as ``python -m sim.account`` says it.
+    """The most that a run can cost, before it begins, as ``python -m sim.account`` computes it.
 
     Args:
-        records: of every client, or of each; None: the data set is loaded and split.
-        orders: of Renyi curves that are to be in the answer, each above 1.
+        records: records per client, one number for all or one for each; None: the data set is
+            loaded and split.
+        orders: orders of a Renyi curve to include, each above 1.
         config: as for `train`.
         preset: as for `train`.
-        central: one client holds all records.
+        central: whether one client holds all records.
         settings: as for `train`.
 
     Raises:
-        ValueError: a user error, in the words of the command.
+        ValueError: a user error, with the command's message.
     """
     asked = _request(settings, config, preset, None, central).config
     sizes = [records] if isinstance(records, int) else records
@@ -139,7 +136,7 @@ def _request(
     resume: Source,
     central: bool = False,
 ) -> Request:
-    """What is asked for, once arrays have become a file and a class its name.
+    """The request made by keyword arguments; arrays are saved to a file, a class becomes its name.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -170,15 +167,15 @@ def _request(
 
 
 def _value(name: str, value: Any) -> Any:
-    """A setting's value as a file would have it.
+    """A setting's value as a file would contain it.
 
     Raises:
-        ValueError: there is no such setting, or a class is none that can be named.
+        ValueError: an unknown setting, or a class that cannot be found by its name.
     """
+    if name in FORMER:
+        raise ValueError(f"unknown setting {name}: it is called {FORMER[name]} now")
     if name not in SETTINGS:
         hint = did_you_mean(name, [*SETTINGS, "config", "preset", "resume"])
-        if name in FORMER:
-            hint = f": it is called {FORMER[name]} now"
         raise ValueError(f"unknown setting {name}{hint}")
     if name == "model" and inspect.isclass(value):
         return _named(value)
@@ -195,10 +192,10 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _named(kind: type) -> str:
-    """``module:Class`` of a model's class, by which it is found again when the run is resumed.
+    """``module:Class`` of a model's class, by which a resumed run finds it.
 
     Raises:
-        ValueError: it is no model, or that name does not lead to it.
+        ValueError: it is not a model, or cannot be imported by that name.
     """
     if not issubclass(kind, nn.Module):
         raise ValueError(f"model = {kind.__qualname__} is no torch.nn.Module: derive it from that")
@@ -209,8 +206,8 @@ def _named(kind: type) -> str:
         found = None
     if found is not kind:
         raise ValueError(
-            f"model = {name} cannot be found again as {module}:{name}, so that a run of it could "
-            "not be resumed: define the class at the top level of a module, or of a notebook's "
-            "cell, and give the newest definition"
+            f"model = {name} cannot be found as {module}:{name}, so a run could not be resumed: "
+            "define the class at the top level of a module or of a notebook's cell, and give the "
+            "newest definition"
         )
     return f"{module}:{name}"

@@ -1,12 +1,11 @@
-"""A run inside a user's program: what it changes in the process, and gives back when it ends.
+"""Runs inside a user's program: saves the process state that a run changes, and restores it.
 
-A command owns its process. A program that calls `sim.train` has threads, variables and flags of its
-own, which must be the same afterwards, whatever happens; and a run must give the same bits whatever
-they are.
+A program that calls `sim.train` has threads, variables and flags of its own, which must be the same
+afterwards even if the run fails; and a run must give the same bits whatever they are.
 
-What cannot be given back is left alone: the thresholds of the allocator
-(`sim.job.environment.prepare`), which cost speed only. Libraries are imported before anything
-is set, so that none reads a variable of the run as it is loaded.
+The allocator's thresholds (`sim.job.environment.prepare`) cannot be restored and are left alone,
+which only costs speed. Libraries are imported before anything is set, so that none reads a run's
+variables when it is loaded.
 """
 
 import os
@@ -26,19 +25,19 @@ from sim.engines import start  # noqa: F401  # loads what a run needs, under the
 from sim.job.environment import set_variables
 
 CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}
-"""Flags of convolutions on GPUs as a run takes them: PyTorch's own, but for the first."""
+"""cuDNN flags of a run: PyTorch's defaults, except ``deterministic``."""
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-"""NumPy's own answers to floating-point errors."""
+"""NumPy's default handling of floating-point errors."""
 
 _ONE_RUN = threading.RLock()
 
 
 @contextmanager
 def lent() -> Iterator[None]:
-    """A process as a run needs it; on leaving, also by an exception, it is as the caller had it.
+    """Prepare the process for a run and restore the caller's state on exit, also after exceptions.
 
-    One run at a time: another thread waits here. Python sets signal handlers in the main thread
-    only.
+    One run at a time: other threads wait here. Signal handlers are restored in the main thread
+    only, where Python allows it.
     """
     with _ONE_RUN, ExitStack() as stack:
         stack.callback(_restore_variables, dict(os.environ))
@@ -52,13 +51,13 @@ def lent() -> Iterator[None]:
 
 
 def _lend_threads(stack: ExitStack) -> None:
-    threads = torch.get_num_threads()  # asked first: a limit on all pools is one on PyTorch's, too
+    threads = torch.get_num_threads()  # read first: the limit below applies to PyTorch's pool, too
     stack.enter_context(threadpool_limits(1))
     stack.callback(torch.set_num_threads, threads)
 
 
 def _lend_arithmetic(stack: ExitStack) -> None:
-    """Types, devices, precision and gradients: the defaults of PyTorch and NumPy."""
+    """Set dtypes, devices, precision and gradient mode to the defaults of PyTorch and NumPy."""
     for name, value in CUDNN.items():
         stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
         setattr(torch.backends.cudnn, name, value)
@@ -78,7 +77,7 @@ def _lend_arithmetic(stack: ExitStack) -> None:
 
 
 def _signals() -> list[signal.Signals]:
-    """Signals whose handlers can be put back from here; none outside the main thread."""
+    """Signals whose handlers can be restored from here; none outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)]

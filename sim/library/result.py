@@ -1,4 +1,4 @@
-"""What a run has come to, read from its directory, whether it is finished or was interrupted."""
+"""The result of a run, read from its directory, finished or not."""
 
 import json
 import math
@@ -28,40 +28,40 @@ MODEL = "model.safetensors"
 
 
 class Result:
-    """A run, as its directory says.
+    """A run, read from its directory.
 
-    Nothing is kept: while a run goes on, each look shows how far it has come.
+    Every access reads the files again, so a run in progress shows its current state.
     """
 
     def __init__(self, folder: str | Path):
         """Open a run directory.
 
         Raises:
-            ValueError: it is no run directory, or a file of it is damaged.
+            ValueError: it is not a run directory, or a file in it is damaged.
         """
         self.folder = Path(folder).absolute()
         """The run directory."""
         self.config: Config = read_run(self.folder).config
-        """Every setting, as ``result.config.value(name)``."""
+        """The configuration; ``result.config.value(name)`` is a setting."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end; ``sim.train(resume=...)`` goes on with others."""
+        """Whether the run is complete; ``sim.train(resume=...)`` continues one that is not."""
         return self.summary is not None
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """A record of each finished round."""
+        """The records of the finished rounds."""
         return list(read_run(self.folder).records)
 
     @property
     def summary(self) -> Summary | None:
-        """The closing figures, client by client; None until the run is finished."""
+        """The summary with epsilons by client; None until the run is finished."""
         return read_run(self.folder).summary
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last model that was evaluated, in [0, 1]; None before the first."""
+        """Accuracy of the last evaluated model, in [0, 1]; None before the first evaluation."""
         run = read_run(self.folder)
         if run.summary is not None:
             return run.summary.accuracy
@@ -70,14 +70,13 @@ class Result:
 
     @property
     def epsilon(self) -> float:
-        """The certified epsilon of the client who has spent most; infinite without privacy.
+        """The largest certified epsilon of any client; infinite without privacy.
 
-        Of a run that is not finished, it is what the ledger says, at the order that was fixed
-        before the run began: it counts a round that was begun, and holds whatever made the run
-        stop.
+        For an unfinished run it comes from the ledger, at the Renyi order fixed before the run
+        began: it includes a round in progress, and holds whatever made the run stop.
 
         Raises:
-            ValueError: a file of the ledger, or the file of orders, is damaged or missing.
+            ValueError: a ledger file or the file of orders is damaged or missing.
         """
         summary, privacy = self.summary, self.config.privacy
         if privacy.mechanism == "none":
@@ -89,31 +88,31 @@ class Result:
         if unknown := sorted(set(spent) - set(order_of)):
             file = self.folder / orders.FILE
             raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")
-        figures = (
+        epsilons = (
             accountant.epsilon(charges, privacy.delta, orders=(order_of[client],)).epsilon
             for client, charges in spent.items()
         )
-        return max(figures, default=0.0)
+        return max(epsilons, default=0.0)
 
     @property
     def audit(self) -> Audit | None:
-        """What an audit has found; None where there was none."""
+        """The audit's result; None if the run was not audited."""
         path = self.folder / AUDIT
         return Audit.from_json(json.loads(path.read_text())) if path.exists() else None
 
     def report(self) -> Path:
-        """The path of the report, one HTML page, which is drawn if it is not there yet."""
+        """The path of the report, one HTML page, which is written if missing."""
         path = self.folder / "report.html"
         return path if path.exists() else write_report(self.folder)
 
     def model(self) -> torch.nn.Module:
         """The model with the weights of the last finished round, on the CPU, in evaluation mode.
 
-        It takes records as the run's models saw them: the pixels of a data set by name are
-        normalised, arrays of your own are as you gave them (``uint8`` divided by 255).
+        It takes records as in training: pixels of a built-in data set are normalised, your own
+        arrays are as you gave them (``uint8`` divided by 255).
 
         Raises:
-            ValueError: no round is finished, or data set or class cannot be found again.
+            ValueError: no round is finished, or the data set or class cannot be found.
         """
         tensors, data = self._tensors(), self.config.data
         with lent():
@@ -128,18 +127,18 @@ class Result:
         return module.eval()
 
     def _tensors(self) -> dict[str, torch.Tensor] | torch.Tensor:
-        """The last model by name, or as the row of its newest checkpoint."""
+        """The last model's tensors by name, or the flat parameters of the newest checkpoint."""
         path = self.folder / MODEL
         if path.exists():
             return load_tensors(path.read_bytes())
         newest = Checkpoints(self.folder / "checkpoints", keep=1).newest()
         if newest is None:
-            raise ValueError(f"{self.folder} has no finished round: sim.train(resume=...) goes on")
+            raise ValueError(f"{self.folder} has no finished round: sim.train(resume=...) resumes")
         return torch.from_numpy(newest.params)
 
     def __repr__(self) -> str:
-        """Folder and main figures."""
+        """Folder, state, rounds, accuracy and epsilon."""
         state = "finished" if self.finished else "not finished"
         accuracy = "none" if self.accuracy is None else f"{self.accuracy:.4f}"
-        figures = f"{len(self.rounds)} rounds, accuracy {accuracy}, epsilon {self.epsilon:.4g}"
-        return f"Result({str(self.folder)!r}: {state}, {figures})"
+        numbers = f"{len(self.rounds)} rounds, accuracy {accuracy}, epsilon {self.epsilon:.4g}"
+        return f"Result({str(self.folder)!r}: {state}, {numbers})"

@@ -1,10 +1,9 @@
-"""Models: a table of small classifiers, or any `torch.nn.Module` of the user's; weights depend on
-`seed` alone.
+"""Models: a table of small classifiers, or the user's `torch.nn.Module`.
 
 All models of the table are `nn.Sequential` of layers that treat records independently. Their
-weights and biases are uniform in +-1 / sqrt(fan-in), PyTorch's own rule, but drawn from a generator
-of their own; no global random state is touched. Those of sequences of words are in
-`sim/models/sequences.py`.
+weights and biases are uniform in +-1 / sqrt(fan-in), PyTorch's rule, but drawn from a generator of
+their own that depends on `seed` alone; no global random state is touched. Models of word sequences
+are in `sim/models/sequences.py`.
 """
 
 import math
@@ -22,7 +21,7 @@ from sim.models.sequences import SEQUENCE_MODELS
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 Shape = tuple[int, ...]
-"""Of one record: (F,) features or (C, H, W) image."""
+"""Shape of one record: (F,) features or (C, H, W) image."""
 
 
 def build(
@@ -36,23 +35,22 @@ def build(
     """A model from records [B, *input_shape] to logits [B, classes], on the CPU, in training mode.
 
     Args:
-        name: one of `NAMES`, or `package.module:Class` of the user's. Such a class receives those
-            of the keyword arguments `input_shape`, `classes` and `words` (how many there are) that
-            its constructor names, and nothing else; PyTorch's CPU generator has the given seed
-            while it is built and its own state again afterwards.
-        input_shape: of one record, (F,), (C, H, W), or (T,) of words.
+        name: one of `NAMES`, or the user's `package.module:Class`. Such a class receives those of
+            the keyword arguments `input_shape`, `classes` and `words` (vocabulary size) that its
+            constructor names; PyTorch's CPU generator is seeded while it is built and restored
+            afterwards.
+        input_shape: shape of one record: (F,), (C, H, W), or (T,) for words.
         classes: number of logits, at least 2.
-        seed: of the initial weights, 0 .. 2**63 - 1; the same seed gives the same weights.
-        activation: `tanh` or `relu`, between the layers of all models but `linear`, which has no
-            use for it, as classes of the user's have not.
-        words: of which records are sequences, as int64 numbers; None where records are float32
-            numbers.
+        seed: seed of the initial weights, 0 .. 2**63 - 1.
+        activation: `tanh` or `relu`, between the layers of the table's models; unused by `linear`
+            and by the user's classes.
+        words: the vocabulary, if records are int64 word numbers; None if they are float32.
 
     Raises:
         ValueError: unknown name or activation; a value outside its range; images too small, or no
-            images, for a convolutional model; words for a model of numbers, or numbers for one of
-            words; a class that cannot be imported, built or run, that is no `nn.Module`, or whose
-            output is not [B, classes].
+            images, for a convolutional model; words for a numeric model, or the reverse; a class
+            that cannot be imported, built or run, is no `nn.Module`, or whose output is not
+            [B, classes].
     """
     if activation not in ACTIVATIONS:
         raise ValueError(
@@ -75,8 +73,7 @@ def build(
         kinds = ("sequences of words", "numbers")[:: -1 if words else 1]
         near = ", ".join(SEQUENCE_MODELS if words else _BUILDERS)
         raise ValueError(
-            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: take one of "
-            f"{near}"
+            f"model = {name!r} takes {kinds[0]}, and records here are {kinds[1]}: use one of {near}"
         )
     return _own_layers(name, input_shape, classes, seed, ACTIVATIONS[activation], words)
 
@@ -91,7 +88,7 @@ def _own_layers(
 ) -> nn.Module:
     """A model of the table, with weights drawn from the seed."""
     rng = np.random.Generator(np.random.Philox(key=seed))
-    with torch.random.fork_rng(devices=[]):  # layers draw weights, which are drawn anew below
+    with torch.random.fork_rng(devices=[]):  # layers draw weights, which are redrawn below
         if words is not None:
             module = nn.Sequential(*SEQUENCE_MODELS[name](classes, activation, words, rng))
         else:
@@ -103,11 +100,9 @@ def _own_layers(
 
 
 def initialise(layer: nn.Linear | nn.Conv2d | nn.LSTM, rng: np.random.Generator) -> None:
-    """Weights and biases uniform in +-1 / sqrt(inputs of one output; an LSTM's units), drawn in
-    this order."""
-    bound = 1 / math.sqrt(
-        layer.hidden_size if isinstance(layer, nn.LSTM) else layer.weight[0].numel()
-    )
+    """Draw the parameters in their order, uniform in +-1 / sqrt(fan-in; for an LSTM, its units)."""
+    fan_in = layer.hidden_size if isinstance(layer, nn.LSTM) else layer.weight[0].numel()
+    bound = 1 / math.sqrt(fan_in)
     with torch.no_grad():
         for parameter in layer.parameters():
             draw = rng.uniform(-bound, bound, tuple(parameter.shape)).astype(np.float32)
@@ -143,8 +138,7 @@ def _cnn(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Mod
 
 
 def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """DPSUR's appendix, CIFAR-10 (3x3 kernels, padding 1): 550,570 parameters on 3x32x32 with 10
-    classes."""
+    """DPSUR's appendix, CIFAR-10 (3x3 kernels, padding 1): 550,570 parameters on 3x32x32."""
     channels, height, width = _image("cnn-cifar", shape, 8)
     layers: list[nn.Module] = []
     for wide in (32, 64, 128):
@@ -156,11 +150,10 @@ def _cnn_cifar(shape: Shape, classes: int, activation: type[nn.Module]) -> list[
 
 
 def _lenet(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """LeNet-5 (LeCun et al. 1998), DP-Hero's on MNIST: 61,706 parameters on 1x28x28 with 10
-    classes.
+    """LeNet-5 (LeCun et al. 1998), DP-Hero's model for MNIST: 61,706 parameters on 1x28x28.
 
-    DP-Hero gives no shapes. Unlike LeCun's, each channel of the second layer sees all of the first,
-    and pooling has no weights.
+    DP-Hero gives no shapes. Unlike in LeCun's, each channel of the second layer sees all of the
+    first, and pooling has no weights.
     """
     channels, *sides = _image("lenet", shape, 12)
     height, width = ((side // 2 - 4) // 2 for side in sides)
@@ -181,11 +174,10 @@ def _lenet(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.M
 
 
 def _cnn_5x5(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """DP-Hero's on CIFAR-10, which is Abadi et al.'s 2016: 1,832,266 parameters on 3x32x32 with 10
-    classes.
+    """DP-Hero's model for CIFAR-10, from Abadi et al. (2016): 1,832,266 parameters on 3x32x32.
 
-    Two convolutions and two layers of 384. DP-Hero gives no channels and no padding: 64 and 2, as
-    Abadi et al.
+    Two convolutions and two layers of 384. DP-Hero gives neither channels nor padding: 64 and 2,
+    as in Abadi et al.
     """
     channels, height, width = _image("cnn-5x5", shape, 4)
     return [
@@ -205,8 +197,7 @@ def _cnn_5x5(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn
 
 
 def _cnn_scattering(shape: Shape, classes: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """Tramer and Boneh 2021, features of grey images (padding 1): 33,066 parameters on 81x7x7 with
-    10 classes."""
+    """Tramer and Boneh 2021, features of grey images (padding 1): 33,066 parameters on 81x7x7."""
     channels, height, width = _image("cnn-scattering", shape, 1)
     return [
         nn.Conv2d(channels, 16, 3, stride=2, padding=1),
@@ -223,8 +214,7 @@ def _cnn_scattering(shape: Shape, classes: int, activation: type[nn.Module]) -> 
 def _cnn_scattering_cifar(
     shape: Shape, classes: int, activation: type[nn.Module]
 ) -> list[nn.Module]:
-    """Tramer and Boneh 2021, features of colour images (padding 1): 187,210 parameters on 243x8x8
-    with 10 classes."""
+    """Tramer and Boneh 2021, features of colour images: 187,210 parameters on 243x8x8."""
     channels, height, width = _image("cnn-scattering-cifar", shape, 2)
     return [
         nn.Conv2d(channels, 64, 3, padding=1),
@@ -251,10 +241,10 @@ NAMES = (*_BUILDERS, *SEQUENCE_MODELS)
 
 
 def _image(name: str, shape: Shape, least: int) -> Shape:
-    """The shape, if it is that of an image of at least least x least pixels."""
+    """The shape, checked to be that of an image of at least `least` x `least` pixels."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ValueError(
             f"model = {name!r} needs images (C, H, W) of at least {least}x{least} pixels, and "
-            f"records here have shape {tuple(shape)}: take linear or mlp"
+            f"records here have shape {tuple(shape)}: use linear or mlp"
         )
     return shape

@@ -1,4 +1,4 @@
-"""Models of the user's own, by `package.module:Class`."""
+"""The user's own models, given as `package.module:Class`."""
 
 import importlib
 import inspect
@@ -9,28 +9,25 @@ from torch import nn
 from sim.data.words import Words
 
 OWN_PROGRAM = (
-    "it was defined in a notebook or a script, and is known there alone: define the class again "
-    "and go on from Python, by sim.train(resume=...), or keep it in a module of its own"
+    "it was defined in a notebook or a script, and is only known there: define the class again "
+    "and resume from Python, by sim.train(resume=...), or keep it in a module of its own"
 )
 
 
 def build_own(
     name: str, input_shape: tuple[int, ...], classes: int, seed: int, words: Words | None
 ) -> nn.Module:
-    """A model from `package.module:Class`, which is run once on two records of zeros.
+    """Build a model from `package.module:Class` and try it on two records of zeros.
 
-    PyTorch's CPU generator has the given seed meanwhile, and its own state again afterwards.
+    PyTorch's CPU generator is seeded meanwhile and restored afterwards.
 
     Raises:
         ValueError: the class cannot be imported, built or run, is no `nn.Module`, or its output is
             not [B, classes].
     """
-    kind = _import_class(name)
-    given = {
-        "input_shape": tuple(input_shape),
-        "classes": classes,
-        "words": words.count if words else 0,
-    }
+    kind, vocabulary = _import_class(name), words.count if words else 0
+    dtype = torch.int64 if words else torch.float32
+    given = {"input_shape": tuple(input_shape), "classes": classes, "words": vocabulary}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
@@ -38,9 +35,7 @@ def build_own(
             module = kind(**{key: value for key, value in given.items() if key in named})
             module.eval()
             with torch.no_grad():
-                output = module(
-                    torch.zeros(2, *input_shape, dtype=torch.int64 if words else torch.float32)
-                )
+                output = module(torch.zeros(2, *input_shape, dtype=dtype))
         except Exception as error:  # the user's code can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
@@ -69,16 +64,15 @@ def _import_class(name: str) -> type[nn.Module]:
             "it to PYTHONPATH"
         ) from error
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        what = (
-            "has no such class" if found is None else f"holds a {type(found).__name__} of that name"
-        )
+        holds = f"holds a {type(found).__name__} of that name"
+        what = "has no such class" if found is None else holds
         remedy = OWN_PROGRAM if path == "__main__" else "name a subclass of torch.nn.Module"
         raise ValueError(f"model = {name!r}: module {path!r} {what}: {remedy}")
     return found
 
 
 def find(module: str, qualname: str) -> object:
-    """What a module holds under a name, or under names joined by dots; None where there is none."""
+    """The object of that name, possibly with dots, in a module; None if there is none."""
     found: object = importlib.import_module(module)
     for name in qualname.split("."):
         found = getattr(found, name, None)

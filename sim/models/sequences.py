@@ -1,4 +1,4 @@
-"""Models of records that are sequences of word numbers [T]."""
+"""Models for records that are sequences of word numbers [T]."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,14 @@ from torch import nn
 from sim.data.words import Words
 
 WIDTH = 100
-"""Numbers of a word's vector, where it is drawn at random."""
+"""Length of randomly drawn word vectors."""
 
 
 class MeanState(nn.Module):
-    """The mean over a sequence of what a recurrent layer gives for its steps: [B, T, H] to [B,
-    H]."""
+    """The mean of a recurrent layer's outputs over the sequence: [B, T, H] to [B, H]."""
 
     def forward(self, states: tuple[torch.Tensor, object]) -> torch.Tensor:
-        """Of the layer's output and its last states, which are not looked at."""
+        """The mean output; the layer's last states are ignored."""
         return states[0].mean(1)
 
 
@@ -26,9 +25,8 @@ def lstm(
 ) -> list[nn.Module]:
     """DPSUR's network for IMDb: 21,202 parameters with 2 classes, beside vectors of 100 numbers.
 
-    Vectors of words are standard normal where they are not given. They stay as they are, unless
-    they are to be trained; that of the filling is 0 and always stays. All other weights are the
-    layers' own.
+    Word vectors that are not given are standard normal. They are constants unless trained; that of
+    the padding is always 0. `sim.models.networks` draws all other weights.
     """
     drawn = rng.standard_normal((words.count, WIDTH)) if words.vectors is None else words.vectors
     vectors = torch.from_numpy(drawn.astype(np.float32))
@@ -46,6 +44,6 @@ def lstm(
 
 
 Builder = Callable[[int, type[nn.Module], Words, np.random.Generator], list[nn.Module]]
-"""From the classes, the activation, the words and a generator to the layers."""
+"""Function from classes, activation, words and generator to the layers."""
 
 SEQUENCE_MODELS: dict[str, Builder] = {"lstm": lstm}

@@ -1,5 +1,4 @@
-"""From a configuration to a run's inputs: data, clients, model, plans of all phases, chunks and
-groups."""
+"""Builds a run's inputs from its configuration: data, clients, model, plans, chunks, groups."""
 
 import math
 import os
@@ -25,7 +24,7 @@ from sim.phases.phase import Outlook
 
 
 def build(config: Config) -> Job:
-    """Load, partition, calibrate and group.
+    """Load the data, partition it, calibrate the plans and form groups.
 
     Raises:
         ValueError: a user error, in one line.
@@ -39,17 +38,17 @@ def build(config: Config) -> Job:
     plans = course.plan(Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None))
     if sharing.NAME in plans and words:
         raise ValueError(
-            f"shared_source is {config.fedfed.shared_source}, but noise on the numbers of words "
-            "says nothing: use --shared-source public or none, or another --strategy"
+            f"shared_source is {config.fedfed.shared_source}, but word numbers with noise mean "
+            "nothing: use --shared-source public or none, or another --strategy"
         )
     return in_groups(Job(config, dataset, parts, model, plans, (), holdout))
 
 
 def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
-    """The clients' records with the test part, who holds which, and the public records.
+    """The data set without held-out records, its partition, and the public records.
 
     Raises:
-        ValueError: the data set is not there, or too small.
+        ValueError: the data set is missing or too small.
     """
     key, data = seed_key(config.run.seed), config.data
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
@@ -76,35 +75,29 @@ def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.
         ValueError: as `sim.models.networks.build`.
     """
     key, data = seed_key(config.run.seed), config.data
-    seed = int(generator(key, "model").integers(2**63))
-    return build_model(
-        data.model, dataset.x.shape[1:], dataset.classes, seed, data.activation, words
-    )
+    seed, shape = int(generator(key, "model").integers(2**63)), dataset.x.shape[1:]
+    return build_model(data.model, shape, dataset.classes, seed, data.activation, words)
 
 
 def in_groups(job: Job) -> Job:
-    """The job with its clients in chunks and groups, which its configuration then names.
+    """The job with its clients in chunks and groups, recorded in its configuration.
 
     Raises:
         ValueError: the model mixes records.
     """
     config, sizes = job.config, job.partition.sizes
     job.gradients.refuse_mixing(*_two_records(job))
-    width = config.run.chunk_clients or chunk_width(
-        len(sizes), job.gradients.layout.size, step_entries(job)
-    )
+    parameters, entries = job.gradients.layout.size, step_entries(job)
+    width = config.run.chunk_clients or chunk_width(len(sizes), parameters, entries)
     config = with_groups(config, width, most=math.ceil(len(sizes) / width))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
 
 
 def with_groups(config: Config, width: int, most: int) -> Config:
-    """The configuration with chunks of ``width`` clients, and the number of groups fixed, for it
-    names ledger files.
+    """The configuration with chunks of ``width`` clients and a fixed number of groups.
 
-    One client alone has no choice of either.
-
-    Where the user has not said there are as many groups as workers, but no more than chunks: so the
-    result is the same on a machine with more cores.
+    By default there are as many groups as workers, but at most ``most``, the number of chunks, so
+    that the result is the same with more cores. The number is saved, since it names ledger files.
     """
     groups = config.run.groups or min(config.run.workers or os.cpu_count() or 1, most)
     chosen = {"groups": groups} | ({"chunk_clients": width} if config.data.clients > 1 else {})
@@ -112,14 +105,12 @@ def with_groups(config: Config, width: int, most: int) -> Config:
 
 
 def step_entries(job: Job) -> int:
-    """Tensor entries that a step of a client of median size holds on a CPU; 0 on other devices,
-    which are wide."""
+    """Tensor entries that a step of a median-sized client holds on a CPU; 0 on other devices."""
     if device_of(job.config).type != "cpu":
         return 0
     size = int(np.median(job.partition.sizes))
-    return math.ceil(
-        job.config.privacy.rate(max(size, 1)) * size * job.gradients.entries(*_two_records(job))
-    )
+    batch = job.config.privacy.rate(max(size, 1)) * size
+    return math.ceil(batch * job.gradients.entries(*_two_records(job)))
 
 
 def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,4 @@
-"""The course of a run: its phases in their order, planned, then gone through one after the
-other."""
+"""The phases of a run in order: planning them, and running those before training."""
 
 import functools
 from dataclasses import replace
@@ -21,8 +20,7 @@ PHASES = (*BEFORE, training.PHASE)
 
 
 def plan(outlook: Outlook) -> dict[str, PlanTable]:
-    """The clients' plans in all phases that the run has, each within what those before it leave of
-    the budget.
+    """The clients' plans by phase, each within the budget that the phases before it leave.
 
     Raises:
         ValueError: the budget does not pay for them.
@@ -31,15 +29,13 @@ def plan(outlook: Outlook) -> dict[str, PlanTable]:
     costs: dict[str, Charges] = {}
     for phase in BEFORE:
         if (table := phase.plan(outlook, costs)) is not None:
-            plans[phase.name], costs[phase.name] = (
-                table,
-                planned(table.plans[0], phase.rounds(outlook.config)),
-            )
+            plans[phase.name] = table
+            costs[phase.name] = planned(table.plans[0], phase.rounds(outlook.config))
     return plans | {TRAIN: training.plan(outlook, costs)}
 
 
 def cost_before_training(job: Job) -> Charges:
-    """All that a client can pay before training."""
+    """The most that a client can pay before training."""
     own = [phase for phase in BEFORE if phase.name in job.plans_of]
     return merge(
         *(planned(job.plans_of[phase.name].plans[0], phase.rounds(job.config)) for phase in own)
@@ -47,27 +43,21 @@ def cost_before_training(job: Job) -> Charges:
 
 
 def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
-    """Go through the phases before training, as far as that is not done yet; the job as training
-    sees it.
+    """Run the phases before training that are not done yet; returns the job as training sees it.
 
-    All of them are rounds of the same loop as training, numbered up to 0, so what a crash leaves of
-    them is taken up alike: no release is made twice that was finished, and none is charged less
-    than once.
+    Their rounds run in the same loop as training, numbered up to 0, and resume alike after a crash:
+    no finished release is repeated, and each is charged at least once.
 
     Raises:
         ValueError: training a generator diverged, or no client's budget pays for a release.
     """
     for phase, last in _ahead(job, run_dir):
-        federation = replace(
-            phase.federation(present(job, run_dir), run_dir),
-            before=last - phase.rounds(job.config),
-            rounds=last,
-        )
+        federation = phase.federation(present(job, run_dir), run_dir)
+        first = last - phase.rounds(job.config)
+        federation = replace(federation, before=first, rounds=last)
         store = Store(run_dir / phase.name, keep_checkpoints=2, ledger=run_dir / "ledger")
-        if (
-            loop.run(federation, exchange, store, loop.restore(federation, store), []).now.round
-            < last
-        ):
+        end = loop.run(federation, exchange, store, loop.restore(federation, store), [])
+        if end.now.round < last:
             raise ValueError(
                 f"epsilon = {job.target:g} is spent before training: start a new run, or raise "
                 "--epsilon"
@@ -76,9 +66,9 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
 
 
 def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:
-    """The phases before training that are not over, and the numbers of their last rounds.
+    """The unfinished phases before training, with the numbers of their last rounds.
 
-    A phase is over when its result is there, or that of a later one.
+    A phase is finished if its result, or that of a later phase, exists.
     """
     ahead: list[tuple[Phase, int]] = []
     last = 0
@@ -91,17 +81,16 @@ def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:
 
 
 def present(job: Job, run_dir: Path) -> Job:
-    """The job as it is with the results that the run directory holds by now."""
+    """The job with the results of the phases finished so far."""
     for phase in PHASES:
         job = phase.apply(job, run_dir)
     return job
 
 
 class Host:
-    """The nodes of one process, made when they are first asked; those of a phase go when the next
-    one begins.
+    """The nodes of one process, created on first use and dropped when the next phase begins.
 
-    Clients train by the configuration's mechanism, or by another ``mechanism``.
+    Clients train by ``mechanism``, or by the configuration's.
     """
 
     def __init__(self, job: Job, run_dir: Path, mechanism: Mechanism | None = None):

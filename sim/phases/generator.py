@@ -1,8 +1,6 @@
-"""The generator that splits records for FedFed, trained by all clients with differential privacy
-before they share.
+"""FedFed's generator, which splits records: all clients train it privately before they share.
 
-Its price and that of the release after it come out of one share of the budget
-(`sim.phases.sharing`).
+It and the release after it are paid from one share of the budget (`sim.phases.sharing`).
 """
 
 import math
@@ -36,23 +34,20 @@ NONE, PUBLIC = "none", "public"
 
 def clients_share(config: Config) -> bool:
     """Whether clients release something that all of them share."""
-    return config.strategy.strategy == "fedfed" and config.fedfed.shared_source not in (
-        NONE,
-        PUBLIC,
-    )
+    source = config.fedfed.shared_source
+    return config.strategy.strategy == "fedfed" and source not in (NONE, PUBLIC)
 
 
 def rounds(config: Config) -> int:
-    """Round numbers that are kept for it wherever clients share, so that they do not depend on its
-    taking place."""
+    """Round numbers reserved for it whenever clients share, even if it is not trained."""
     return config.fedfed.distill_rounds if clients_share(config) else 0
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
-    """One step on all of a client's records in each round; None where features are fixed.
+    """One step on all of a client's records per round; None if features are fixed.
 
     Raises:
-        ValueError: there is no budget of which to take a share.
+        ValueError: there is no budget to take a share of.
     """
     config, own = outlook.config, outlook.config.fedfed
     if not clients_share(config) or not own.distills:
@@ -60,7 +55,7 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
     privacy = Privacy(mechanism="none")
     if outlook.private:
         if math.isinf(outlook.target):
-            raise ValueError("share_budget is a share of epsilon, which is none: give --epsilon")
+            raise ValueError("share_budget is a share of epsilon, which is not set: give --epsilon")
         epsilon = own.distill_budget * own.share_budget * outlook.target
         privacy = Privacy(epsilon=epsilon, delta=config.privacy.delta, clip_norm=own.distill_clip)
     one = np.ones(1, dtype=np.int64)
@@ -76,12 +71,10 @@ def federation(job: Job, run_dir: Path) -> Federation:
 
 def node(job: Job, group: int, run_dir: Path) -> Node:
     """The clients of a group that train the generator, with a fresh optimizer in each round."""
-    own = job.config.fedfed
+    own, module = job.config.fedfed, distiller(job).to(device_of(job.config))
     training = Training(
         mechanism=MECHANISMS["dpsgd" if job.private else "none"],
-        gradients=RecordGradients(
-            distiller(job).to(device_of(job.config)), objective(own.distill_penalty)
-        ),
+        gradients=RecordGradients(module, objective(own.distill_penalty)),
         optimizer=sgd(),
         learning_rate=lambda round_, taken, steps: torch.full_like(taken, own.distill_lr),
         seed=job.seed,
@@ -91,10 +84,9 @@ def node(job: Job, group: int, run_dir: Path) -> Node:
 
 def distiller(job: Job) -> Distiller:
     """Generator and classifier before training; their weights depend on the seed alone."""
+    data, latent = job.dataset, job.config.fedfed.distill_latent
     with torch.random.fork_rng(devices=[]):
-        module = Distiller(
-            job.dataset.x.shape[1:], job.dataset.classes, job.config.fedfed.distill_latent
-        )
+        module = Distiller(data.x.shape[1:], data.classes, latent)
     rng = generator(seed_key(job.config.run.seed), "generator")
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear):
@@ -103,18 +95,18 @@ def distiller(job: Job) -> Distiller:
 
 
 def trained(job: Job, run_dir: Path) -> np.ndarray:
-    """The generator ``[P]`` that the run directory holds; of length 0 where features are fixed.
+    """The trained generator ``[P]`` in the run directory; of length 0 if features are fixed.
 
     Raises:
-        ValueError: its training is not there.
+        ValueError: its checkpoint is missing.
     """
     if NAME not in job.plans_of:
         return np.zeros(0, np.float32)
     newest = Store(run_dir / NAME, job.config.rounds.keep_checkpoints).checkpoints.newest()
     if newest is None:
         raise ValueError(
-            f"{run_dir / NAME} has no whole checkpoint of the generator: restore it, or start a "
-            "new run"
+            f"{run_dir / NAME} has no complete checkpoint of the generator: restore it, or start "
+            "a new run"
         )
     return newest.params
 

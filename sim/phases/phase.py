@@ -1,5 +1,4 @@
-"""A phase is a stretch of rounds in which all groups do the same; a run is a list of phases,
-training the last."""
+"""A phase: consecutive rounds in which all groups do the same. The last phase is training."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +28,11 @@ from strategies.strategy import Strategy
 
 @dataclass(frozen=True)
 class Outlook:
-    """What plans are made from: nothing of it depends on what records say.
+    """The inputs of plans, none of which depends on the contents of records.
 
     Attributes:
-        config: of the run.
-        shape: of a record.
+        config: the run's configuration.
+        shape: shape of a record.
         sizes: public numbers of the clients' records, int64 ``[clients]``.
         holdout: whether there are public records.
     """
@@ -50,8 +49,7 @@ class Outlook:
 
     @property
     def target(self) -> float:
-        """Epsilon per client that no round may pass; infinite for none, and for training without
-        privacy."""
+        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
         epsilon = self.config.privacy.epsilon
         return epsilon if self.private and epsilon is not None else math.inf
 
@@ -61,22 +59,22 @@ class Outlook:
 
 
 Costs = Mapping[str, Charges]
-"""What each earlier phase of a run can cost a client, by the phase's name."""
+"""The most that each earlier phase can cost a client, by the phase's name."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One row of a run's course (`sim.phases.course.PHASES`).
+    """One row of `sim.phases.course.PHASES`.
 
     Attributes:
-        name: what requests ask nodes for, and the folder of its files in the run directory.
-        rounds: how many round numbers are its own, whether the phase takes place or not.
-        plan: the clients' plans, from what earlier phases can cost; None where the phase does not
-            take place. What comes before training has one plan for all clients.
+        name: its name in requests to nodes, and the folder of its files in the run directory.
+        rounds: how many round numbers it reserves, even if the phase is skipped.
+        plan: the clients' plans, given the cost of earlier phases; None if the phase is skipped.
+            Before training, all clients have the same plan.
         federation: the server's side, from job and run directory.
-        node: the clients' side: job, group and run directory.
+        node: the clients' side, from job, group and run directory.
         result: the file that it leaves in the run directory, if any.
-        apply: the job as it is once the result is there.
+        apply: returns the job changed by the result, if that exists.
     """
 
     name: str
@@ -91,8 +89,7 @@ class Phase:
 def federation(
     job: Job, name: str, strategy: Strategy, initial: np.ndarray, **own: Any
 ) -> Federation:
-    """The server's inputs in a phase: all clients in each of its rounds, unless its ``own`` say
-    otherwise."""
+    """The server's inputs in a phase, by default with all clients in every round."""
     config = job.config
     common: dict[str, Any] = {
         "group_of": job.group_of,
@@ -111,7 +108,7 @@ def federation(
 
 
 def release(job: Job, name: str, initial: np.ndarray, **own: Any) -> Federation:
-    """The server's inputs in a round in which clients release and nothing is learned."""
+    """The server's inputs in a round in which clients release and the model stays as it is."""
     nothing = Strategy(np.ones_like, lambda _: {}, lambda *now: now[:2])
     return federation(job, name, nothing, initial, **own)
 
@@ -139,15 +136,13 @@ def group_data(
 
 
 def files(run_dir: Path, group: int, name: str = "") -> tuple[Ledger, Uploads]:
-    """A group's ledger, one for all phases, and the uploads of a phase that has a folder of its
-    own."""
-    return Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl"), Uploads(
-        run_dir / name / "uploads"
-    )
+    """A group's ledger, shared by all phases, and the uploads of the named phase."""
+    ledger = Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl")
+    return ledger, Uploads(run_dir / name / "uploads")
 
 
 def mean_sums(job: Job, uploads: Sequence[Upload]) -> tuple[np.ndarray, float]:
-    """The clients' mean sums, and how many records they have on average."""
+    """The mean of the clients' sums, and their mean number of records."""
     clients = np.concatenate([upload.clients for upload in uploads])
     mean = sums.mean([upload.total for upload in uploads], len(clients))
     return mean, float(job.partition.sizes[clients].mean())

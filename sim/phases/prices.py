@@ -1,4 +1,4 @@
-"""What a run can cost before it begins: the plans that it would use, phase by phase, priced."""
+"""The most that a run can cost, before it begins: the price of its plans, phase by phase."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class Price:
     """The most that clients with equal plans pay in a phase.
 
     Attributes:
-        phase: its name.
-        clients: their numbers.
-        rounds: how many of its rounds their budget pays for.
-        plan: theirs.
-        charges: for these rounds: event -> count.
-        before: what they pay in earlier phases.
+        phase: the phase's name.
+        clients: the clients' numbers.
+        rounds: how many of the phase's rounds their budget pays for.
+        plan: their plan.
+        charges: charges for these rounds: event -> count.
+        before: charges of earlier phases.
     """
 
     phase: str
@@ -47,16 +47,15 @@ class Price:
 
     @property
     def whole(self) -> Charges:
-        """All that they pay from the first phase to this one."""
+        """All charges from the first phase to this one."""
         return merge(self.before, self.charges)
 
 
 def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
-    """What plans are made from: by the data set and its partition, or by the clients' ``records``
-    alone.
+    """The inputs of plans, from the partitioned data set or from the clients' ``records`` alone.
 
     Raises:
-        ValueError: the data cannot be used, or there is not a number of records for each client.
+        ValueError: the data cannot be used, or ``records`` does not fit the clients.
     """
     check_parts(config)
     if records is None:
@@ -65,7 +64,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     clients = config.data.clients
     if len(records) not in (1, clients) or min(records) < 1:
         raise ValueError(
-            f"--records names {len(records)} numbers from {min(records)} on for {clients} "
+            f"--records has {len(records)} numbers, the smallest {min(records)}, for {clients} "
             "clients: give one of at least 1 for all of them, or one for each"
         )
     sizes = np.broadcast_to(np.array(records, dtype=np.int64), clients)
@@ -73,7 +72,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
 
 
 def prices(outlook: Outlook) -> list[Price]:
-    """Every phase that the run has, and training last, once for all clients with equal plans.
+    """The price of every phase; of training, one for each group of clients with equal plans.
 
     Raises:
         ValueError: the budget does not pay for one round.
@@ -99,7 +98,7 @@ def prices(outlook: Outlook) -> list[Price]:
 
 
 def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Record:
-    """The figures of the client that pays most, with what it pays for, and a row for each price."""
+    """The price of the client that pays most, with its events, and a row for each phase."""
     delta = config.privacy.delta
     last = [price for price in found if price.phase == found[-1].phase]
     largest = max(last, key=lambda price: accountant.epsilon(price.whole, delta).epsilon)
@@ -120,17 +119,15 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
 def settings(config: Config) -> Record:
     """The mechanism with its own settings, and the guarantee's delta."""
     privacy = config.privacy
-    own = getattr(config, privacy.mechanism, None)
-    idle = set(unused(config))
-    named = {
-        name: value for name, value in (own.model_dump() if own else {}).items() if name not in idle
-    }
+    own, idle = getattr(config, privacy.mechanism, None), set(unused(config))
+    every = own.model_dump() if own else {}
+    named = {name: value for name, value in every.items() if name not in idle}
     result = {"mechanism": privacy.mechanism} | named | {"delta": privacy.delta}
     return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
 
 
 def row(price: Price) -> Record:
-    """Who pays in which phase, and for what."""
+    """A price as a row: phase, clients, the plan's parameters, and events."""
     parameters = ("sample_rate", "noise_multiplier", "steps")
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
     ordered = sorted(price.charges.items(), key=repr)
@@ -145,7 +142,7 @@ def row(price: Price) -> Record:
 
 
 def figures(charges: Charges, delta: float) -> Record:
-    """Epsilon by the proof, and by the paper."""
+    """Certified and published epsilon, with their Renyi orders."""
     certified = accountant.epsilon(charges, delta)
     published = accountant.epsilon(charges, delta, "published")
     result: Record = {"epsilon_certified": certified.epsilon, "order": certified.order}

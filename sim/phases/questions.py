@@ -1,5 +1,4 @@
-"""What a mechanism costs one client, without a run: its own plan, and figures that a run finds out
-on its way."""
+"""Answers ``sim.account``: the price of a run, or of one client's round of a mechanism."""
 
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ CLIENT = (0,)
 
 
 def answer(question: Question) -> Record:
-    """The figures that a question asks for.
+    """The answer to a parsed command line of ``sim.account``.
 
     Raises:
         ValueError: the budget does not pay for it, or the data cannot be used.
@@ -31,9 +30,8 @@ def answer(question: Question) -> Record:
     config, one_record = question.config, (1,) if question.word else None
     outlook = outlook_of(config, question.records or one_record)
     if question.word == SHARED:
-        return figures_of(config, [price_shared(outlook)], question.orders) | shared_settings(
-            config
-        )
+        shared = figures_of(config, [price_shared(outlook)], question.orders)
+        return shared | shared_settings(config)
     if question.found == (None, None, None):
         return figures_of(config, prices(outlook), question.orders)
     price = price_found(question, outlook)
@@ -42,12 +40,8 @@ def answer(question: Question) -> Record:
     if question.eigenvalues is not None:
         scales = [e.smallest_scale for e in price.charges if isinstance(e, HeterogeneousGaussian)]
         result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *scales])}
-    named = {
-        "trials": question.trials,
-        "norm_sum": question.norm_sum,
-        "eigenvalues": question.eigenvalues,
-    }
-    return result | {name: value for name, value in named.items() if value is not None}
+    named = zip(("trials", "norm_sum", "eigenvalues"), question.found, strict=True)
+    return result | {name: value for name, value in named if value is not None}
 
 
 def price_shared(outlook: Outlook) -> Price:
@@ -64,28 +58,27 @@ def price_shared(outlook: Outlook) -> Price:
 
 
 def shared_settings(config: Config) -> Record:
-    """What one client shares, in place of a mechanism's settings."""
+    """The settings of sharing, in place of a mechanism's."""
     names = ("share_budget", "share_rate", "share_views", "label_epsilon", "public_labels")
     return {"mechanism": SHARED} | {name: getattr(config.fedfed, name) for name in names}
 
 
 def price_found(question: Question, outlook: Outlook) -> Price:
-    """The price of one client's round, with a figure that a run finds out.
+    """The price of one client's round, given a quantity that is only known during a run.
 
     Raises:
-        ValueError: no noise is large enough, or the figure does not belong to the mechanism.
+        ValueError: no noise is large enough, or the quantity does not apply to the mechanism.
     """
     config, size = question.config, int(outlook.sizes[0])
     privacy, accepted = config.privacy, training.local_steps(config, size)
     own = getattr(config, privacy.mechanism, None)
-    terms = Terms(
-        privacy.of_size(size), own, question.trials or accepted, config.rounds.rounds, size
-    )
-    if config.rounds.rounds != 1:
+    rounds, trials = config.rounds.rounds, question.trials or accepted
+    if rounds != 1:
         raise ValueError(
-            f"rounds is {config.rounds.rounds}, but --trials and its like are of one round: use "
-            "--steps"
+            f"rounds is {rounds}, but --trials, --norm-sum and --eigenvalues are for one round: "
+            "use --steps"
         )
+    terms = Terms(privacy.of_size(size), own, trials, rounds, size)
 
     def price(noise: float) -> Price:
         plan = MECHANISMS[privacy.mechanism].plan(terms, noise)
@@ -100,10 +93,10 @@ def price_found(question: Question, outlook: Outlook) -> Price:
 
 
 def _charges(question: Question, plan: Plan, accepted: int) -> Charges:
-    """What so many accepted steps of a plan cost.
+    """The charges of a plan with ``accepted`` steps.
 
     Raises:
-        ValueError: the mechanism has no such figure, or it is out of bounds.
+        ValueError: the given quantity does not apply to the mechanism, or is out of bounds.
     """
     trials, norm_sum, eigenvalues = question.found
     if trials is not None and isinstance(plan, TrialPlan) and not plan.most_rejections:
@@ -118,6 +111,6 @@ def _charges(question: Question, plan: Plan, accepted: int) -> Charges:
     if eigenvalues is not None and isinstance(plan, HeroPlan):
         return replace(plan, floor=smallest_scale([eigenvalues])).round_charges(1)
     raise ValueError(
-        "--trials is for tests of which each is charged, --norm-sum for dpis, --eigenvalues for "
-        "dphero: leave it out"
+        "--trials is for mechanisms that charge every test, --norm-sum for dpis, --eigenvalues "
+        "for dphero: leave it out"
     )

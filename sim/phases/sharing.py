@@ -1,5 +1,4 @@
-"""What all clients share (FedFed's D^s): released once, in the round before training, and joined by
-the server."""
+"""The shared data (FedFed's D^s): released once before training, and joined by the server."""
 
 import functools
 import math
@@ -32,30 +31,28 @@ from strategies.settings import FedFed
 
 NAME = "share"
 LABEL_SHARE = 0.25
-"""Of the share budget, for labels."""
+"""Fraction of the share budget that pays for labels."""
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
-    """The release of every client, with the least noise that the share of the budget pays for
-    beside the generator.
+    """Every client's release, with the least noise that the share budget pays for.
+
+    The share budget also pays for the generator.
 
     Raises:
-        ValueError: public records are to be shared and there are none; the share budget pays for no
-            release.
+        ValueError: the shared source is public but there are no public records; the share budget
+            pays for no release.
     """
     config, own = outlook.config, outlook.config.fedfed
-    if (
-        config.strategy.strategy == "fedfed"
-        and own.shared_source == generator.PUBLIC
-        and not outlook.holdout
-    ):
+    public = config.strategy.strategy == "fedfed" and own.shared_source == generator.PUBLIC
+    if public and not outlook.holdout:
         raise ValueError("shared_source is public, but public_records is 0: give --public-records")
     if not generator.clients_share(config):
         return None
     if not outlook.private:
         return outlook.same(_release(own, math.inf, None, 0.0))
     if math.isinf(outlook.target) and own.share_noise is None:
-        raise ValueError("share_budget is a share of epsilon, which is none: give --epsilon")
+        raise ValueError("share_budget is a share of epsilon, which is not set: give --epsilon")
     bound = 0.5 * math.sqrt(math.prod(outlook.shape)) if own.share_clip is None else own.share_clip
     labels = own.label_epsilon or LABEL_SHARE * own.share_budget * outlook.target
     release = functools.partial(_release, own, bound, None if own.public_labels else labels)
@@ -73,8 +70,7 @@ def _release(own: FedFed, bound: float, label_epsilon: float | None, noise: floa
 
 
 def _least_noise(charges_of: Callable[[float], Charges], config: Config) -> float:
-    """The smallest noise multiplier with which all that clients share stays within the share
-    budget."""
+    """The smallest noise multiplier whose charges stay within the share budget."""
     share = config.fedfed.share_budget
     epsilon = share * (config.privacy.epsilon or math.inf)
     try:
@@ -87,20 +83,17 @@ def _least_noise(charges_of: Callable[[float], Charges], config: Config) -> floa
 
 
 def federation(job: Job, run_dir: Path) -> Federation:
-    """One round; what it releases becomes the shared data set."""
+    """One round, whose releases become the shared data set."""
 
     def write(uploads: Sequence[Upload]) -> None:
-        x, y = _join(job, uploads)
-        durable.write(
-            run_dir / SHARED_FILE,
-            save({"x": np.ascontiguousarray(x), "y": np.ascontiguousarray(y)}),
-        )
+        x, y = map(np.ascontiguousarray, _join(job, uploads))
+        durable.write(run_dir / SHARED_FILE, save({"x": x, "y": y}))
 
     return phase.release(job, NAME, generator.trained(job, run_dir), collect=write)
 
 
 def _join(job: Job, uploads: Sequence[Upload]) -> SharedSet:
-    """D^s out of what all groups have released."""
+    """D^s from the releases of all groups."""
     shape = job.dataset.x.shape[1:]
     if _plan(job).singly:
         return union([upload.shared for upload in uploads if upload.shared], shape)
@@ -108,16 +101,13 @@ def _join(job: Job, uploads: Sequence[Upload]) -> SharedSet:
 
 
 def node(job: Job, group: int, run_dir: Path) -> SharingNode:
-    """The clients of a group that release what is shared."""
-    own = functools.partial(release, job)
-    return SharingNode(
-        own, group_data(job, group), job.plans_of[NAME], *files(run_dir, group, NAME), job.seed
-    )
+    """The clients of a group, which make the releases."""
+    own, data, plans = functools.partial(release, job), group_data(job, group), job.plans_of[NAME]
+    return SharingNode(own, data, plans, *files(run_dir, group, NAME), job.seed)
 
 
 def release(job: Job, params: np.ndarray) -> Release:
-    """What clients release with the generator ``params [P]``; of length 0 where features are
-    fixed."""
+    """The clients' release, given the generator ``params [P]``, of length 0 for fixed features."""
     own, classes = _plan(job), job.dataset.classes
     features = _distilled(job, params) if len(params) else fixed
     if own.singly:
@@ -130,7 +120,7 @@ def _plan(job: Job) -> SharingPlan:
 
 
 def fixed(x: torch.Tensor) -> torch.Tensor:
-    """Records ``[M, ...]`` as they are, ``[M, D]``."""
+    """Records ``[M, ...]`` unchanged, as rows ``[M, D]``."""
     return x.flatten(1)
 
 
@@ -142,17 +132,14 @@ def _distilled(job: Job, params: np.ndarray) -> Features:
 
 
 def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
-    """D^s: the public records, or what the run directory holds; None where nothing is shared
-    (yet)."""
-    if (
-        job.config.strategy.strategy != "fedfed"
-        or job.config.fedfed.shared_source == generator.NONE
-    ):
+    """D^s: the public records, or the run directory's file; None if nothing is shared (yet)."""
+    source = job.config.fedfed.shared_source
+    if job.config.strategy.strategy != "fedfed" or source == generator.NONE:
         return None
-    if job.config.fedfed.shared_source == generator.PUBLIC:
+    if source == generator.PUBLIC:
         return job.holdout
     path = run_dir / SHARED_FILE
-    if not path.exists():  # before the phase is over
+    if not path.exists():  # the phase is not over
         return None
     tensors = load(path.read_bytes())
     return tensors["x"], tensors["y"]

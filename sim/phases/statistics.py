@@ -1,10 +1,9 @@
-"""Channels brought to mean 0 and variance 1 by statistics of the clients' records, which are
-released with noise.
+"""Scales channels to mean 0 and variance 1, by noisy statistics that the clients release.
 
-Tramer and Boneh (ICLR 2021) normalise scattering features so. A record gives the mean and the mean
-square of each of its channels; the vector of both is clipped to norm R and summed behind one
-Gaussian release of each client. From the sum over all clients follow one mean and one variance for
-each channel, by which every record is scaled, tests too.
+Tramer and Boneh (ICLR 2021) normalise scattering features like this. A record contributes the mean
+and the mean square of each of its channels; this vector is clipped to norm R, and each client
+releases the sum over its records with Gaussian noise. The sum over all clients gives one mean and
+one variance per channel, by which all records are scaled, test records included.
 """
 
 import math
@@ -32,7 +31,7 @@ MIN_VARIANCE = 1e-6
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
-    """The release of every client; None where channels stay as they are."""
+    """Every client's release; None if channels are not scaled."""
     data = outlook.config.data
     if data.standardize == "none":
         return None
@@ -41,7 +40,7 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
 
 
 def federation(job: Job, run_dir: Path) -> Federation:
-    """One round; what it releases becomes a mean and a scale of each channel."""
+    """One round, whose releases become a mean and a scale for each channel."""
 
     def write(uploads: Sequence[Upload]) -> None:
         durable.write(run_dir / FILE, save(statistics(*mean_sums(job, uploads))))
@@ -50,36 +49,27 @@ def federation(job: Job, run_dir: Path) -> Federation:
 
 
 def node(job: Job, group: int, run_dir: Path) -> SharingNode:
-    """The clients of a group that release statistics of their channels."""
-    plans = job.plans_of[NAME]
+    """The clients of a group, which release statistics of their channels."""
+    plans, data = job.plans_of[NAME], group_data(job, group)
     moments = Sum(cast(SharingPlan, plans.plans[0]), channel_moments, 2 * job.dataset.x.shape[1])
-    return SharingNode(
-        lambda params: moments,
-        group_data(job, group),
-        plans,
-        *files(run_dir, group, NAME),
-        job.seed,
-    )
+    return SharingNode(lambda _: moments, data, plans, *files(run_dir, group, NAME), job.seed)
 
 
 def channel_moments(x: torch.Tensor) -> torch.Tensor:
-    """From records ``[M, C, ...]`` to ``[M, 2 C]``: of each channel the mean, then of each the mean
-    square."""
+    """Channel means and then mean squares ``[M, 2 C]`` of records ``[M, C, ...]``."""
     rows = x.reshape(*x.shape[:2], -1)
     return torch.cat([rows.mean(dim=2), rows.square().mean(dim=2)], dim=1)
 
 
 def statistics(mean: np.ndarray, records: float) -> dict[str, np.ndarray]:
-    """Mean and scale of each channel, from the clients' mean sums ``[2 C]`` and the mean number of
-    their records."""
+    """Mean and scale of each channel, from the clients' mean sum ``[2 C]`` and mean size."""
     first, second = (mean / records).reshape(2, -1)
     variance = np.maximum(second - first**2, MIN_VARIANCE)
     return {"mean": first.astype(np.float32), "scale": np.sqrt(variance).astype(np.float32)}
 
 
 def standardized(job: Job, run_dir: Path) -> Job:
-    """The job with all records scaled by the statistics in the run directory; as it is where there
-    are none (yet)."""
+    """The job with all records scaled by the released statistics; unchanged if there are none."""
     path = run_dir / FILE
     if not path.exists():
         return job

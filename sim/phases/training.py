@@ -1,4 +1,4 @@
-"""The phase that all others prepare: the model is trained, and measured after its rounds."""
+"""The last phase: trains the model, and evaluates it after rounds."""
 
 import copy
 import functools
@@ -28,7 +28,7 @@ EVALUATION_BATCH = 2_000
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
-    """Every client's plan, whose noise meets what earlier phases leave of the budget.
+    """Every client's plan, calibrated to the budget that earlier phases leave.
 
     Raises:
         ValueError: the budget does not pay for one round, or the run's length would depend on
@@ -36,15 +36,12 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
     """
     config, sizes = outlook.config, outlook.sizes
     steps = np.array([local_steps(config, int(size)) for size in sizes])
-    own = getattr(config, config.privacy.mechanism, None)
-    return plan_table(
-        config.privacy, own, steps, participations(config), sizes, merge(*earlier.values())
-    )
+    own, rounds = getattr(config, config.privacy.mechanism, None), participations(config)
+    return plan_table(config.privacy, own, steps, rounds, sizes, merge(*earlier.values()))
 
 
 def local_steps(config: Config, size: int) -> int:
-    """Local steps a round of a client of ``size`` records: as given, or enough for the expected
-    number of passes."""
+    """Local steps per round of a client with ``size`` records: as given, or from the epochs."""
     if config.local.steps is not None:
         return config.local.steps
     return math.ceil(round((config.local.epochs or 1.0) / config.privacy.rate(size), 9))
@@ -53,14 +50,12 @@ def local_steps(config: Config, size: int) -> int:
 def participations(config: Config) -> int:
     """Rounds for which a client's budget is planned."""
     rounds = config.rounds
-    return min(
-        rounds.rounds,
-        rounds.max_participations or math.ceil(round(rounds.fraction * rounds.rounds, 9)),
-    )
+    expected = math.ceil(round(rounds.fraction * rounds.rounds, 9))
+    return min(rounds.rounds, rounds.max_participations or expected)
 
 
 def federation(job: Job, run_dir: Path | None = None) -> Federation:
-    """The rounds that the configuration asks for, from 1."""
+    """The configured rounds, numbered from 1."""
     config, rounds = job.config, job.config.rounds
     own = {"evaluate": functools.partial(evaluate, job), "fraction": rounds.fraction}
     initial = job.gradients.layout.initial(job.model).numpy().copy()
@@ -81,13 +76,9 @@ def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
 
 
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
-    """The clients of a group that train the model, by the configuration's mechanism or by another
-    one."""
-    config = job.config
-    schedule, strategy = (
-        SCHEDULES[config.local.lr_schedule],
-        strategy_of(config.strategy, config.fedfed),
-    )
+    """The clients of a group, which train the model by ``mechanism`` or the configuration's."""
+    config, schedule = job.config, SCHEDULES[job.config.local.lr_schedule]
+    strategy = strategy_of(config.strategy, config.fedfed)
     training = Training(
         mechanism=mechanism or MECHANISMS[config.privacy.mechanism],
         gradients=_gradients(job),
@@ -102,15 +93,14 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
     )
     client_state = None
     if config.local.keep_state:
-        client_state = ClientState(
-            run_dir / "clients" / f"group-{group:04d}", training.mechanism.lasting
-        )
+        folder = run_dir / "clients" / f"group-{group:04d}"
+        client_state = ClientState(folder, training.mechanism.lasting)
     data = group_data(job, group, shared_set(job, run_dir))
     return Node(training, data, job.plans, *files(run_dir, group), client_state)
 
 
 def _gradients(job: Job) -> RecordGradients:
-    """Per-record gradients of the model, whose constants are on the computing device."""
+    """Per-record gradients of the model, with its constants on the computing device."""
     device = device_of(job.config)
     if device.type == "cpu":
         return job.gradients

@@ -1,4 +1,4 @@
-"""Figures of ``python -m sim.account`` as tables, or as one JSON object."""
+"""Prints the answers of ``python -m sim.account`` as tables, or as one JSON object."""
 
 import json
 import math
@@ -13,12 +13,12 @@ EPSILONS = ("epsilon_certified", "epsilon_published")
 
 
 def show_json(result: Record) -> None:
-    """Print one JSON object; what is infinite is null."""
+    """Print one JSON object; infinite values are null."""
     print(json.dumps(_finite(result), allow_nan=False))
 
 
 def show_price(result: Record) -> None:
-    """Print what was asked and its figures, and a line for each phase."""
+    """Print the price, and a line for each phase if there are several."""
     from rich.console import Console
     from rich.table import Table
 
@@ -37,7 +37,7 @@ def show_price(result: Record) -> None:
 
 
 def show_ledger(result: Record) -> None:
-    """Print every client's figures; clients with equal figures share a line."""
+    """Print every client's epsilons; clients with equal ones share a line."""
     from rich.console import Console
     from rich.table import Table
 
@@ -69,8 +69,7 @@ def _finite(value: Any) -> Any:
 
 
 def _text(name: str, value: Any) -> str:
-    """A figure in six digits; an epsilon is rounded up, so that what is shown is a guarantee
-    too."""
+    """A value with six digits; epsilons are rounded up, so that the shown value is a guarantee."""
     if isinstance(value, list | tuple):
         return ", ".join(_text(name, one) for one in value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What attacks on membership found, as records and as tables at the terminal."""
+"""The results of membership-inference attacks, as records and as tables at the terminal."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from sim.showing import wording
 
 FILE = "attack.json"
 RATES = (0.001, 0.01, 0.1)
-"""False-positive rates at which LiRA's true positives are given."""
+"""False-positive rates at which LiRA's true-positive rate is reported."""
 LABELS = {"shadow": "Black-Box/Shadow", "partial": "White-Box/Partial", "lira": "LiRA"}
-"""Attacks as DPSUR's tables call them."""
+"""Names of the attacks in DPSUR's tables."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Success(Record):
     """How one attack did against one kind of training.
 
     Attributes:
-        attack: its name.
-        right, guesses: of all targets together; half of the records asked about are members.
+        attack: the attack's name.
+        right, guesses: totals over all targets; half of the guesses are about members.
         low, high: interval around ``right / guesses``, given the trained models.
-        by_target: share of right guesses for each target (for LiRA: for each set of models).
-        paper: what DPSUR's Table 3 or 4 has in this place, or None.
-        area: LiRA's, under the curve of true against false positives, mean over targets; or None.
-        true_positives: LiRA's rates at false-positive rates `RATES`, means over targets; or None.
+        by_target: fraction of right guesses for each target (for LiRA: for each set of models).
+        paper: the result in DPSUR's Table 3 or 4, or None.
+        area: LiRA's area under the ROC curve, mean over targets; or None.
+        true_positives: LiRA's true-positive rates at `RATES`, means over targets; or None.
     """
 
     attack: str
@@ -45,7 +45,7 @@ class Success(Record):
 
     @property
     def accuracy(self) -> float:
-        """Share of right guesses; 0.5 is blind guessing."""
+        """Fraction of right guesses; 0.5 is blind guessing."""
         return self.right / self.guesses
 
 
@@ -54,11 +54,11 @@ class Attacked(Record):
     """One kind of training and how the attacks did.
 
     Attributes:
-        mechanism: its name.
-        budget: epsilon that was asked for, or None.
-        records: that were split between members and others.
+        mechanism: the mechanism's name.
+        budget: the requested epsilon, or None.
+        records: number of records that were split between members and others.
         epsilon_certified, epsilon_published: the largest of its trainings.
-        test_accuracy: of the target models, mean; None where no attack has one.
+        test_accuracy: mean over the target models; None if no attack has one.
         successes: one for each attack.
     """
 
@@ -76,15 +76,15 @@ class Report(Record):
     """All that ``python -m sim.attack`` found: ``attack.json``.
 
     Attributes:
-        dataset, model: what was trained on what.
-        targets: repetitions, each with a split and models of its own.
-        models: of LiRA in each, or None without it.
-        confidence: of the intervals.
-        delta: of both epsilons.
-        bounded: the figure that budgets bound, ``certified`` or ``published``.
-        seed: of all draws.
-        trainings: private ones first, by mechanism and budget; the one without privacy is the last.
-        run_dir: where the file is.
+        dataset, model: names of the data set and the model.
+        targets: repetitions, each with its own split and models.
+        models: LiRA's models per repetition, or None without it.
+        confidence: confidence of the intervals.
+        delta: delta of both epsilons.
+        bounded: the epsilon that budgets bound, ``certified`` or ``published``.
+        seed: seed of all draws.
+        trainings: private ones by mechanism and budget; the last is without privacy.
+        run_dir: the run directory.
     """
 
     dataset: str
@@ -99,7 +99,7 @@ class Report(Record):
     run_dir: str
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with each accuracy, and with what it says and does not."""
+        """All fields, with accuracies, advantages and notes."""
         found = super().to_json()
         for training in found["trainings"]:
             for one in training["successes"]:
@@ -109,26 +109,26 @@ class Report(Record):
 
 
 def notes(report: Report) -> tuple[str, ...]:
-    """What the figures are and what they do not prove, a sentence or two each."""
-    interval = f"interval of confidence {report.confidence:g} given the trained models"
+    """What the numbers mean and what they do not prove, a sentence or two each."""
+    interval = f"{report.confidence:g} confidence interval given the trained models"
     lira = (
-        "LiRA's area is that under its curve of true against false positives, 0.5 for blind "
-        "guessing; TPR at 1 %: the share of members found where 1 % of the others are accused."
+        "LiRA's area is that under its ROC curve, 0.5 for blind guessing. TPR at 1 %: the fraction "
+        "of members found if 1 % of the others are accused."
     )
     return (
-        "Accuracy: share of right guesses, where half of the records are members; 0.5 is blind "
-        f"guessing. Below it an {interval}; other models may differ by more.",
+        "Accuracy: fraction of right guesses, where half of the records are members; 0.5 is blind "
+        f"guessing. Below it is the {interval}; other models may differ by more.",
         "Target and shadow models are trained on a third of the records each, LiRA's on a half. "
-        "Epsilon is that of one training. The one without privacy clips nothing; its learning rate "
-        "is multiplied by the clip norm.",
+        "Epsilon is that of one training. The training without privacy does not clip; its learning "
+        "rate is multiplied by the clip norm.",
         *([] if report.models is None else [lira]),
-        "A success near 0.5 proves nothing: another attack, or another record, can do better. Only "
-        "the certified epsilon bounds all attacks, and python -m sim.audit tries to refute it.",
+        "An accuracy near 0.5 proves nothing: another attack, or another record, can do better. "
+        "Only the certified epsilon bounds all attacks; python -m sim.audit tries to refute it.",
     )
 
 
 def one_by_one(configs: Sequence[Config]) -> Iterator[Config]:
-    """The same configurations, with a line at a terminal that says which one is under way."""
+    """Yield the configurations, with a terminal line that shows which one is being attacked."""
     with Console(stderr=True, quiet=configs[0].run.quiet).status("") as line:
         for number, config in enumerate(configs, 1):
             privacy = config.privacy
@@ -138,7 +138,7 @@ def one_by_one(configs: Sequence[Config]) -> Iterator[Config]:
 
 
 def show(report: Report) -> None:
-    """Print both tables, and what the figures mean."""
+    """Print both tables and the notes."""
     console = Console(highlight=False)
     targets = "1 target" if report.targets == 1 else f"{report.targets} targets"
     title = f"accuracy of membership inference, {report.dataset}, {report.model}, {targets}"
@@ -173,7 +173,7 @@ def successes(report: Report) -> Table:
 
 
 def trainings(report: Report) -> Table:
-    """Each training's epsilons and accuracy, and LiRA's further figures."""
+    """Each training's epsilons and accuracy, and LiRA's ROC results."""
     lira = [one for one in report.trainings[0].successes if one.area is not None]
     head = ["mechanism", f"budget ({report.bounded})", "certified epsilon", "published epsilon"]
     further = ["LiRA area", *(f"TPR at {100 * rate:g} %" for rate in RATES)] if lira else []

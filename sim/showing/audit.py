@@ -1,4 +1,4 @@
-"""What an audit found, as a record and as a section of the report."""
+"""The result of an audit, as a record and as a section of the report."""
 
 import json
 from dataclasses import dataclass
@@ -12,21 +12,20 @@ FILE = "audit.json"
 
 @dataclass(frozen=True)
 class Audit(Record):
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
         view: ``white-box`` (every upload, crafted gradients) or ``black-box`` (the final model,
             wrong labels).
-        confidence: with which the lower bound holds.
-        delta: of both bounds.
-        canaries, guesses, right: how many there were, how many coins were guessed, and how many of
-            these rightly.
+        confidence: confidence of the lower bound.
+        delta: delta of both bounds.
+        canaries, guesses, right: the numbers of canaries, of guessed coins, and of right guesses.
         epsilon_lower: the lower bound, from the canaries of all clients.
-        epsilon_certified, epsilon_published: the largest of the clients', from the ledger; None
-            where not finite.
-        clients: by client with canaries: (number, canaries, lower bound from these alone, certified
-            epsilon).
-        run_dir: of the run.
+        epsilon_certified, epsilon_published: the clients' largest, from the ledger; None if
+            infinite.
+        clients: for each client with canaries: (number, canaries, lower bound from these alone,
+            certified epsilon).
+        run_dir: the run directory.
     """
 
     view: str
@@ -51,7 +50,7 @@ _MEANING = (
 
 
 def section(run_dir: Path) -> str:
-    """The report's section about the audit of a run; empty where there was none.
+    """The report's section about the audit; empty if the run was not audited.
 
     Raises:
         ValueError: the file is damaged.
@@ -61,31 +60,17 @@ def section(run_dir: Path) -> str:
         return ""
     try:
         found = Audit.from_json(json.loads(path.read_text()))
-        clients = [
-            (number, coins, lower, epsilon) for number, coins, lower, epsilon in found.clients
-        ]
+        clients = [(number, coins, lower, spent) for number, coins, lower, spent in found.clients]
     except (OSError, ValueError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): audit again") from None
-    attacker = (
-        f"{found.view}: {found.right} of {found.guesses} guesses right, {found.canaries} canaries"
-    )
+    guesses = f"{found.right} of {found.guesses} guesses right, {found.canaries} canaries"
     everybody = ("all", found.canaries, found.epsilon_lower, found.epsilon_certified)
     rows = [
         (str(who), str(coins), wording.lower_bound(lower), wording.epsilon(certified))
         for who, coins, lower, certified in (everybody, *clients)
     ]
-    head = (
-        "Client",
-        "Canaries",
-        f"Lower bound, confidence {found.confidence:g}",
-        "Certified epsilon",
-    )
-    note = (
-        "A client's own bound is that of an attacker who sees this client's uploads in all rounds."
-    )
-    return page.section(
-        "Audit",
-        page.paragraph(_MEANING),
-        page.paragraph(f"{attacker}. {note}"),
-        page.table(head, rows),
-    )
+    lower = f"Lower bound, confidence {found.confidence:g}"
+    table = page.table(("Client", "Canaries", lower, "Certified epsilon"), rows)
+    note = "A client's own bound is from an attacker who sees this client's uploads in all rounds."
+    attacker = page.paragraph(f"{found.view}: {guesses}. {note}")
+    return page.section("Audit", page.paragraph(_MEANING), attacker, table)

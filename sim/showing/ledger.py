@@ -1,5 +1,4 @@
-"""What every client of a run has paid, from the run directory's ledger files and its configuration
-alone."""
+"""What every client of a run has paid, from the ledger files and the configuration alone."""
 
 import functools
 import math
@@ -17,7 +16,7 @@ from sim.showing import wording
 
 Record = dict[str, Any]
 Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
-"""From a client, its charges and a delta to its certified figure."""
+"""Maps a client, its charges and a delta to its certified epsilon."""
 
 
 def spent(folder: Path, delta: float | None) -> Record:
@@ -57,15 +56,14 @@ def spent(folder: Path, delta: float | None) -> Record:
 
 
 def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
-    """The smallest certified figure over all orders."""
+    """The smallest certified epsilon over all orders."""
     return accountant.epsilon(charges, delta)
 
 
 def _unfinished(
     folder: Path, config: Record, delta: float, spent: Mapping[int, accountant.Charges]
 ) -> tuple[Price, str]:
-    """How the clients of a run that is not finished are priced, by what holds whatever made it end;
-    and a note."""
+    """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
     if order_of:
         return functools.partial(_at_its_order, order_of), wording.AT_ONE_ORDER
@@ -73,7 +71,7 @@ def _unfinished(
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     kept = not isinstance(target, str | None) and own == (delta, "certified")
     if not kept or any(
-        _least(client, charges, delta).epsilon > target for client, charges in spent.items()
+        _least(each, charges, delta).epsilon > target for each, charges in spent.items()
     ):
         return _least, wording.AT_THE_BEST_ORDER
     budget = accountant.Guarantee(float(target), None)
@@ -86,7 +84,7 @@ def _unfinished(
 def _at_its_order(
     order_of: Mapping[int, float], client: int, charges: accountant.Charges, delta: float
 ) -> accountant.Guarantee:
-    """The certified figure at the order that was fixed for a client before the run began."""
+    """The certified epsilon at the order that was fixed for a client before the run began."""
     if client not in order_of:
         raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
     return accountant.epsilon(charges, delta, orders=(order_of[client],))
@@ -109,10 +107,10 @@ def _client(
 
 
 def read_config(path: Path) -> Record:
-    """A run's configuration; empty when the file is absent.
+    """A run's configuration; empty if the file is missing.
 
     Raises:
-        ValueError: the file is no TOML.
+        ValueError: the file is not TOML.
     """
     if not path.exists():
         return {}
@@ -125,10 +123,10 @@ def read_config(path: Path) -> Record:
 
 
 def setting(config: Record, table: str, key: str, *kinds: type) -> Any:
-    """One value of a configuration, of one of the kinds; None when its table or key is absent.
+    """A value of a configuration, of one of these types; None if its table or key is missing.
 
     Raises:
-        ValueError: the value is of another type.
+        ValueError: the value has another type.
     """
     content = config.get(table, {})
     value = content.get(key) if isinstance(content, dict) else content

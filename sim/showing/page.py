@@ -43,7 +43,7 @@ pre { background: #f1f5f9; border-radius: 6px; padding: 10px 14px; margin: 0; ov
 
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
-    """A whole page that loads nothing from anywhere."""
+    """A complete page without external resources."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -56,7 +56,7 @@ def page(title: str, subtitle: str, parts: Iterable[str]) -> str:
 
 
 def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Headline figures: (name, value, note)."""
+    """Headline values: (name, value, note)."""
     cells = []
     for number, (name, value, note) in enumerate(entries):
         kind = "tile" + (" main" if number < 2 else "") + (" long" if len(value) > 10 else "")

@@ -1,4 +1,4 @@
-"""The pictures of a run: figures from records, drawn without pyplot and without a screen."""
+"""The plots of a run, drawn without pyplot and without a display."""
 
 import io
 import math
@@ -17,15 +17,13 @@ BLUE, ORANGE, GREY, RED = "#2b6cb0", "#dd7a1b", "#8a94a3", "#c53030"
 INK, RULE = "#2d3748", "#e2e8f0"
 
 MAX_COLUMNS = 200
-"""Clients that the partition's picture shows one by one; more of them are drawn in this many
-bands."""
+"""Maximum clients that the partition's plot shows singly; more are drawn in this many bands."""
 
 MAX_STEPS = 1_000
-"""Clients whose epsilons are drawn one by one; more of them are drawn in this many steps, each at
-its largest."""
+"""Maximum clients whose epsilons are drawn singly; of more, the maximum in this many groups."""
 
 SHEET = 10
-"""Pictures in a row of a sheet."""
+"""Images per row of a sheet."""
 
 _STYLE: Any = {
     "font.size": 9,
@@ -57,8 +55,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def accuracy_and_loss(records: Sequence[RoundRecord], part: str) -> Figure:
-    """Accuracy and loss on the ``part`` that was evaluated, ``test`` or ``validation``, by round,
-    side by side."""
+    """Accuracy and loss by round on the evaluated ``part``, ``test`` or ``validation``."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -72,31 +69,17 @@ def accuracy_and_loss(records: Sequence[RoundRecord], part: str) -> Figure:
 
 
 def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
-    """Certified epsilon (largest and median client) and published epsilon by round, against the
-    target."""
+    """Certified (largest and median client) and published epsilon by round, with the target."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         axes = figure.subplots()
         rounds = [r.round for r in records]
-        _by_round(
-            axes, rounds, [r.epsilon_certified_max for r in records], BLUE, "certified, largest"
-        )
-        _by_round(
-            axes,
-            rounds,
-            [r.epsilon_certified_median for r in records],
-            GREY,
-            "certified, median",
-            "--",
-        )
-        _by_round(
-            axes,
-            rounds,
-            [r.epsilon_published_max for r in records],
-            ORANGE,
-            "published, largest",
-            ":",
-        )
+        largest = [r.epsilon_certified_max for r in records]
+        median = [r.epsilon_certified_median for r in records]
+        claims = [r.epsilon_published_max for r in records]
+        _by_round(axes, rounds, largest, BLUE, "certified, largest")
+        _by_round(axes, rounds, median, GREY, "certified, median", "--")
+        _by_round(axes, rounds, claims, ORANGE, "published, largest", ":")
         _target(axes, target)
         axes.set(ylabel="epsilon spent")
         axes.set_ylim(bottom=0)
@@ -105,8 +88,7 @@ def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
 
 
 def mechanism_metrics(records: Sequence[RoundRecord]) -> Figure:
-    """The mechanism's public figures by round (acceptance, noise, scales), one small picture
-    each."""
+    """The mechanism's public metrics by round (acceptance, noise, scales), a small plot each."""
     names = sorted({name for record in records for name in record.metrics})
     with matplotlib.rc_context(_STYLE):
         rows = math.ceil(len(names) / 2)
@@ -131,18 +113,9 @@ def epsilon_per_client(
         ends = np.unique(np.ceil(np.linspace(0, len(values), MAX_STEPS + 1)).astype(np.int64))
         order, edges = np.argsort(values, kind="stable")[ends[1:] - 1], ends + 0.5
         axes.stairs(values[order], edges, fill=True, color=BLUE, alpha=0.15)
-        axes.stairs(
-            values[order], edges, baseline=None, color=BLUE, linewidth=1.8, label="certified"
-        )
-        axes.stairs(
-            claims[order],
-            edges,
-            baseline=None,
-            color=ORANGE,
-            linewidth=1.8,
-            linestyle=":",
-            label="published",
-        )
+        line: Any = {"baseline": None, "linewidth": 1.8}
+        axes.stairs(values[order], edges, color=BLUE, label="certified", **line)
+        axes.stairs(claims[order], edges, color=ORANGE, linestyle=":", label="published", **line)
         _target(axes, target)
         axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(edges[0], edges[-1]))
         axes.set_ylim(bottom=0)
@@ -157,8 +130,7 @@ def curves(
     ylabel: str,
     ticks: Sequence[str] = (),
 ) -> Figure:
-    """Several lines by name, each of points (x, y) in the order of x; ``ticks`` name the places 0,
-    1, ..."""
+    """Lines by name, each of points (x, y) in the order of x; ``ticks`` name x = 0, 1, ..."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -178,7 +150,7 @@ def curves(
 
 
 def partition(counts: np.ndarray) -> Figure:
-    """Who holds what: records per client above, their classes as a heat map below.
+    """The partition: records per client above, their classes as a heat map below.
 
     Args:
         counts: int64 ``[clients, classes]``. More than ``MAX_COLUMNS`` clients are sorted by their
@@ -214,23 +186,21 @@ def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def sheet(records: np.ndarray, labels: np.ndarray) -> Figure:
-    """Records ``[M, ...]`` as small pictures in rows of ten, each under its label."""
+    """Records ``[M, ...]`` as small images in rows of ten, each below its label."""
     rows = max(1, -(-len(labels) // SHEET))
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 0.95 * rows), layout="constrained")
         for place, axes in enumerate(figure.subplots(rows, SHEET, squeeze=False).flat):
             axes.set_axis_off()
             if place < len(labels):
-                axes.imshow(
-                    _pixels(records[place]), cmap="gray", aspect="auto", interpolation="nearest"
-                )
+                image = _pixels(records[place])
+                axes.imshow(image, cmap="gray", aspect="auto", interpolation="nearest")
                 axes.set_title(str(labels[place]), fontsize=7)
     return figure
 
 
 def _pixels(record: np.ndarray) -> np.ndarray:
-    """A record ``[...]`` as a picture ``[H, W]`` or ``[H, W, 3]``, its own least and largest number
-    black and white."""
+    """A record ``[...]`` as an image ``[H, W]`` or ``[H, W, 3]``, scaled to its own range."""
     low, high = float(record.min()), float(record.max())
     scaled = (record - low) / (high - low) if high > low else np.zeros_like(record)
     if scaled.ndim == 3 and len(scaled) in (1, 3):
@@ -247,15 +217,8 @@ def _by_round(
     style: str = "-",
 ) -> None:
     marker = "o" if len(rounds) <= 40 and style == "-" else ""
-    axes.plot(
-        rounds,
-        _numbers(values),
-        color=color,
-        label=label,
-        linestyle=style,
-        marker=marker,
-        markersize=3,
-    )
+    look: Any = {"color": color, "linestyle": style, "marker": marker, "markersize": 3}
+    axes.plot(rounds, _numbers(values), label=label, **look)
     axes.set(xlabel="round", xlim=(0, max(rounds) + 0.5))
     axes.xaxis.set_major_locator(_whole_numbers())
 
@@ -266,12 +229,11 @@ def _whole_numbers() -> MaxNLocator:
 
 def _target(axes: Axes, target: Epsilon) -> None:
     if target is not None:
-        axes.axhline(
-            target, color=RED, linewidth=1.2, linestyle=(0, (6, 3)), label=f"target {target:g}"
-        )
+        label = f"target {target:g}"
+        axes.axhline(target, color=RED, linewidth=1.2, linestyle=(0, (6, 3)), label=label)
 
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
-    """Float64; what is None or not finite becomes NaN, which is not drawn."""
+    """The values as float64; None and non-finite ones become NaN, which is not drawn."""
     numbers = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return np.where(np.isfinite(numbers), numbers, math.nan)

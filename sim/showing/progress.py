@@ -1,4 +1,4 @@
-"""The observer at the terminal: a live line per round, and a closing table."""
+"""Shows a run at the terminal: a live line per round, and a closing table."""
 
 import statistics
 from types import TracebackType
@@ -21,7 +21,7 @@ class Progress:
 
     Args:
         quiet: print nothing at all.
-        console: where to; the standard output by default.
+        console: where to print; by default the standard output.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None):
@@ -43,7 +43,7 @@ class Progress:
         self.close()
 
     def started(self, info: RunInfo) -> None:
-        """A run starts or goes on."""
+        """Called when a run starts or resumes."""
         self._info = info
         if self._quiet or not self._console.is_terminal:
             return
@@ -56,27 +56,22 @@ class Progress:
             transient=True,
             refresh_per_second=4,
         )
-        beginning = (
-            "starting" if info.clients == 1 else f"starting, {info.together} clients at a time"
-        )
+        several = "" if info.clients == 1 else f", {info.together} clients at a time"
+        beginning = f"starting{several}"
         self._line.add_task("", total=info.rounds, completed=info.finished, figures=beginning)
         self._line.start()
 
     def round(self, record: RoundRecord) -> None:
-        """A round is finished."""
+        """Called when a round is finished."""
         if self._info is None or self._line is None:
             return
         if record.round > self._info.finished and record.seconds is not None:
             self._seconds.append(record.seconds)
-        self._line.update(
-            self._line.task_ids[0],
-            completed=record.round,
-            figures=self._figures(record),
-            refresh=True,
-        )
+        task, text = self._line.task_ids[0], self._figures(record)
+        self._line.update(task, completed=record.round, figures=text, refresh=True)
 
     def finished(self, summary: Summary) -> None:
-        """The run is over."""
+        """Called when the run is over: prints the closing table."""
         self.close()
         if self._quiet:
             return
@@ -88,7 +83,7 @@ class Progress:
             self._console.print(limit, style="yellow", soft_wrap=True)
 
     def close(self) -> None:
-        """Take the live line away; the terminal is as before."""
+        """Remove the live line and restore the terminal."""
         if self._line is not None:
             self._line.stop()
             self._line = None
@@ -110,8 +105,7 @@ class Progress:
             parts.append(f"eps {wording.epsilon(record.epsilon_certified_max, digits=3)}{spread}")
         if not self._alone:
             parts.append(f"retired {record.retired}")
-        # the first round starts processes and is left out of the estimate as soon as there is
-        # another
+        # the first round starts processes, so it does not count once there is another
         if self._info is not None and self._seconds:
             each = statistics.mean(self._seconds[1:] or self._seconds)
             parts.append(f"{wording.clock(each * (self._info.rounds - record.round))} left")
@@ -119,7 +113,7 @@ class Progress:
 
 
 def closing_table(summary: Summary) -> list[tuple[str, str]]:
-    """A finished run's figures, by name."""
+    """The rows (name, value) of the table printed when a run is finished."""
     certified, published = largest(summary.epsilon_certified), largest(summary.epsilon_published)
     alone = len(summary.epsilon_certified) == 1
     rows = [
@@ -129,10 +123,8 @@ def closing_table(summary: Summary) -> list[tuple[str, str]]:
     ]
     if certified is not None:
         median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
-        rows[-1] = (
-            "certified epsilon",
-            f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}",
-        )
+        spent = f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}"
+        rows[-1] = ("certified epsilon", spent)
     if certified is not None or published is not None:
         rows.append(("published epsilon", wording.epsilon(published)))
     if finite(summary.epsilon_pld) is not None:

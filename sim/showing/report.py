@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run, from the files of its directory alone."""
+"""The report of a run: one self-contained HTML page, from the files of its directory alone."""
 
 import functools
 import math
@@ -44,11 +44,10 @@ _NOT_PRIVATE = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` into a run directory, and ``partition.svg`` unless it is a release; the
-    report's path.
+    """Write ``report.html``, and ``partition.svg`` except in a release; the report's path.
 
     Raises:
-        ValueError: it is no run directory, or a file of it is damaged.
+        ValueError: it is not a run directory, or a file in it is damaged.
     """
     from sim.showing import plots
 
@@ -62,21 +61,13 @@ def write_report(run_dir: Path) -> Path:
     parts += [_privacy(run)] if run.private else []
     if any(record.metrics for record in run.records):
         pictures = plots.svg(plots.mechanism_metrics(run.records))
-        caption = (
-            "Public metrics of the mechanism: means over each round's clients, where there are "
-            "several."
-        )
-        parts.append(
-            page.section("Mechanism", page.picture(pictures, "metrics of the mechanism", caption))
-        )
+        caption = "Public metrics of the mechanism: means over each round's clients."
+        picture = page.picture(pictures, "metrics of the mechanism", caption)
+        parts.append(page.section("Mechanism", picture))
     sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
     parts += [section for section in sections if section]
-    parts += [
-        _guarantee(run),
-        _partition(run, partition),
-        _configuration(run.config),
-        _recompute(run),
-    ]
+    parts += [_guarantee(run), _partition(run, partition)]
+    parts += [_configuration(run.config), _recompute(run)]
     if partition is not None:
         durable.write(run_dir / "partition.svg", partition)
     path = run_dir / "report.html"
@@ -103,17 +94,15 @@ def _subtitle(run: Run) -> str:
     state = "finished" if run.summary else "not finished"
     seconds = total_seconds(run.records)
     time = "" if seconds is None else f" in {wording.duration(seconds)}"
-    return (
-        f"{', '.join(parts)}. {len(run.records)} of {config.rounds.rounds} rounds{time}, {state}."
-    )
+    rounds = f"{len(run.records)} of {config.rounds.rounds} rounds{time}"
+    return f"{', '.join(parts)}. {rounds}, {state}."
 
 
 def _headline(run: Run) -> str:
-    """The tiles: from the summary, or from the last round of a run that is not finished."""
+    """The tiles, from the summary or, if the run is unfinished, from its last round."""
     if not run.records:
-        return page.section(
-            "No round is finished yet", page.paragraph("Figures appear after the first round.")
-        )
+        text = page.paragraph("Results appear after the first round.")
+        return page.section("No round is finished yet", text)
     last, summary, delta = run.records[-1], run.summary, run.config.privacy.delta
     certified, proviso = (
         (largest(summary.epsilon_certified), "") if summary else _before_the_end(run)
@@ -123,33 +112,21 @@ def _headline(run: Run) -> str:
     budget = run.config.privacy.budget
     goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
     several = "" if run.alone else f", largest of {_clients(run)}"
-    note = (
-        f"at delta {delta:g}{several}{goal.get('certified', '')}"
-        if run.private
-        else "trained without privacy"
-    )
-    note += proviso if run.private else ""
+    note = f"at delta {delta:g}{several}{goal.get('certified', '')}{proviso}"
+    note = note if run.private else "trained without privacy"
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
+    when = f"after round {last.round} of {run.config.rounds.rounds}"
+    part = run.config.data.evaluate_on.capitalize()
     entries = [
-        (
-            f"{run.config.data.evaluate_on.capitalize()} accuracy",
-            shown,
-            f"after round {last.round} of {run.config.rounds.rounds}; loss "
-            f"{wording.figure(last.loss)}",
-        ),
+        (f"{part} accuracy", shown, f"{when}; loss {wording.figure(last.loss)}"),
         ("Certified epsilon", _epsilon(certified if run.private else None), note),
     ]
     if run.private:
         claim = f"the paper's claim, for comparison; not the guarantee{goal.get('published', '')}"
         entries.append(("Published epsilon", _epsilon(published), claim))
     if run.alone:
-        entries.append(
-            (
-                "Budget",
-                "used up" if last.retired else "not used up",
-                "whether it pays for a further round",
-            )
-        )
+        used = "used up" if last.retired else "not used up"
+        entries.append(("Budget", used, "whether it pays for a further round"))
     else:
         note = f"of {len(run.sizes)}: their budget pays for no further round"
         entries.append(("Retired clients", str(last.retired), note))
@@ -157,13 +134,11 @@ def _headline(run: Run) -> str:
 
 
 def _before_the_end(run: Run) -> tuple[Epsilon, str]:
-    """What is proved of an unfinished run, and a note: the budget, or else what its finished rounds
-    have spent."""
+    """An unfinished run's proved epsilon, the budget or what its rounds have spent; and a note."""
     if run.target is not None and run.config.privacy.budget == "certified":
         return run.target, f". {wording.UNFINISHED}"
-    return run.records[
-        -1
-    ].epsilon_certified_max, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
+    spent = run.records[-1].epsilon_certified_max
+    return spent, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
 
 
 def _privacy(run: Run) -> str:
@@ -173,25 +148,17 @@ def _privacy(run: Run) -> str:
     parts = []
     if run.records:
         picture = plots.svg(plots.epsilon_by_round(run.records, run.target))
-        parts.append(
-            page.picture(
-                picture, "epsilon by round", "Spent so far, after each round, at the run's delta."
-            )
-        )
+        caption = "Spent so far, after each round, at the run's delta."
+        parts.append(page.picture(picture, "epsilon by round", caption))
     if run.summary:
         summary = run.summary
-        spent = plots.epsilon_per_client(
-            summary.epsilon_certified, summary.epsilon_published, run.target
-        )
+        certified, published = summary.epsilon_certified, summary.epsilon_published
         if not run.alone:
-            parts.append(
-                page.picture(
-                    plots.svg(spent), "epsilon per client", "Spent by each client in the whole run."
-                )
-            )
-        parts += (
-            [page.paragraph(f"Published and certified: {summary.note}")] if summary.note else []
-        )
+            picture = plots.svg(plots.epsilon_per_client(certified, published, run.target))
+            caption = "Spent by each client in the whole run."
+            parts.append(page.picture(picture, "epsilon per client", caption))
+        if summary.note:
+            parts.append(page.paragraph(f"Published and certified: {summary.note}"))
         parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
     return page.section("Privacy spent", *parts)
 
@@ -212,9 +179,8 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
         row("noise multiplier", summary.noise_multiplier),
     ]
     if finite(summary.epsilon_pld) is not None:
-        rows.append(
-            ("epsilon by privacy-loss distributions", "", "", _epsilon(summary.epsilon_pld))
-        )
+        name = "epsilon by privacy-loss distributions"
+        rows.append((name, "", "", _epsilon(summary.epsilon_pld)))
     if finite(summary.order) is not None:
         rows.append(("Rényi order of the largest certified epsilon", "", "", f"{summary.order:g}"))
     return rows
@@ -230,10 +196,8 @@ def _guarantee(run: Run) -> str:
     if delta * records >= 1:
         text = f"Delta {delta:g} is not below 1 / {records} records"
         parts.append(page.paragraph(f"{text}: it allows that some record is given away entirely."))
-    parts += [
-        page.paragraph("What it does not cover, or takes for granted:"),
-        page.listing(caveats(run.config)),
-    ]
+    parts += [page.paragraph("What it does not cover, or takes for granted:")]
+    parts += [page.listing(caveats(run.config))]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
 
 
@@ -246,9 +210,8 @@ def _partition(run: Run, svg: bytes | None) -> str:
     held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
     if svg is None:
         return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
-    caption = (
-        f"{held} {'' if run.alone else 'Above: records of each client. '}Below: of each class."
-    )
+    above = "" if run.alone else "Above: records of each client. "
+    caption = f"{held} {above}Below: of each class."
     return page.section(title, page.picture(svg, "records by client and class", caption))
 
 
@@ -257,10 +220,8 @@ def _configuration(config: Config) -> str:
     for table, names in used_by_table(config).items():
         rows.append((f"{TABLES[table].__doc__} [{table}]",))
         for name in names:
-            value = config.value(name)
-            rows.append(
-                (name, "" if value is None else str(value), SETTINGS[name].info.description or "")
-            )
+            value, meaning = config.value(name), SETTINGS[name].info.description or ""
+            rows.append((name, "" if value is None else str(value), meaning))
     return page.section("Configuration", page.table(("Setting", "Value", "Meaning"), rows))
 
 

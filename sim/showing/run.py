@@ -1,4 +1,4 @@
-"""A run, read from the files of its directory, as far as it is shown."""
+"""Reads what is shown of a run from the files of its directory."""
 
 import json
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from sim.config.fields import SETTINGS
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory's content, as far as the report shows it.
+    """The contents of a run directory that are shown.
 
     Attributes:
-        folder: the directory.
-        config: of the run.
-        records: of its finished rounds.
-        sizes: records of each client, int64 ``[clients]``.
-        counts: and of each class, int64 ``[clients, classes]``; None for a release, where nobody is
-            told.
-        summary: None until the run is finished.
+        folder: the run directory.
+        config: the run's configuration.
+        records: the records of its finished rounds.
+        sizes: records per client, int64 ``[clients]``.
+        counts: records per client and class, int64 ``[clients, classes]``; None for a release,
+            which does not publish them.
+        summary: the summary; None until the run is finished.
     """
 
     folder: Path
@@ -44,16 +44,15 @@ class Run:
 
     @property
     def target(self) -> Epsilon:
-        """The budget that no client overspends."""
+        """The budget that no client exceeds; None without one or without privacy."""
         return self.config.privacy.epsilon if self.private else None
 
 
 def read_run(run_dir: Path) -> Run:
-    """Read a run directory; a last line of ``rounds.jsonl`` that a crash has cut off is passed
-    over.
+    """Read a run directory, ignoring a last line of ``rounds.jsonl`` that a crash cut off.
 
     Raises:
-        ValueError: it is no run directory, or a file of it is damaged.
+        ValueError: it is not a run directory, or a file in it is damaged.
     """
     if not (run_dir / "config.toml").is_file():
         raise ValueError(
@@ -63,9 +62,8 @@ def read_run(run_dir: Path) -> Run:
     rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
     try:
         lines = rounds.read_text().splitlines() if rounds.exists() else []
-        records = tuple(
-            RoundRecord.from_json(json.loads(line)) for line in lines if line.endswith("}")
-        )
+        whole = (json.loads(line) for line in lines if line.endswith("}"))
+        records = tuple(RoundRecord.from_json(line) for line in whole)
         closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
         with np.load(run_dir / "partition.npz") as arrays:
             sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]

@@ -1,5 +1,4 @@
-"""The shared records of FedFed in the run directory: their file, and the report's part on them and
-on their price."""
+"""The report's section on FedFed's shared records and their price."""
 
 from pathlib import Path
 
@@ -14,19 +13,19 @@ from sim.showing import page, wording
 
 SHARED_FILE = "shared.safetensors"
 SHOWN = 40
-"""Shared records on the sheet, at most."""
+"""Maximum number of shared records on the sheet."""
 
 _WHAT = {
     "prototypes": "A mean for each class, over all clients, of noisy sums of clipped records. "
     "Single clients' sums are never seen: a group adds them up.",
     "distilled": "Features of single records as they left their clients: the part of a record "
-    "that tells its class, clipped, behind noise that each record and view has of its own. They "
-    "stand in the order of the clients.",
+    "that tells its class, clipped, with noise drawn for each record and view. They are in the "
+    "order of the clients.",
 }
 
 
 def section(run_dir: Path, config: Config) -> str | None:
-    """The sheet and its price; None where clients have released nothing to be shared."""
+    """The sheet and its price; None if clients have shared nothing."""
     from sim.showing import plots
 
     path, own = run_dir / SHARED_FILE, config.fedfed
@@ -35,23 +34,19 @@ def section(run_dir: Path, config: Config) -> str | None:
     tensors = load(path.read_bytes())
     x, y = tensors["x"], tensors["y"]
     sheet = plots.svg(plots.sheet(x[:SHOWN], y[:SHOWN]))
-    caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with the labels that they carry."
-    parts = [
-        page.paragraph(_WHAT[own.shared_source]),
-        page.picture(sheet, "shared records", caption),
-    ]
-    spent = [epsilon(c, config.privacy.delta).epsilon for c in _distinct(run_dir)]
-    text = (
-        "Certified epsilon of all that came before training: "
-        f"{wording.epsilon(max(spent, default=None))}, at delta "
-    )
-    parts.append(page.paragraph(f"{text}{config.privacy.delta:g}; it is part of the run's."))
+    caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with their released labels."
+    parts = [page.paragraph(_WHAT[own.shared_source])]
+    parts += [page.picture(sheet, "shared records", caption)]
+    delta = config.privacy.delta
+    largest = max((epsilon(c, delta).epsilon for c in _distinct(run_dir)), default=None)
+    text = f"Certified epsilon of all that came before training: {wording.epsilon(largest)}"
+    parts.append(page.paragraph(f"{text}, at delta {delta:g}; it is part of the run's."))
     if public_labels(config):
         parts.append(page.paragraph(caveats.PUBLIC_LABELS))
     return page.section("What clients share", *parts)
 
 
 def _distinct(run_dir: Path) -> list[dict]:
-    """What clients paid before the first round, without repetitions."""
+    """The distinct charges of clients before the first round."""
     paid = ledger.read(run_dir / "ledger", up_to_round=0).values()
     return [dict(items) for items in {frozenset(charges.items()) for charges in paid}]

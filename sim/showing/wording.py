@@ -1,4 +1,4 @@
-"""Numbers and notices as the terminal and the report say them."""
+"""How the terminal and the report word numbers and notices."""
 
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
@@ -6,23 +6,23 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from server.records import Epsilon, finite
 
 UNFINISHED = (
-    "The run is not finished. Whoever ends it by what it has shown has the budget proved, not "
-    "what is spent so far: that holds for an end fixed beforehand."
+    "The run is not finished. If you stop it because of what it has shown, the budget is the "
+    "guarantee, not what is spent so far: that holds for an end fixed beforehand."
 )
 AT_ONE_ORDER = (
-    "The run is not finished: its certified figures are at a Renyi order that was fixed before "
+    "The run is not finished: its certified epsilons are at a Renyi order that was fixed before "
     "it began, and hold whatever made it end. They cover every charged round, finished or not."
 )
 AT_THE_BUDGET = (
     "The run is not finished, and no order was written down before it began: the certified "
-    "figure is the budget, which holds whatever made the run end."
+    "epsilon is the budget, which holds whatever made the run end."
 )
 AT_THE_BEST_ORDER = (
     "The run is not finished, and no order was written down before it began: the certified "
-    "figures are the least over all orders, and hold for an end fixed beforehand only."
+    "epsilons are the least over all orders, and hold for an end fixed beforehand only."
 )
 UNDER_WAY = (
-    "A round that was under way can be charged beside these; python -m sim.account --ledger tells."
+    "A round in progress may be charged in addition; python -m sim.account --ledger includes it."
 )
 RELEASED = (
     "Noise and batches came from the operating system's entropy, and no seed of them was kept."
@@ -30,10 +30,9 @@ RELEASED = (
 
 
 def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not private)") -> str:
-    """Significant digits, rounded up so that what is shown is a guarantee too; or that there is
-    none.
+    """An epsilon rounded up, so that the shown value is a guarantee, or ``infinite`` for none.
 
-    The default text is plain ASCII: not every terminal has more.
+    The default text is plain ASCII, because not every terminal has more.
     """
     if value is None or finite(value) is None:
         return infinite
@@ -41,32 +40,25 @@ def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not priv
 
 
 def lower_bound(value: float, digits: int = 4) -> str:
-    """Significant digits of a lower bound on epsilon, rounded down so that what is shown is one
-    too."""
+    """A lower bound on epsilon rounded down, so that the shown value is a bound."""
     return f"{float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(value)):.{digits}g}"
 
 
 def figure(value: float | None, digits: int = 4) -> str:
-    """A measured number, or that there is none."""
+    """A measured number, or ``unknown``."""
     return "unknown" if finite(value) is None else f"{value:.{digits}f}"
 
 
 def span(values: Sequence[float]) -> str:
     """``1.2``, or ``1.2 to 3.4`` where the values differ."""
-    ends = sorted(
-        {f"{one:.4g}": one for one in (min(values), max(values))}.items(), key=lambda item: item[1]
-    )
-    return " to ".join(text for text, _ in ends)
+    return " to ".join(dict.fromkeys(f"{end:.4g}" for end in (min(values), max(values))))
 
 
 def clock(seconds: float) -> str:
     """``0:12``, ``3:20`` or ``2:05:00``."""
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes}:{rest:02d}"
-        if minutes < 60
-        else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-    )
+    hours, over = divmod(minutes, 60)
+    return f"{hours}:{over:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def duration(seconds: float) -> str:
