@@ -181,9 +181,11 @@ def test_a_mechanism_plans_by_its_own_settings(tmp_path, mechanism, given, found
 
 def test_without_privacy_there_is_no_budget_and_no_noise_on_statistics(tmp_path):
     bare = built(tmp_path, mechanism="none", standardize="private")
-    assert bare.target == np.inf and bare.plans_of["statistics"].of(0).noise_multiplier == 0.0
+    assert (
+        bare.config.target == np.inf and bare.plans_of["statistics"].of(0).noise_multiplier == 0.0
+    )
     bound = built(tmp_path, epsilon=2.5, standardize="private", standardize_noise=6.0)
-    assert bound.target == 2.5 and bound.plans_of["statistics"].of(0).noise_multiplier == 6.0
+    assert bound.config.target == 2.5 and bound.plans_of["statistics"].of(0).noise_multiplier == 6.0
 
 
 # --- what is refused or said

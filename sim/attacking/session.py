@@ -54,7 +54,7 @@ def _attacked(question: Question, config: Config) -> Attacked:
     ]
     return Attacked(
         mechanism=config.privacy.mechanism,
-        budget=config.privacy.epsilon if job.private else None,
+        budget=config.privacy.epsilon if job.config.private else None,
         records=len(job.dataset.y),
         epsilon_certified=max(one.certified for one in found),
         epsilon_published=max(one.published for one in found),

@@ -51,8 +51,7 @@ SEEDED = (
 
 def caveats(config: Config) -> tuple[str, ...]:
     """The run's caveats, a line each; none without privacy, where there is no guarantee."""
-    private = config.privacy.mechanism != "none"
-    return tuple(text for text, holds in CAVEATS.items() if private and holds(config))
+    return tuple(text for text, holds in CAVEATS.items() if config.private and holds(config))
 
 
 def caveats_of(charged: Iterable[Event]) -> tuple[str, ...]:

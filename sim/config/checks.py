@@ -60,7 +60,7 @@ def _check_strategy(config: Config) -> None:
 def check_delta(config: Config, records: int) -> None:
     """Warn if delta allows publishing whole records; refuse it with ``strict_delta``."""
     privacy = config.privacy
-    if MECHANISMS[privacy.mechanism].private and privacy.delta >= 1 / records:
+    if config.private and privacy.delta >= 1 / records:
         fault = (
             f"delta = {privacy.delta:g} is not below 1 / {records} records = {1 / records:.2g}: "
             "a mechanism that publishes a random record would meet it; lower --delta"

@@ -1,5 +1,6 @@
 """All settings by name: table, type, choices and bounds, read from the packages' models."""
 
+import math
 import types
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,17 @@ class Config(Settings):
     def value(self, name: str) -> Any:
         """The setting ``name``, whatever its table."""
         return getattr(getattr(self, SETTINGS[name].table), name)
+
+    @property
+    def private(self) -> bool:
+        """Whether the run has a guarantee at all."""
+        return self.privacy.mechanism != "none"
+
+    @property
+    def target(self) -> float:
+        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
+        epsilon = self.privacy.epsilon
+        return epsilon if self.private and epsilon is not None else math.inf
 
 
 TABLES: dict[str, type[Settings]] = {

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mechanisms import durable
-from mechanisms.registry import MECHANISMS
 from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
@@ -30,7 +29,7 @@ def run(
     inputs.check(folder, job)
     with rundir.lock(folder):
         durable.sync_folders(folder)
-        if MECHANISMS[job.config.privacy.mechanism].private:
+        if job.config.private:
             orders.write(folder, training.federation(job))
         _run(job, folder, exchange, trained)
 

@@ -1,7 +1,6 @@
 """A run's inputs, the same in every process: data, clients, model, plans and groups."""
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ import torch
 
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.plan import PlanTable
-from mechanisms.registry import MECHANISMS
 from sim.config.fields import Config
 from sim.data.dataset import Dataset
 from sim.data.holdout import Holdout
@@ -47,17 +45,6 @@ class Job:
     def plans(self) -> PlanTable:
         """The clients' plans in training."""
         return self.plans_of[TRAIN]
-
-    @property
-    def private(self) -> bool:
-        """Whether the run has a guarantee at all."""
-        return MECHANISMS[self.config.privacy.mechanism].private
-
-    @property
-    def target(self) -> float:
-        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
-        epsilon = self.config.privacy.epsilon
-        return epsilon if self.private and epsilon is not None else math.inf
 
     @property
     def seed(self) -> int | None:

@@ -79,7 +79,7 @@ class Result:
             ValueError: a ledger file or the file of orders is damaged or missing.
         """
         summary, privacy = self.summary, self.config.privacy
-        if privacy.mechanism == "none":
+        if not self.config.private:
             return math.inf
         if summary is not None:
             found = largest(summary.epsilon_certified)

@@ -59,8 +59,8 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
         end = loop.run(federation, exchange, store, loop.restore(federation, store), [])
         if end.now.round < last:
             raise ValueError(
-                f"epsilon = {job.target:g} is spent before training: start a new run, or raise "
-                "--epsilon"
+                f"epsilon = {job.config.target:g} is spent before training: start a new run, or "
+                "raise --epsilon"
             )
     return present(job, run_dir)
 

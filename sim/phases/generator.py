@@ -53,10 +53,10 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
     if not clients_share(config) or not own.distills:
         return None
     privacy = Privacy(mechanism="none")
-    if outlook.private:
-        if math.isinf(outlook.target):
+    if outlook.config.private:
+        if math.isinf(outlook.config.target):
             raise ValueError("share_budget is a share of epsilon, which is not set: give --epsilon")
-        epsilon = own.distill_budget * own.share_budget * outlook.target
+        epsilon = own.distill_budget * own.share_budget * outlook.config.target
         privacy = Privacy(epsilon=epsilon, delta=config.privacy.delta, clip_norm=own.distill_clip)
     one = np.ones(1, dtype=np.int64)
     return outlook.same(plan_table(privacy, None, one, own.distill_rounds, one).plans[0])
@@ -73,7 +73,7 @@ def node(job: Job, group: int, run_dir: Path) -> Node:
     """The clients of a group that train the generator, with a fresh optimizer in each round."""
     own, module = job.config.fedfed, distiller(job).to(device_of(job.config))
     training = Training(
-        mechanism=MECHANISMS["dpsgd" if job.private else "none"],
+        mechanism=MECHANISMS["dpsgd" if job.config.private else "none"],
         gradients=RecordGradients(module, objective(own.distill_penalty)),
         optimizer=sgd(),
         learning_rate=lambda round_, taken, steps: torch.full_like(taken, own.distill_lr),

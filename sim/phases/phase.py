@@ -16,7 +16,6 @@ from client.uploads import Uploads
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import Plan, PlanTable
-from mechanisms.registry import MECHANISMS
 from server.federation import Federation
 from sim.config.caveats import tells_times
 from sim.config.fields import Config
@@ -41,17 +40,6 @@ class Outlook:
     shape: tuple[int, ...]
     sizes: np.ndarray
     holdout: bool
-
-    @property
-    def private(self) -> bool:
-        """Whether the run has a guarantee at all."""
-        return MECHANISMS[self.config.privacy.mechanism].private
-
-    @property
-    def target(self) -> float:
-        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
-        epsilon = self.config.privacy.epsilon
-        return epsilon if self.private and epsilon is not None else math.inf
 
     def same(self, plan: Plan) -> PlanTable:
         """One plan for every client."""
@@ -97,7 +85,7 @@ def federation(
         "rounds": config.rounds.rounds,
         "evaluate": lambda params: (math.nan, math.nan),
         "fraction": 1.0,
-        "target": job.target,
+        "target": job.config.target,
         "delta": config.privacy.delta,
         "column": config.privacy.budget,
         "seed": job.seed,

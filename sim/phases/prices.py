@@ -92,7 +92,7 @@ def prices(outlook: Outlook) -> list[Price]:
         terms = Terms(
             config.privacy.of_size(size), own, plan.steps, most, size, tuple(before.items())
         )
-        rounds = affordable_rounds(plan, terms, most) if outlook.private else most
+        rounds = affordable_rounds(plan, terms, most) if outlook.config.private else most
         found.append(Price(TRAIN, clients.tolist(), rounds, plan, planned(plan, rounds), before))
     return found
 

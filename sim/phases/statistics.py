@@ -36,7 +36,7 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
     if data.standardize == "none":
         return None
     private = SharingPlan(data.standardize_noise, data.standardize_clip)
-    return outlook.same(private if outlook.private else SharingPlan(0.0, math.inf))
+    return outlook.same(private if outlook.config.private else SharingPlan(0.0, math.inf))
 
 
 def federation(job: Job, run_dir: Path) -> Federation:

@@ -58,7 +58,7 @@ def write_report(run_dir: Path) -> Path:
         pictures = plots.svg(plots.accuracy_and_loss(run.records, run.config.data.evaluate_on))
         part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
         parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
-    parts += [_privacy(run)] if run.private else []
+    parts += [_privacy(run)] if run.config.private else []
     if any(record.metrics for record in run.records):
         pictures = plots.svg(plots.mechanism_metrics(run.records))
         caption = "Public metrics of the mechanism: means over each round's clients."
@@ -86,7 +86,7 @@ def _clients(run: Run) -> str:
 def _subtitle(run: Run) -> str:
     config = run.config
     parts = [
-        config.privacy.mechanism if run.private else "no privacy",
+        config.privacy.mechanism if run.config.private else "no privacy",
         config.strategy.strategy,
         f"model {config.data.model}",
         "a release" if config.run.release else f"a simulation with seed {config.run.seed}",
@@ -113,15 +113,15 @@ def _headline(run: Run) -> str:
     goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
     several = "" if run.alone else f", largest of {_clients(run)}"
     note = f"at delta {delta:g}{several}{goal.get('certified', '')}{proviso}"
-    note = note if run.private else "trained without privacy"
+    note = note if run.config.private else "trained without privacy"
     shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
     when = f"after round {last.round} of {run.config.rounds.rounds}"
     part = run.config.data.evaluate_on.capitalize()
     entries = [
         (f"{part} accuracy", shown, f"{when}; loss {wording.figure(last.loss)}"),
-        ("Certified epsilon", _epsilon(certified if run.private else None), note),
+        ("Certified epsilon", _epsilon(certified if run.config.private else None), note),
     ]
-    if run.private:
+    if run.config.private:
         claim = f"the paper's claim, for comparison; not the guarantee{goal.get('published', '')}"
         entries.append(("Published epsilon", _epsilon(published), claim))
     if run.alone:
@@ -188,7 +188,7 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 def _guarantee(run: Run) -> str:
     records, delta = int(run.sizes.sum()), run.config.privacy.delta
-    if not run.private:
+    if not run.config.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
     parts = [page.paragraph(_ONE_CLIENT if run.alone else _THREAT_MODEL)]
     if run.config.run.release:

@@ -38,14 +38,9 @@ class Run:
         return len(self.sizes) == 1
 
     @property
-    def private(self) -> bool:
-        """Whether the run has a guarantee at all."""
-        return self.config.privacy.mechanism != "none"
-
-    @property
     def target(self) -> Epsilon:
         """The budget that no client exceeds; None without one or without privacy."""
-        return self.config.privacy.epsilon if self.private else None
+        return self.config.privacy.epsilon if self.config.private else None
 
 
 def read_run(run_dir: Path) -> Run:
