@@ -62,13 +62,17 @@ class _Lane:
         self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        self.alive = True
         stack.callback(self._end)
 
     def _end(self) -> None:
         self._process.kill()
         self._process.join()
         self.pipe.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is."""
+        return self._process.is_alive()
 
     def give(self, run: Run) -> None:
         """Send a run to the process; if that has died, `answer` reports it."""
@@ -80,7 +84,6 @@ class _Lane:
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
-            self.alive = False
             self._process.join()
             died = f"its process died (exit code {self._process.exitcode})"
             return f"{died}; run the same command again to go on"
