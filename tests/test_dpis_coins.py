@@ -13,10 +13,12 @@ from scipy import stats
 
 from mechanisms import importance
 from mechanisms.accounting.allotment import Account, cost
+from mechanisms.dpis import noisy_norm_sum
+from mechanisms.randomness import generator
 from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import COIN, Batch, CohortData
 from tests.small import streams
-from tests.test_dpis import apart, plan
+from tests.test_dpis import NORMS, apart, plan
 from tests.test_rates import independent
 
 CLIENTS, RATE = 2_000, 0.5
@@ -143,3 +145,53 @@ def test_no_record_enters_with_more_than_the_charged_probability():
     ):
         assert 0.999 * rate * norm < first * second * COIN**2
         assert Fraction(first * second, 2**106) <= Fraction(rate) * Fraction(norm)
+
+
+def test_neither_a_zero_gradient_nor_padding_is_accepted_at_the_least_coin():
+    batch = Batch(torch.zeros(1, 3), torch.zeros(1, 3), torch.tensor([[True, True, False]]))
+    proposals = importance.Proposals(batch, torch.tensor([[0.5, 0.5, 0.0]]), torch.zeros(1, 3))
+    accepted = proposals.accepted(torch.tensor([[0.0, 0.3, 0.3]]), torch.ones(1))
+    assert accepted.tolist() == [[False, True, False]]
+
+
+def test_a_norm_that_is_not_finite_adds_nothing_to_a_sum():
+    """Kills one that counts as the clip bound, so that a broken record moves K."""
+    own, source = plan(records=4), functools.partial(generator, b"key", "norm sum")
+    sound, broken = (
+        noisy_norm_sum(own, np.array(norms), 1.0, source())
+        for norms in ([0.5, 2.0], [0.5, np.inf, 2.0, np.nan])
+    )
+    assert broken == pytest.approx(sound)
+
+
+def test_an_epoch_has_one_step_more_only_where_the_rate_does_not_divide_one():
+    """1 / (1 / 49) is above 49 in floats. Kills an epoch of 50 steps."""
+    for steps in (3, 49, 103, 197):
+        assert plan(1.0 / steps, steps=2 * steps).epoch_steps == steps
+    assert plan(0.3, steps=8).epoch_steps == 4
+
+
+def test_every_client_is_in_its_own_round():
+    """One in the first phase, with the noise for the worst K, and one beyond it. Kills the count of
+    rounds of another client."""
+    own = plan(0.5, steps=4, rounds=4, dpis_first_phase=0.5)
+    for nth in ([1, 4], [4, 1]):
+        account = own.allotment
+        world = dataclasses.replace(
+            apart([own] * 2, np.array([0.2, 0.5])),
+            nth=nth,
+            accounts=[Account(account.order, n * account.rdp) for n in nth],
+        )
+        memory = DPIS.step(world, DPIS.start(world, torch.zeros(2))).memory
+        early = memory["multiplier"][:, 0] == own.noise_multiplier
+        assert early.tolist() == [n == 1 for n in nth]
+
+
+def test_norms_that_are_looked_up_in_stretches_are_those_of_all_records(monkeypatch):
+    """Of clients with a list of their own each. Kills a stretch that begins with the first record
+    again, and one that leaves its last record out."""
+    world, params = apart([plan()] * 3, NORMS), torch.zeros(3, len(NORMS))
+    places = [np.arange(len(NORMS)), np.array([9, 2, 14, 3]), np.empty(0, dtype=np.int64)]
+    monkeypatch.setattr(importance, "LOOKED_AT", 3)
+    for norms, at in zip(importance.look(world, params, places, [1.0] * 3), places, strict=True):
+        np.testing.assert_allclose(norms, NORMS[at], rtol=1e-6, atol=1e-9)

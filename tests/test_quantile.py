@@ -53,6 +53,16 @@ def test_a_record_moves_the_count_by_half():
     assert abs(counts[0] - counts[1]).item() == 0.5
 
 
+def test_a_norm_at_the_bound_is_within_it_and_one_without_a_number_is_above():
+    """Many records have the same norm where a model saturates; kills a count that leaves them
+    out, so that their bound keeps rising."""
+    norms = torch.tensor([[1.0, 0.9, 1.1, torch.inf, torch.nan, 1.0]])
+    mask = torch.tensor([[True] * 5 + [False]])
+    assert quantile.votes(norms, ONE, Batch(norms, norms, mask)).tolist() == [
+        [0.5, 0.5, -0.5, -0.5, -0.5, 0.0]
+    ]
+
+
 def test_the_released_count_has_the_planned_noise():
     """The moved bound, taken apart: N(0, (s_b / 2)^2) on the count. False alarm: 1e-6."""
     params = start(model())
