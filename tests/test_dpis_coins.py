@@ -11,10 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
-from mechanisms import importance
+from mechanisms import dpis, importance
 from mechanisms.accounting.allotment import Account, cost
-from mechanisms.dpis import noisy_norm_sum
-from mechanisms.randomness import generator
+from mechanisms.accounting.events import SampledGaussian
+from mechanisms.arithmetic import GRID
+from mechanisms.randomness import SystemStreams, generator
 from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import COIN, Batch, CohortData
 from tests.small import streams
@@ -158,7 +159,7 @@ def test_a_norm_that_is_not_finite_adds_nothing_to_a_sum():
     """Kills one that counts as the clip bound, so that a broken record moves K."""
     own, source = plan(records=4), functools.partial(generator, b"key", "norm sum")
     sound, broken = (
-        noisy_norm_sum(own, np.array(norms), 1.0, source())
+        dpis.noisy_norm_sum(own, np.array(norms), 1.0, source())
         for norms in ([0.5, 2.0], [0.5, np.inf, 2.0, np.nan])
     )
     assert broken == pytest.approx(sound)
@@ -195,3 +196,33 @@ def test_norms_that_are_looked_up_in_stretches_are_those_of_all_records(monkeypa
     monkeypatch.setattr(importance, "LOOKED_AT", 3)
     for norms, at in zip(importance.look(world, params, places, [1.0] * 3), places, strict=True):
         np.testing.assert_allclose(norms, NORMS[at], rtol=1e-6, atol=1e-9)
+
+
+def test_estimates_are_in_units_of_the_clip_bound():
+    """A record is proposed by k |g| / C. Kills one that is proposed as if C were 1."""
+    for bound in (0.5, 4.0):
+        world = apart([plan(clip=bound)], NORMS)
+        state = dpis._begin(world, DPIS.start(world, torch.zeros(len(NORMS))))
+        estimates = dpis._now(world, state)[1][0].numpy()
+        np.testing.assert_allclose(estimates, np.clip(2.0 * NORMS / bound, 0.05, 1.0), rtol=1e-6)
+
+
+def test_the_norm_sums_of_an_epoch_cost_their_share_of_its_steps():
+    """Whether there are one or two. Kills noise that is as for one of them."""
+    for clip, number in ((None, 1), (1.0, 2)):
+        own = plan(0.01, 10.0, records=1, dpis_clip=clip)
+        assert own.norm_sums == number
+        sums = sum(count * cost(event, 8.0) for event, count in own.norm_sum_charges.items())
+        steps = own.epoch_steps * cost(SampledGaussian(0.01, 10.0), 8.0)
+        assert sums == pytest.approx(own.own.dpis_norm_share * steps, rel=0.02)
+
+
+def test_both_norm_sums_of_a_release_have_noise_on_the_grid():
+    """Float noise is refused where draws are the system's. Kills a sum that takes it all the
+    same."""
+    here = apart([plan(dpis_clip=1.0)], NORMS)
+    world = dataclasses.replace(
+        here, streams=SystemStreams(1, torch.device("cpu")), arithmetic=GRID
+    )
+    memory = DPIS.step(world, DPIS.start(world, torch.zeros(len(NORMS)))).memory
+    assert memory["norm_ratio"].isfinite().all() and memory["clip_norm"].isfinite().all()
