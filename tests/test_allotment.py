@@ -115,6 +115,8 @@ def test_after_a_round_only_covered_releases_and_claims_are_written_down():
     check_settlement({PaperClaim(0.1, 1.0): 3, Covered(RELEASE, 4.0): 1})
     with pytest.raises(ValueError, match="was not paid for when its round started"):
         check_settlement({RELEASE: 1})
+    with pytest.raises(ValueError, match="was not paid for when its round started"):
+        check_settlement({SHARE: 1})
     assert payable({Covered(RELEASE, 4.0): 2, SHARE: 1}) == {SHARE: 1}
 
 

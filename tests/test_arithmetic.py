@@ -9,6 +9,7 @@ from mechanisms import grid
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.clipping import clip_factors
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.randomness import generator
 from mechanisms.rounded_gaussian import SCALE_BITS
 from mechanisms.sampling import Batch
 from tests.small import X, Y, model, start, streams
@@ -58,6 +59,17 @@ def test_only_clients_with_noise_get_noise():
         and not torch.equal(noisy[1], total[1])
     )
     assert torch.equal(FLOATS.noised(total, BOUND, 0 * std, streams([4, 9]), "noise"), total)
+
+
+def test_totals_of_one_client_are_in_units_of_their_bound():
+    """Both arithmetics release the totals themselves, up to their noise; kills a total that is
+    read in another unit than its parts were made in."""
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 4)))
+    for bound in (0.3, 5.0):
+        for arithmetic in (FLOATS, GRID):
+            parts = arithmetic.parts(values, torch.full((3,), bound, dtype=torch.float64))
+            found = arithmetic.noised_from(generator(b"key", "noise"), parts, bound, 1e-4)
+            torch.testing.assert_close(found, values, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 3.0, 40.0])

@@ -373,6 +373,7 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
     assert claims[0] <= 2.0 < claims[1] and epsilon(charged, 1e-5).epsilon > 2.0
 
 
+@pytest.mark.filterwarnings("ignore:epsilon")
 @pytest.mark.parametrize(
     ("mechanism", "own"),
     [
@@ -383,7 +384,7 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
 )
 def test_a_length_that_would_follow_from_public_outputs_is_refused(mechanism, own):
     """Epsilon at a moment that the outputs choose would be no guarantee."""
-    for noise in (None, 9.0):
+    for noise in (None, 9.0, 0.25):
         privacy = Privacy(
             mechanism=mechanism, budget="published", noise_multiplier=noise, sample_rate=0.1
         )

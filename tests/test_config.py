@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mechanisms.settings import MECHANISMS, Privacy
 from sim.config import presets
 from sim.config.configuration import Config, differences, load, save
 from sim.config.fields import SETTINGS, TABLES, Setting
@@ -251,6 +252,14 @@ SHARES = ("share_budget", "distill_budget", "shared_weight")
 def test_a_share_leaves_something_for_the_rest(name):
     with pytest.raises(ValueError, match=rf"^{name} is 1\.0; it must be a number in"):
         load(None, {name: 1.0})
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "none"])
+def test_a_private_mechanism_has_noise(name):
+    """Kills a refusal of 0 that knows one mechanism alone."""
+    with pytest.raises(ValueError, match=f"noise_multiplier is 0, but {name} needs one above 0"):
+        Privacy(mechanism=name, noise_multiplier=0.0)
+    assert Privacy(mechanism="none", noise_multiplier=0.0).noise_multiplier == 0.0
 
 
 def test_differences_are_names():

@@ -168,6 +168,13 @@ def test_a_record_moves_a_search_by_at_most_its_sensitivity(own):
     for broken in (torch.inf, torch.nan):
         released = dpagd.noisy_changes(whole, first(whole), torch.full_like(move, broken))
         assert released.isfinite().all(), "kills a record whose loss is no number"
+        assert (released > 0).all(), "kills one that counts as small, so that its step is chosen"
+
+
+def test_clients_of_other_settings_are_no_cohort():
+    """Settings are read from the first plan. Kills two that are taken for one."""
+    with pytest.raises(ValueError, match="with the same settings of DPAGD"):
+        first(world([plan(), plan(agd_window=3)]))
 
 
 class Line(nn.Module):

@@ -144,8 +144,14 @@ def test_the_papers_clipping_does_not_bound_the_whitened_sum():
 
 
 def test_a_model_that_diverged_is_no_error_here():
-    basis, scale = guidance(torch.full((2, 3, 4), 1e30), torch.tensor([0.1, 0.1]))
+    """And it leaves the guidance of the other clients as it is."""
+    floors = torch.tensor([0.1, 0.1])
+    basis, scale = guidance(torch.full((2, 3, 4), 1e30), floors)
     assert basis.isfinite().all() and torch.equal(scale, torch.ones(2, 3))
+    sound = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+    beside = guidance(torch.cat([torch.full_like(sound, 1e30), sound]), floors)
+    for found, alone in zip(beside, guidance(sound, floors[:1]), strict=True):
+        torch.testing.assert_close(found[1], alone[0])
 
 
 @pytest.mark.filterwarnings("ignore:.*an end of the grid")

@@ -11,12 +11,15 @@ import pytest
 import torch
 from scipy import stats
 
-from mechanisms import importance
+from mechanisms import dpis, importance
 from mechanisms.accounting.allotment import Account, cost
+from mechanisms.accounting.events import SampledGaussian
+from mechanisms.arithmetic import GRID
+from mechanisms.randomness import SystemStreams, generator
 from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import COIN, Batch, CohortData
 from tests.small import streams
-from tests.test_dpis import apart, plan
+from tests.test_dpis import NORMS, apart, plan
 from tests.test_rates import independent
 
 CLIENTS, RATE = 2_000, 0.5
@@ -143,3 +146,83 @@ def test_no_record_enters_with_more_than_the_charged_probability():
     ):
         assert 0.999 * rate * norm < first * second * COIN**2
         assert Fraction(first * second, 2**106) <= Fraction(rate) * Fraction(norm)
+
+
+def test_neither_a_zero_gradient_nor_padding_is_accepted_at_the_least_coin():
+    batch = Batch(torch.zeros(1, 3), torch.zeros(1, 3), torch.tensor([[True, True, False]]))
+    proposals = importance.Proposals(batch, torch.tensor([[0.5, 0.5, 0.0]]), torch.zeros(1, 3))
+    accepted = proposals.accepted(torch.tensor([[0.0, 0.3, 0.3]]), torch.ones(1))
+    assert accepted.tolist() == [[False, True, False]]
+
+
+def test_a_norm_that_is_not_finite_adds_nothing_to_a_sum():
+    """Kills one that counts as the clip bound, so that a broken record moves K."""
+    own, source = plan(records=4), functools.partial(generator, b"key", "norm sum")
+    sound, broken = (
+        dpis.noisy_norm_sum(own, np.array(norms), 1.0, source())
+        for norms in ([0.5, 2.0], [0.5, np.inf, 2.0, np.nan])
+    )
+    assert broken == pytest.approx(sound)
+
+
+def test_an_epoch_has_one_step_more_only_where_the_rate_does_not_divide_one():
+    """1 / (1 / 49) is above 49 in floats. Kills an epoch of 50 steps."""
+    for steps in (3, 49, 103, 197):
+        assert plan(1.0 / steps, steps=2 * steps).epoch_steps == steps
+    assert plan(0.3, steps=8).epoch_steps == 4
+
+
+def test_every_client_is_in_its_own_round():
+    """One in the first phase, with the noise for the worst K, and one beyond it. Kills the count of
+    rounds of another client."""
+    own = plan(0.5, steps=4, rounds=4, dpis_first_phase=0.5)
+    for nth in ([1, 4], [4, 1]):
+        account = own.allotment
+        world = dataclasses.replace(
+            apart([own] * 2, np.array([0.2, 0.5])),
+            nth=nth,
+            accounts=[Account(account.order, n * account.rdp) for n in nth],
+        )
+        memory = DPIS.step(world, DPIS.start(world, torch.zeros(2))).memory
+        early = memory["multiplier"][:, 0] == own.noise_multiplier
+        assert early.tolist() == [n == 1 for n in nth]
+
+
+def test_norms_that_are_looked_up_in_stretches_are_those_of_all_records(monkeypatch):
+    """Of clients with a list of their own each. Kills a stretch that begins with the first record
+    again, and one that leaves its last record out."""
+    world, params = apart([plan()] * 3, NORMS), torch.zeros(3, len(NORMS))
+    places = [np.arange(len(NORMS)), np.array([9, 2, 14, 3]), np.empty(0, dtype=np.int64)]
+    monkeypatch.setattr(importance, "LOOKED_AT", 3)
+    for norms, at in zip(importance.look(world, params, places, [1.0] * 3), places, strict=True):
+        np.testing.assert_allclose(norms, NORMS[at], rtol=1e-6, atol=1e-9)
+
+
+def test_estimates_are_in_units_of_the_clip_bound():
+    """A record is proposed by k |g| / C. Kills one that is proposed as if C were 1."""
+    for bound in (0.5, 4.0):
+        world = apart([plan(clip=bound)], NORMS)
+        state = dpis._begin(world, DPIS.start(world, torch.zeros(len(NORMS))))
+        estimates = dpis._now(world, state)[1][0].numpy()
+        np.testing.assert_allclose(estimates, np.clip(2.0 * NORMS / bound, 0.05, 1.0), rtol=1e-6)
+
+
+def test_the_norm_sums_of_an_epoch_cost_their_share_of_its_steps():
+    """Whether there are one or two. Kills noise that is as for one of them."""
+    for clip, number in ((None, 1), (1.0, 2)):
+        own = plan(0.01, 10.0, records=1, dpis_clip=clip)
+        assert own.norm_sums == number
+        sums = sum(count * cost(event, 8.0) for event, count in own.norm_sum_charges.items())
+        steps = own.epoch_steps * cost(SampledGaussian(0.01, 10.0), 8.0)
+        assert sums == pytest.approx(own.own.dpis_norm_share * steps, rel=0.02)
+
+
+def test_both_norm_sums_of_a_release_have_noise_on_the_grid():
+    """Float noise is refused where draws are the system's. Kills a sum that takes it all the
+    same."""
+    here = apart([plan(dpis_clip=1.0)], NORMS)
+    world = dataclasses.replace(
+        here, streams=SystemStreams(1, torch.device("cpu")), arithmetic=GRID
+    )
+    memory = DPIS.step(world, DPIS.start(world, torch.zeros(len(NORMS)))).memory
+    assert memory["norm_ratio"].isfinite().all() and memory["clip_norm"].isfinite().all()

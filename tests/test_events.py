@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,8 @@ def test_events_cannot_be_changed():
 
 
 @pytest.mark.parametrize(
-    "rate", [0.0, -0.1, 1.0000001, float("nan"), float("inf"), "0.1", None, True]
+    "rate",
+    [0.0, -0.1, 1.0000001, math.nextafter(1.0, 2.0), float("nan"), float("inf"), "0.1", None, True],
 )
 def test_a_rate_outside_its_bounds_is_refused_by_name(rate):
     with pytest.raises(ValueError, match=r"sample_rate = .* must be"):

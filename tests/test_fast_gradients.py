@@ -1,6 +1,7 @@
 """Which models take the fast route, and that it computes what the general one does."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,11 +9,14 @@ from torch import nn
 
 from mechanisms.gradients import convolution_tap
 from mechanisms.gradients.convolution_tap import all_clients, each_client
-from mechanisms.gradients.forms import outer_products
+from mechanisms.gradients.forms import Held, Pass, outer_products
 from mechanisms.gradients.image_format import channels_last, keep_format
 from mechanisms.gradients.materialised import Vectorized
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
+from mechanisms.gradients.routes import _agree
+from mechanisms.gradients.tapped import Tapped
 from mechanisms.gradients.taps import LinearTap, Untappable
+from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY
 from tests.record_models import GENERAL, TAPPED, Apply, Case, averaged, plain_gradients, problem
 from tests.test_gradients import ROUNDING, by_case, clip
@@ -132,6 +136,44 @@ def test_a_tap_follows_one_use_of_its_layer_on_the_records_as_they_come() -> Non
     tap.forward(torch.ones(3, 2))
     with pytest.raises(Untappable, match="more than once"):
         tap.forward(torch.ones(3, 2))
+
+
+def test_a_weight_that_is_read_around_its_layer_costs_the_fast_route() -> None:
+    """Where no trial looks: records beyond its sizes. Kills taps that miss a part of a gradient,
+    whose norm would come out too small."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            beyond = torch.relu(x.amax(dim=1, keepdim=True) - 1e6)
+            return self.layer(x) + beyond * self.layer.weight.mean(dim=1)
+
+    gradients = RecordGradients(Around())
+    x, y = torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
+    assert not gradients.is_tapped(x, y) and RecordGradients(nn.Linear(3, 2)).is_tapped(x, y)
+
+
+def test_a_layer_with_a_forward_of_its_own_has_no_tap() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    for layer, taken in ((nn.Linear(3, 2), True), (Doubled(3, 2), False)):
+        module = nn.Sequential(layer)
+        with nullcontext() if taken else pytest.raises(Untappable, match="of no kind"):
+            Tapped(module, cross_entropy, Layout.of(module), lambda records: records)
+
+
+def test_gradients_of_equal_norms_and_other_directions_do_not_agree() -> None:
+    """Kills a comparison of norms alone."""
+    layout = Layout.of(nn.Linear(3, 1, bias=False))
+    own = torch.randn(1, 2, 1, 3, generator=torch.Generator().manual_seed(0))
+    one, same, other = (Pass(layout, {"weight": Held(g)}) for g in (own, own.clone(), -own))
+    floor = torch.zeros(1, 2)
+    assert _agree(1e-6, floor, one, same) and not _agree(1e-6, floor, one, other)
 
 
 @pytest.mark.parametrize("name", [name for name in TAPPED if "wide" in name])

@@ -326,6 +326,8 @@ def test_wrong_metrics_are_refused() -> None:
         p.gradients.norms(p.params, p.x, p.y, {"fc": torch.ones(2, 5, 5)})
     with pytest.raises(ValueError, match=r"layer '1' has shape \(2, 6, 6\).*\(2, 5, 5\)"):
         p.gradients.norms(p.params, p.x, p.y, {"1": torch.ones(2, 6, 6)})
+    with pytest.raises(ValueError, match=r"layer '1' has shape \(1, 5, 5\).*\(2, 5, 5\)"):
+        p.gradients.norms(p.params, p.x, p.y, {"1": torch.ones(1, 5, 5)})
 
 
 def test_wrong_shapes_are_refused() -> None:

@@ -17,7 +17,7 @@ from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.arithmetic import FLOATS, GRID, LossTest
 from mechanisms.clipping import CLIPPING
 from mechanisms.dpsgd import DpsgdPlan
-from mechanisms.gradients.forms import Held, Outer
+from mechanisms.gradients.forms import Held, Looked, Outer
 from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, SystemStreams, seed_key
@@ -302,6 +302,59 @@ def test_where_a_sum_alone_depends_on_the_places_of_records_they_go_one_by_one()
     of_the_first = lambda x, y: (x, x[:, 0].sum())  # noqa: E731
     passes = Passes(None, None, 4).of_shape(x, y, slice(0, 4), (), of_the_first)
     assert [xs.shape[1] for _, xs, _ in passes] == [1] * 4
+
+
+def test_a_pass_of_more_clients_is_tried_anew():
+    """A kernel may see places with two clients' products and not with one's. Kills what was found
+    for some clients and is taken for more."""
+    passes = Passes(None, None, 4)
+    places = lambda x, y: (x, x[:, 0].sum() if len(x) > 1 else x.sum() * 0)  # noqa: E731
+    for clients, taken in ((1, [4]), (2, [1] * 4)):
+        x, y = torch.zeros(clients, 4, 3), torch.zeros(clients, 4, dtype=torch.int64)
+        found = passes.of_shape(x, y, slice(0, 4), (), places)
+        assert [xs.shape[1] for _, xs, _ in found] == taken
+
+
+def test_a_pass_under_a_metric_is_tried_anew():
+    """Its products are others. Kills what was found without a metric and is taken with one."""
+    p, metric, widths = Problem(CASES["mlp"]), {"1": torch.eye(5).expand(2, 5, 5)}, []
+    p.gradients.norms(p.params, p.x, p.y, width=WIDTH)
+    engine = p.gradients._routes.of(p.x, p.y).engine
+    run = engine.run
+
+    def shifted(params: Tensor, x: Tensor, y: Tensor, own: dict[str, Tensor]) -> object:
+        """Gradients that depend on a record's place under a metric."""
+        widths.append(x.shape[1])
+        shift = 1 + 2.0**-10 * torch.arange(x.shape[1]).view(-1, *[1] * (x.dim() - 2))
+        return run(params, x * shift if own else x, y, own)
+
+    engine.run = shifted
+    p.gradients.norms(p.params, p.x, p.y, width=WIDTH)
+    assert widths == [WIDTH], "tried before"
+    p.gradients.norms(p.params, p.x, p.y, metric, width=WIDTH)
+    assert widths[-5:] == [1] * 5
+
+
+@pytest.mark.parametrize("form", ["held", "outer", "looked"])
+def test_a_record_that_is_left_out_adds_nothing_whatever_it_holds(form):
+    """In floats and in whole numbers. Kills a factor 0 on numbers that are not finite."""
+    rng = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 3, 2, 4, generator=rng), torch.randn(2, 3, 2, 5, generator=rng)
+    keep = torch.tensor([[True, False, True], [True, True, False]])
+    index = torch.randint(0, 6, (2, 3, 2), generator=rng)
+
+    def sums(left: Tensor) -> tuple[Tensor, Tensor]:
+        made = {"held": Held(left), "outer": Outer(left, other), "looked": Looked(index, left, 6)}
+        factors = torch.where(keep, 1.5, 0.0)
+        return (
+            made[form].weighted_sum(factors, keep),
+            made[form].whole_sum(factors.double() * 2.0**20, keep),
+        )
+
+    broken = torch.where(keep[..., None, None], one, torch.nan)
+    zeroed = torch.where(keep[..., None, None], one, 0.0)
+    for found, expected in zip(sums(broken), sums(zeroed), strict=True):
+        assert expected.any() and torch.equal(found, expected)
 
 
 def test_too_many_records_for_an_exact_sum_are_refused_by_their_public_number():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mechanisms.gradients import program
+from mechanisms.gradients.materialised import Vectorized
 from mechanisms.gradients.program import loss_acts_alone, marked_outputs, traced, traced_loss
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from strategies.distillation import Distiller, objective
@@ -335,6 +336,24 @@ def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed(
     for ask in (lambda x: gradients.norms(params, x, y), lambda x: gradients.logits(params, x)):
         with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
             ask(torch.full((1, 2, 4), 0.125))
+
+
+def test_a_state_that_begins_late_is_refused_also_where_records_are_vectorized() -> None:
+    """The trial has found none. Kills a vectorized pass that does not look for one."""
+    late: list[bool] = []
+
+    def keep(m: Stateful, x: Tensor) -> None:
+        m.count += bool(late)
+
+    reverse = Apply(lambda h: torch.flip(h, [-1]))  # not on the list
+    gradients = RecordGradients(module := nn.Sequential(Stateful(keep), reverse, nn.Linear(4, 3)))
+    params, x = gradients.layout.initial(module)[None], torch.ones(1, 2, 4)
+    y = torch.zeros(1, 2, dtype=torch.long)
+    gradients.norms(params, x, y)
+    assert isinstance(gradients._routes.of(x, y).engine, Vectorized)
+    late.append(True)
+    with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
+        gradients.norms(params, x, y)
 
 
 def test_a_state_that_shows_where_a_record_is_alone_is_refused_also_for_outputs_alone() -> None:

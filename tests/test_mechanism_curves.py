@@ -62,6 +62,24 @@ def test_every_field_of_every_event_has_a_bound(event):
                 dataclasses.replace(event, **{field.name: bad})
 
 
+@pytest.mark.parametrize("count", [0.0, 0.5, 2.5, -1.0])
+def test_what_is_counted_is_a_whole_number_of_at_least_one(count):
+    """Kills a cap, or a number of shares, that is a fraction."""
+    for event, field in (
+        (events.TrialCap(0.1, 30), "most_rejections"),
+        (events.Allotment(6.0, 0.1, 3), "shares"),
+    ):
+        with pytest.raises(ValueError, match=f"{event.kind}: {field} = {count} must be a whole"):
+            dataclasses.replace(event, **{field: count})
+
+
+def test_a_sum_of_norms_is_at_least_that_at_which_all_are_drawn():
+    """Below b C the rate b C / K would be above 1, where no curve holds."""
+    least = events.ImportanceSampledGaussian(10.0, 0.5, 5.0, 100.0, 2.0)
+    with pytest.raises(ValueError, match=r"norm_sum = 4\.999 must be at least b C = 5"):
+        dataclasses.replace(least, norm_sum=4.999)
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -238,6 +256,9 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
     lost = 1000 * 0.8**90
     assert trial_cap.guarantee(2.0, 1e-5, 1e-6) == pytest.approx(
         (2.0 + 1e-6 / (1 - 1e-6), 1.1e-5), rel=1e-15
+    )
+    assert trial_cap.guarantee(2.0, 1e-5, 0.1) == pytest.approx((2.0 + 0.1 / 0.9, 0.10001)), (
+        "a share of delta so large that what is added to epsilon shows"
     )
     expected = accountant.epsilon(charges, 1e-5 - lost).epsilon + lost / (1 - lost)
     assert accountant.epsilon({**charges, cap: 1000}, 1e-5).epsilon == pytest.approx(

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from mechanisms import quantile
+from mechanisms import dpsgd, quantile
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.registry import MECHANISMS
 from mechanisms.sampling import Batch
@@ -53,6 +53,16 @@ def test_a_record_moves_the_count_by_half():
     assert abs(counts[0] - counts[1]).item() == 0.5
 
 
+def test_a_norm_at_the_bound_is_within_it_and_one_without_a_number_is_above():
+    """Many records have the same norm where a model saturates; kills a count that leaves them
+    out, so that their bound keeps rising."""
+    norms = torch.tensor([[1.0, 0.9, 1.1, torch.inf, torch.nan, 1.0]])
+    mask = torch.tensor([[True] * 5 + [False]])
+    assert quantile.votes(norms, ONE, Batch(norms, norms, mask)).tolist() == [
+        [0.5, 0.5, -0.5, -0.5, -0.5, 0.0]
+    ]
+
+
 def test_the_released_count_has_the_planned_noise():
     """The moved bound, taken apart: N(0, (s_b / 2)^2) on the count. False alarm: 1e-6."""
     params = start(model())
@@ -64,6 +74,17 @@ def test_the_released_count_has_the_planned_noise():
     std = quantile.split(1.0)[1] / 2
     assert not alarms(released, std)
     assert alarms(released * 0.67, std)
+
+
+def test_the_share_within_the_bound_is_of_the_expected_batch():
+    """Never of the drawn one, whose size is a secret. Nearly without noise."""
+    plan = DpsgdPlan(0.5, 1e-9, 1e6, 1, clip_quantile=0.5)
+    world, drawn = twins(plan, 20), dpsgd.draw(twins(plan, 20)).mask.sum(dim=1)
+    bounds = DPSGD.step(world, DPSGD.start(world, start(model()))).memory["clip_norm"]
+    share = 0.5 - (bounds.double() / 1e6).log() / quantile.RATE
+    expected = 0.5 + drawn / 2 / (0.5 * world.data.sizes())
+    torch.testing.assert_close(share, expected, rtol=0, atol=1e-4)
+    assert len(set(drawn.tolist())) > 1
 
 
 def test_over_many_steps_the_bound_finds_the_median():

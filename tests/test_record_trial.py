@@ -192,3 +192,16 @@ def test_long_norms_are_not_too_small(length: int) -> None:
     assert long_norms(torch.tensor([3.0, torch.nan]).repeat(700)).isnan()
     short = torch.randn(3, 7)
     assert torch.equal(long_norms(short), torch.linalg.vector_norm(short, dim=1))
+
+
+def test_a_little_mixing_of_large_records_whose_outputs_are_small_is_seen() -> None:
+    """An error allowed is one of rounding, also where numbers of size 1 are made from large ones.
+    Kills an error that may be as large as a record."""
+
+    def saturated(x: Tensor) -> Tensor:
+        mixed = (x.amax(dim=0, keepdim=True) > 2e3) & (x < -2e3)
+        return x / (1 + x.abs()) + 1e-4 * mixed
+
+    gradients = RecordGradients(nn.Sequential(Apply(saturated), nn.Linear(4, 3)))
+    with pytest.raises(ValueError, match="gives a record another output or loss in a batch"):
+        gradients.refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))

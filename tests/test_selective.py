@@ -14,7 +14,7 @@ from mechanisms.accounting import sampled_gaussian
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.selective import _first_largest, selective, simple_bound
 from mechanisms.accounting.visible import _Supremum, every_trial, visible
-from mechanisms.accounting.worst_pair import pairs
+from mechanisms.accounting.worst_pair import divergence, pairs
 from tests.one_dimension import Model, log_sum
 from tests.reference_values import REFERENCE
 
@@ -334,3 +334,12 @@ def test_where_the_scaled_sums_underflow_the_price_is_still_one():
     assert (np.diff(prices) > 0).all() and (
         prices <= every_trial(1.0, 45.378, test, [96.0, 128.0, 256.0, 512.0])
     ).all()
+
+
+@pytest.mark.parametrize("log_moment", [0.0, 1e-9, 0.3, 200.0])
+@pytest.mark.parametrize("order", [1.25, 8.0, 512.0])
+def test_a_price_covers_the_errors_of_its_grid_and_of_rounding(log_moment, order):
+    """A millionth of the moment's logarithm, and some units in its last place. Kills a price as
+    computed."""
+    least = log_moment * (1.0 + 0.9e-6) + 3e-15 * order
+    assert least <= divergence(log_moment, order) * (order - 1.0) <= least * 1.5

@@ -253,3 +253,9 @@ def test_a_label_is_never_told_more_often_than_is_charged(epsilon, classes):
     ratio = (1 - lying) / (lying / (classes - 1))
     assert math.log(ratio) <= epsilon * (1 + 1e-12)
     assert math.log(ratio) >= min(epsilon, 30.0) - 1e-5
+
+
+def test_without_noise_there_is_none_whatever_the_bound():
+    """Kills 0 times an infinite bound, which is no number."""
+    for bound in (1.0, math.inf):
+        assert SharingPlan(0.0, bound).noise_std == 0.0 and SharingPlan(2.0, 0.5).noise_std == 1.0
