@@ -9,7 +9,7 @@ records that are drawn with probability p:
 
     K* = sum |g_i| / p + N(0, (s_K C)^2),  C = min(clip norm, c K* / N)      (Eq. 16, optional)
     K  = sum |g_i| / p + N(0, (s_K C)^2),  K = max(b C, min(K, N C))         (Eqs. 11, 12)
-    ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that was not drawn
+    ghat_i = min(C, max(g_L, k |g_i|)),    C for a record that no epoch of the round has drawn
 
 In every step record i enters with probability b |g_i| / K: it is proposed with probability
 b ghat_i / K, and a proposed record is accepted with probability |g_i| / ghat_i. Then
