@@ -9,8 +9,9 @@ import pytest
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, to_dict
+from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, from_dict, to_dict
 from mechanisms.accounting.ranges import parse_ranges
+from mechanisms.plan import merge
 from mechanisms.settings import MECHANISMS
 from sim.account import command
 from sim.commands.guard import main_guard
@@ -118,3 +119,34 @@ def test_a_run_stops_paying_where_the_next_round_would_pass_the_budget(capsys):
         and some["epsilon_certified"] < whole["epsilon_certified"] / 1.5
     )
     assert [event["count"] for event in some["events"]] == [some["rounds"]]
+
+
+def test_rounds_are_counted_beside_what_was_paid_before_them(capsys):
+    """Statistics take a part of the budget, and noise is given. Kills rounds that are bought from
+    the whole budget, and a phase that forgets what those before it have cost."""
+    flags = (
+        "--clients 2 --records 50 --batch-size 10 --rounds 90 --delta 1e-3 --noise-multiplier 0.9 "
+        "--epsilon 6 --strategy fedfed --shared-source prototypes --share-noise 4"
+    )
+    alone = price(capsys, flags)
+    after = price(capsys, f"{flags} --standardize private --standardize-noise 3")
+    assert 1 < after["rounds"] < alone["rounds"] < 90
+    for found in (alone, after):
+        assert found["epsilon_certified"] <= 6.0
+        charges = Counter()
+        for row in found["phases"]:
+            charges += counted(row["events"])
+        (step,) = counted(found["phases"][-1]["events"])
+        events = [from_dict(json.loads(event)) for event in charges]
+        paid = dict(zip(events, charges.values(), strict=True))
+        assert epsilon(paid, 1e-3).epsilon == pytest.approx(found["epsilon_certified"])
+        one_more = merge(paid, {from_dict(json.loads(step)): 1})
+        assert epsilon(one_more, 1e-3).epsilon > 6.0
+
+
+def test_public_records_are_reckoned_with_where_numbers_of_records_are_given(capsys):
+    """They are shared at no cost. Kills an outlook without them."""
+    flags = "--clients 3 --records 40 --rounds 2 --epsilon 2 --strategy fedfed"
+    shared = price(capsys, f"{flags} --shared-source public --public-records 9")
+    assert [row["phase"] for row in shared["phases"]] == ["train"]
+    assert shared["epsilon_certified"] <= 2.0
