@@ -39,7 +39,7 @@ from server.app import exchange_over, find_groups
 from sim import account
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
-from sim.engines import app, start
+from sim.engines import app, session, start
 from sim.job import rundir
 from tests.processes import wait_for
 
@@ -505,6 +505,23 @@ def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
         serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder))
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_nodes_are_told_the_place_of_the_run_directory_whatever_their_own_folder(
+    tmp_path, monkeypatch
+):
+    """They charge in it. Kills a relative path, which another process takes for another place."""
+    monkeypatch.chdir(tmp_path)
+    told = []
+
+    def ran(job, folder, exchange, trained) -> None:
+        told.append(folder)
+
+    monkeypatch.setattr(session, "run", ran)
+    grid = LocalGrid({4: place(0), 8: place(1)})
+    serve(grid, out="runs", name="one", clients=4, rounds=1)
+    serve(grid, resume=str(Path("runs") / "one"))
+    assert told == [tmp_path.resolve() / "runs" / "one"] * 2
 
 
 def test_a_node_that_fails_is_named(tmp_path):

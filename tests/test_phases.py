@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,6 +248,25 @@ def test_a_mean_is_over_those_who_have_released_and_their_records(tmp_path):
     ]
     mean, records = mean_sums(job, uploads)
     assert mean.tolist() == [5.0] and records == (sizes[4] + sizes[1]) / 2 != sizes.mean()
+
+
+@pytest.mark.parametrize("name", ["statistics", "class sums"])
+def test_the_result_of_a_phase_is_whole_or_not_there(tmp_path, monkeypatch, name):
+    """A run that goes on takes the file for the whole result. Kills one that is filled in place."""
+    phase, job, node = phases.node(name, tmp_path)
+    upload = node.train(ask(phase, job, 1, [0, 1, 2]))
+    (row,) = [one for one in course.PHASES if one.name == phase.name]
+
+    def broken(handle: int) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="the disk is gone"):
+            row.federation(job, tmp_path).collect([upload])
+    assert not (tmp_path / row.result).exists()
+    row.federation(job, tmp_path).collect([upload])
+    assert (tmp_path / row.result).exists()
 
 
 def test_two_phases_with_the_same_noise_are_charged_twice(tmp_path):
