@@ -1,16 +1,25 @@
 """How many clients are computed together: a rule of sizes alone, the same on every machine."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
+import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
+from sim.commands.flags import parse
 from sim.config import configuration as config
+from sim.config.settings import Execution
+from sim.engines import start
+from sim.engines.cluster import workers_of
 from sim.job.chunks import chunk_width, group
+from sim.job.device import device_of, single_thread
 from sim.job.job import Job
 from sim.phases.build import build, with_groups
 
@@ -125,3 +134,69 @@ def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
     )
     usual = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     assert done.stdout.split() == [(usual | given)[name] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("clients", "width", "groups"), [(7, 5, 3), (10, 25, 4), (3, 2, 8), (1, 25, 2), (9, 2, 2)]
+)
+def test_every_group_has_a_chunk_and_every_client_its_place(clients, width, groups):
+    """Kills a group without a client, which chunks that are too wide leave."""
+    dealt = group(np.arange(clients) % 3 + 1, width, groups)
+    assert len(dealt) == min(groups, clients) and all(len(chunks) for chunks in dealt)
+    assert all(0 < len(chunk) <= width for chunks in dealt for chunk in chunks)
+    hosted = np.concatenate([chunk for chunks in dealt for chunk in chunks])
+    assert sorted(hosted.tolist()) == list(range(clients))
+
+
+def test_there_are_as_many_workers_as_were_asked_for_and_else_one_for_each_core(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert [workers_of(Execution(workers=n)) for n in (1, 3, None)] == [1, 3, 7]
+
+
+def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):
+    """Before it builds anything. Kills sums whose order follows the number of cores."""
+
+    def threads() -> set[int]:
+        return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())}
+
+    class Stop(Exception):
+        """Far enough."""
+
+    def seen(given: config.Config) -> NoReturn:
+        found.append(threads())
+        raise Stop
+
+    found: list[set[int]] = []
+    monkeypatch.setattr(start, "build", seen)
+    monkeypatch.setattr(start.rundir, "choose", lambda config: Path("nowhere"))
+    try:
+        torch.set_num_threads(2)
+        threadpool_limits(2)
+        found.append(threads())
+        with pytest.raises(Stop):
+            start.train(parse(["--engine=inline"], "", ""))
+    finally:
+        single_thread()
+    assert 2 in found[0] and found[1] == {1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "present", "found"),
+    [
+        ("cpu", True, "cpu"),
+        ("auto", True, "cuda"),
+        ("cuda", True, "cuda"),
+        ("cpu", False, "cpu"),
+        ("auto", False, "cpu"),
+        ("cuda", False, None),
+    ],
+)
+def test_the_device_is_the_one_that_was_asked_for(monkeypatch, asked, present, found):
+    """And a GPU where nothing was said and there is one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
+    settings = config.load(None, {"device": asked})
+    if found is None:
+        with pytest.raises(ValueError, match="no CUDA device is present"):
+            device_of(settings)
+    else:
+        assert device_of(settings).type == found

@@ -13,7 +13,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from sim.data import dataset as data
-from sim.data import files
+from sim.data import files, given
 from sim.data.arrays import fixed_split, read_npz
 from sim.data.dataset import load
 from sim.data.torchvision_compat import import_torchvision
@@ -162,6 +162,23 @@ def test_the_data_directory_is_the_argument_then_the_variable(
     assert len(load("mnist").x) == 3
 
 
+@pytest.mark.parametrize("name", files.NAMES)
+def test_a_folder_that_is_not_there_is_missed_before_anything_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before Ray's workers are started; digits need none."""
+    for folder, variable in ((str(tmp_path / "elsewhere"), None), (None, str(tmp_path / "absent"))):
+        if variable is None:
+            monkeypatch.delenv("DP_FED_DATA", raising=False)
+        else:
+            monkeypatch.setenv("DP_FED_DATA", variable)
+        if name == "digits":
+            files.check(name, folder)
+        else:
+            with pytest.raises(ValueError, match="is no directory"):
+                files.check(name, folder)
+
+
 @pytest.mark.parametrize("damage", [None, 100, 2000])
 def test_a_failed_download_says_where_files_belong(
     damage: int | None, tmp_path: Path, monkeypatch
@@ -302,3 +319,25 @@ def test_a_file_that_is_no_npz_is_refused(damage: str, tmp_path: Path) -> None:
         load(str(path))
     with pytest.raises(ValueError, match="no such file"):
         load(str(tmp_path / "absent.npz"))
+
+
+def test_arrays_of_another_type_or_shape_are_another_data_set(tmp_path: Path) -> None:
+    """Though their bytes are the same. Kills a run that is given the records of an earlier one."""
+    x, y = np.linspace(1, 2, 24, dtype=np.float32).reshape(6, 4), np.arange(6) % 2
+    others = [(x, y), (x.view(np.int32), y), (x.reshape(6, 2, 2), y), (x, y.view(np.uint64))]
+    paths = [given.keep(arrays, tmp_path) for arrays in others]
+    assert len(set(paths)) == 4 and given.keep(others[1], tmp_path) == paths[1]
+    for path, (kept, labels) in zip(paths, others, strict=True):
+        with np.load(path) as file:
+            assert file["x"].dtype == kept.dtype and np.array_equal(file["x"], kept)
+            assert file["y"].dtype == labels.dtype and np.array_equal(file["y"], labels)
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 33])
+def test_a_damaged_key_of_given_arrays_is_refused(tmp_path: Path, length: int) -> None:
+    """A short one can be guessed, and with it the last record."""
+    (tmp_path / given.FOLDER).mkdir()
+    (tmp_path / given.FOLDER / given.KEY).write_bytes(b"k" * length)
+    with pytest.raises(ValueError, match=f"has {length} bytes, it must have 32"):
+        given.keep((np.eye(6), np.arange(6) % 2), tmp_path)
+    assert [path.name for path in (tmp_path / given.FOLDER).iterdir()] == [given.KEY]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from client.messages import TrainRequest
+from client.app import client_app
+from client.messages import Answering, TrainRequest, Upload
 from server.app import exchange_over
 from tests.test_flower import LocalGrid, identity
 
@@ -32,3 +33,26 @@ def test_a_request_goes_to_the_node_of_its_group_and_to_no_other(groups):
     with pytest.raises(RuntimeError, match=f"{len(groups)} of {len(groups)} groups sent no reply"):
         list(exchange_over(grid, [4, 8, 6], {})(requests))
     assert grid.sent == [((4, 8, 6)[group], group) for group in groups]
+
+
+class Echo(Answering):
+    """A node whose upload tells its group."""
+
+    def train(self, request: TrainRequest) -> Upload:
+        total = np.full(2, request.group, dtype=np.int64)
+        return Upload(request.round, request.group, request.clients, total, len(request.clients))
+
+
+@pytest.mark.parametrize("silent", [4, 8, 6])
+def test_a_round_in_which_one_group_of_several_is_silent_does_not_count(silent):
+    """Kills a mean over the groups that have answered, as if the others had not been asked."""
+    echo, nobody = client_app(lambda config, context: Echo()), (np.zeros(1, np.int64),) * 2
+    requests = [
+        TrainRequest(1, group, "round-1", *nobody, np.zeros(2, np.float32)) for group in range(3)
+    ]
+    places: dict[int, dict | None] = {node: {} for node in (4, 8, 6)}
+    uploads = exchange_over(LocalGrid(places, echo), [4, 8, 6], {})(requests)
+    assert sorted((u.group, u.total.tolist()) for u in uploads) == [(n, [n, n]) for n in range(3)]
+    grid = LocalGrid(places | {silent: None}, echo)
+    with pytest.raises(RuntimeError, match="1 of 3 groups sent no reply"):
+        list(exchange_over(grid, [4, 8, 6], {})(requests))

@@ -113,6 +113,32 @@ def test_other_records_or_another_version_have_a_file_of_their_own(
     assert np.array_equal(first.x_test, second.x_test) == (change != "a test record")
 
 
+def test_the_same_bytes_of_another_shape_have_features_of_their_own(images: Path) -> None:
+    """Images on their side. Kills a digest of the numbers alone."""
+    first, arrays = load(settings(images), CPU), dict(np.load(images))
+    for name in ("x", "x_test"):
+        arrays[name] = arrays[name].reshape(-1, 3, 10, 12)
+    np.savez(images, **arrays)
+    second = load(settings(images), CPU)
+    assert first.x.shape[2:] == (3, 2) and second.x.shape[2:] == (2, 3)
+    assert second.x_test.shape[2:] == (2, 3) and len(kept(images)) == 2
+
+
+def test_each_kind_of_device_keeps_features_of_its_own(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ in their last bits, and a resumed run must see those that it began with."""
+
+    def computed(part: np.ndarray, device: torch.device) -> np.ndarray:
+        return np.full((len(part), 2), len(device.type), np.float32)
+
+    monkeypatch.setattr(features, "_computed", computed)
+    for _ in range(2):
+        for kind in ("cpu", "cuda", "cpu"):
+            assert (load(settings(images), torch.device(kind)).x == len(kind)).all()
+    assert len(kept(images)) == 2
+
+
 DAMAGES = {
     "empty": lambda content: b"",
     "cut": lambda content: content[: len(content) // 2],

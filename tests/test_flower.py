@@ -39,7 +39,8 @@ from server.app import exchange_over, find_groups
 from sim import account
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
-from sim.engines import app, start
+from sim.engines import app, session, start
+from sim.job import rundir
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -478,6 +479,10 @@ def test_a_resumed_run_needs_a_node_for_each_group(tmp_path, reference):
         ({"release": "false"}, "release"),
         ({"workers": 2}, "workers is 2, but Flower decides that: leave workers out"),
         ({"gpus_per_worker": "none"}, "gpus_per_worker is None, but Flower decides that"),
+        ({"groups": 2}, "groups is 2, but Flower decides that: leave groups out"),
+        ({"engine": "inline"}, "engine is inline, but Flower decides that: leave engine out"),
+        ({"ray_address": "x:1"}, "ray_address is x:1, but Flower decides that"),
+        ({"cpus_per_worker": 2.0}, "cpus_per_worker is 2.0, but Flower decides that"),
         ({"dpsur_beta": 3}, "dpsur_beta is 3.0, which mechanism = dpsgd does not use"),
         ({"clients": False}, "unknown flag --no-clients"),
         ({"dataset": "digit"}, "dataset = 'digit' is unknown: did you mean 'digits'?"),
@@ -489,6 +494,34 @@ def test_a_fault_in_the_run_configuration_leaves_nothing(tmp_path, config, messa
     with pytest.raises(ValueError, match=re.escape(message)):
         serve(LocalGrid({4: place(0), 8: place(1)}), out=str(tmp_path), **config)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
+    """Its canaries are gone: it would go on as a run that it was not."""
+    folder = shutil.copytree(reference, tmp_path / "audited")
+    (folder / rundir.AUDITED).touch()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="is an audited run"):
+        serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder))
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_nodes_are_told_the_place_of_the_run_directory_whatever_their_own_folder(
+    tmp_path, monkeypatch
+):
+    """They charge in it. Kills a relative path, which another process takes for another place."""
+    monkeypatch.chdir(tmp_path)
+    told = []
+
+    def ran(job, folder, exchange, trained) -> None:
+        told.append(folder)
+
+    monkeypatch.setattr(session, "run", ran)
+    grid = LocalGrid({4: place(0), 8: place(1)})
+    serve(grid, out="runs", name="one", clients=4, rounds=1)
+    serve(grid, resume=str(Path("runs") / "one"))
+    assert told == [tmp_path.resolve() / "runs" / "one"] * 2
 
 
 def test_a_node_that_fails_is_named(tmp_path):
@@ -554,6 +587,20 @@ def test_an_upload_survives_the_journey(metrics):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
     upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, metrics)
     assert_equal(decode_upload(encode_upload(upload)), upload)
+
+
+def test_what_is_shared_singly_survives_the_journey():
+    """Kills records that are released, paid for and lost on the way, and labels of another type."""
+    shared = {
+        "x": np.arange(6, dtype=np.float32).reshape(3, 2) - 0.25,
+        "y": np.array([2, 0, 1], np.int64),
+        "client": np.array([4, 4, 7], np.int64),
+    }
+    numbers = np.array([4, 7], np.int64)
+    twin = decode_upload(encode_upload(Upload(0, 1, numbers, numbers, 2, shared=shared))).shared
+    assert set(twin) == set(shared)
+    for name, array in shared.items():
+        assert twin[name].dtype == array.dtype and np.array_equal(twin[name], array)
 
 
 def test_what_clients_really_paid_survives_the_journey():

@@ -3,6 +3,7 @@ words."""
 
 import hashlib
 import io
+import json
 import os
 import pickle
 import socket
@@ -141,6 +142,13 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (tmp_path / "data").mkdir()
     return folder
+
+
+def test_the_vocabulary_ends_below_the_number_of_words(tmp_path: Path) -> None:
+    """A word on the border would have a number for which the model has no vector."""
+    last = imdb.WORDS - imdb.FIRST - 1
+    (tmp_path / imdb.INDEX).write_text(json.dumps({"the": 1, "last": last, "beyond": last + 1}))
+    assert imdb.numbers(tmp_path) == {"the": 4, "last": imdb.WORDS - 1}
 
 
 def test_missing_files_are_downloaded_once(source: Path, tmp_path: Path) -> None:

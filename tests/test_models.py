@@ -146,6 +146,13 @@ class Fixed(nn.Module):
         self.layer = nn.Linear(6, 3)
     def forward(self, x):
         return self.layer(x)
+class Counting(Fixed):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(1))
+    def forward(self, x):
+        self.passes += self.training
+        return super().forward(x)
 class Needy(Fixed):
     def __init__(self, width):
         super().__init__()
@@ -180,3 +187,11 @@ def test_own_classes_get_what_their_constructor_names_and_leave_the_random_state
     assert torch.equal(parameters(first), parameters(build("own_nets:Net", (6,), 3, 5)))
     assert not torch.equal(parameters(first), parameters(build("own_nets:Net", (6,), 3, 6)))
     assert build("own_nets:Fixed", (6,), 3, 0).layer.weight.shape == (3, 6)
+
+
+@pytest.mark.usefixtures("own_nets")
+def test_the_trial_of_an_own_class_leaves_no_trace_in_it() -> None:
+    """It is tried on records of zeros. Kills a trial in training mode, which moves what a module
+    keeps of its records."""
+    module = build("own_nets:Counting", (6,), 3, 0)
+    assert module.passes.item() == 0 and module.training

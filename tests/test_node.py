@@ -190,16 +190,17 @@ def test_what_a_round_has_released_beyond_its_charge_is_refused(tmp_path, unpaid
     assert read(tmp_path / "ledger") == dict.fromkeys((0, 2), ONCE)
 
 
-def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp_path):
+@pytest.mark.parametrize("chunks", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[2], [0, 1, 3]]], ids=str)
+def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp_path, chunks):
     """Client by client: a claim is told and charged, what an allotment has paid for is charged
-    alone."""
+    alone. Kills the settlement of one chunk for all."""
     claim, covered = PaperClaim(0.5, 1.0), Covered(SampledGaussian(0.5, 9.0), 4.0)
     by_size = {8: {claim: 2, covered: 1}, 12: {claim: 3}, 39: {}, 1: {claim: 2, covered: 1}}
     kept = dataclasses.replace(
         MECHANISMS["dpsgd"],
         realized=lambda cohort, state: [by_size[len(own)] for own in cohort.data.records],
     )
-    upload = node(tmp_path, mechanism=kept, chunks=[[0, 1, 2, 3]]).train(request(1, [0, 1, 2, 3]))
+    upload = node(tmp_path, mechanism=kept, chunks=chunks).train(request(1, [0, 1, 2, 3]))
     told = {int(c): charges for clients, charges in upload.realized for c in clients}
     assert told == {0: {claim: 2}, 3: {claim: 2}, 1: {claim: 3}}
     paid = read(tmp_path / "ledger")
@@ -209,6 +210,32 @@ def test_what_a_round_has_really_cost_is_written_down_and_told_to_the_server(tmp
         2: ONCE,
         3: ONCE | {claim: 2, covered: 1},
     }
+
+
+def test_what_a_release_has_really_cost_is_charged_each_time_that_it_is_asked(tmp_path):
+    """Each attempt has released what it settles. Kills a settlement under the name of the request,
+    by which the second one has been paid for."""
+    claim, covered = PaperClaim(0.5, 1.0), Covered(SampledGaussian(0.5, 9.0), 4.0)
+    greedy = dataclasses.replace(
+        MECHANISMS["dpsgd"], realized=lambda cohort, state: [{claim: 2, covered: 1}]
+    )
+    here = node(tmp_path, seed=None, mechanism=greedy)
+    for _ in range(3):
+        (told,) = here.train(request(1, [2])).realized
+        assert told[0].tolist() == [2] and told[1] == {claim: 2}
+    assert read(tmp_path / "ledger") == {2: {SampledGaussian(0.5, 1.0): 9, claim: 6, covered: 3}}
+
+
+def test_the_metrics_of_a_round_are_those_of_all_its_chunks(tmp_path):
+    """Kills the figures of one chunk for all."""
+    sized = dataclasses.replace(
+        MECHANISMS["dpsgd"],
+        report=lambda cohort, state: {"n": torch.tensor([len(o) for o in cohort.data.records])},
+    )
+    upload = node(tmp_path, mechanism=sized, chunks=[[3], [0, 1], [2]]).train(
+        request(1, [0, 1, 2, 3])
+    )
+    assert upload.metrics == {"n": (60.0, 4)}
 
 
 def test_a_round_in_a_cohort_has_the_rates_of_its_round_and_the_steps_of_its_clients(tmp_path):

@@ -90,6 +90,13 @@ def test_the_generator_has_the_code_that_was_asked_for_and_its_weights_follow_th
     assert all(torch.equal(a, b.weight) for a, b in zip(before, layers, strict=True))
 
 
+def test_a_generator_is_made_without_the_callers_random_numbers(tmp_path):
+    """Neither drawn from them nor moving them."""
+    job, state = built(tmp_path, **DISTILLED), torch.get_rng_state()
+    distiller(job)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("source", ["prototypes", "distilled"])
 def test_what_is_released_are_the_parts_of_records_that_the_trained_generator_leaves(
     tmp_path, source

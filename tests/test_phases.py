@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from client.messages import Upload
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import Gaussian
@@ -17,6 +19,7 @@ from server.store import Store
 from sim.job.job import Job
 from sim.phases import course, training
 from sim.phases.course import Host, before_training
+from sim.phases.phase import mean_sums
 from tests import phases
 from tests.gaussian import SPOILERS, alarms
 from tests.phases import CLIENTS, PHASES, Broken, ask, charged
@@ -233,6 +236,37 @@ def test_means_over_clients_of_unequal_sizes_are_means_over_records(tmp_path, gi
     else:
         sums = np.stack([data.x[data.y == label].sum(axis=0) for label in range(3)])
         assert np.allclose(world.shared["x"], sums * 3 / len(data.y), atol=1e-5)
+
+
+def test_a_mean_is_over_those_who_have_released_and_their_records(tmp_path):
+    """A client may have retired. Kills the records of all clients beside the sums of some."""
+    job = World(tmp_path, {"partition": "quantity", "dirichlet": 0.7}).job
+    sizes = job.partition.sizes
+    uploads = [
+        Upload(0, group, np.array([client]), np.array([total], np.int64) * 2**32, 1)
+        for group, (client, total) in enumerate([(4, 3), (1, 7)])
+    ]
+    mean, records = mean_sums(job, uploads)
+    assert mean.tolist() == [5.0] and records == (sizes[4] + sizes[1]) / 2 != sizes.mean()
+
+
+@pytest.mark.parametrize("name", ["statistics", "class sums"])
+def test_the_result_of_a_phase_is_whole_or_not_there(tmp_path, monkeypatch, name):
+    """A run that goes on takes the file for the whole result. Kills one that is filled in place."""
+    phase, job, node = phases.node(name, tmp_path)
+    upload = node.train(ask(phase, job, 1, [0, 1, 2]))
+    (row,) = [one for one in course.PHASES if one.name == phase.name]
+
+    def broken(handle: int) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="the disk is gone"):
+            row.federation(job, tmp_path).collect([upload])
+    assert not (tmp_path / row.result).exists()
+    row.federation(job, tmp_path).collect([upload])
+    assert (tmp_path / row.result).exists()
 
 
 def test_two_phases_with_the_same_noise_are_charged_twice(tmp_path):

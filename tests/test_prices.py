@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, to_dict
+from mechanisms.accounting.accountant import epsilon, rdp
+from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, from_dict, to_dict
 from mechanisms.accounting.ranges import parse_ranges
+from mechanisms.plan import merge
 from mechanisms.settings import MECHANISMS
 from sim.account import command
 from sim.commands.guard import main_guard
+from sim.config.caveats import PUBLIC_LABELS
 from sim.phases.course import BEFORE
 from sim.run import command as run
 
@@ -118,3 +120,75 @@ def test_a_run_stops_paying_where_the_next_round_would_pass_the_budget(capsys):
         and some["epsilon_certified"] < whole["epsilon_certified"] / 1.5
     )
     assert [event["count"] for event in some["events"]] == [some["rounds"]]
+
+
+def test_rounds_are_counted_beside_what_was_paid_before_them(capsys):
+    """Statistics take a part of the budget, and noise is given. Kills rounds that are bought from
+    the whole budget, and a phase that forgets what those before it have cost."""
+    flags = (
+        "--clients 2 --records 50 --batch-size 10 --rounds 90 --delta 1e-3 --noise-multiplier 0.9 "
+        "--epsilon 6 --strategy fedfed --shared-source prototypes --share-noise 4"
+    )
+    alone = price(capsys, flags)
+    after = price(capsys, f"{flags} --standardize private --standardize-noise 3")
+    assert 1 < after["rounds"] < alone["rounds"] < 90
+    for found in (alone, after):
+        assert found["epsilon_certified"] <= 6.0
+        charges = Counter()
+        for row in found["phases"]:
+            charges += counted(row["events"])
+        (step,) = counted(found["phases"][-1]["events"])
+        events = [from_dict(json.loads(event)) for event in charges]
+        paid = dict(zip(events, charges.values(), strict=True))
+        assert epsilon(paid, 1e-3).epsilon == pytest.approx(found["epsilon_certified"])
+        one_more = merge(paid, {from_dict(json.loads(step)): 1})
+        assert epsilon(one_more, 1e-3).epsilon > 6.0
+
+
+def test_public_records_are_reckoned_with_where_numbers_of_records_are_given(capsys):
+    """They are shared at no cost. Kills an outlook without them."""
+    flags = "--clients 3 --records 40 --rounds 2 --epsilon 2 --strategy fedfed"
+    shared = price(capsys, f"{flags} --shared-source public --public-records 9")
+    assert [row["phase"] for row in shared["phases"]] == ["train"]
+    assert shared["epsilon_certified"] <= 2.0
+
+
+def test_a_curve_at_chosen_orders_is_that_of_all_phases(capsys):
+    """Kills the curve of training alone."""
+    flags = (
+        "--clients 2 --records 50 --batch-size 10 --rounds 3 --delta 1e-3 --noise-multiplier 1.5 "
+        "--epsilon none --strategy fedfed --shared-source prototypes --share-noise 4 --orders 2,8.5"
+    )
+    found, paid = price(capsys, flags), Counter()
+    for row in found["phases"]:
+        for event, count in counted(row["events"]).items():
+            paid[from_dict(json.loads(event))] += count
+    assert len(found["phases"]) == 2
+    for column in ("certified", "published"):
+        expected = rdp(paid, (2.0, 8.5), column).tolist()
+        assert found[f"rdp_{column}"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_caveats_are_those_of_all_phases(capsys, public):
+    """Labels are shared before training. Kills what training alone takes for granted."""
+    flags = (
+        "--clients 2 --records 50 --batch-size 10 --rounds 2 --delta 1e-3 --epsilon 6 "
+        "--strategy fedfed --shared-source distilled --distill-rounds 1"
+    )
+    found = price(capsys, f"{flags} --public-labels" if public else flags)
+    assert (PUBLIC_LABELS in found["caveats"]) == public
+    assert found["phase"] == "train"
+
+
+def test_the_tighter_figure_is_that_of_all_phases(capsys):
+    """Where none is known of what is shared, there is none. Kills that of training alone."""
+    flags = (
+        "--clients 2 --records 50 --batch-size 10 --rounds 3 --delta 1e-3 --noise-multiplier 1.5 "
+        "--epsilon none"
+    )
+    alone = price(capsys, flags)
+    assert 0 < alone["epsilon_pld"] < alone["epsilon_certified"]
+    shared = "--strategy fedfed --shared-source prototypes --share-noise 4"
+    both = price(capsys, f"{flags} {shared}")
+    assert len(both["phases"]) == 2 and both["epsilon_pld"] is None

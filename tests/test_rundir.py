@@ -134,7 +134,13 @@ def test_the_digest_of_the_records_tells_nothing_without_its_key(tmp_path, flags
 
 
 @pytest.mark.parametrize(
-    ("left", "words"), [(None, "No such file"), (b"", "0 bytes"), (b"k" * 31, "31 bytes")]
+    ("left", "words"),
+    [
+        (None, "No such file"),
+        (b"", "0 bytes"),
+        (b"k" * 31, "31 bytes"),
+        (b"k" * 33, "33 bytes"),
+    ],
 )
 def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
     """As one of an earlier version: nobody could tell whether the records are the same."""
@@ -150,6 +156,16 @@ def test_without_its_key_a_run_is_not_resumed(tmp_path, capsys, left, words):
         and "start a new run" in said
         and said.count("\n") == 1
     )
+
+
+def test_the_key_is_its_owners_even_where_a_start_that_failed_has_left_one(tmp_path):
+    """A file that is there keeps its mode. Kills a key that is written into it."""
+    (tmp_path / inputs.KEY).write_bytes(b"old")
+    (tmp_path / inputs.KEY).chmod(0o644)
+    flags = [*SMALL, "--dataset", records(tmp_path / "records.npz", 0.0)]
+    inputs.write(tmp_path, build(parse(flags, "run", "").config))
+    assert (tmp_path / inputs.KEY).stat().st_mode & 0o777 == 0o600
+    assert len((tmp_path / inputs.KEY).read_bytes()) == inputs.KEY_BYTES
 
 
 def test_the_orders_that_were_written_down_stay(tmp_path):

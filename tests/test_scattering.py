@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.signal import resample
 
-from sim.data.scattering import FEATURES, scatter
+from sim.data.scattering import FEATURES, STRIDE, scatter
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "scattering.npz"
 """Outputs of kymatio 0.3.0's Scattering2D(J=2), of pixels in [0, 1]."""
@@ -134,3 +134,17 @@ def test_a_shift_by_a_pixel_moves_features_far_less_than_pixels() -> None:
 def test_what_is_no_image_of_eight_pixels_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="at least 8x8 pixels; use --features pixels"):
         scatter(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("side", [9, 11, 13, 14, 15])
+def test_a_feature_lies_where_the_border_of_the_reference_puts_it(side):
+    """A border of an odd number of pixels is smaller in front, on both axes. Kills features one
+    pixel off. The average of one bright pixel is largest at the feature that lies on it."""
+    before = ((side // STRIDE + 2) * STRIDE - side) // 2
+    images = torch.eye(side * side).reshape(-1, 1, side, side)
+    averages = scatter(images)[:, 0]
+    for row in range(side // STRIDE):
+        for column in range(side // STRIDE):
+            brightest = int(averages[:, row, column].argmax())
+            place = [STRIDE * (n + 1) - before for n in (row, column)]
+            assert list(divmod(brightest, side)) == place

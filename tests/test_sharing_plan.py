@@ -19,6 +19,7 @@ from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Dpis, Privacy
 from mechanisms.sharing import SharingPlan
 from sim.config import configuration as config
+from sim.job.job import TRAIN
 from sim.phases import course, generator, sharing
 from sim.phases.phase import Outlook
 
@@ -89,6 +90,23 @@ def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
     if found.generator:
         assert 0.98 * 0.5 * share < epsilon(trained, delta).epsilon <= 0.5 * share
         assert found.generator.clip_norm == given.get("distill_clip", 1.0)
+
+
+def test_a_run_with_every_phase_costs_its_budget_and_what_is_shared_its_share():
+    """From the plans of the whole course. Kills a phase that is told of one round of an earlier
+    one, or of none."""
+    given = GIVEN | DISTILLED | {"standardize": "private", "rounds": 3}
+    settings, sizes = config.load(None, given, lenient=config.SETTINGS), np.array([20, 30])
+    plans = course.plan(Outlook(settings, SHAPE, sizes, False))
+    paid = {
+        phase.name: planned(plans[phase.name].plans[0], phase.rounds(settings))
+        for phase in course.BEFORE
+    }
+    shared = epsilon(merge(paid[generator.NAME], paid[sharing.NAME]), 1e-5).epsilon
+    assert 0.98 * 0.5 * EPSILON < shared <= 0.5 * EPSILON
+    for own in plans[TRAIN].plans:
+        whole = epsilon(merge(*paid.values(), planned(own, 3)), 1e-5).epsilon
+        assert 0.98 * EPSILON < whole <= EPSILON
 
 
 def test_the_bound_is_half_the_norm_of_a_record_of_ones_unless_it_is_given():
