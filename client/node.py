@@ -151,7 +151,7 @@ class Node:
                     allowed.clients, partial(local_round, training.mechanism, cohort, start)
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
-                metrics.add(training.mechanism.report(cohort, end))
+                metrics.add(training.mechanism.metrics(cohort, end))
                 total.add(training.sent.rows(cohort, start, end), data.weights[allowed.clients])
         sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)

@@ -213,7 +213,7 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
     return [covered(plan.releases(row), account.order) for plan, account, row in rows]
 
 
-def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
+def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """At the round's end: alpha_max, growth of rho_ng, steps and measurements in the round ``[K]``;
     and the epsilon of what was really spent, which is no guarantee."""
     plans, memory = _plans(cohort), state.memory
@@ -269,7 +269,7 @@ MECHANISM = Mechanism(
     step,
     active,
     start=start,
-    report=report,
+    metrics=metrics,
     realized=realized,
     calibrate=calibrate,
     lasting=LASTING,

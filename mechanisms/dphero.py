@@ -130,7 +130,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     return after.remember(**_look(cohort, after.params)).where(due, after)
 
 
-def report(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
+def metrics(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
     """The smallest and largest v ``[K]`` of all layers at the round's end, from released models."""
     scales = torch.cat(
         [scale for name, scale in state.memory.items() if name.endswith("|v")], dim=1
@@ -159,4 +159,4 @@ def _maps(memory: Mapping[str, torch.Tensor]) -> tuple[Metric, Metric]:
     return forth, back
 
 
-MECHANISM = Mechanism(HeroPlan.of, step, dpsgd.active, start=start, report=report)
+MECHANISM = Mechanism(HeroPlan.of, step, dpsgd.active, start=start, metrics=metrics)

@@ -245,7 +245,7 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
     return result
 
 
-def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
+def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """Means over the epochs of K / (N C), C and s ``[K]``; and the epsilon of what was really
     spent, which is no guarantee."""
     plans = _plans(cohort)
@@ -298,7 +298,7 @@ MECHANISM = Mechanism(
     step,
     active,
     start=start,
-    report=report,
+    metrics=metrics,
     realized=realized,
     calibrate=calibrate,
     lasting=(),

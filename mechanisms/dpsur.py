@@ -147,7 +147,7 @@ MECHANISM = Mechanism(
     step,
     trials.active,
     start=trials.start,
-    report=trials.report,
+    metrics=trials.metrics,
     realized=trials.realized,
     note="DPSUR's paper charges accepted steps only and takes the test for post-processing; "
     "but what is released is the proposal weighted by its probability of acceptance, which "

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, prepare
+from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, precompute
 from mechanisms.accounting.allotment import ROUNDING, cost
 from mechanisms.accounting.events import Allotment, Event
 from mechanisms.plan import Plan, Terms, least_noises, merge
@@ -89,7 +89,9 @@ def calibrate(
         ]
         return [plan_of(one, noise) for one, noise in zip(terms, claimed, strict=True)]
     noises = least_noises(worst_run, terms)
-    prepare([worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified")
+    precompute(
+        [worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified"
+    )
     return [_within(plan_of, one, noise) for one, noise in zip(terms, noises, strict=True)]
 
 

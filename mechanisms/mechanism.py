@@ -20,7 +20,7 @@ class Mechanism:
         step: one (tried) step of a cohort.
         active: bool ``[K]``, whether a client goes on in this round; one that is done idles.
         start: the state before the first step.
-        report: public metrics of a finished local round, for the round record: name -> a value of
+        metrics: public metrics of a finished local round, for the round record: name -> a value of
             each client ``[K]``.
         calibrate: the plans that meet the budget, from ``plan`` with the noise left open and the
             terms of all clients.
@@ -36,7 +36,7 @@ class Mechanism:
     step: Callable[[Cohort, LocalState], LocalState]
     active: Callable[[Cohort, LocalState], torch.Tensor]
     start: Callable[[Cohort, torch.Tensor], LocalState] = LocalState.start
-    report: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
+    metrics: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
     realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: (
         [{}] * len(cohort.plans)
     )

@@ -10,11 +10,10 @@ import numpy as np
 from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, tabulate
-from mechanisms.settings import MECHANISMS as NAMES
-from mechanisms.settings import Privacy, Settings
+from mechanisms.settings import MECHANISM_NAMES, Privacy, Settings
 
 MECHANISMS: dict[str, Mechanism] = {
-    name: import_module(f"mechanisms.{name}").MECHANISM for name in NAMES
+    name: import_module(f"mechanisms.{name}").MECHANISM for name in MECHANISM_NAMES
 }
 """Each is the ``MECHANISM`` of the module of its name."""
 

@@ -200,7 +200,7 @@ MECHANISM = Mechanism(
     step,
     trials.active,
     start=trials.start,
-    report=trials.report,
+    metrics=trials.metrics,
     realized=trials.realized,
     note="Noise screening's paper charges accepted steps only, as if neither the choice "
     "among proposals nor the loss that it looks at told anything about the data.",

@@ -16,7 +16,7 @@ class Settings(BaseModel):
 
 
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
-MECHANISMS: tuple[str, ...] = get_args(MechanismName)
+MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
 
 

@@ -112,7 +112,7 @@ def clipped(change: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     return torch.where(change.isfinite(), change.clamp(-bound, bound), bound)
 
 
-def report(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
+def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """The share of accepted trials ``[K]`` where that is public."""
     if cohort.plan("most_rejections").any():
         return {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mechanisms.accounting.accountant import Charges, epsilon, prepare
+from mechanisms.accounting.accountant import Charges, epsilon, precompute
 from mechanisms.accounting.allotment import payable
 from mechanisms.accounting.events import Event
 from mechanisms.plan import Plan, PlanTable, merge, most
@@ -82,7 +82,7 @@ class Budgets:
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whether the client's next round stays within the target."""
         after, place = self._after_a_round(most)
-        prepare(after, self._column)
+        precompute(after, self._column)
         within = [
             np.isinf(self._target) or epsilon(c, self._delta, self._column).epsilon <= self._target
             for c in after
@@ -92,7 +92,7 @@ class Budgets:
     def epsilons(self, column: str) -> np.ndarray:
         """Float64 ``[clients]``: epsilon spent so far, ``certified`` or ``published``."""
         used, place = np.unique(self._history, return_inverse=True)
-        prepare((self._histories[h] for h in used), column)
+        precompute((self._histories[h] for h in used), column)
         return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[
             place
         ]

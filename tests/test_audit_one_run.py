@@ -205,7 +205,7 @@ def test_every_part_of_the_mechanism_sees_the_records_with_their_canaries():
 
         return noted
 
-    parts = ("start", "step", "active", "report", "realized")
+    parts = ("start", "step", "active", "metrics", "realized")
     row = MECHANISMS["dpsur"]
     row = dataclasses.replace(row, **{name: noting(name, getattr(row, name)) for name in parts})
     watched = Watched(row, found).mechanism
@@ -218,7 +218,7 @@ def test_every_part_of_the_mechanism_sees_the_records_with_their_canaries():
     )
     world = cohort([plans.of(0)] * 4)
     end = local_round(watched, world, start(model()))
-    watched.report(world, end)
+    watched.metrics(world, end)
     watched.realized(world, end)
     assert seen.keys() == set(parts)
     for one in seen.values():

@@ -81,7 +81,10 @@ def test_normal_draws_are_gaussian_and_independent_between_clients(device):
 
 
 def test_a_release_draws_from_the_systems_entropy(device):
-    """False alarm: 1e-6. Kills float noise, a seed, and draws that are given twice."""
+    """False alarm: 1e-6. Kills float noise, a seed, and draws that are given twice.
+
+    Of 6,000 draws, 0.02 pairs on average agree by chance; four do once in 10^8 times.
+    """
     streams = SystemStreams(4, device)
     with pytest.raises(TypeError, match="grid"):
         streams.normal("noise", 3)
@@ -92,7 +95,7 @@ def test_a_release_draws_from_the_systems_entropy(device):
     ]
     assert all(one.device.type == device.type and one.dtype == torch.int64 for one in draws)
     sample = torch.cat(draws).double().cpu().numpy().ravel() * 2.0**-28
-    assert alarms(sample, 1.0) == set() and len(np.unique(sample)) == len(sample)
+    assert alarms(sample, 1.0) == set() and len(sample) - len(np.unique(sample)) < 4
 
 
 # --- exact sums

@@ -58,7 +58,7 @@ def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, ex
         return (
             state,
             [list(charges.values()) for charges in row.realized(cohort, state)],
-            row.report(cohort, state),
+            row.metrics(cohort, state),
         )
 
     (here, paid, figures), (there, expected, reported) = end(device), end(CPU)

@@ -144,11 +144,11 @@ def test_curves_computed_together_are_those_of_each_event_alone(monkeypatch):
     rates, noises = 10 ** rng.uniform(-4, -0.1, 150), rng.uniform(0.4, 9, 150)
     many = [SampledGaussian(*pair) for pair in zip(rates, noises, strict=True)]
     orders = (1.25, 3.0, 7.5, 64.0)
-    curves.prepare([*many, SampledGaussian(1.0, 2.0)], orders, "certified")
+    curves.precompute([*many, SampledGaussian(1.0, 2.0)], orders, "certified")
     together = [curves.rdp(event, orders, "certified") for event in many]
     assert len(curves._KEPT) == 150
     monkeypatch.setattr(curves, "_KEPT", {})
-    curves.prepare(many[: curves.MANY - 1], orders, "certified")
+    curves.precompute(many[: curves.MANY - 1], orders, "certified")
     assert not curves._KEPT  # few are computed one by one
     np.testing.assert_allclose(
         together, [curves.rdp(event, orders, "certified") for event in many], rtol=1e-9
@@ -158,9 +158,9 @@ def test_curves_computed_together_are_those_of_each_event_alone(monkeypatch):
 def test_claims_are_computed_together_in_the_column_that_they_stand_in(monkeypatch):
     monkeypatch.setattr(curves, "_KEPT", {})
     claims = [PaperClaim(0.001 * n, 2.0) for n in range(1, 1 + curves.MANY)]
-    curves.prepare(claims, (2.0, 5.0), "certified")
+    curves.precompute(claims, (2.0, 5.0), "certified")
     assert not curves._KEPT  # they cost nothing
-    curves.prepare(claims, (2.0, 5.0), "published")
+    curves.precompute(claims, (2.0, 5.0), "published")
     assert len(curves._KEPT) == curves.MANY
     for claim in claims[::9]:
         alone = curves.rdp(SampledGaussian(claim.sample_rate, 2.0), (2.0, 5.0), "certified")

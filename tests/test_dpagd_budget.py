@@ -205,7 +205,7 @@ def test_the_figures_are_of_each_clients_own_round():
     )
     levels, counts = torch.tensor([0, 1, 2, 3]), torch.zeros_like(end.memory["counts"])
     counts[:, 0, 0], counts[2:, 1, 1] = torch.tensor([1, 2, 3, 4]), 5
-    told = DPAGD.report(here, end.remember(level=levels, counts=counts))
+    told = DPAGD.metrics(here, end.remember(level=levels, counts=counts))
     assert told["agd_steps"].tolist() == end.taken.tolist()
     assert told["agd_measurements"].tolist() == [1, 2, 8, 9]
     assert told["agd_gradient_budget"].tolist() == pytest.approx([1.3**level for level in range(4)])

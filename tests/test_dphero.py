@@ -222,7 +222,7 @@ def test_the_report_has_the_least_and_the_largest_scale_of_all_layers():
     world = cohort([WHITENED] * 2)
     state = HERO.start(world, start(model()))
     scales = torch.cat([state.memory["0|v"], state.memory["2|v"]], dim=1)
-    found = HERO.report(world, state)
+    found = HERO.metrics(world, state)
     assert found["hero_least_scale"].tolist() == scales.amin(dim=1).tolist()
     assert found["hero_largest_scale"].tolist() == scales.amax(dim=1).tolist()
     assert (found["hero_least_scale"] < 1).all() and (found["hero_largest_scale"] > 1).all()
@@ -242,7 +242,7 @@ def test_the_least_and_the_largest_scale_are_told_client_by_client():
     world = cohort([WHITENED] * 3)
     end = local_round(HERO, world, start(model()))
     scales = [torch.cat([end.memory[f"{layer}|v"][k] for layer in ("0", "2")]) for k in range(3)]
-    told = HERO.report(world, end)
+    told = HERO.metrics(world, end)
     assert told["hero_least_scale"].tolist() == [float(v.min()) for v in scales]
     assert told["hero_largest_scale"].tolist() == [float(v.max()) for v in scales]
     assert (told["hero_least_scale"] < 1).all() and (told["hero_largest_scale"] > 1).all()

@@ -318,11 +318,11 @@ def mixed() -> list[DpisPlan]:
 def test_a_cohort_is_its_clients_one_by_one():
     world = funded(cohort(mixed()), 2)
     together = local_round(DPIS, world, start(model()))
-    figures = DPIS.report(world, together)
+    figures = DPIS.metrics(world, together)
     for client, own in enumerate(mixed()):
         here = funded(cohort([own], [client]), 2)
         alone = local_round(DPIS, here, start(model()))
-        for name, figure in DPIS.report(here, alone).items():
+        for name, figure in DPIS.metrics(here, alone).items():
             torch.testing.assert_close(figures[name][client], figure[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(together.params[client], alone.params[0], rtol=1e-4, atol=1e-4)
         for name in ("norm_ratio", "clip_norm", "multiplier", "ghat"):
@@ -352,7 +352,7 @@ def test_what_is_released_is_what_was_paid_for():
     plans = mixed()
     world = funded(cohort(plans))
     end = local_round(DPIS, world, start(model()))
-    figures = DPIS.report(world, end)
+    figures = DPIS.metrics(world, end)
     for k, (own, charges) in enumerate(zip(plans, DPIS.realized(world, end), strict=True)):
         assert all(
             isinstance(event, Covered) and event.order == own.allotment.order for event in charges

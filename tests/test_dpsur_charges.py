@@ -70,7 +70,7 @@ def test_where_bits_are_public_trials_are_paid_in_advance_and_claims_recorded_af
     world = cohort([plan] * 3)
     end = local_round(DPSUR, world, start(model()))
     assert end.memory["tried"].tolist() == [6] * 3
-    assert DPSUR.report(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
+    assert DPSUR.metrics(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
     claims = [
         {PaperClaim(0.1, 3.0): n, PaperClaim(0.3, 9.0): n} if n else {} for n in end.taken.tolist()
     ]
@@ -103,7 +103,7 @@ def test_where_rejections_are_hidden_nothing_tells_them():
     world = cohort([plan] * 3)
     end = local_round(DPSUR, world, start(model()))
     assert end.taken.tolist() == [6] * 3 and len(set(end.memory["tried"].tolist())) > 1
-    assert DPSUR.report(world, end) == {} and DPSUR.realized(world, end) == [{}] * 3
+    assert DPSUR.metrics(world, end) == {} and DPSUR.realized(world, end) == [{}] * 3
 
 
 def test_the_cap_is_paid_out_of_delta():

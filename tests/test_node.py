@@ -230,7 +230,7 @@ def test_the_metrics_of_a_round_are_those_of_all_its_chunks(tmp_path):
     """Kills the figures of one chunk for all."""
     sized = dataclasses.replace(
         MECHANISMS["dpsgd"],
-        report=lambda cohort, state: {"n": torch.tensor([len(o) for o in cohort.data.records])},
+        metrics=lambda cohort, state: {"n": torch.tensor([len(o) for o in cohort.data.records])},
     )
     upload = node(tmp_path, mechanism=sized, chunks=[[3], [0, 1], [2]]).train(
         request(1, [0, 1, 2, 3])

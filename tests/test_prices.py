@@ -12,7 +12,7 @@ from mechanisms.accounting.accountant import epsilon, rdp
 from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, from_dict, to_dict
 from mechanisms.accounting.ranges import parse_ranges
 from mechanisms.plan import merge
-from mechanisms.settings import MECHANISMS
+from mechanisms.settings import MECHANISM_NAMES
 from sim.account import command
 from sim.commands.guard import main_guard
 from sim.config.caveats import PUBLIC_LABELS
@@ -57,7 +57,7 @@ def kind(event: str) -> str:
 
 
 def test_every_mechanism_and_every_phase_is_priced():
-    private = set(MECHANISMS) - {"none"}
+    private = set(MECHANISM_NAMES) - {"none"}
     assert {name.split()[0] for name in RUNS} == private
     assert {phase.name for phase in BEFORE} <= {word for name in RUNS for word in name.split()}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mechanisms.settings import MECHANISMS
+from mechanisms.settings import MECHANISM_NAMES
 from sim import account, attack, audit, bench, central, report, run
 from sim.commands import attack as attack_flags
 from sim.commands import bench as bench_flags
@@ -211,7 +211,7 @@ def test_the_table_of_recipes_is_complete() -> None:
 def test_the_table_of_mechanisms_is_complete() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text[text.index("| `--mechanism` |") :].split("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(MECHANISMS)
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(MECHANISM_NAMES)
 
 
 def test_the_table_of_strategies_is_complete() -> None:

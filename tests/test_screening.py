@@ -213,7 +213,7 @@ def test_on_public_records_every_trial_is_paid_like_dpsgd():
     end = local_round(SCREENING, world, start(model()))
     claims = [{ClassicClaim(0.1, 3.0): n} if n else {} for n in end.taken.tolist()]
     assert SCREENING.realized(world, end) == claims
-    assert SCREENING.report(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
+    assert SCREENING.metrics(world, end)["acceptance_rate"].tolist() == (end.taken / 6).tolist()
 
 
 def test_the_papers_q0_is_what_the_inverse_temperature_grows_by_in_a_step():
@@ -238,7 +238,7 @@ def test_on_own_records_nothing_tells_rejections():
     world = cohort([alter(plan, gain=50.0)] * 3)
     end = local_round(SCREENING, world, start(model()))
     assert len(set(end.memory["tried"].tolist())) > 1
-    assert SCREENING.report(world, end) == {} and SCREENING.realized(world, end) == [{}] * 3
+    assert SCREENING.metrics(world, end) == {} and SCREENING.realized(world, end) == [{}] * 3
 
 
 def test_what_is_not_proved_is_refused_unless_asked_for_and_then_infinite():

@@ -195,9 +195,9 @@ def _epsilon(
     return guarantee(dict(items), delta, column, orders)
 
 
-def prepare(histories: Iterable[Charges], column: str) -> None:
+def precompute(histories: Iterable[Charges], column: str) -> None:
     """Speed up :func:`epsilon` of many different charges: their curves are computed together."""
-    curves.prepare(
+    curves.precompute(
         (event for charges in histories for event in charges), default_orders(column), column
     )
 

@@ -67,7 +67,7 @@ def at(event: events.Event, order: float, column: str) -> float:
     return points[order]
 
 
-def prepare(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
+def precompute(given: Iterable[events.Event], orders: Sequence[float], column: str) -> None:
     """Compute the curves of many Poisson-sampled Gaussians (and claims) together, for :func:`rdp`.
 
     Values may differ in the last bits from curves computed one by one.

@@ -175,7 +175,7 @@ class Watched:
             start=self._begin,
             step=lambda cohort, state: row.step(seen(cohort), state),
             active=lambda cohort, state: row.active(seen(cohort), state),
-            report=lambda cohort, state: row.report(seen(cohort), state),
+            metrics=lambda cohort, state: row.metrics(seen(cohort), state),
             realized=self._end,
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mechanisms.settings import MECHANISMS
+from mechanisms.settings import MECHANISM_NAMES
 from sim.commands import flags
 from sim.commands.flags import Request
 from sim.commands.parser import OwnFlags
@@ -43,7 +43,7 @@ OWN: OwnFlags = {
 ALONE = ("--clients=1", "--rounds=1")
 SHARED = "fedfed"
 FIRST_WORDS = {
-    **{name: (*ALONE, f"--mechanism={name}") for name in MECHANISMS if name != "none"},
+    **{name: (*ALONE, f"--mechanism={name}") for name in MECHANISM_NAMES if name != "none"},
     SHARED: (*ALONE, "--strategy=fedfed", "--shared-source=distilled"),
 }
 """First word -> the flags that it implies; given flags override them."""
