@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sim.config import presets
 from sim.config.configuration import Config, differences, load, save
 from sim.config.fields import SETTINGS, TABLES, Setting
+from sim.config.names import did_you_mean, nearest
 
 ROOT = Path(__file__).parent.parent
 
@@ -201,6 +202,54 @@ def test_a_flag_names_the_preset_before_the_file_does(tmp_path):
 def test_a_layer_implies_and_unsets(tmp_path, file, flags, expected):
     config = load(write(tmp_path, file), flags)
     assert {name: config.value(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("below", "unset", "kept"),
+    [
+        ("[local]\nsteps = 7", "epochs", ("steps", 7)),
+        ("[privacy]\nsample_rate = 0.25", "batch_size", ("sample_rate", 0.25)),
+    ],
+)
+def test_what_a_layer_unsets_takes_no_rival_s_place(tmp_path, below, unset, kept):
+    """A flag that says "not set" leaves the other of the pair as the file has it. Kills a layer
+    that unsets both."""
+    assert load(write(tmp_path, below), {unset: None}).value(kept[0]) == kept[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[data]\nclients = 3", "clients is 3"),
+        ('[data]\npartition = "shards"', "partition is shards"),
+        ("[rounds]\nfraction = 0.5", "fraction is 0.5"),
+        ("[local]\nkeep_state = false", "keep_state is False"),
+    ],
+)
+def test_a_file_of_many_clients_is_refused_for_one(tmp_path, text, part):
+    """Else the file would be read and not be used. Kills a check of flags alone."""
+    load(write(tmp_path, text), {})
+    with pytest.raises(ValueError, match=f"{part}, but one client that holds all records has no"):
+        load(write(tmp_path, text), {}, central=True)
+
+
+def test_a_file_may_hold_the_usual_value_of_one_client_for_what_is_not_in_use(tmp_path):
+    """Of either kind of training, as files were written by hand for both; no other."""
+    usual = presets.CENTRAL["clip_norm"]
+    for value, refused in ((usual, False), (1.0, False), (0.7, True)):
+        path = write(tmp_path, f'[privacy]\nmechanism = "none"\nclip_norm = {value}\n')
+        if refused:
+            with pytest.raises(ValueError, match=r"clip_norm is 0\.7, which mechanism = none"):
+                load(path, {})
+        else:
+            assert load(path, {}) == load(None, {"mechanism": "none"})
+
+
+def test_a_word_that_is_like_none_has_no_suggestion():
+    """Kills a suggestion that misleads, and one that is missing for a slip of a letter."""
+    for word in ("xyzzy", "wavelength", "kubernetes", "0"):
+        assert nearest(word, SETTINGS) is None and did_you_mean(word, SETTINGS) == ""
+    assert nearest("clinets", SETTINGS) == "clients"
 
 
 @pytest.mark.parametrize(
