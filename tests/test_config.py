@@ -2,13 +2,16 @@
 
 import re
 import tempfile
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.config import presets
+from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.configuration import Config, differences, load, save
 from sim.config.fields import SETTINGS, TABLES, Setting
 from sim.config.names import did_you_mean, nearest
@@ -311,3 +314,40 @@ def test_differences_are_names():
 def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         load(None, {}).data.clients = 3
+
+
+def test_a_delta_that_lets_one_record_be_published_is_said_or_refused():
+    """One over the number of records is the first such. Kills a bound off by one, a check that is
+    made without privacy, and strictness that is read and not used."""
+    with pytest.warns(UserWarning, match=r"delta = 0\.01 is not below 1 / 100 records"):
+        check_delta(load(None, {"delta": 0.01}), 100)
+    with pytest.raises(ValueError, match="lower --delta"):
+        check_delta(load(None, {"delta": 0.01, "strict_delta": True}), 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_delta(load(None, {"delta": 0.01, "strict_delta": True}), 99)
+        check_delta(load(None, {"delta": 0.01, "mechanism": "none"}), 100)
+
+
+@pytest.mark.parametrize(
+    ("given", "lacks"),
+    [
+        ({"evaluate_on": "validation"}, "validation_records"),
+        ({"mechanism": "screening", "screening_data": "public"}, "public_records"),
+    ],
+)
+def test_records_that_are_looked_at_must_be_there(given, lacks):
+    """Kills one kind of held-out records that is taken for the other."""
+    both = {"validation_records", "public_records"}
+    check_parts(load(None, given | dict.fromkeys(both, 5)))
+    with pytest.raises(ValueError, match=f"{lacks} is 0: give --{lacks.replace('_', '-')}"):
+        check_parts(load(None, given | dict.fromkeys(both - {lacks}, 5)))
+    check_parts(load(None, {"mechanism": "screening", "screening_data": "own"}))
+
+
+def test_a_release_alone_is_refused_for_a_client_too_large_for_an_exact_sum():
+    sizes = np.array([5, 2**40])
+    check_sizes(load(None, {}), sizes)
+    check_sizes(load(None, {"release": True}), sizes[:1])
+    with pytest.raises(ValueError):
+        check_sizes(load(None, {"release": True}), sizes)
