@@ -13,7 +13,7 @@ import pytest
 
 from sim import bench
 from sim.benching import kept, lanes
-from sim.benching.runs import plan, play
+from sim.benching.runs import plan, play, result
 from sim.commands import bench as bench_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import save
@@ -294,3 +294,16 @@ def test_a_time_of_day_is_the_next_one(monkeypatch):
     monkeypatch.setattr(bench_flags, "datetime", Clock)
     found = [bench_flags._moment(text) for text in ("09:30", "09:31", "09:29", "10:05")]
     assert found == [86_400, 60, 86_340, 2_100]
+
+
+def test_a_run_s_own_folder_counts_before_its_result_file(tmp_path):
+    """The file is a copy with fewer digits. Kills a copy that goes over the run."""
+    path, cells = finished(tmp_path), tmp_path / "cells"
+    folder = tmp_path / "out" / "small-certified"
+    (run, *_) = plan(read(path), folder, "certified", [4], {"data_dir": "there"}, cells)
+    run.keep()
+    summary = unequal.summary(accuracy=0.123456789)
+    (run.folder / "summary.json").write_text(json.dumps(summary.to_json()))
+    assert result(run).summary.accuracy == 0.123456789 and run.finished
+    (run.folder / "summary.json").unlink()
+    assert result(run).summary.accuracy == 0.625 and run.finished
