@@ -27,6 +27,7 @@ from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.job.environment import SETTINGS as VARIABLES
 from sim.library.caller import lent
+from tests import unequal
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"clients": 6, "rounds": 2, "chunk_clients": 3}
@@ -630,3 +631,17 @@ def test_a_price_is_that_of_the_command(given, capsys):
 def test_a_price_of_wrong_sizes_is_refused_in_the_words_of_the_command():
     with pytest.raises(ValueError, match="--records has 2 numbers, the smallest 4, for 3 clients"):
         sim.price(clients=3, records=[4, 5])
+
+
+def test_of_a_finished_run_the_figures_are_its_summary_s(tmp_path):
+    """No two figures agree. Kills the first client or round, a last round that stands for the
+    summary, and a client without a guarantee who counts as nothing."""
+    done = sim.Result(unequal.run_directory(tmp_path / "done"))
+    assert (done.epsilon, done.accuracy, done.finished) == (7.25, 0.4321, True)
+    open_ = unequal.summary(epsilon_certified=(1.0, None, 3.0))
+    found = sim.Result(unequal.run_directory(tmp_path / "open", closing=open_))
+    assert found.epsilon == float("inf")
+    none = unequal.run_directory(tmp_path / "none", mechanism="none", epsilon=None)
+    assert sim.Result(none).epsilon == float("inf")
+    going = sim.Result(unequal.run_directory(tmp_path / "going", finished=False))
+    assert (going.accuracy, going.finished, len(going.rounds)) == (0.43, False, 3)

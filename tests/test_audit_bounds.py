@@ -105,6 +105,28 @@ def test_the_one_run_bound_is_where_the_p_value_is_the_error():
     assert one_run_p_value(100, 90, 400, found, 1e-5) <= 0.05
 
 
+def test_the_p_value_never_falls_as_epsilon_rises():
+    """So one root separates the epsilons that are refuted from those that are not, and bisecting
+    for it cannot stop at a later, larger one.
+
+    Proof. Let p = e^epsilon / (1 + e^epsilon), F the distribution function of a binomial of r
+    trials and b the probabilities of one of r - 1: F(k) has the derivative -r b(k) in p. The
+    p-value is 1 or the largest g = f(v) + c (f(v - i) - f(v)) over i, where c = 2 m delta / i. For
+    c <= 1, g is a mean of two tails, which rise. Else, let g < 1: then c (F(v - 1) - F(v - i - 1))
+    < F(v - 1), so 1 - 1 / c < F(v - i - 1) / F(v - 1). Since b(k) is r - k times a probability of
+    r trials, up to a factor, and a binomial's reversed hazard falls, b(k) / F(k) falls with k: so
+    that is at most b(v - i - 1) / b(v - 1), and r (c b(v - i - 1) - (c - 1) b(v - 1)), which is
+    the derivative of g, is positive. Hence g rises wherever it is below 1, and the largest of
+    several such functions, cut off at 1, never falls.
+    """
+    epsilons = np.concatenate([np.linspace(0, 3, 40), np.linspace(3.2, 14, 40)])
+    for guesses in (1, 2, 3, 7, 20, 150):
+        for right in {*range(max(0, guesses - 3), guesses + 1), guesses // 2, 2 * guesses // 3}:
+            for delta in (0.0, 1e-6, 1e-4, 3e-4, 1e-3, 2e-3, 0.01, 0.3):
+                values = [one_run_p_value(guesses, right, 500, e, delta) for e in epsilons]
+                assert np.diff(values).min() > -1e-13, (guesses, right, delta)
+
+
 def test_bounds_grow_with_the_evidence_and_shrink_with_what_is_asked_of_it():
     by_right = [one_run_epsilon(100, right, 200, 1e-6, 0.95) for right in range(50, 101, 5)]
     assert by_right[0] == 0 and all(np.diff([b for b in by_right if b]) > 0)

@@ -12,7 +12,9 @@ from safetensors.numpy import load
 from mechanisms.randomness import seed_key
 from sim.auditing import session
 from sim.auditing.one_run import LENGTH, MAX_CANARIES, Guesses, guess, plant
+from sim.commands.flags import request
 from sim.config import configuration as config
+from sim.engines.start import train
 from sim.phases.build import build
 from sim.phases.statistics import FILE
 from tests.test_job import UNLIKE
@@ -121,3 +123,32 @@ def test_the_largest_epsilon_is_shown_and_beside_each_client_its_own(tmp_path):
     )
     assert (found.canaries, found.guesses, found.right) == (9, 6, 5)
     assert found.clients == ((0, 4, 0.1, 1.0), (2, 5, 0.2, 2.0))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_audited_run_is_marked_before_it_trains_and_never_resumed(tmp_path, monkeypatch, ends):
+    """Its canaries are in no file: resumed as if there had been none, it would draw the same noise
+    for other records. Kills a mark that is missing, also where training has been broken off."""
+
+    def broken(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    given = settings(tmp_path, rounds=1, mechanism="dpsgd")
+    if ends:
+        session.audit(given, 6, True, CONFIDENCE, quiet=True)
+    else:
+        monkeypatch.setattr(session.session, "run", broken)
+        with pytest.raises(KeyboardInterrupt):
+            session.audit(given, 6, True, CONFIDENCE, quiet=True)
+    with pytest.raises(ValueError, match="is an audited run"):
+        train(request({}, resume=str(tmp_path / "a")))
+
+
+def test_an_audit_is_as_quiet_as_the_run_or_the_caller_asks(tmp_path, capsys):
+    """Kills one of the two that is read and not used."""
+    for number, (own, asked) in enumerate(((True, False), (False, True), (False, False))):
+        given = settings(
+            tmp_path, rounds=1, mechanism="dpsgd", quiet=own, name=f"q{number}", clients=2
+        )
+        session.audit(given, 6, True, CONFIDENCE, quiet=asked)
+        assert (capsys.readouterr().out == "") is (own or asked)

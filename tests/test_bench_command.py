@@ -5,17 +5,19 @@ import csv
 import dataclasses
 import json
 import os
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from sim import bench
 from sim.benching import kept, lanes
-from sim.benching.runs import plan, play
+from sim.benching.runs import plan, play, result
 from sim.commands import bench as bench_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import save
-from sim.config.papers import RECIPES
+from sim.config.papers import PACKAGES, RECIPES
 from sim.config.recipe import read
 from sim.showing import plots
 from tests import unequal
@@ -258,3 +260,50 @@ def test_a_recipe_of_the_project_is_found_by_its_name_unless_a_file_has_it(tmp_p
     assert bench_flags.parse(["absent"], "").recipes == [Path("absent")]
     Path("digits-small").touch()
     assert bench_flags.parse(["digits-small"], "").recipes == [Path("digits-small")]
+
+
+@pytest.mark.parametrize(("words", "seconds"), [(["--hours=2"], 7_200), (["--hours=0.5"], 1_800)])
+def test_a_time_limit_in_hours_ends_that_much_later_and_has_defaults_of_its_own(words, seconds):
+    """Kills minutes and seconds that are taken for hours, and a given file that is not used."""
+    before = time.monotonic()
+    given = bench_flags.parse(["absent", *words], "")
+    assert before + seconds <= given.end <= time.monotonic() + seconds
+    assert given.seeds == [0, 1, 2, 3, 4]
+    assert given.cells == PACKAGES / "benchmarks" / "results" / "cells"
+    assert given.page == PACKAGES / "docs" / "leaderboard.md"
+    given = bench_flags.parse(["absent", *words, "--cells=there", "--seeds=3,1"], "")
+    assert (given.cells, given.page, given.seeds) == (Path("there"), None, [1, 3])
+    given = bench_flags.parse(["absent", *words, "--cells=there", "--page=p.md"], "")
+    assert (given.cells, given.page) == (Path("there"), Path("p.md"))
+
+
+def test_without_a_time_limit_there_is_one_seed_and_no_leaderboard():
+    given = bench_flags.parse(["absent"], "")
+    assert (given.seeds, given.end, given.cells, given.page) == ([0], None, None, None)
+    assert (given.budget, given.out, given.rows) == ("certified", Path("runs/bench"), None)
+
+
+def test_a_time_of_day_is_the_next_one(monkeypatch):
+    """At 9:30, that time is a day ahead, 9:31 a minute and 9:29 almost a day."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2024, 5, 6, 9, 30)
+
+    monkeypatch.setattr(bench_flags, "datetime", Clock)
+    found = [bench_flags._moment(text) for text in ("09:30", "09:31", "09:29", "10:05")]
+    assert found == [86_400, 60, 86_340, 2_100]
+
+
+def test_a_run_s_own_folder_counts_before_its_result_file(tmp_path):
+    """The file is a copy with fewer digits. Kills a copy that goes over the run."""
+    path, cells = finished(tmp_path), tmp_path / "cells"
+    folder = tmp_path / "out" / "small-certified"
+    (run, *_) = plan(read(path), folder, "certified", [4], {"data_dir": "there"}, cells)
+    run.keep()
+    summary = unequal.summary(accuracy=0.123456789)
+    (run.folder / "summary.json").write_text(json.dumps(summary.to_json()))
+    assert result(run).summary.accuracy == 0.123456789 and run.finished
+    (run.folder / "summary.json").unlink()
+    assert result(run).summary.accuracy == 0.625 and run.finished

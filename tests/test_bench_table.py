@@ -8,7 +8,7 @@ import io
 import pytest
 
 from server.records import RoundRecord
-from sim.benching import table
+from sim.benching import kept, leaderboard, table
 from sim.benching.runs import Result, Run
 from sim.config.papers import Claim
 from sim.config.recipe import Cell, Column, Recipe, Row
@@ -202,6 +202,59 @@ BY_ROUND = {
     "A, noise 1": [(2, 0.125), (4, 0.375)],
     "B|C, noise 3": [(2, 0.125), (4, 0.875)],
 }
+
+
+def board(row: str, column: str, results, *claims: Claim, **settings) -> table.Line:
+    return table.Line(Cell(row, column, settings, claims), 3, tuple(results), ())
+
+
+def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
+    """By data set, then the epsilon asked for, then the best accuracy; what has no bound comes
+    last, a cell by epsilon reached not at all. Kills the first or the least epsilon of several,
+    published in the place of certified, the worst first, and counts of other cells."""
+    mnist = {"dataset": "mnist"}
+    reach = table.Line(Cell("A", "94", mnist | {"epsilon": 2.0}, (), reach=40.0), 3, FIRST, ())
+    small = [
+        board("A", "3", FIRST, *says(60.5), *says(71.25), **mnist, epsilon=3.0, clients=20),
+        board("A", "1", SECOND, **mnist, epsilon=1.0),
+        board("B|C", "3", FIRST[1:2], **mnist, epsilon=3.0),
+        board("B|C", "2", FIRST[2:], **mnist, epsilon=2.0),
+        board("B|C", "1", (), **mnist, epsilon=1.0),
+        reach,
+    ]
+    other = [board("A", "8", FIRST[:2], epsilon=8.0), board("A", "4", (), epsilon=4.0)]
+    lines = leaderboard.page(
+        [leaderboard.Table("small", "certified", small), leaderboard.Table("o", "published", other)]
+    ).splitlines()
+    rows = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x[:1] == "|"]
+    assert rows[0] == [
+        *("certified epsilon", "data", "clients", "row", "accuracy, %", "seeds"),
+        *("published epsilon", "papers", "recipe"),
+    ]
+    papers = "paper 60.5, paper 71.25"
+    assert rows[2:7] == [
+        ["2.75", "digits", "1", "A", "68.75 (62.50 to 75.00)", "2", "4.5", "", "o, 8"],
+        ["2.5", "mnist", "1", "B/C", "50.00", "1", "4.75", "", "small, 2"],
+        ["2.25", "mnist", "1", "B/C", "75.00", "1", "4.5", "", "small, 3"],
+        ["2.75", "mnist", "20", "A", "62.50 (50.00 to 75.00)", "3", "4.75", papers, "small, 3"],
+        ["infinite", "mnist", "1", "A", "87.50", "1", "7.5", "", "small, 1"],
+    ]
+    assert rows[7] == ["recipe", "budget", "cells", "with a seed", "with three", "without any"]
+    assert rows[9:] == [
+        ["small", "certified", "6", "5", "2", "B/C: 1"],
+        ["o", "published", "2", "1", "0", "A: 4"],
+    ]
+
+
+def test_a_round_in_a_result_file_has_its_figures_in_one_order():
+    """That of the files that there are, which hold no names. Kills certified and published that
+    change places in writing and in reading alike."""
+    record = unequal.ROUNDS[0]
+    stored = [1, 0.31, 2.75, 3.875, {"acceptance_rate": 0.75, "noise": 1.5}]
+    assert kept._short(record.to_json()) == stored
+    found = RoundRecord.from_json(kept._long(stored))
+    assert (found.round, found.accuracy, found.metrics) == (1, 0.31, record.metrics)
+    assert (found.epsilon_certified_max, found.epsilon_published_max) == (2.75, 3.875)
 
 
 @pytest.mark.parametrize(

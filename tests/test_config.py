@@ -2,16 +2,20 @@
 
 import re
 import tempfile
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mechanisms.settings import MECHANISMS, Privacy
 from sim.config import presets
+from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.configuration import Config, differences, load, save
 from sim.config.fields import SETTINGS, TABLES, Setting
+from sim.config.names import did_you_mean, nearest
 
 ROOT = Path(__file__).parent.parent
 
@@ -205,6 +209,54 @@ def test_a_layer_implies_and_unsets(tmp_path, file, flags, expected):
 
 
 @pytest.mark.parametrize(
+    ("below", "unset", "kept"),
+    [
+        ("[local]\nsteps = 7", "epochs", ("steps", 7)),
+        ("[privacy]\nsample_rate = 0.25", "batch_size", ("sample_rate", 0.25)),
+    ],
+)
+def test_what_a_layer_unsets_takes_no_rival_s_place(tmp_path, below, unset, kept):
+    """A flag that says "not set" leaves the other of the pair as the file has it. Kills a layer
+    that unsets both."""
+    assert load(write(tmp_path, below), {unset: None}).value(kept[0]) == kept[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[data]\nclients = 3", "clients is 3"),
+        ('[data]\npartition = "shards"', "partition is shards"),
+        ("[rounds]\nfraction = 0.5", "fraction is 0.5"),
+        ("[local]\nkeep_state = false", "keep_state is False"),
+    ],
+)
+def test_a_file_of_many_clients_is_refused_for_one(tmp_path, text, part):
+    """Else the file would be read and not be used. Kills a check of flags alone."""
+    load(write(tmp_path, text), {})
+    with pytest.raises(ValueError, match=f"{part}, but one client that holds all records has no"):
+        load(write(tmp_path, text), {}, central=True)
+
+
+def test_a_file_may_hold_the_usual_value_of_one_client_for_what_is_not_in_use(tmp_path):
+    """Of either kind of training, as files were written by hand for both; no other."""
+    usual = presets.CENTRAL["clip_norm"]
+    for value, refused in ((usual, False), (1.0, False), (0.7, True)):
+        path = write(tmp_path, f'[privacy]\nmechanism = "none"\nclip_norm = {value}\n')
+        if refused:
+            with pytest.raises(ValueError, match=r"clip_norm is 0\.7, which mechanism = none"):
+                load(path, {})
+        else:
+            assert load(path, {}) == load(None, {"mechanism": "none"})
+
+
+def test_a_word_that_is_like_none_has_no_suggestion():
+    """Kills a suggestion that misleads, and one that is missing for a slip of a letter."""
+    for word in ("xyzzy", "wavelength", "kubernetes", "0"):
+        assert nearest(word, SETTINGS) is None and did_you_mean(word, SETTINGS) == ""
+    assert nearest("clinets", SETTINGS) == "clients"
+
+
+@pytest.mark.parametrize(
     ("text", "parts"),
     [
         ("[data]\nclinets = 3", ["clinets", "[data]", "did you mean clients?"]),
@@ -271,3 +323,40 @@ def test_differences_are_names():
 def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         load(None, {}).data.clients = 3
+
+
+def test_a_delta_that_lets_one_record_be_published_is_said_or_refused():
+    """One over the number of records is the first such. Kills a bound off by one, a check that is
+    made without privacy, and strictness that is read and not used."""
+    with pytest.warns(UserWarning, match=r"delta = 0\.01 is not below 1 / 100 records"):
+        check_delta(load(None, {"delta": 0.01}), 100)
+    with pytest.raises(ValueError, match="lower --delta"):
+        check_delta(load(None, {"delta": 0.01, "strict_delta": True}), 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_delta(load(None, {"delta": 0.01, "strict_delta": True}), 99)
+        check_delta(load(None, {"delta": 0.01, "mechanism": "none"}), 100)
+
+
+@pytest.mark.parametrize(
+    ("given", "lacks"),
+    [
+        ({"evaluate_on": "validation"}, "validation_records"),
+        ({"mechanism": "screening", "screening_data": "public"}, "public_records"),
+    ],
+)
+def test_records_that_are_looked_at_must_be_there(given, lacks):
+    """Kills one kind of held-out records that is taken for the other."""
+    both = {"validation_records", "public_records"}
+    check_parts(load(None, given | dict.fromkeys(both, 5)))
+    with pytest.raises(ValueError, match=f"{lacks} is 0: give --{lacks.replace('_', '-')}"):
+        check_parts(load(None, given | dict.fromkeys(both - {lacks}, 5)))
+    check_parts(load(None, {"mechanism": "screening", "screening_data": "own"}))
+
+
+def test_a_release_alone_is_refused_for_a_client_too_large_for_an_exact_sum():
+    sizes = np.array([5, 2**40])
+    check_sizes(load(None, {}), sizes)
+    check_sizes(load(None, {"release": True}), sizes[:1])
+    with pytest.raises(ValueError):
+        check_sizes(load(None, {"release": True}), sizes)

@@ -12,6 +12,7 @@ import pytest
 import setuptools
 
 import sim
+import sim.version as numbers
 from sim.__main__ import COMMANDS, main
 from sim.config.papers import RECIPES
 from sim.hidden import LAST, PACKAGES, hiding, put_last
@@ -150,6 +151,29 @@ def test_the_current_folder_goes_last_once(monkeypatch):
     monkeypatch.setattr(sys, "path", ["", "/here", "/lib"])
     put_last("/here")
     assert sys.path == ["/lib", "/here"]
+
+
+def test_a_package_by_another_path_of_the_same_folder_hides_nothing(tmp_path, monkeypatch):
+    """As where the checkout is reached by a link. Kills paths that are compared as they are
+    written."""
+    (tmp_path / "real" / "elsewhere").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.syspath_prepend(str(tmp_path / "link"))
+    assert hiding("elsewhere", tmp_path / "real") is None
+
+
+def test_another_project_s_version_is_not_ours(tmp_path, monkeypatch):
+    """Installed packages may lie in a folder with the project file of somebody else."""
+    (tmp_path / "sim").mkdir()
+    project = tmp_path / "pyproject.toml"
+    monkeypatch.setattr(numbers, "__file__", str(tmp_path / "sim" / "version.py"))
+    monkeypatch.setattr(numbers.metadata, "version", lambda name: f"installed {name}")
+    ours = numbers.DISTRIBUTION
+    for name, found in (("other", f"installed {ours}"), (ours, "9.8.7")):
+        project.write_text(f'[project]\nname = "{name}"\nversion = "9.8.7"\n')
+        assert numbers.version() == found
+    project.unlink()
+    assert numbers.version() == f"installed {ours}"
 
 
 def crowded(folder: Path) -> None:

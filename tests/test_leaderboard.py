@@ -3,17 +3,21 @@ what the page says."""
 
 import json
 import math
+import multiprocessing
 import shutil
 import time
+from typing import ClassVar
 
 import pytest
 
 from sim import bench
 from sim.benching import kept, lanes, queue
+from sim.benching import runs as runs_of
 from sim.benching.runs import config_of, plan, result
 from sim.commands import bench as bench_flags
 from sim.config.configuration import load
 from sim.config.recipe import cells, read
+from tests import unequal
 from tests.test_bench import recipe, records, run
 
 __all__ = ["records"]
@@ -149,3 +153,58 @@ def test_an_end_that_cannot_be_is_refused(tmp_path, records, capsys, flags, part
     with pytest.raises((SystemExit, ValueError)) as fault:
         bench.command([str(recipe(tmp_path, records)), f"--out={tmp_path / 'out'}", *flags])
     assert part in str(fault.value) + capsys.readouterr().err
+
+
+def test_a_cell_costs_what_its_timed_runs_took_on_average(filled, monkeypatch):
+    """Of two cells with two seeds each, one of which was timed once. Kills times that are added
+    up, and a run without a time that counts as one."""
+    path, out, _ = filled
+    runs = plan(read(path), out / "small-certified", "certified", [0, 1, 2], {})
+    times = {("DPSGD", "2"): (20.0, None), ("DPSUR, beta 0", "2"): (14.0, 18.0)}
+
+    def timed(run):
+        known = dict(enumerate(times.get((run.cell.row, run.cell.column), ())))
+        if run.seed not in known:
+            return None
+        return kept.Result(unequal.summary(seconds=known[run.seed]), ())
+
+    monkeypatch.setattr(queue, "result", timed)
+    monkeypatch.setattr(runs_of.Run, "finished", property(lambda run: timed(run) is not None))
+    order = [(one.cell.row, one.cell.column, one.seed) for one in queue.ordered(runs)]
+    of_two = [one for one in order if one[1] == "2"]
+    assert of_two == [("DPSUR, beta 0", "2", 2), ("DPSGD", "2", 2)]
+
+
+class Instant:
+    """A lane that has done a run as soon as it is given one, and says which one it was."""
+
+    given: ClassVar[list[str]] = []
+    alive = True
+
+    def __init__(self, stack):
+        self.pipe, self._far = multiprocessing.Pipe()
+        stack.callback(self.pipe.close)
+        stack.callback(self._far.close)
+
+    def give(self, run: str) -> None:
+        Instant.given.append(run)
+        self._far.send(f"fault of {run}")
+
+    def answer(self) -> str:
+        return self.pipe.recv()
+
+
+def test_lanes_take_runs_in_their_order_and_each_fault_is_its_own(monkeypatch):
+    """And none is begun once the time is over. Kills runs from the last to the first, another
+    run's fault, and a run that is begun although nobody will wait for it."""
+    monkeypatch.setattr(lanes, "_Lane", Instant)
+    for processes in (1, 2):
+        monkeypatch.setattr(Instant, "given", [])
+        found = list(lanes.played(list("abcde"), processes, time.monotonic() + 1e6))
+        assert Instant.given == list("abcde")
+        assert sorted(found) == [(run, f"fault of {run}") for run in "abcde"]
+    monkeypatch.setattr(Instant, "given", [])
+    rest = iter([9.0, 9.0, 9.0, 9.0])
+    monkeypatch.setattr(lanes, "left", lambda until: next(rest, 0.0))
+    assert {run for run, _ in lanes.played(list("abcde"), 1, 1.0)} == {"a", "b"}
+    assert Instant.given == ["a", "b"]

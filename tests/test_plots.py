@@ -99,6 +99,11 @@ def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
         [1, 2],
         [1.5, 4.5],
     )
+    some = [dataclasses.replace(one, metrics={"a": float(one.round)}) for one in unequal.ROUNDS]
+    some[1] = dataclasses.replace(some[1], metrics={"b": 7.0})
+    drawn = [axes.lines[0] for axes in plots.mechanism_metrics(some).axes]
+    assert [list(line.get_xdata()) for line in drawn] == [[1, 3], [2]]
+    assert [list(line.get_ydata()) for line in drawn] == [[1.0, 3.0], [7.0]]
     three = [RoundRecord(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, {"a": 1.0, "b": 2.0, "c_d": 3.0})]
     assert [a.get_ylabel() for a in plots.mechanism_metrics(three).axes] == ["a", "b", "c d"]
 

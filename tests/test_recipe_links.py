@@ -113,6 +113,21 @@ def test_what_a_row_follows_lies_above_its_column_and_below_its_own_settings(tmp
     )
 
 
+def test_what_a_row_follows_need_not_be_in_use_and_what_it_says_itself_must(tmp_path, records):
+    """A paper's row has settings of all that the paper tried. Kills a recipe that is refused for
+    them, and one of whose own words one has no effect."""
+    follows = '\n[[rows]]\nname = "A"\nfollows = ["dpis-ccs-2022/table-2/IMDb"]\n'
+    own = (
+        "settings = { lr = 2.0 }\ncertified = { rounds = 2 }\ncells = { 2 = { momentum = 0.5 } }\n"
+    )
+    found = cells(read(written(tmp_path, records, follows + own)), "certified")
+    names = {(cell.row, cell.column): cell.own for cell in found}
+    assert names["A", "2"] == {"lr", "rounds", "momentum"} and names["A", "8"] == {"lr", "rounds"}
+    (cell,) = (one for one in found if (one.row, one.column) == ("A", "2"))
+    assert "dpis_slack" in cell.settings
+    assert config_of(cell, {}, central=True).privacy.mechanism == "dpsgd"
+
+
 def read_project(stem: str):
     return read(RECIPES / f"{stem}.toml")
 

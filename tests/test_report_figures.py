@@ -22,7 +22,7 @@ from sim.config import caveats
 from sim.config.configuration import load
 from sim.config.fields import SETTINGS, TABLES
 from sim.config.use import used_by_table
-from sim.showing import plots, wording
+from sim.showing import page, plots, wording
 from sim.showing.report import write_report
 from tests import unequal
 
@@ -410,3 +410,21 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
         caption.startswith("7 of 7 shared records")
         and [one.get_title() for one in figure.axes[:8]][7] == ""
     )
+
+
+def test_every_text_of_a_page_is_escaped_once():
+    """Names of data sets, models and files are the user's. Kills a piece that passes on a text as
+    it is, and one that escapes it twice."""
+    sly = "<b>&</b>"
+    pieces = {
+        page.page(sly, sly, []): 3,
+        page.tiles([(sly, sly, sly)]): 3,
+        page.section(sly, "<p>", notice=True): 1,
+        page.paragraph(sly): 1,
+        page.listing([sly, sly]): 2,
+        page.commands([sly, sly]): 2,
+        page.picture(b"<svg>", sly, sly): 2,
+        page.table((sly, sly), [(sly,), (sly, sly)]): 5,
+    }
+    for piece, times in pieces.items():
+        assert piece.count("&lt;b&gt;&amp;&lt;/b&gt;") == times and "<b>" not in piece, piece

@@ -9,12 +9,13 @@ import pytest
 
 from sim.benching.kept import digest
 from sim.benching.runs import config_of
-from sim.commands.flags import parse, words
+from sim.commands.flags import parse, request, words
 from sim.commands.guard import main_guard
 from sim.config.configuration import IMPLIED, load, save
 from sim.config.fields import SETTINGS, TABLES
 from sim.config.names import FORMER
 from sim.config.recipe import Cell
+from sim.config.settings import EXECUTION_ONLY
 from sim.config.use import USES, Need, in_use, refusal, unused, used_by_table
 from sim.library import api
 
@@ -115,6 +116,140 @@ def test_every_setting_is_in_use_in_each_of_its_ways(name):
         config = load(None, values)
         assert in_use(name, config.value), values
         assert load(None, values | {name: config.value(name)}) == config
+
+
+RAY = ("ray_address", "cpus_per_worker", "gpus_per_worker")
+OF_DPSGD = (
+    "epsilon budget noise_multiplier clip_norm strict_delta clipping clip_quantile noise_decay"
+)
+OF_DPSUR = (
+    "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
+)
+OF_SCREENING = "screening_data screening_q0 screening_stages"
+OF_SHARING = "shared_source shared_weight shared_batch distill_rounds"
+NOISY, NETWORK = "share_noise share_clip", "distill_lr distill_latent distill_penalty"
+PRIVATE_NETWORK, SINGLY = "share_budget distill_budget distill_clip", "share_rate share_views"
+CHOSEN: list[tuple[dict, str, str]] = [
+    ({"mechanism": "none"}, "", OF_DPSGD),
+    ({"mechanism": "dpsgd"}, "", ""),
+    ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
+    ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),
+    (
+        {"mechanism": "dpsur", "dpsur_accounting": "selective"},
+        f"{OF_DPSUR} dpsur_cap_share",
+        "",
+    ),
+    (
+        {"mechanism": "dpis"},
+        "dpis_sampling dpis_clip dpis_slack dpis_floor dpis_first_phase dpis_norm_rate "
+        "dpis_norm_share",
+        "clipping clip_quantile noise_decay",
+    ),
+    (
+        {"mechanism": "dpis", "dpis_sampling": "uniform"},
+        "dpis_sampling dpis_clip",
+        "clipping clip_quantile noise_decay",
+    ),
+    (
+        {"mechanism": "dpis", "dpis_sampling": "uniform", "dpis_clip": 1.0},
+        "dpis_sampling dpis_clip dpis_norm_rate dpis_norm_share",
+        "clipping clip_quantile noise_decay",
+    ),
+    ({"mechanism": "dphero"}, "hero_clipping hero_floor hero_refresh", ""),
+    (
+        {"mechanism": "screening", "screening_data": "public"},
+        f"{OF_SCREENING} screening_gain forced_after",
+        "",
+    ),
+    (
+        {"mechanism": "screening", "screening_data": "public", "screening_q0": 0.5},
+        f"{OF_SCREENING} forced_after",
+        "",
+    ),
+    (
+        {"mechanism": "screening", "screening_data": "own", "screening_clip": None},
+        f"{OF_SCREENING} screening_gain screening_rate screening_clip forced_after allow_unproved",
+        "",
+    ),
+    (
+        {"mechanism": "screening", "screening_data": "own", "screening_clip": 0.1},
+        f"{OF_SCREENING} screening_gain screening_rate screening_clip screening_cap_share",
+        "",
+    ),
+    (
+        {"mechanism": "dpagd"},
+        "agd_search_share agd_candidates agd_largest agd_window agd_stretch agd_loss_clip "
+        "agd_change_clip agd_growth agd_raises",
+        "clip_quantile noise_decay",
+    ),
+    ({"strategy": "fednova"}, "", ""),
+    ({"strategy": "fedprox"}, "proximal_mu", ""),
+    ({"strategy": "fedadagrad"}, "server_tau", ""),
+    ({"strategy": "fedadam"}, "server_beta2 server_tau", ""),
+    ({"strategy": "fedyogi"}, "server_beta2 server_tau", ""),
+    ({"shared_source": "none"}, "shared_source", ""),
+    ({"shared_source": "public"}, "shared_source shared_weight shared_batch", ""),
+    (
+        {"shared_source": "prototypes"},
+        f"{OF_SHARING} {NOISY} share_budget prototype_features",
+        "",
+    ),
+    (
+        {"shared_source": "prototypes", "share_noise": 2.0},
+        f"{OF_SHARING} {NOISY} prototype_features",
+        "",
+    ),
+    (
+        {"shared_source": "prototypes", "share_noise": 2.0, "prototype_features": "distilled"},
+        f"{OF_SHARING} {NOISY} {NETWORK} {PRIVATE_NETWORK} prototype_features",
+        "",
+    ),
+    (
+        {"shared_source": "distilled", "public_labels": False},
+        f"{OF_SHARING} {NOISY} {NETWORK} {PRIVATE_NETWORK} {SINGLY} label_epsilon public_labels",
+        "",
+    ),
+    (
+        {"shared_source": "distilled", "public_labels": True},
+        f"{OF_SHARING} {NOISY} {NETWORK} {PRIVATE_NETWORK} {SINGLY} public_labels",
+        "",
+    ),
+    (
+        {"shared_source": "prototypes", "mechanism": "none"},
+        f"{OF_SHARING} prototype_features",
+        OF_DPSGD,
+    ),
+    (
+        {"shared_source": "distilled", "mechanism": "none"},
+        f"{OF_SHARING} {NETWORK} {SINGLY}",
+        OF_DPSGD,
+    ),
+    ({"features": "scattering"}, "feature_groups", ""),
+    ({"model": "cnn"}, "activation", ""),
+    ({"model": "own:Net"}, "", ""),
+    ({"dataset": "imdb", "model": "linear"}, "word_vectors train_embedding", ""),
+    ({"partition": "iid"}, "", "dirichlet"),
+    ({"partition": "shards"}, "shards_per_client", "dirichlet"),
+    ({"partition": "quantity"}, "", ""),
+    ({"engine": "inline"}, "", "ray_address cpus_per_worker gpus_per_worker"),
+    ({"standardize": "private"}, "standardize_noise standardize_clip", ""),
+    ({"standardize": "private", "mechanism": "none"}, "", OF_DPSGD),
+]
+"""What is chosen, what has an effect then that has none by default, and what has none then."""
+
+
+@pytest.mark.parametrize(("chosen", "more", "fewer"), CHOSEN, ids=lambda part: str(part)[:60])
+def test_what_is_chosen_decides_what_is_in_use(chosen, more, fewer):
+    """Setting by setting, as the documentation of mechanisms and strategies describes them. Kills
+    a mechanism, a strategy or a source too many or too few in the table, and one taken for another.
+    """
+    if "shared_source" in chosen:
+        chosen = {"strategy": "fedfed"} | chosen
+    config = load(None, chosen, lenient=SETTINGS)
+    usual = {name for name in USES if in_use(name, DEFAULT.value)}
+    assert usual == {*OF_DPSGD.split(), "dirichlet", *RAY}
+    used = {name for name in USES if in_use(name, config.value)}
+    assert used - usual == set(more.split()) and usual - used == set(fewer.split())
 
 
 def test_a_mechanism_s_own_table_is_used_by_it_alone():
@@ -285,6 +420,19 @@ def test_a_resumed_run_is_given_nothing_that_it_does_not_use(earlier):
         parse(["--resume", str(earlier), "--dpis-clip", "0.5"], "run", "")
 
 
+def test_what_a_resumed_run_may_change_is_what_affects_no_result(earlier):
+    """Each other setting is refused, whatever its table. Kills one too many that is taken for a
+    matter of the machine alone, as the chunks or the device would be."""
+    free = {"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"}
+    text = (earlier / "config.toml").read_text().replace('engine = "inline"', 'engine = "ray"')
+    (earlier / "config.toml").write_text(text)
+    always = [name for name in SETTINGS if name not in USES and name not in free]
+    assert free == EXECUTION_ONLY and len(always) > 30
+    for name in always:
+        with pytest.raises(ValueError, match=r"a resumed run keeps its|must|contradict|is 0"):
+            request(given(name), resume=str(earlier))
+
+
 @pytest.mark.parametrize(("name", "now"), FORMER.items())
 def test_a_former_name_is_refused_with_the_new_one(tmp_path, name, now):
     old = f"--{name.replace('_', '-')}"
@@ -296,6 +444,18 @@ def test_a_former_name_is_refused_with_the_new_one(tmp_path, name, now):
     path.write_text(path.read_text().replace(now, name))
     with pytest.raises(ValueError, match=rf"{name} in \[dpsur\] is called {now} now: rename it"):
         load(path, {})
+
+
+@pytest.mark.parametrize(("name", "now"), FORMER.items())
+def test_a_former_name_at_its_default_is_read_in_its_own_table_alone(tmp_path, name, now):
+    """In another table it never was a setting. Kills a former name that counts anywhere."""
+    path, harmless = _file(tmp_path, {now: SETTINGS[now].info.default}), {"mechanism": "dpsur"}
+    own = path.read_text().replace(f"{now} =", f"{name} =")
+    path.write_text(own)
+    assert load(path, harmless) == load(None, harmless)
+    path.write_text(own.replace("[dpsur]", "[privacy]"))
+    with pytest.raises(ValueError, match=rf"{name} in \[privacy\] is called {now} now"):
+        load(path, harmless)
 
 
 def test_a_command_line_says_what_is_in_use():
