@@ -628,6 +628,17 @@ def test_a_price_is_that_of_the_command(given, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
 
 
+def test_a_price_is_of_the_preset_and_of_what_is_given_beside_it():
+    """Kills a price without the preset, and a preset that goes over what is given."""
+    found = sim.price(preset="dpsur-pvldb-mnist", central=True, records=60_000, epsilon=2.0)
+    assert (found["mechanism"], found["dpsur_beta"], found["epsilon_target"]) == (
+        "dpsur",
+        -1.0,
+        2.0,
+    )
+    assert found["sample_rate"] == pytest.approx(1024 / 60_000)
+
+
 def test_a_price_of_wrong_sizes_is_refused_in_the_words_of_the_command():
     with pytest.raises(ValueError, match="--records has 2 numbers, the smallest 4, for 3 clients"):
         sim.price(clients=3, records=[4, 5])

@@ -582,6 +582,18 @@ def test_a_request_survives_the_journey(clients, params):
     assert (content["config"]["settings"], content["config"]["run_dir"]) == ("{}", "x")
 
 
+def test_a_process_builds_a_run_once_and_another_run_anew(monkeypatch):
+    """Kills a node that takes the job of the run before."""
+    monkeypatch.setattr(app, "_known", {})
+    words = "--dataset=digits --model=linear --clients="
+    first, second = (
+        parse((words + count).split(), "", "").config.model_dump_json() for count in ("3", "4")
+    )
+    found = [app._job(settings) for settings in (first, second)]
+    assert [len(job.partition.sizes) for job in found] == [3, 4]
+    assert app._job(second) is found[1] and app._job(first) is not found[0]
+
+
 @pytest.mark.parametrize("metrics", [{}, {"kept": (1.5, 3), "of": (0.1, 1)}])
 def test_an_upload_survives_the_journey(metrics):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
