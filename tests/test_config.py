@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mechanisms.settings import MECHANISMS, Privacy
+from mechanisms.settings import MECHANISM_NAMES, Privacy
 from sim.config import presets
 from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.configuration import Config, differences, load, save
@@ -306,7 +306,7 @@ def test_a_share_leaves_something_for_the_rest(name):
         load(None, {name: 1.0})
 
 
-@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "none"])
+@pytest.mark.parametrize("name", [name for name in MECHANISM_NAMES if name != "none"])
 def test_a_private_mechanism_has_noise(name):
     """Kills a refusal of 0 that knows one mechanism alone."""
     with pytest.raises(ValueError, match=f"noise_multiplier is 0, but {name} needs one above 0"):
