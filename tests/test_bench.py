@@ -245,6 +245,7 @@ def test_lanes_end_with_the_command(tmp_path, records):
             os.kill(lane, signal.SIGKILL)
 
 
+@NEEDS_PROC
 def test_a_dead_lane_costs_its_run_alone(tmp_path, records):
     """As when the memory does not suffice. Both lanes die, one of them idle, the other at a run
     that would not end; others go on. Kills a run that a dead lane is given."""
@@ -260,7 +261,7 @@ def test_a_dead_lane_costs_its_run_alone(tmp_path, records):
         if len(said) == 1:
             for lane in lanes_of(os.getpid()):
                 os.kill(lane, signal.SIGKILL)
-                wait_for(lambda lane=lane: not alive(lane))
+                os.waitid(os.P_PID, lane, os.WEXITED | os.WNOWAIT)  # all its threads are gone
     assert said[0] == (runs[0], "") and {run_ for run_, _ in said} == set(runs) and len(said) == 4
     assert [run_ for run_, fault in said if "its process died" in fault] == [runs[1]]
     assert [run_.finished for run_ in runs] == [True, False, True, True]
