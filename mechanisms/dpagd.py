@@ -42,8 +42,9 @@ Deviations, and why:
   DPSGD's gradient, and step sizes are multiples of the learning rate: alpha = 1 is DPSGD's step,
   draw for draw.
 - rho_ng grows a bounded number of times. After that, alpha = 0 ends the step and leaves w as it is.
-- The paper adds its budget up as zCDP, at all orders at once. Sampled Gaussians are not zCDP, hence
-  one order. The published cost is the planned budget: with q = 1 exactly the paper's total rho.
+- The paper composes in zCDP, which bounds all orders at once. Sampled Gaussians do not satisfy
+  zCDP, so one order is used here. The published cost is the planned budget: with q = 1 it is
+  exactly the paper's total rho.
 
 Edge cases: an empty batch adds noise and counts. A record with a non-finite gradient adds 0; a loss
 that is not a number counts as C_obj.

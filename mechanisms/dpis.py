@@ -16,10 +16,10 @@ b ghat_i / K, and a proposed record is accepted with probability |g_i| / ghat_i.
 
     g = ( sum of (K / N) g_i / |g_i| over those that entered  +  N(0, s^2 C^2 I) ) / b       (Eq. 7)
 
-and the optimizer. An accepted record adds a vector of norm K / N whatever its probability was, so
-nothing exceeds the sensitivity; one whose norm has grown beyond ghat since the epoch began counts
-as if its norm were ghat (a bias, not a leak). A step computes about k b gradients. A record's state
-ghat_i depends on its own coins and on released values only.
+and the optimizer's step follows. Every accepted record adds a vector of norm K / N, so the
+sensitivity does not depend on its probability. A record whose norm has grown beyond ghat since the
+epoch began counts as if its norm were ghat (a bias, not a leak). A step computes about k b
+gradients. A record's state ghat_i depends on its own coins and on released values only.
 
 Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)``
 (Lemma 3.1 at |g| = C), a norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p.

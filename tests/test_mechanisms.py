@@ -17,6 +17,7 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
 from sim.commands.flags import parse
+from sim.config.configuration import load
 from sim.engines.start import train
 
 ROOT = Path(__file__).parents[1]
@@ -93,3 +94,9 @@ def test_a_mechanism_is_one_file_and_one_name(tmp_path):
     assert spent == last(theirs)["epsilon_certified_max"] and 3.9 < spent <= 4
     models = [load_file(folder / "model.safetensors") for folder in (ours, theirs)]
     assert all(not torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_training_without_privacy_is_the_only_mechanism_without_a_guarantee():
+    """`Config.private` goes by the name. Kills a row that claims another."""
+    for name, mechanism in MECHANISMS.items():
+        assert load(None, {"mechanism": name}).private is mechanism.private is (name != "none")

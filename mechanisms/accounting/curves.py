@@ -193,7 +193,7 @@ def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> F
         return np.full(orders.shape, np.inf)
     if event.accounting == "public-test":
         return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
-    # a falling loss is accepted with certainty, hence the highest probability 1
+    # A loss that falls is always accepted, so the highest acceptance probability is 1.
     acceptance = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
     return selective(event.sample_rate, event.noise_multiplier, acceptance, orders)
 

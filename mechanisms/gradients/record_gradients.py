@@ -96,8 +96,9 @@ class RecordGradients:
         With `metric`, gradients, norms and total are those after mapping each named layer by its
         matrices.
 
-        A record with a non-finite gradient has norm inf and adds exactly 0 whatever its factor; a
-        record with factor 0 adds exactly 0. A norm below 1e-12 that is not 0 is reported as 1e-12.
+        A record with a non-finite gradient has norm inf and adds exactly 0, even if its factor is
+        not 0; a record with factor 0 adds exactly 0. A norm below 1e-12 that is not 0 is reported
+        as 1e-12.
 
         With `Unscaled` factors norms may be left out, and are then reported as 0.
 

@@ -34,7 +34,7 @@ class Config(Settings):
     run: Execution
 
     def value(self, name: str) -> Any:
-        """The setting ``name``, whatever its table."""
+        """The value of the setting ``name``, from the table that holds it."""
         return getattr(getattr(self, SETTINGS[name].table), name)
 
     @property

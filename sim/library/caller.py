@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from sim.engines import start  # noqa: F401  # loads what a run needs, under the caller's own variables
+# Loads what a run needs, under the caller's own variables.
+from sim.engines import start  # noqa: F401
 from sim.job.environment import set_variables
 
 CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}
