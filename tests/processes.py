@@ -1,8 +1,8 @@
 """Other processes: waiting for what they do, however long it takes, and finding them.
 
 Nothing here has a limit of time: how long something takes says how busy the machine is. A process
-that has ended is noticed, so that nobody waits for it; where a test hangs, pytest shows after a
-while (`faulthandler_timeout`).
+that has ended is noticed, so that nobody waits for it; a test that hangs fails after a long while
+(`timeout` in `pyproject.toml`).
 """
 
 import subprocess

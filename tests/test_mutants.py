@@ -34,14 +34,15 @@ def test_a_stale_table_is_noticed(tmp_path: Path):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A line of code, a test that cannot fail, one that fails for the mutant, and one that cannot
-    run."""
+    """A line of code, a test that cannot fail, one that fails for the mutant, one that cannot run,
+    and one that never ends for the mutant."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "code_.py").write_text("noise = 1.0\n")
     tests = {
         "blind": "assert True",
         "sees": "import code_ as c\n    assert c.noise == 1.0",
         "broken": "assert (",
+        "waits": "import code_ as c\n    while c.noise < 1.0: pass",
     }
     for name, body in tests.items():
         (tmp_path / "tests" / f"test_{name}.py").write_text(f"def test_it():\n    {body}\n")
@@ -51,22 +52,22 @@ def project(tmp_path: Path) -> Path:
 FORKS = """
 import sys
 from pathlib import Path
-from tests.mutants.run import is_killed
+from tests.mutants import run
 from tests.mutants.table import Mutant
-folder = Path(sys.argv[1])
-for test in ("blind", "sees", "broken"):
+folder, run.HANGS = Path(sys.argv[1]), 1
+for test in ("blind", "sees", "broken", "waits"):
     mutant = Mutant("quiet", "code_.py", "1.0", "0.0", (f"test_{test}.py",))
-    print(test, is_killed(mutant, folder)[0])
+    print(test, run.is_killed(mutant, folder)[0])
 """
 """In a process of its own: one with threads, as this may be, must not fork."""
 
 
 def test_a_mutant_that_no_test_kills_survives(project: Path):
-    """A test that cannot run is no kill either."""
+    """A test that cannot run is no kill either; one that would never end is."""
     done = subprocess.run(
         [sys.executable, "-c", FORKS, str(project)], capture_output=True, text=True, cwd=table.ROOT
     )
-    assert done.stdout.split() == ["blind", "False", "sees", "True", "broken", "False"]
+    assert done.stdout.splitlines() == ["blind False", "sees True", "broken False", "waits True"]
     assert (project / "code_.py").read_text() == "noise = 1.0\n"
 
 

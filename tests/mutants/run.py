@@ -48,6 +48,8 @@ OURS = {"tests", "mechanisms", "client", "strategies", "server", "sim", "benchma
 SAID = "said.txt"
 """What pytest has said, in the tree in which it ran."""
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
+HANGS = 120
+"""Seconds after which a test counts as failed: an edit can make a loop endless."""
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
 
@@ -113,6 +115,7 @@ def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
         os.dup2(said, 1)
         os.dup2(said, 2)
         words = ["-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", f"--rootdir={tree}"]
+        words.append(f"--timeout={HANGS}")
         code = pytest.main([*words, *(f"tests/{test}" for test in tests)])
     finally:
         sys.stdout.flush()
