@@ -69,7 +69,7 @@ class World(worlds.World):
     def run(self, crash: tuple[int, int] | None = None) -> "World":
         if not self.run_dir.exists():
             rundir.create(self.run_dir, self.job)
-        session.run(self.job, self.run_dir, self.exchange(self.run_dir, crash))
+        session.run(self.job, self.run_dir, session.Engine(self.exchange(self.run_dir, crash)))
         return self
 
     @property

@@ -514,7 +514,7 @@ def test_nodes_are_told_the_place_of_the_run_directory_whatever_their_own_folder
     monkeypatch.chdir(tmp_path)
     told = []
 
-    def ran(job, folder, exchange, trained) -> None:
+    def ran(job, folder, engine) -> None:
         told.append(folder)
 
     monkeypatch.setattr(session, "run", ran)

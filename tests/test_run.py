@@ -120,6 +120,7 @@ def test_another_seed_gives_another_model(tmp_path, records):
 
 
 RAY = (
+    "--engine=ray",
     "--rounds=25",
     "--clients=20",
     "--sample-rate=0.5",
@@ -133,7 +134,7 @@ def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
     """With one worker; the next test is the same with two, of which one dies."""
     flags = (f"--dataset={records}", *RAY)
     finish(child(*flags, "--workers=1", f"--out={tmp_path}", "--name=ray"))
-    assert same(run(tmp_path, "inline", *flags), tmp_path / "ray")
+    assert same(run(tmp_path, "inline", *flags, "--engine=inline"), tmp_path / "ray")
 
 
 def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
@@ -165,7 +166,7 @@ def test_two_ray_workers_of_which_one_dies_give_the_same_bits_too(tmp_path, reco
     os.kill(victims[0], signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
     finish(process)
-    assert same(run(tmp_path, "inline", *flags), tmp_path / "ray")
+    assert same(run(tmp_path, "inline", *flags, "--engine=inline"), tmp_path / "ray")
 
 
 # --- killed and resumed

@@ -47,7 +47,7 @@ def job(folder, **given) -> Job:
 def run(folder, **given) -> tuple[Job, dict[str, np.ndarray]]:
     built = job(folder, **given)
     rundir.create(folder / "run", built)
-    session.run(built, folder / "run", inline_exchange(built, folder / "run"))
+    session.run(built, folder / "run", session.Engine(inline_exchange(built, folder / "run")))
     return built, load((folder / "run" / FILE).read_bytes())
 
 

@@ -107,8 +107,9 @@ def test_a_resumed_run_says_where_it_stands_and_when_training_is_over(finished, 
     monkeypatch.setattr(session, "Progress", Watching)
     (finished / "report.html").unlink()
     before = (finished / "summary.json").read_bytes()
-    request = parse(["--resume", str(finished), "--quiet"], "run", "")
-    train(request, Cluster(lambda: None, lambda: left.append(True), lambda held: None))
+    monkeypatch.setattr(Cluster, "leave", lambda cluster: left.append(True))
+    request = parse(["--resume", str(finished), "--quiet", "--engine=auto"], "run", "")
+    train(request, Cluster(request.config.run))
     assert told == [RunInfo(6, 6, 6, str(finished), build(request.config).config.run.chunk_clients)]
     assert left == [True] and (finished / "report.html").exists()
     assert (finished / "summary.json").read_bytes() == before

@@ -54,7 +54,7 @@ def audit(
     watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
     rundir.create(folder, job)
     (folder / rundir.AUDITED).touch()
-    session.run(job, folder, inline_exchange(job, folder, watched.mechanism))
+    session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
     scores = watched.scores
     if black_box:
         layout, x = job.gradients.layout, torch.from_numpy(present(job, folder).dataset.x)

@@ -111,12 +111,12 @@ class Execution(Settings):
         False,
         description="draw noise and batches from the system's entropy, and store no seed",
     )
-    engine: Literal["ray", "inline"] = Field(
-        "ray", description="where clients run: Ray workers, or this process alone (inline)"
+    engine: Literal["auto", "ray", "inline"] = Field(
+        "auto",
+        description="where clients run: Ray workers, this process alone (inline), or this process "
+        "and then Ray workers if a move pays (auto)",
     )
-    workers: int | None = Field(
-        None, ge=1, description="processes of the ray engine; 'none': one per CPU core"
-    )
+    workers: int | None = Field(None, ge=1, description="Ray workers; 'none': one per CPU core")
     groups: int | None = Field(
         None,
         ge=1,

@@ -75,7 +75,7 @@ CLASSES = (FEDFED, _one_of("shared_source", "prototypes"))
 DISTILS: tuple[Way, ...] = (SINGLY, (*CLASSES, _one_of("prototype_features", "distilled")))
 LEADS = (FEDFED, _one_of("shared_source", "prototypes", "distilled", "public"))
 STANDARD = _one_of("standardize", "private")
-IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "ray")
+IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "auto", "ray")
 
 
 def _privately(*ways: Way) -> tuple[Way, ...]:

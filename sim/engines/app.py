@@ -99,7 +99,7 @@ def _serve(context: Context, grid: Grid) -> None:
         rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     exchange = exchange_over(grid, nodes, settings)
-    session.run(job, folder, exchange, getattr(grid, "leave", lambda: None))
+    session.run(job, folder, session.Engine(exchange, getattr(grid, "leave", lambda: None)))
 
 
 def _with_groups(config: Config, groups: int) -> Config:

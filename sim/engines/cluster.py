@@ -1,12 +1,12 @@
-"""Starts and stops Ray in the background, while records are loaded and the report is written."""
+"""Starts and stops Ray in the background, while records are loaded, rounds run and the report is
+written."""
 
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from sim.config.fields import Config
@@ -14,48 +14,61 @@ from sim.config.settings import Execution
 from sim.data import files
 
 
-@dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster that is starting, as a run uses it.
+    """A Ray cluster on this machine or elsewhere, joined or started when it is first needed.
 
-    Attributes:
-        ready: returns when Ray is ready, or raises the error of its start.
-        leave: starts to shut Ray down while the caller continues.
-        hold: keeps an object that refers to Ray alive until Ray has ended; dropping such a
-            reference during the shutdown would end the process.
+    Ray's processes die with the thread that started them, so the thread lives until `close`.
     """
 
-    ready: Callable[[], object]
-    leave: Callable[[], object]
-    hold: Callable[[object], object]
+    def __init__(self, run: Execution):
+        self._run = run
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._started: Future[None] | None = None
+        self._held: list[object] = []
+
+    def begin(self) -> Future[None]:
+        """Start Ray in the background. Idempotent; the future has the error of a failed start."""
+        if self._started is None:
+            self._started = self._thread.submit(_start, self._run)
+        return self._started
+
+    def hold(self, held: object) -> None:
+        """Keep an object that refers to Ray alive until Ray has ended; dropping such a reference
+        during the shutdown would end the process."""
+        self._held.append(held)
+
+    def leave(self) -> None:
+        """Begin to shut Ray down while the caller continues. Idempotent."""
+        if self._started is not None:
+            gc.collect()  # otherwise references in cycles could be dropped at any moment
+            self._thread.submit(_stop, self._started)
+
+    def close(self) -> None:
+        """Wait until Ray has ended."""
+        self.leave()
+        self._thread.shutdown()
 
 
 @contextmanager
 def starting(config: Config) -> Iterator[Cluster]:
-    """Join or start a Ray cluster in the background; does nothing without the Ray engine.
-
-    Ray's processes die with the thread that started them, so the thread lives as long as the
-    context.
+    """A cluster for a run; the Ray engine starts it at once.
 
     Raises:
         ValueError: the run's data are missing; checked first, as a start cannot be interrupted.
     """
-    if config.run.engine != "ray":
-        yield Cluster(ready=lambda: None, leave=lambda: None, hold=lambda held: None)
-        return
-    files.check(config.data.dataset, config.data.data_dir)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        started = thread.submit(_start, config.run)
-        held: list[object] = []
+    cluster = Cluster(config.run)
+    try:
+        if from_start(config.run):
+            files.check(config.data.dataset, config.data.data_dir)
+            cluster.begin()
+        yield cluster
+    finally:
+        cluster.close()
 
-        def leave() -> Future[None]:
-            gc.collect()  # otherwise references in cycles could be dropped at any moment
-            return thread.submit(_stop, started)
 
-        try:
-            yield Cluster(started.result, leave, held.append)
-        finally:
-            leave().result()
+def from_start(run: Execution) -> bool:
+    """Whether all rounds are for Ray's workers."""
+    return run.engine == "ray" or (run.engine == "auto" and run.ray_address is not None)
 
 
 def workers_of(run: Execution) -> int:

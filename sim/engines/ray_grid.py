@@ -53,7 +53,7 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     """The job's groups in workers of the Ray cluster; waits until that is ready."""
     run = job.config.run
     workers, gpus = workers_of(run), run.gpus_per_worker
-    cluster.ready()
+    cluster.begin().result()
     if gpus is None:
         on_gpu = device_of(job.config).type == "cuda"
         gpus = ray.cluster_resources().get("GPU", 0) / workers if on_gpu else 0

@@ -1,6 +1,7 @@
 """One run from beginning to end: phases, rounds, closing files, report."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mechanisms import durable
@@ -16,12 +17,23 @@ from sim.showing.progress import Progress
 from sim.showing.report import write_report
 
 
-def run(
-    job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object] = lambda: None
-) -> None:
-    """Run the remaining rounds and write the closing files.
+@dataclass(frozen=True)
+class Engine:
+    """Where clients train.
 
-    ``trained`` is called when the exchange is no longer needed.
+    Attributes:
+        exchange: sends requests to the groups.
+        leave: called when the exchange is no longer needed.
+        where: where clients have trained, in words for the closing table; empty for no such row.
+    """
+
+    exchange: Exchange
+    leave: Callable[[], object] = lambda: None
+    where: Callable[[], str] = lambda: ""
+
+
+def run(job: Job, folder: Path, engine: Engine) -> None:
+    """Run the remaining rounds and write the closing files.
 
     Raises:
         ValueError: the run began with other records or on another device, or is in use.
@@ -31,11 +43,11 @@ def run(
         durable.sync_folders(folder)
         if job.config.private:
             orders.write(folder, training.federation(job))
-        _run(job, folder, exchange, trained)
+        _run(job, folder, engine)
 
 
-def _run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], object]) -> None:
-    job = before_training(job, folder, exchange)
+def _run(job: Job, folder: Path, engine: Engine) -> None:
+    job = before_training(job, folder, engine.exchange)
     config, federation = job.config, training.federation(job)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
@@ -44,9 +56,9 @@ def _run(job: Job, folder: Path, exchange: Exchange, trained: Callable[[], objec
         progress.started(
             RunInfo(federation.rounds, finished, federation.clients, str(folder), at_a_time)
         )
-        standing = loop.run(federation, exchange, store, standing, [progress.round])
-        trained()
+        standing = loop.run(federation, engine.exchange, store, standing, [progress.round])
+        engine.leave()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
         write_report(folder)
-        progress.finished(summary)
+        progress.finished(summary, engine.where())

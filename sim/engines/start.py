@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from sim.commands.flags import Request
-from sim.engines.cluster import Cluster, starting
+from sim.engines.cluster import Cluster, from_start, starting
 from sim.engines.inline import inline_exchange
-from sim.engines.session import run
+from sim.engines.moving import Moving
+from sim.engines.session import Engine, run
 from sim.job import rundir
-from sim.job.device import single_thread
+from sim.job.device import device_of, single_thread
 from sim.phases.build import build
 
 
@@ -29,9 +30,12 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
         rundir.check_resumable(request.resume)
         folder, job = request.resume, build(request.config)
     if job.config.run.engine == "inline":
-        run(job, folder, inline_exchange(job, folder), cluster.leave)
-    else:
+        run(job, folder, Engine(inline_exchange(job, folder)))
+    elif from_start(job.config.run) or device_of(job.config).type == "cuda":
         from sim.engines.ray_grid import serve
 
         serve(job, folder, cluster)
+    else:
+        moving = Moving(job, folder, cluster)
+        run(job, folder, Engine(moving, cluster.leave, lambda: moving.where))
     return folder

@@ -70,12 +70,12 @@ class Progress:
         task, text = self._line.task_ids[0], self._figures(record)
         self._line.update(task, completed=record.round, figures=text, refresh=True)
 
-    def finished(self, summary: Summary) -> None:
-        """Called when the run is over: prints the closing table."""
+    def finished(self, summary: Summary, where: str = "") -> None:
+        """Called when the run is over: prints the closing table, and where clients trained."""
         self.close()
         if self._quiet:
             return
-        for name, value in closing_table(summary):
+        for name, value in closing_table(summary, where):
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
@@ -112,7 +112,7 @@ class Progress:
         return "  ".join(parts)
 
 
-def closing_table(summary: Summary) -> list[tuple[str, str]]:
+def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
     """The rows (name, value) of the table printed when a run is finished."""
     certified, published = largest(summary.epsilon_certified), largest(summary.epsilon_published)
     alone = len(summary.epsilon_certified) == 1
@@ -140,5 +140,6 @@ def closing_table(summary: Summary) -> list[tuple[str, str]]:
         used_up if alone else retired,
         ("rounds", str(summary.rounds)),
         *([] if summary.seconds is None else [("time", wording.duration(summary.seconds))]),
+        *([("trained in", where)] if where else []),
         ("run directory", summary.run_dir),
     ]

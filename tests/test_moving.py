@@ -1,0 +1,173 @@
+"""The default engine: rounds begin in this process, and go on in Ray's workers if that pays."""
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from client.messages import TrainRequest
+from mechanisms.accounting import ledger
+from sim.commands.flags import parse
+from sim.config.configuration import load
+from sim.config.settings import Execution
+from sim.engines import cluster as clusters
+from sim.engines import moving
+from sim.engines.cluster import Cluster, from_start, starting
+from sim.engines.moving import MOVE_SECONDS, Moving
+from sim.engines.session import Engine, run
+from sim.engines.start import train
+from sim.job import rundir
+from sim.phases.build import build
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMON = (
+    "--clients=6 --rounds=3 --steps=2 --sample-rate=0.5 --epsilon=20 --chunk-clients=2 "
+    "--partition=iid --workers=2 --quiet"
+)
+IN_A_ROUND = "--groups=3 --mechanism=dpsur --delta=1e-3"
+"""The third request is the third group's in the first round."""
+BEFORE_TRAINING = (
+    "--groups=2 --strategy=fedfed --shared-source=distilled --distill-rounds=2 "
+    "--distill-latent=1 --share-views=2"
+)
+"""The third request of the generator's phase is the first one of its second round."""
+
+
+@pytest.fixture
+def common(tmp_path: Path, no_report) -> list[str]:
+    """Flags of a small run on records of its own."""
+    x = np.random.default_rng(0).normal(size=(90, 6)).astype(np.float32)
+    y = np.arange(90) % 3
+    np.savez(tmp_path / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
+    return [*COMMON.split(), f"--dataset={tmp_path / 'records.npz'}", f"--out={tmp_path}"]
+
+
+class Slow(Cluster):
+    """Ray that never gets ready, and when it was asked to start."""
+
+    def __init__(self, asked: list[int], run: Execution):
+        super().__init__(run)
+        self.asked, self.begun = asked, []
+
+    def begin(self) -> Future[None]:
+        self.begun.append(len(self.asked))
+        return Future()
+
+
+def begun(monkeypatch, seconds: list[float], workers: int, groups: int, rounds: int) -> list[int]:
+    """After how many requests Ray was asked to start, if each takes so many seconds."""
+    now, asked = [0.0], []
+
+    def answer(requests):
+        now[0] += seconds[min(len(asked), len(seconds) - 1)]
+        asked.append(requests[0])
+        return requests
+
+    monkeypatch.setattr(moving, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(moving, "inline_exchange", lambda job, folder: answer)
+    config = load(None, {"workers": workers, "rounds": rounds})
+    cluster = Slow(asked, config.run)
+    exchange = Moving(SimpleNamespace(config=config, groups=[()] * groups), Path(), cluster)
+    for number in range(1, rounds + 1):
+        requests = [
+            TrainRequest(number, group, "", np.array([]), np.array([]), np.array([]), "train")
+            for group in range(groups)
+        ]
+        assert list(exchange(requests)) == requests
+    assert exchange.where == "this process"
+    return cluster.begun
+
+
+@pytest.mark.parametrize(
+    ("seconds", "workers", "groups", "first"),
+    [
+        ([3.1], 2, 2, None),  # 8 requests are left after two: 8 * 3.1 / 2 = 12.4 s saved
+        ([3.8], 2, 2, 2),  # 15.2 s saved
+        ([3.8], 4, 2, 2),  # there is no work for more workers than groups
+        ([3.7], 4, 2, None),
+        ([2.6], 4, 4, 2),  # 18 requests are left, a quarter of their time
+        ([99.0], 1, 2, None),
+        ([99.0], 2, 1, None),
+        ([99.0, 99.0, 1.0], 2, 2, 2),  # the second request looks slow
+        ([99.0, 3.0], 2, 2, None),  # the first one tells nothing
+        ([1.0, 1.0, 99.0], 2, 2, None),  # one slow request is chance
+    ],
+)
+def test_ray_starts_if_its_workers_save_more_than_the_move_costs(
+    monkeypatch, seconds, workers, groups, first
+):
+    asked = begun(monkeypatch, seconds, workers, groups, rounds=5)
+    assert (asked[0] if asked else None) == first
+    assert MOVE_SECONDS == 15.0
+
+
+def test_rays_workers_have_all_rounds_if_it_is_asked_for_or_a_cluster_is_named():
+    assert load(None, {}).run.engine == "auto"
+    cases = [{}, {"engine": "inline"}, {"engine": "ray"}, {"ray_address": "auto"}]
+    assert [from_start(load(None, given).run) for given in cases] == [False, False, True, True]
+
+
+def inline(argv: list[str], name: str) -> Path:
+    return train(parse([*argv, "--engine=inline", f"--name={name}"], "run", ""))
+
+
+def result(folder: Path) -> tuple[bytes, object]:
+    return (folder / "model.safetensors").read_bytes(), ledger.read(folder / "ledger")
+
+
+def test_a_move_changes_no_bit(tmp_path, common, monkeypatch):
+    """In the middle of a round, and in a phase before training. Kills a request that is asked of
+    both, or of none."""
+    monkeypatch.setattr(moving, "MOVE_SECONDS", 0.0)
+    cases = {"train": (IN_A_ROUND, 1), "distill": (BEFORE_TRAINING, -1)}
+    with starting(parse([*common, "--workers=4"], "run", "").config) as cluster:  # for both
+        cluster.begin().result()
+        for name, (own, number) in cases.items():
+            argv = [*common, *own.split()]
+            job = build(parse([*argv, f"--name={name}"], "run", "").config)
+            rundir.create(tmp_path / name, job)
+            exchange = Moving(job, tmp_path / name, cluster)
+            run(job, tmp_path / name, Engine(exchange))
+            assert exchange.where == f"this process; from round {number} on, 2 Ray workers"
+            assert result(tmp_path / name) == result(inline(argv, f"{name}-inline"))
+
+
+def test_where_ray_cannot_start_training_goes_on_here(tmp_path, common, monkeypatch):
+    """It is tried once."""
+    tried = []
+    monkeypatch.setattr(moving, "MOVE_SECONDS", 0.0)
+    monkeypatch.setattr(clusters, "_start", lambda run: tried.append(run) or 1 / 0)
+    argv = [*common, *IN_A_ROUND.split(), "--rounds=6"]
+    with pytest.warns(UserWarning, match="training goes on in this process: division by zero") as w:
+        here = train(parse([*argv, "--name=here"], "run", ""))
+    assert len(tried) == len(w) == 1 and result(here) == result(inline(argv, "inline"))
+
+
+KILLED = """
+import os, signal, sys
+from sim.engines import moving, ray_grid
+from sim.run import command
+grid_of, begin = ray_grid.grid_of, moving.Cluster.begin
+def dies(*of):
+    grid_of(*of)
+    os.kill(os.getpid(), signal.SIGKILL)
+def begun(cluster):
+    begin(cluster).result()
+    return begin(cluster)
+ray_grid.grid_of, moving.MOVE_SECONDS, moving.Cluster.begin = dies, 0.0, begun
+command(sys.argv[1:])
+"""
+
+
+def test_a_kill_during_the_move_loses_nothing(tmp_path, common):
+    """It dies with a round half finished, between both engines."""
+    argv = [*common, *IN_A_ROUND.split()]
+    done = subprocess.run([sys.executable, "-c", KILLED, *argv, "--name=killed"], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL and len(ledger.read(tmp_path / "killed/ledger")) == 4
+    train(parse(["--resume", str(tmp_path / "killed"), "--engine=inline", "--quiet"], "run", ""))
+    assert result(tmp_path / "killed") == result(inline(argv, "inline"))
