@@ -125,11 +125,9 @@ class Purse:
         Raises:
             ValueError: nothing has paid for something that clients released.
         """
-        name = (
-            request.release
-            if self.seed is not None
-            else f"{request.release}-{secrets.token_hex(8)}"
-        )
+        name = request.release
+        if self.seed is None:
+            name += f"-{secrets.token_hex(8)}"
         opened, planned = Opened(self, request, device), self._planned(request)
         self.ledger.charge_all(name, request.round, planned)
         yield opened
@@ -143,10 +141,5 @@ class Purse:
         """The most that the round can cost each requested client."""
         kinds = np.stack([self.plans.which[request.clients], request.nth])
         distinct, place = np.unique(kinds, axis=1, return_inverse=True)
-        return [
-            (
-                request.clients[place.reshape(-1) == n],
-                self.plans.plans[plan].round_charges(int(nth)),
-            )
-            for n, (plan, nth) in enumerate(distinct.T)
-        ]
+        charges = [self.plans.plans[plan].round_charges(int(nth)) for plan, nth in distinct.T]
+        return [(request.clients[place.reshape(-1) == n], one) for n, one in enumerate(charges)]

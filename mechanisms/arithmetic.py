@@ -218,10 +218,9 @@ class Grid:
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """See `mechanisms.grid`."""
         limits = torch.full((len(totals),), bound, dtype=torch.float64, device=totals.device)
-        draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(
-            totals.shape
-        )
-        return grid.noised(totals, limits, torch.full_like(limits, std), draws.to(totals.device))
+        drawn = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel()))
+        draws = drawn.view(totals.shape).to(totals.device)
+        return grid.noised(totals, limits, torch.full_like(limits, std), draws)
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as whole numbers.
@@ -243,9 +242,8 @@ class Grid:
                 f"validation_noise = {float(noise.max()):g} is too large for a release: lower it"
             )
         units = 2.0**SCALE_BITS / (2.0 * noise)
-        points = torch.minimum(
-            torch.maximum((change.double() / bound * units).round(), -most), most
-        )
+        points = (change.double() / bound * units).round()
+        points = torch.minimum(torch.maximum(points, -most), most)
         noisy = points.to(torch.int64) + streams.rounded(purpose, 1)[:, 0]
         return noisy <= (threshold * units).floor().to(torch.int64)
 

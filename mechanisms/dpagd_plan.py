@@ -102,29 +102,23 @@ class DpagdPlan(AdaptivePlan):
     def releases(self, counts: NDArray[np.int64]) -> Charges:
         """The releases of ``counts [2, levels]`` measurements, each with the search after it."""
         charges: Charges = {}
-        for multiplier, count in zip(
-            self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True
-        ):
-            charges = merge(
-                charges,
-                {SampledGaussian(self.sample_rate, multiplier): count},
-                self._searches(count),
-            )
+        made = self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist()
+        for multiplier, count in zip(*made, strict=True):
+            gradient = SampledGaussian(self.sample_rate, multiplier)
+            charges = merge(charges, {gradient: count}, self._searches(count))
         return charges
 
     @functools.cached_property
     def costs(self) -> NDArray[np.float64]:
         """``[2, levels]``: divergence of a measurement and its search at the run's order [nats]."""
-        search, order = (
-            SampledGaussian(self.sample_rate, self.search_multiplier),
-            self.allotment.order,
-        )
-        result = np.full(self.multipliers.shape, math.inf)
+
+        def price(multiplier: float) -> float:
+            return cost(SampledGaussian(self.sample_rate, multiplier), self.allotment.order)
+
+        result, search = np.full(self.multipliers.shape, math.inf), price(self.search_multiplier)
         for place, multiplier in np.ndenumerate(self.multipliers):
             if multiplier < math.inf:
-                result[place] = cost(SampledGaussian(self.sample_rate, multiplier), order) + cost(
-                    search, order
-                )
+                result[place] = price(multiplier) + search
         return result
 
     def worst_round(self) -> Charges:
@@ -143,9 +137,8 @@ class DpagdPlan(AdaptivePlan):
         claims: Charges = {}
         for event, count in self.worst_round().items():
             if isinstance(event, SampledGaussian):
-                claims = merge(
-                    claims, {PaperClaim(event.sample_rate, event.noise_multiplier): count}
-                )
+                claim = PaperClaim(event.sample_rate, event.noise_multiplier)
+                claims = merge(claims, {claim: count})
         return {self.allotment: 1, **claims}
 
     def _searches(self, count: int) -> Charges:

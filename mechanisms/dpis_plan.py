@@ -148,9 +148,8 @@ class DpisPlan(AdaptivePlan):
         """Whether an epoch of the ``nth`` round gets the noise for the worst K (Section 4.2)."""
         if not self.importance:
             return True
-        return (
-            nth - 1
-        ) * self.epochs + epoch < self.own.dpis_first_phase * self.rounds * self.epochs
+        before = (nth - 1) * self.epochs + epoch
+        return before < self.own.dpis_first_phase * self.rounds * self.epochs
 
     @property
     def norm_sum_charges(self) -> Charges:
@@ -219,12 +218,8 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
         )
         found = least_multipliers(rates[rows], limits, order, multipliers[rows] / ratios[rows])
         multipliers[rows] = found * ratios[rows]
-    return [
-        (
-            float(s),
-            account.pay(
-                {e.plan.step_event(e.norm_ratio, e.clip_norm, float(s)): e.plan.steps_of(e.number)}
-            ),
-        )
-        for e, s, account in zip(epochs, multipliers, accounts, strict=True)
-    ]
+    allocated = []
+    for e, s, account in zip(epochs, multipliers.tolist(), accounts, strict=True):
+        event = e.plan.step_event(e.norm_ratio, e.clip_norm, s)
+        allocated.append((s, account.pay({event: e.plan.steps_of(e.number)})))
+    return allocated

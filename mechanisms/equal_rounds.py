@@ -97,10 +97,8 @@ def calibrate(
 
 def _run(plan: AllottedPlan) -> Charges:
     """The planned number of worst rounds, and the prior charges."""
-    return merge(
-        {event: plan.rounds * count for event, count in plan.worst_round().items()},
-        dict(plan.prior),
-    )
+    rounds = {event: plan.rounds * count for event, count in plan.worst_round().items()}
+    return merge(rounds, dict(plan.prior))
 
 
 def _within(

@@ -122,10 +122,8 @@ class SharingPlan:
         labels = (
             PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
         )
-        return {
-            VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1,
-            labels: 1,
-        }
+        noise = self.noise_multiplier / math.sqrt(self.views)
+        return {VisibleChoice(self.share_rate, noise): 1, labels: 1}
 
 
 def clipped(features: Tensor, plan: SharingPlan) -> Tensor:

@@ -81,9 +81,6 @@ def _read(label: Path) -> Checkpoint:
     if label.stem != f"round-{fields['round']:06d}":
         raise ValueError("it names another round")
     tensors = load(content)
-    state = {
-        name.removeprefix("state."): value
-        for name, value in tensors.items()
-        if name.startswith("state.")
-    }
+    named = {name: value for name, value in tensors.items() if name.startswith("state.")}
+    state = {name.removeprefix("state."): value for name, value in named.items()}
     return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"])

@@ -163,15 +163,10 @@ class _Budget:
         grids = [_grid(one) for one in groups]
         grid, places = np.concatenate(grids), np.cumsum([0, *(len(one) for one in grids)])
         noises, orders = self.solve(grid, np.repeat(steps[starts], np.diff(places)))
-        right = np.concatenate(
-            [
-                at + np.searchsorted(g, r)
-                for at, g, r in zip(places[:-1], grids, groups, strict=True)
-            ]
-        )
+        parts = list(zip(places[:-1], grids, groups, strict=True))
+        right = np.concatenate([at + np.searchsorted(g, r) for at, g, r in parts])
         between = [
-            np.interp(np.log(r), np.log(g), np.log(noises[at : at + len(g)]))
-            for at, g, r in zip(places[:-1], grids, groups, strict=True)
+            np.interp(np.log(r), np.log(g), np.log(noises[at : at + len(g)])) for at, g, r in parts
         ]
         enough = noises[right]  # more sampling needs no less noise
         noise = np.minimum(np.exp(np.concatenate(between)) * (1.0 + LIFT), enough)

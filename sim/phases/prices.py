@@ -108,11 +108,9 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
     result |= {"caveats": list(caveats_of(largest.whole)), "phases": rows}
     if orders is None:
         return result
+    result["orders"] = list(orders)
     for column in COLUMNS:
-        result |= {
-            "orders": list(orders),
-            f"rdp_{column}": accountant.rdp(largest.whole, orders, column).tolist(),
-        }
+        result[f"rdp_{column}"] = accountant.rdp(largest.whole, orders, column).tolist()
     return result
 
 
@@ -132,13 +130,8 @@ def row(price: Price) -> Record:
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
     ordered = sorted(price.charges.items(), key=repr)
     events = [{**to_dict(event), "count": int(count)} for event, count in ordered]
-    return {
-        "phase": price.phase,
-        "clients": format_ranges(price.clients),
-        **named,
-        "rounds": price.rounds,
-        "events": events,
-    }
+    head = {"phase": price.phase, "clients": format_ranges(price.clients)}
+    return head | named | {"rounds": price.rounds, "events": events}
 
 
 def figures(charges: Charges, delta: float) -> Record:

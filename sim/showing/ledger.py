@@ -46,13 +46,8 @@ def spent(folder: Path, delta: float | None) -> Record:
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
-    released = {event for charges in paid.values() for event in charges}
-    return {
-        "finished": finished,
-        "note": note,
-        "clients": clients,
-        "caveats": list(caveats_of(released)),
-    }
+    said = list(caveats_of(event for charges in paid.values() for event in charges))
+    return {"finished": finished, "note": note, "clients": clients, "caveats": said}
 
 
 def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
@@ -74,11 +69,8 @@ def _unfinished(
         _least(each, charges, delta).epsilon > target for each, charges in spent.items()
     ):
         return _least, wording.AT_THE_BEST_ORDER
-    budget = accountant.Guarantee(float(target), None)
-    return (
-        lambda client, charges, _: budget if charges else _least(client, charges, delta),
-        wording.AT_THE_BUDGET,
-    )
+    budget, nothing = accountant.Guarantee(float(target), None), accountant.Guarantee(0.0, None)
+    return lambda client, charges, _: budget if charges else nothing, wording.AT_THE_BUDGET
 
 
 def _at_its_order(
