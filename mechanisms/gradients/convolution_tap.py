@@ -39,11 +39,8 @@ def each_client(
     shifts = [None] * clients if bias is None else bias
     if clients == 1:
         return convolve(x, weight[0], shifts[0], *geometry, groups)
-    outputs = [
-        convolve(*one, *geometry, groups)
-        for one in zip(x.chunk(clients), weight, shifts, strict=True)
-    ]
-    return torch.cat(outputs)
+    parts = zip(x.chunk(clients), weight, shifts, strict=True)
+    return torch.cat([convolve(*one, *geometry, groups) for one in parts])
 
 
 def all_clients(

@@ -22,11 +22,8 @@ def refuse_mixing_layers(module: nn.Module) -> None:
     gradients.
     """
     for path, layer in module.named_modules():
-        place = (
-            f"layer '{path}' ({type(layer).__name__})"
-            if path
-            else f"the model ({type(layer).__name__})"
-        )
+        place = f"layer '{path}'" if path else "the model"
+        place += f" ({type(layer).__name__})"
         if isinstance(layer, _NormBase) and not _is_per_record(layer):
             raise ValueError(
                 f"{place} mixes the records of a batch, so a record's influence cannot be bounded: "

@@ -39,11 +39,8 @@ class LSTMTap(Tap):
 
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
         sequence = self._by_client(x).transpose(1, 2)  # [K, T, B, in]
-        seen = (
-            torch.stack([sequence, sequence.flip(1)], 1)
-            if self._layer.bidirectional
-            else sequence.unsqueeze(1)
-        )
+        passes = [sequence, sequence.flip(1)] if self._layer.bidirectional else [sequence]
+        seen = torch.stack(passes, 1)
         clients, ways, times, records, _ = seen.shape
         rows = seen.flatten(0, 1).flatten(1, 2)
         if self._layer.bias:

@@ -87,11 +87,8 @@ class Looped:
         places = [(k, b) for k in range(y.shape[0]) for b in range(y.shape[1])]
         rows = [self._gradient(params[k], x[k, b], y[k, b]) for k, b in places]
         self._after()
-        return _held(
-            self._layout,
-            self._layout.unflatten(torch.stack(rows).unflatten(0, y.shape[:2])),
-            metric,
-        )
+        gradients = self._layout.unflatten(torch.stack(rows).unflatten(0, y.shape[:2]))
+        return _held(self._layout, gradients, metric)
 
     def outputs(self, params: Tensor, x: Tensor) -> Tensor:
         """`[K, B, ...]`: the module's output for each record of `x [K, B, ...]`; K, B >= 1."""

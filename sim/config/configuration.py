@@ -171,7 +171,7 @@ def _read(path: Path, lenient: Container[str]) -> Values:
         _check_table(path, table, entries)
         for given, value in entries.items():
             setting = SETTINGS[_name_now(path, table, given, value, lenient)]
-            values[setting.name] = None if setting.optional and value == setting.unset else value
+            values[setting.name] = setting.read(value)
     return values
 
 

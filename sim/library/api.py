@@ -15,8 +15,7 @@ from torch import nn
 
 from sim.auditing.session import audit
 from sim.commands.flags import Request, request
-from sim.config.fields import SETTINGS
-from sim.config.names import FORMER, did_you_mean
+from sim.config.fields import find_setting
 from sim.data.given import keep
 from sim.engines import start
 from sim.job import rundir
@@ -172,11 +171,7 @@ def _value(name: str, value: Any) -> Any:
     Raises:
         ValueError: an unknown setting, or a class that cannot be found by its name.
     """
-    if name in FORMER:
-        raise ValueError(f"unknown setting {name}: it is called {FORMER[name]} now")
-    if name not in SETTINGS:
-        hint = did_you_mean(name, [*SETTINGS, "config", "preset", "resume"])
-        raise ValueError(f"unknown setting {name}{hint}")
+    setting = find_setting(name, others=("config", "preset", "resume"))
     if name == "model" and inspect.isclass(value):
         return _named(value)
     if isinstance(value, np.generic):
@@ -187,8 +182,7 @@ def _value(name: str, value: Any) -> Any:
         kind = type(value).__name__
         wanted = "give a name, a path, or arrays (x, y, x_test, y_test)"
         raise ValueError(f"dataset is a {kind}: {wanted}")
-    setting = SETTINGS[name]
-    return None if setting.optional and isinstance(value, str) and value == setting.unset else value
+    return setting.read(value)
 
 
 def _named(kind: type) -> str:
