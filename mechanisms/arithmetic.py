@@ -6,7 +6,7 @@ It needs passes of one shape, so that a record's results do not depend on which 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mechanisms import grid
 from mechanisms.entropy import SystemEntropy
+from mechanisms.gradients.factors import Factors
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import Metric
 from mechanisms.randomness import Draws, Source, words_of
@@ -57,7 +58,7 @@ class Arithmetic(Protocol):
         gradients: RecordGradients,
         params: Tensor,
         batch: Batch,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int | None,
         metric: Metric,
@@ -108,7 +109,7 @@ class Floats:
         gradients: RecordGradients,
         params: Tensor,
         batch: Batch,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int | None,
         metric: Metric,
@@ -177,7 +178,7 @@ class Grid:
         gradients: RecordGradients,
         params: Tensor,
         batch: Batch,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int | None,
         metric: Metric,

@@ -8,14 +8,14 @@ gradients need not be held.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mechanisms.gradients.evaluation import Evaluation
-from mechanisms.gradients.factors import Unscaled, of_pass
+from mechanisms.gradients.factors import Factors, Unscaled, of_pass
 from mechanisms.gradients.fixed_passes import fixed_passes, of_clients
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
@@ -79,12 +79,7 @@ class RecordGradients:
         )
 
     def scaled_sum(
-        self,
-        params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        factors: Callable[[Tensor], Tensor],
-        metric: Metric = IDENTITY,
+        self, params: Tensor, x: Tensor, y: Tensor, factors: Factors, metric: Metric = IDENTITY
     ) -> tuple[Tensor, Tensor]:
         """`(total [K, P], norms [K, B])`: per client the sum over records of factor times gradient,
         and the norms.
@@ -124,7 +119,7 @@ class RecordGradients:
         params: Tensor,
         x: Tensor,
         y: Tensor,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int,
         metric: Metric = IDENTITY,
