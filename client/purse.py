@@ -60,11 +60,8 @@ class Opened:
         ledger, seed, round_ = self._purse.ledger, self._purse.seed, self._request.round
         clients = self._request.clients[part]
         plans = [self._purse.plans.of(client) for client in clients.tolist()]
-        adaptive = [
-            (c, plan)
-            for c, plan in zip(clients.tolist(), plans, strict=True)
-            if isinstance(plan, AdaptivePlan)
-        ]
+        owned = zip(clients.tolist(), plans, strict=True)
+        adaptive = [(client, plan) for client, plan in owned if isinstance(plan, AdaptivePlan)]
         return Allowance(
             round=round_,
             clients=clients,

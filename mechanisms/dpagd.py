@@ -56,13 +56,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from mechanisms.accounting.accountant import Charges, convert
+from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import ROUNDING, covered
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import FRESH, FURTHER, DpagdPlan
 from mechanisms.dpsgd import draw, expected_size
-from mechanisms.equal_rounds import calibrate
+from mechanisms.equal_rounds import calibrate, epsilons_spent
 from mechanisms.mechanism import Mechanism
 from mechanisms.sampling import poisson
 
@@ -209,18 +209,14 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """At the round's end: alpha_max, growth of rho_ng, steps and measurements in the round ``[K]``;
     and the epsilon of what was really spent, which is no guarantee."""
     plans, memory = _plans(cohort), state.memory
-    spent = [
-        convert(np.array([spent]), (account.order,), plan.delta).epsilon
-        for plan, account, spent in zip(
-            plans, cohort.accounts, _spent(cohort, memory["counts"].cpu().numpy()), strict=True
-        )
-    ]
+    spent = _spent(cohort, memory["counts"].cpu().numpy())
+    epsilons = epsilons_spent(plans, cohort.accounts, spent)
     return {
         "agd_largest_step_size": memory["alpha_max"],
         "agd_gradient_budget": (1.0 + plans[0].own.agd_growth) ** memory["level"].double(),
         "agd_steps": state.taken,
         "agd_measurements": memory["counts"].sum(dim=(1, 2)).double(),
-        "agd_epsilon_spent": torch.tensor(spent, dtype=torch.float64),
+        "agd_epsilon_spent": torch.tensor(epsilons, dtype=torch.float64),
     }
 
 

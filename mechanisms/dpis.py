@@ -59,14 +59,14 @@ import numpy as np
 import torch
 
 from mechanisms import importance
-from mechanisms.accounting.accountant import Charges, convert
+from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import covered
 from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import active, expected_size
-from mechanisms.equal_rounds import calibrate
+from mechanisms.equal_rounds import calibrate, epsilons_spent
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import merge
 from mechanisms.randomness import Source
@@ -120,10 +120,8 @@ def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
     plans, device = _plans(cohort), state.params.device
     epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
     clip, norm_ratio, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
-    rate, floor = (
-        torch.tensor(values, dtype=torch.float64, device=device)
-        for values in ([p.sample_rate for p in plans], [p.own.dpis_floor for p in plans])
-    )
+    given = [[p.sample_rate, p.own.dpis_floor] for p in plans]
+    rate, floor = torch.tensor(given, dtype=torch.float64, device=device).unbind(1)
     ghat = torch.maximum(state.memory["ghat"] / clip[:, None], floor[:, None]).clamp(max=1.0)
     return rate, ghat, clip, norm_ratio, multiplier
 
@@ -230,25 +228,18 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """Means over the epochs of K / (N C), C and s ``[K]``; and the epsilon of what was really
     spent, which is no guarantee."""
     plans = _plans(cohort)
-    means = {
-        name: torch.stack(
-            [row[: plan.epochs].mean() for row, plan in zip(state.memory[name], plans, strict=True)]
-        )
-        for name in EPOCHAL
+    spent = epsilons_spent(plans, cohort.accounts, state.memory["spent"].tolist())
+
+    def mean(name: str) -> torch.Tensor:
+        rows = zip(state.memory[name], plans, strict=True)
+        return torch.stack([row[: plan.epochs].mean() for row, plan in rows])
+
+    return {
+        "dpis_clip_norm": mean("clip_norm"),
+        "dpis_norm_ratio": mean("norm_ratio"),
+        "dpis_noise_multiplier": mean("multiplier"),
+        "dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64),
     }
-    spent = [
-        convert(np.array([spent]), (account.order,), plan.delta).epsilon
-        for spent, account, plan in zip(
-            state.memory["spent"].tolist(), cohort.accounts, plans, strict=True
-        )
-    ]
-    named = {
-        "dpis_clip_norm": "clip_norm",
-        "dpis_norm_ratio": "norm_ratio",
-        "dpis_noise_multiplier": "multiplier",
-    }
-    metrics = {figure: means[name] for figure, name in named.items()}
-    return metrics | {"dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64)}
 
 
 def _plans(cohort: Cohort) -> list[DpisPlan]:

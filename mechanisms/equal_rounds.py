@@ -3,8 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, precompute
-from mechanisms.accounting.allotment import ROUNDING, cost
+import numpy as np
+
+from mechanisms.accounting.accountant import (
+    ORDERS,
+    Charges,
+    convert,
+    epsilon,
+    guarantee,
+    precompute,
+)
+from mechanisms.accounting.allotment import ROUNDING, Account, cost
 from mechanisms.accounting.events import Allotment, Event
 from mechanisms.plan import Plan, Terms, least_noises, merge
 from mechanisms.settings import Privacy
@@ -93,6 +102,14 @@ def calibrate(
         [worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified"
     )
     return [_within(plan_of, one, noise) for one, noise in zip(terms, noises, strict=True)]
+
+
+def epsilons_spent(
+    plans: Sequence[AllottedPlan], accounts: Sequence[Account], spent: Sequence[float]
+) -> list[float]:
+    """The epsilon of each client's divergence at its order; no guarantee, as outputs chose it."""
+    rows = zip(plans, accounts, spent, strict=True)
+    return [convert(np.array([one]), (a.order,), plan.delta).epsilon for plan, a, one in rows]
 
 
 def _run(plan: AllottedPlan) -> Charges:

@@ -63,10 +63,8 @@ def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Pro
     rows, levels = estimates.cpu().numpy(), rates.tolist()
     own, sources = cohort.data.records, cohort.streams.of("batch")
     first = [source.random(len(records)) for source, records in zip(sources, own, strict=True)]
-    limits = [
-        threshold(EDGE * rate * row[: len(records)])
-        for rate, row, records in zip(levels, rows, own, strict=True)
-    ]
+    each = zip(levels, rows, own, strict=True)
+    limits = [threshold(EDGE * rate * row[: len(records)]) for rate, row, records in each]
     gathered = limits if cohort.width(levels) is None else levels
     places = [np.flatnonzero(coins < limit) for coins, limit in zip(first, gathered, strict=True)]
     accepting = zip(places, cohort.streams.of("accept"), strict=True)

@@ -39,11 +39,8 @@ class Tap(ABC):
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
         """Prepares a pass: `weights {name: [K, *shape]}` of trainable parameters, B = `records`."""
         self._clients, self._records = next(iter(weights.values())).shape[0], records
-        frozen = {
-            n: p.detach()
-            for n, p in self._layer.named_parameters(recurse=False)
-            if n not in weights
-        }
+        named = self._layer.named_parameters(recurse=False)
+        frozen = {name: p.detach() for name, p in named if name not in weights}
         self._own = {n: p.expand(self._clients, *p.shape) for n, p in frozen.items()} | weights
         self._use = None
 
