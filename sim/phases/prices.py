@@ -22,7 +22,7 @@ from sim.phases import course
 from sim.phases.build import split
 from sim.phases.phase import Outlook
 
-Record = dict[str, Any]
+Entries = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def prices(outlook: Outlook) -> list[Price]:
     return found
 
 
-def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Record:
+def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Entries:
     """The price of the client that pays most, with its events, and a row for each phase."""
     delta = config.privacy.delta
     last = [price for price in found if price.phase == found[-1].phase]
@@ -114,7 +114,7 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
     return result
 
 
-def settings(config: Config) -> Record:
+def settings(config: Config) -> Entries:
     """The mechanism with its own settings, and the guarantee's delta."""
     privacy = config.privacy
     own, idle = getattr(config, privacy.mechanism, None), set(unused(config))
@@ -124,7 +124,7 @@ def settings(config: Config) -> Record:
     return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
 
 
-def row(price: Price) -> Record:
+def row(price: Price) -> Entries:
     """A price as a row: phase, clients, the plan's parameters, and events."""
     parameters = ("sample_rate", "noise_multiplier", "steps")
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
@@ -134,9 +134,9 @@ def row(price: Price) -> Record:
     return head | named | {"rounds": price.rounds, "events": events}
 
 
-def figures(charges: Charges, delta: float) -> Record:
+def figures(charges: Charges, delta: float) -> Entries:
     """Certified and published epsilon, with their Renyi orders."""
     certified = accountant.epsilon(charges, delta)
     published = accountant.epsilon(charges, delta, "published")
-    result: Record = {"epsilon_certified": certified.epsilon, "order": certified.order}
+    result: Entries = {"epsilon_certified": certified.epsilon, "order": certified.order}
     return result | {"epsilon_published": published.epsilon, "order_published": published.order}

@@ -7,17 +7,17 @@ from typing import Any
 from mechanisms.accounting.ranges import format_ranges
 from sim.showing import wording
 
-Record = dict[str, Any]
+Entries = dict[str, Any]
 ROW = ("phase", "clients", "rounds", "steps", "sample_rate", "noise_multiplier")
 EPSILONS = ("epsilon_certified", "epsilon_published")
 
 
-def show_json(result: Record) -> None:
+def show_json(result: Entries) -> None:
     """Print one JSON object; infinite values are null."""
     print(json.dumps(_finite(result), allow_nan=False))
 
 
-def show_price(result: Record) -> None:
+def show_price(result: Entries) -> None:
     """Print the price, and a line for each phase if there are several."""
     from rich.console import Console
     from rich.table import Table
@@ -36,7 +36,7 @@ def show_price(result: Record) -> None:
     _show_notes(result["caveats"])
 
 
-def show_ledger(result: Record) -> None:
+def show_ledger(result: Entries) -> None:
     """Print every client's epsilons; clients with equal ones share a line."""
     from rich.console import Console
     from rich.table import Table

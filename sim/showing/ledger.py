@@ -14,12 +14,12 @@ from server import orders
 from sim.config.caveats import caveats_of
 from sim.showing import wording
 
-Record = dict[str, Any]
+Entries = dict[str, Any]
 Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
 """Maps a client, its charges and a delta to its certified epsilon."""
 
 
-def spent(folder: Path, delta: float | None) -> Record:
+def spent(folder: Path, delta: float | None) -> Entries:
     """Every client's epsilon at ``delta``, or at the run's own.
 
     Raises:
@@ -56,7 +56,7 @@ def _least(client: int, charges: accountant.Charges, delta: float) -> accountant
 
 
 def _unfinished(
-    folder: Path, config: Record, delta: float, spent: Mapping[int, accountant.Charges]
+    folder: Path, config: Entries, delta: float, spent: Mapping[int, accountant.Charges]
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
@@ -84,7 +84,7 @@ def _at_its_order(
 
 def _client(
     client: int, charges: accountant.Charges, delta: float, private: bool, price: Price
-) -> Record:
+) -> Entries:
     certified = price(client, charges, delta) if private else accountant.Guarantee(math.inf, None)
     published = accountant.epsilon(charges, delta, "published").epsilon if private else math.inf
     events: list[tuple[Event, int]] = sorted(charges.items(), key=repr)
@@ -98,7 +98,7 @@ def _client(
     }
 
 
-def read_config(path: Path) -> Record:
+def read_config(path: Path) -> Entries:
     """A run's configuration; empty if the file is missing.
 
     Raises:
@@ -114,7 +114,7 @@ def read_config(path: Path) -> Record:
         ) from error
 
 
-def setting(config: Record, table: str, key: str, *kinds: type) -> Any:
+def setting(config: Entries, table: str, key: str, *kinds: type) -> Any:
     """A value of a configuration, of one of these types; None if its table or key is missing.
 
     Raises:
