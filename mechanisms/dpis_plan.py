@@ -1,7 +1,6 @@
 """The plan of DPIS (`mechanisms.dpis`): what a round releases, what it may cost, and how the noise
 is allocated."""
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.allotment import Account, AdaptivePlan, cost, least_multipliers
+from mechanisms.accounting.allotment import Account, cost, least_multipliers
 from mechanisms.accounting.events import (
-    Allotment,
-    Event,
     ImportanceSampledGaussian,
     NoisyNormSum,
     PaperClaim,
     SampledGaussian,
 )
-from mechanisms.equal_rounds import refuse_options, round_allotment
+from mechanisms.equal_rounds import AllottedPlan, common, refuse_options
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
 
@@ -27,30 +24,17 @@ NORM_NOISE = 0.02
 
 
 @dataclass(frozen=True)
-class DpisPlan(AdaptivePlan):
-    """A client's plan.
+class DpisPlan(AllottedPlan):
+    """A client's plan: q = b / N is the expected share of the records in a step if K = N C, and s,
+    the noise's standard deviation over C, is that for the worst K.
 
     Attributes:
-        sample_rate: q = b / N in (0, 1], expected share of the records in a step if K = N C.
-        noise_multiplier: s for the worst K, noise standard deviation over C.
-        clip_norm: the largest clip bound, in units of the gradient.
-        steps: local steps a round.
         records: N.
-        rounds: rounds that the budget is planned for.
-        delta: of the guarantee; with the planned divergences it determines the order.
         own: the mechanism's settings.
-        prior: charges besides the rounds; the order is chosen for all together.
     """
 
-    sample_rate: float
-    noise_multiplier: float
-    clip_norm: float
-    steps: int
     records: int
-    rounds: int
-    delta: float
     own: Dpis
-    prior: tuple[tuple[Event, int], ...] = ()
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpisPlan":
@@ -59,22 +43,12 @@ class DpisPlan(AdaptivePlan):
         Raises:
             ValueError: an option of other mechanisms that has no meaning here.
         """
-        own, p = terms.own, terms.privacy
+        own = terms.own
         if not isinstance(own, Dpis):
             raise ValueError(f"own = {own!r} must be the settings of DPIS; give its table")
         others = ("clipping", "noise_decay", "clip_quantile")
-        refuse_options(p, others, "which sets clip bound and noise by its own rules")
-        return cls(
-            p.sample_rate,
-            noise,
-            p.clip_norm,
-            terms.steps,
-            terms.size,
-            terms.rounds,
-            p.delta,
-            own,
-            terms.prior,
-        )
+        refuse_options(terms.privacy, others, "which sets clip bound and noise by its own rules")
+        return cls(*common(terms, noise), terms.size, own, prior=terms.prior)
 
     @property
     def importance(self) -> bool:
@@ -124,15 +98,6 @@ class DpisPlan(AdaptivePlan):
             return steps
         release = NoisyNormSum(self.own.dpis_norm_rate, self._costliest_norm_noise)
         return merge(steps, {release: self.epochs * self.norm_sums})
-
-    @functools.cached_property
-    def allotment(self) -> Allotment:
-        """The worst round, at the order that is best for all planned rounds of that kind.
-
-        Raises:
-            ValueError: no order gives a finite divergence.
-        """
-        return round_allotment(self)
 
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and the paper's claims for the planned round, and for N in the first."""
