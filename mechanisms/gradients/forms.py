@@ -194,9 +194,8 @@ class Looked:
         rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
         slots = self._gradient.shape[2]
         summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
-        return torch.zeros_like(rank).scatter_(2, rank, self._index), summed.view(
-            self._gradient.shape
-        )
+        distinct = torch.zeros_like(rank).scatter_(2, rank, self._index)
+        return distinct, summed.view(self._gradient.shape)
 
 
 def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
@@ -233,15 +232,13 @@ class Pass:
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, P]`: the sum over records of `factors [K, B]` times gradient; records outside `keep`
         are absent."""
-        return self._layout.flatten(
-            {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
-        )
+        sums = {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
+        return self._layout.flatten(sums)
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
         """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` times gradient."""
-        return self._layout.flatten(
-            {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
-        )
+        sums = {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
+        return self._layout.flatten(sums)
 
 
 def _exact_stretches(records: int, entries: int) -> Iterator[slice]:

@@ -28,9 +28,8 @@ class LSTMTap(Tap):
         names = [_INPUT, _STATE, *(_BIASES if getattr(layer, "bias", False) else ())]
         suffixes = ("", "_reverse") if getattr(layer, "bidirectional", False) else ("",)
         own = [name for name, _ in layer.named_parameters(recurse=False)]
-        return own == [name + end for end in suffixes for name in names] and bool(
-            getattr(layer, "batch_first", False)
-        )
+        records_first = bool(getattr(layer, "batch_first", False))
+        return records_first and own == [name + end for end in suffixes for name in names]
 
     @property
     def to_weights(self) -> bool:

@@ -69,7 +69,6 @@ class RecordGradients:
         refuse_mixing_layers(module)
         self.layout = Layout.of(module)
         self._module = copy.deepcopy(module)
-        self._loss = loss
         self._routes = Routes(self._module, loss, self.layout)
         self._alone = needs_single_clients(self._module)
         entry_size = max(p.element_size() for p in self._module.parameters())
@@ -229,11 +228,7 @@ class RecordGradients:
                 f"{self.layout.size}"
             )
         for name, tensor in (("x", x), ("y", y)):
-            if (
-                tensor.dim() < 2
-                or tensor.shape[0] != params.shape[0]
-                or tensor.shape[1] != x.shape[1]
-            ):
+            if tensor.dim() < 2 or tensor.shape[:2] != (len(params), x.shape[1]):
                 raise ValueError(
                     f"{name} has shape {tuple(tensor.shape)}, it must start with [K, B] where K = "
                     f"{params.shape[0]} as in params and B is the same for x and y: pad the "
