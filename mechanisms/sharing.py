@@ -73,9 +73,7 @@ class Release(Protocol):
     def size(self) -> int:
         """R, the length of a client's sums."""
 
-    def __call__(
-        self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic = FLOATS
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """The release of K clients with records ``x[k] [n_k, ...]`` and labels ``y[k] [n_k]``."""
 
 
@@ -166,9 +164,7 @@ class ClassSums:
         """Classes times D."""
         return self.classes * self.width
 
-    def __call__(
-        self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic = FLOATS
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
         arithmetic, sums = self.plan.arithmetic(arithmetic), []
         for own, labels in zip(x, y, strict=True):
@@ -187,9 +183,7 @@ class Sum:
     features: Features
     size: int
 
-    def __call__(
-        self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic = FLOATS
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
         arithmetic = self.plan.arithmetic(arithmetic)
         sums = [_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x]
@@ -210,9 +204,7 @@ class SingleRecords:
         """0: there are no sums."""
         return 0
 
-    def __call__(
-        self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic = FLOATS
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """The chosen slots of each client, view after view."""
         arithmetic, parts = self.plan.arithmetic(arithmetic), []
         purposes = ("slots", "slot noise", "slot labels")

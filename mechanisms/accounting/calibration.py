@@ -67,15 +67,10 @@ def smallest(
         order = spent(best, grid).order
         if order is None or order in window:
             break
-        window = _around(order, grid)
+        place = grid.index(order)
+        window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
     return best
-
-
-def _around(order: float, grid: Sequence[float]) -> Sequence[float]:
-    """The order and its neighbours in the grid."""
-    index = grid.index(order)
-    return grid[max(0, index - WINDOW) : index + WINDOW + 1]
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:

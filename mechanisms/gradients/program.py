@@ -188,7 +188,8 @@ def _step(
     if node.target is operator.getitem and isinstance(args[0], tuple | list):
         return args[0][args[1]]
     rule = of_method(str(node.target)) if node.op == "call_method" else of_function(node.target)
-    if _counts(args, named) and rule not in SIZED:
+    counts = any(isinstance(one, BatchSize) for one in _leaves([args, named]))
+    if counts and rule not in SIZED:
         if node.target in _ARITHMETIC:
             raise _CountsRecords(
                 f"layer '{_path(node)}' computes with the number of records of a batch, so a "
@@ -266,10 +267,6 @@ def _leaves(values: Any) -> Iterator[Any]:
     found: list[Any] = []
     map_aggregate(values, lambda one: found.append(one))
     return iter(found)
-
-
-def _counts(args: list[Any], named: dict[str, Any]) -> bool:
-    return any(isinstance(one, BatchSize) for one in _leaves([args, named]))
 
 
 def _attribute(program: nn.Module, path: str) -> Any:
