@@ -1,10 +1,10 @@
 """Prints the answers of ``python -m sim.account`` as tables, or as one JSON object."""
 
 import json
-import math
 from typing import Any
 
 from mechanisms.accounting.ranges import format_ranges
+from server.records import finite
 from sim.showing import wording
 
 Entries = dict[str, Any]
@@ -14,7 +14,7 @@ EPSILONS = ("epsilon_certified", "epsilon_published")
 
 def show_json(result: Entries) -> None:
     """Print one JSON object; infinite values are null."""
-    print(json.dumps(_finite(result), allow_nan=False))
+    print(json.dumps(finite(result), allow_nan=False))
 
 
 def show_price(result: Entries) -> None:
@@ -57,15 +57,6 @@ def _show_notes(texts: list[str]) -> None:
 
     for text in texts:
         Console().print(text, style="yellow", soft_wrap=True)
-
-
-def _finite(value: Any) -> Any:
-    """The same structure with infinite and undefined numbers as None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(name: str, value: Any) -> str:
