@@ -81,9 +81,7 @@ def audit_run(
         confidence: confidence of the lower bound, in (0, 1).
         black_box: canaries with wrong labels and an attacker who sees the final model only, rather
             than crafted gradients and every upload.
-        config: as for `train`.
-        preset: as for `train`.
-        settings: as for `train`.
+        config, preset, settings: as for `train`.
 
     Raises:
         ValueError: a user error, with the command's message.
@@ -109,10 +107,8 @@ def price(
         records: records per client, one number for all or one for each; None: the data set is
             loaded and split.
         orders: orders of a Renyi curve to include, each above 1.
-        config: as for `train`.
-        preset: as for `train`.
         central: whether one client holds all records.
-        settings: as for `train`.
+        config, preset, settings: as for `train`.
 
     Raises:
         ValueError: a user error, with the command's message.
