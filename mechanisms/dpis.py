@@ -145,9 +145,9 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
     begun = []
     for k in starting:
         of_clip, of_sum = (norms[k][np.searchsorted(seen[k], at[k])] for at in (for_clip, for_sum))
-        source, exact = cohort.streams.of("clip sum")[k], cohort.arithmetic
-        clip = _clip_norm(plans[k], of_clip, source, exact)
-        norm_ratio = _norm_ratio(plans[k], of_sum, clip, cohort.streams.of("norm sum")[k], exact)
+        sources = [cohort.streams.of(purpose)[k] for purpose in ("clip sum", "norm sum")]
+        clip = _clip_norm(plans[k], of_clip, sources[0], cohort.arithmetic)
+        norm_ratio = _norm_ratio(plans[k], of_sum, clip, sources[1], cohort.arithmetic)
         account = replace(cohort.accounts[k], spent=float(table["spent"][k]))
         begun.append(Epoch(plans[k], cohort.nth[k], epochs[k], account, norm_ratio, clip))
         if plans[k].importance:
