@@ -55,10 +55,8 @@ class Checkpoints:
             old.unlink()
 
     def _labels(self) -> list[Path]:
-        return sorted(
-            self._folder.glob("round-*.json"),
-            key=lambda path: -int(path.stem.removeprefix("round-")),
-        )
+        paths = self._folder.glob("round-*.json")
+        return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped with a warning."""

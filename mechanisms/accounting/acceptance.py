@@ -51,12 +51,9 @@ class Acceptance:
             (low, (1.0 - rate) * low + rate * high, -gap),
             (high, (1.0 - rate) * high + rate * low, gap),
         ]
-        x, y, over = np.array(
-            [pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]
-        ).T
-        return np.array(
-            [_bernoulli(x, y, over, order).max() for order in np.asarray(orders, np.float64)]
-        )
+        x, y, over = np.array([*pairs, *((y, x, -over) for x, y, over in pairs)]).T
+        grid = np.asarray(orders, np.float64)
+        return np.array([_bernoulli(x, y, over, order).max() for order in grid])
 
 
 def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:

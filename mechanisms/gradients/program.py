@@ -113,10 +113,8 @@ def place_of_difference(one: nn.Module, other: nn.Module) -> str | None:
     """The path of the first layer at which two programs' operations differ; None if none does."""
     if not isinstance(one, fx.GraphModule) or not isinstance(other, fx.GraphModule):
         return None
-    lines = [
-        [(_described(node), _path(node)) for node in program.graph.nodes]
-        for program in (one, other)
-    ]
+    graphs = (one.graph, other.graph)
+    lines = [[(_described(node), _path(node)) for node in graph.nodes] for graph in graphs]
     for (first, path), (second, _) in zip(*lines, strict=False):
         if first != second:
             return path
