@@ -83,9 +83,8 @@ class Account:
         Raises:
             ValueError: they cost more than is left; they must not be made.
         """
-        spent = self.spent + sum(
-            count * cost(event, self.order) for event, count in charges.items()
-        )
+        price = sum(count * cost(event, self.order) for event, count in charges.items())
+        spent = self.spent + price
         if not spent <= self.allotted:
             raise ValueError(
                 f"{dict(charges)} would bring spending at order {self.order:g} to {spent:.8g}, "

@@ -211,12 +211,10 @@ class _Budget:
         for step in (1, -1):
             walking = np.flatnonzero(value > self.epsilon)
             while walking.size:
-                walking = walking[
-                    (best[walking] + step >= 0) & (best[walking] + step < len(ORDERS))
-                ]
-                cost = self.cost(
-                    rates[walking], steps[walking], noise[walking], best[walking] + step
-                )
+                place = best[walking] + step
+                walking = walking[(place >= 0) & (place < len(ORDERS))]
+                rows = rates[walking], steps[walking], noise[walking]
+                cost = self.cost(*rows, best[walking] + step)
                 falls = cost < value[walking]
                 walking = walking[falls]
                 best[walking], value[walking] = best[walking] + step, cost[falls]
@@ -228,9 +226,8 @@ class _Budget:
         result = conversion(ORDERS, self.delta)[order]
         for index in np.unique(order):
             part = order == index
-            result[part] += steps[part] * sampled_gaussian.rdp(
-                rates[part], noise[part], ORDERS[index]
-            )
+            divergence = sampled_gaussian.rdp(rates[part], noise[part], ORDERS[index])
+            result[part] += steps[part] * divergence
         return result
 
 
