@@ -37,20 +37,12 @@ def encode_upload(upload: Upload) -> RecordDict:
     """An upload as Flower content."""
     answer: dict[str, Any] = {"round": upload.round, "group": upload.group, "weight": upload.weight}
     answer["metrics"] = json.dumps(upload.metrics)
-    lines = [
-        (format_ranges(ids), to_dict(e), n)
-        for ids, charges in upload.realized
-        for e, n in charges.items()
-    ]
+    payments = [(format_ranges(ids), charges.items()) for ids, charges in upload.realized]
+    lines = [(ids, to_dict(event), n) for ids, charges in payments for event, n in charges]
     answer["realized"] = json.dumps(lines)
-    arrays = {"total": upload.total, "clients": upload.clients}
-    return RecordDict(
-        {
-            "arrays": _arrays(arrays),
-            "shared": _arrays(upload.shared),
-            "config": ConfigRecord(answer),
-        }
-    )
+    arrays = _arrays({"total": upload.total, "clients": upload.clients})
+    shared, config = _arrays(upload.shared), ConfigRecord(answer)
+    return RecordDict({"arrays": arrays, "shared": shared, "config": config})
 
 
 def decode_upload(content: RecordDict) -> Upload:
@@ -58,10 +50,8 @@ def decode_upload(content: RecordDict) -> Upload:
     arrays, answer = content.array_records["arrays"], settings_of(content)
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
     metrics = {name: tuple(pair) for name, pair in json.loads(answer["metrics"]).items()}
-    realized: Payments = [
-        (parse_ranges(ids), {from_dict(event): n})
-        for ids, event, n in json.loads(answer["realized"])
-    ]
+    lines = json.loads(answer["realized"])
+    realized: Payments = [(parse_ranges(ids), {from_dict(event): n}) for ids, event, n in lines]
     head = (answer["round"], answer["group"], clients, total, answer["weight"])
     shared = {name: array.numpy() for name, array in content.array_records["shared"].items()}
     return Upload(*head, metrics, realized, shared)

@@ -103,13 +103,10 @@ class ClientState:
         """Write the state after ``round_`` to disk and delete all but the newest files."""
         durable.make_folder(self._folder)
         clients = sorted(self._rows)
-        tensors = {
-            name: np.stack([self._rows[c][name] for c in clients])
-            for name in self._rows[clients[0]]
-        }
-        durable.write(
-            self._path(round_), save(tensors | {"clients": np.array(clients, dtype=np.int64)})
-        )
+        names = self._rows[clients[0]]
+        tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in names}
+        tensors["clients"] = np.array(clients, dtype=np.int64)
+        durable.write(self._path(round_), save(tensors))
         self._round, self._begun = round_, False
         for old in self._saved()[:-KEPT_ROUNDS]:
             self._path(old).unlink()
@@ -122,7 +119,5 @@ class ClientState:
         return self._folder / f"round-{round_:06d}.safetensors"
 
     def _saved(self) -> list[int]:
-        return sorted(
-            int(path.stem.removeprefix("round-"))
-            for path in self._folder.glob("round-*.safetensors")
-        )
+        paths = self._folder.glob("round-*.safetensors")
+        return sorted(int(path.stem.removeprefix("round-")) for path in paths)

@@ -94,11 +94,8 @@ class GroupData:
         """Positions in ``clients`` of each chunk's members, in chunk order; empty ones left out."""
         numbers = self._chunk_of[clients]
         order = np.argsort(numbers, kind="stable")
-        return [
-            part
-            for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-            if part.size
-        ]
+        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        return [part for part in parts if part.size]
 
     @cached_property
     def _chunk_of(self) -> np.ndarray:
@@ -121,12 +118,8 @@ class Node:
         uploads: Uploads,
         client_state: ClientState | None = None,
     ):
-        self._training, self._data, self._uploads, self._client_state = (
-            training,
-            data,
-            uploads,
-            client_state,
-        )
+        self._training, self._data = training, data
+        self._uploads, self._client_state = uploads, client_state
         self._purse = Purse(ledger, plans, training.seed)
 
     def train(self, request: TrainRequest) -> Upload:
@@ -139,10 +132,8 @@ class Node:
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         start = torch.tensor(request.params, device=data.x.device)
-        total, metrics = (
-            WeightedSum(training.gradients.layout.size + training.sent.extra),
-            Metrics(),
-        )
+        total = WeightedSum(training.gradients.layout.size + training.sent.extra)
+        metrics = Metrics()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
             for part in data.parts(request.clients):
                 allowed = opened.allow(part)

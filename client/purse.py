@@ -60,11 +60,8 @@ class Opened:
         ledger, seed, round_ = self._purse.ledger, self._purse.seed, self._request.round
         clients = self._request.clients[part]
         plans = [self._purse.plans.of(client) for client in clients.tolist()]
-        adaptive = [
-            (c, plan)
-            for c, plan in zip(clients.tolist(), plans, strict=True)
-            if isinstance(plan, AdaptivePlan)
-        ]
+        owned = zip(clients.tolist(), plans, strict=True)
+        adaptive = [(client, plan) for client, plan in owned if isinstance(plan, AdaptivePlan)]
         return Allowance(
             round=round_,
             clients=clients,
@@ -125,11 +122,9 @@ class Purse:
         Raises:
             ValueError: nothing has paid for something that clients released.
         """
-        name = (
-            request.release
-            if self.seed is not None
-            else f"{request.release}-{secrets.token_hex(8)}"
-        )
+        name = request.release
+        if self.seed is None:
+            name += f"-{secrets.token_hex(8)}"
         opened, planned = Opened(self, request, device), self._planned(request)
         self.ledger.charge_all(name, request.round, planned)
         yield opened
@@ -143,10 +138,5 @@ class Purse:
         """The most that the round can cost each requested client."""
         kinds = np.stack([self.plans.which[request.clients], request.nth])
         distinct, place = np.unique(kinds, axis=1, return_inverse=True)
-        return [
-            (
-                request.clients[place.reshape(-1) == n],
-                self.plans.plans[plan].round_charges(int(nth)),
-            )
-            for n, (plan, nth) in enumerate(distinct.T)
-        ]
+        charges = [self.plans.plans[plan].round_charges(int(nth)) for plan, nth in distinct.T]
+        return [(request.clients[place.reshape(-1) == n], one) for n, one in enumerate(charges)]

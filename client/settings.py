@@ -10,42 +10,25 @@ from mechanisms.settings import Settings
 class Local(Settings):
     """Local training of a client in one round"""
 
-    steps: int | None = Field(
-        1, ge=1, description="local work [steps per round]; 'none' where epochs is given"
-    )
-    epochs: float | None = Field(
-        None,
-        gt=0,
-        description="local work [expected passes over the client's records per round], instead of "
-        "steps",
-    )
-    optimizer: Literal["sgd", "adam"] = Field(
-        "sgd", description="local optimizer's direction from the noisy gradient"
-    )
-    lr: float = Field(
-        1.0, gt=0, description="local learning rate [parameter units per unit of direction]"
-    )
-    momentum: float = Field(
-        0.0, ge=0, lt=1, description="local momentum, afresh in each round (Adam: its beta1)"
-    )
-    keep_state: bool = Field(
-        False, description="clients keep momentum (and a moving clip bound) from round to round"
-    )
-    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="decay of lr over the run's local steps"
-    )
-    memory_limit: int | None = Field(
-        None,
-        ge=1,
-        description="tensors of one pass, all clients together [MiB]; 'none': as the cache "
-        "allows, 64 on a CPU, 1024 on a GPU",
-    )
-    max_records: int | None = Field(
-        None,
-        ge=1,
-        description="records in one pass, all clients together [records]; 'none': as the cache "
-        "allows",
-    )
+    steps: int | None = Field(1, ge=1)
+    """local work [steps per round]; 'none' where epochs is given"""
+    epochs: float | None = Field(None, gt=0)
+    """local work [expected passes over the client's records per round], instead of steps"""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """local optimizer's direction from the noisy gradient"""
+    lr: float = Field(1.0, gt=0)
+    """local learning rate [parameter units per unit of direction]"""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """local momentum, afresh in each round (Adam: its beta1)"""
+    keep_state: bool = False
+    """clients keep momentum (and a moving clip bound) from round to round"""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """decay of lr over the run's local steps"""
+    memory_limit: int | None = Field(None, ge=1)
+    """tensors of one pass, all clients together [MiB]; 'none': as the cache allows, 64 on a CPU,
+    1024 on a GPU"""
+    max_records: int | None = Field(None, ge=1)
+    """records in one pass, all clients together [records]; 'none': as the cache allows"""
 
     @model_validator(mode="after")
     def _one_amount_of_work(self) -> Self:

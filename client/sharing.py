@@ -56,11 +56,8 @@ class SharingNode:
                     records.append(
                         released.records | {"client": allowed.clients[released.records["client"]]}
                     )
-        shared = (
-            {name: np.concatenate([part[name] for part in records]) for name in records[0]}
-            if records
-            else {}
-        )
+        names = records[0] if records else ()
+        shared = {name: np.concatenate([part[name] for part in records]) for name in names}
         head = (request.round, request.group, request.clients, total.total, total.weight)
         upload = Upload(*head, shared=shared)
         if self._purse.seed is None:

@@ -6,7 +6,7 @@ It needs passes of one shape, so that a record's results do not depend on which 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mechanisms import grid
 from mechanisms.entropy import SystemEntropy
+from mechanisms.gradients.factors import Factors
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import Metric
 from mechanisms.randomness import Draws, Source, words_of
@@ -57,7 +58,7 @@ class Arithmetic(Protocol):
         gradients: RecordGradients,
         params: Tensor,
         batch: Batch,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int | None,
         metric: Metric,
@@ -108,7 +109,7 @@ class Floats:
         gradients: RecordGradients,
         params: Tensor,
         batch: Batch,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int | None,
         metric: Metric,
@@ -177,7 +178,7 @@ class Grid:
         gradients: RecordGradients,
         params: Tensor,
         batch: Batch,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int | None,
         metric: Metric,
@@ -218,10 +219,9 @@ class Grid:
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """See `mechanisms.grid`."""
         limits = torch.full((len(totals),), bound, dtype=torch.float64, device=totals.device)
-        draws = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel())).view(
-            totals.shape
-        )
-        return grid.noised(totals, limits, torch.full_like(limits, std), draws.to(totals.device))
+        drawn = torch.from_numpy(rounded_gaussian(words_of(source), totals.numel()))
+        draws = drawn.view(totals.shape).to(totals.device)
+        return grid.noised(totals, limits, torch.full_like(limits, std), draws)
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as whole numbers.
@@ -243,9 +243,8 @@ class Grid:
                 f"validation_noise = {float(noise.max()):g} is too large for a release: lower it"
             )
         units = 2.0**SCALE_BITS / (2.0 * noise)
-        points = torch.minimum(
-            torch.maximum((change.double() / bound * units).round(), -most), most
-        )
+        points = (change.double() / bound * units).round()
+        points = torch.minimum(torch.maximum(points, -most), most)
         noisy = points.to(torch.int64) + streams.rounded(purpose, 1)[:, 0]
         return noisy <= (threshold * units).floor().to(torch.int64)
 

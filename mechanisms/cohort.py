@@ -9,6 +9,7 @@ import torch
 
 from mechanisms.accounting.allotment import Account
 from mechanisms.arithmetic import FLOATS, Arithmetic
+from mechanisms.gradients.factors import Factors
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import Guide, unguided
 from mechanisms.metric import IDENTITY, Metric
@@ -70,7 +71,7 @@ class Cohort:
         self,
         params: torch.Tensor,
         batch: Batch,
-        factors: Callable[[torch.Tensor], torch.Tensor],
+        factors: Factors,
         bound: torch.Tensor,
         rates: Sequence[float],
         metric: Metric = IDENTITY,

@@ -51,17 +51,18 @@ that is not a number counts as C_obj.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from mechanisms.accounting.accountant import Charges, convert
+from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import ROUNDING, covered
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpagd_plan import FRESH, FURTHER, DpagdPlan
 from mechanisms.dpsgd import draw, expected_size
-from mechanisms.equal_rounds import calibrate
+from mechanisms.equal_rounds import calibrate, epsilons_spent
 from mechanisms.mechanism import Mechanism
 from mechanisms.sampling import poisson
 
@@ -110,12 +111,8 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     chosen = _search(cohort, state, full.params - state.params)
     fraction = chosen.to(state.params) / _plans(cohort)[0].own.agd_candidates
     alpha = fraction * state.memory["alpha_max"]
-    moved = LocalState(
-        state.params + alpha[:, None] * (full.params - state.params),
-        full.optimizer,
-        full.taken,
-        state.memory,
-    )
+    params = state.params + alpha[:, None] * (full.params - state.params)
+    moved = LocalState(params, full.optimizer, full.taken, state.memory)
     return _follow(cohort, moved, alpha).where(chosen > 0, _raise(cohort, state))
 
 
@@ -174,12 +171,8 @@ def noisy_changes(cohort: Cohort, state: LocalState, move: torch.Tensor) -> torc
 
 def change_clip(plan: DpagdPlan) -> float:
     """c: bound on the change of a record's loss that a search sees."""
-    own = plan.own
-    return (
-        own.agd_loss_clip
-        if own.agd_change_clip is None
-        else min(own.agd_change_clip, own.agd_loss_clip)
-    )
+    loss_clip, change_clip = plan.own.agd_loss_clip, plan.own.agd_change_clip
+    return loss_clip if change_clip is None else min(change_clip, loss_clip)
 
 
 def _follow(cohort: Cohort, moved: LocalState, alpha: torch.Tensor) -> LocalState:
@@ -199,11 +192,9 @@ def _raise(cohort: Cohort, still: LocalState) -> LocalState:
     """The state after no step size helped: rho_ng grows for a new measurement, or the step ends."""
     level, measured = still.memory["level"], still.memory["measured"]
     over = level >= _plans(cohort)[0].own.agd_raises
-    raised = still.remember(
+    after = replace(still, taken=still.taken + over.to(still.taken))
+    return after.remember(
         level=torch.where(over, level, level + 1), measured=torch.where(over, 0, measured)
-    )
-    return LocalState(
-        raised.params, raised.optimizer, raised.taken + over.to(raised.taken), raised.memory
     )
 
 
@@ -218,18 +209,14 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """At the round's end: alpha_max, growth of rho_ng, steps and measurements in the round ``[K]``;
     and the epsilon of what was really spent, which is no guarantee."""
     plans, memory = _plans(cohort), state.memory
-    spent = [
-        convert(np.array([spent]), (account.order,), plan.delta).epsilon
-        for plan, account, spent in zip(
-            plans, cohort.accounts, _spent(cohort, memory["counts"].cpu().numpy()), strict=True
-        )
-    ]
+    spent = _spent(cohort, memory["counts"].cpu().numpy())
+    epsilons = epsilons_spent(plans, cohort.accounts, spent)
     return {
         "agd_largest_step_size": memory["alpha_max"],
         "agd_gradient_budget": (1.0 + plans[0].own.agd_growth) ** memory["level"].double(),
         "agd_steps": state.taken,
         "agd_measurements": memory["counts"].sum(dim=(1, 2)).double(),
-        "agd_epsilon_spent": torch.tensor(spent, dtype=torch.float64),
+        "agd_epsilon_spent": torch.tensor(epsilons, dtype=torch.float64),
     }
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms import equal_rounds
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.allotment import AdaptivePlan, cost
-from mechanisms.accounting.events import Allotment, Event, PaperClaim, SampledGaussian
+from mechanisms.accounting.allotment import cost
+from mechanisms.accounting.events import PaperClaim, SampledGaussian
+from mechanisms.equal_rounds import AllottedPlan, common, refuse_options
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpagd
 
@@ -22,30 +22,17 @@ FRESH, FURTHER = 0, 1
 
 
 @dataclass(frozen=True)
-class DpagdPlan(AdaptivePlan):
-    """A client's plan.
+class DpagdPlan(AllottedPlan):
+    """A client's plan: q is the rate of the batches of gradient and search, s the noise multiplier
+    of a step at the start of the run, gradient and search together, and the clip norm is C_grad.
 
     Attributes:
-        sample_rate: q in (0, 1], of the batches of gradient and search.
-        noise_multiplier: s of a step at the start of the run, gradient and search together.
-        clip_norm: C_grad, in units of the gradient.
-        steps: local steps a round, at most.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
-        rounds: rounds that the budget is planned for.
-        delta: of the guarantee; with the planned divergences it determines the order.
         own: the mechanism's settings.
-        prior: charges besides the rounds; the order is chosen for all together.
     """
 
-    sample_rate: float
-    noise_multiplier: float
-    clip_norm: float
-    steps: int
     clipping: str
-    rounds: int
-    delta: float
     own: Dpagd
-    prior: tuple[tuple[Event, int], ...] = ()
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpagdPlan":
@@ -62,20 +49,8 @@ class DpagdPlan(AdaptivePlan):
             raise ValueError(
                 f"agd_raises = {own.agd_raises} must be at most {MAX_RAISES}: lower --agd-raises"
             )
-        equal_rounds.refuse_options(
-            p, ("noise_decay", "clip_quantile"), "whose noise follows its searches"
-        )
-        return cls(
-            p.sample_rate,
-            noise,
-            p.clip_norm,
-            terms.steps,
-            p.clipping,
-            terms.rounds,
-            p.delta,
-            own,
-            terms.prior,
-        )
+        refuse_options(p, ("noise_decay", "clip_quantile"), "whose noise follows its searches")
+        return cls(*common(terms, noise), p.clipping, own, prior=terms.prior)
 
     @property
     def search_multiplier(self) -> float:
@@ -102,29 +77,23 @@ class DpagdPlan(AdaptivePlan):
     def releases(self, counts: NDArray[np.int64]) -> Charges:
         """The releases of ``counts [2, levels]`` measurements, each with the search after it."""
         charges: Charges = {}
-        for multiplier, count in zip(
-            self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True
-        ):
-            charges = merge(
-                charges,
-                {SampledGaussian(self.sample_rate, multiplier): count},
-                self._searches(count),
-            )
+        made = self.multipliers[counts > 0].tolist(), counts[counts > 0].tolist()
+        for multiplier, count in zip(*made, strict=True):
+            gradient = SampledGaussian(self.sample_rate, multiplier)
+            charges = merge(charges, {gradient: count}, self._searches(count))
         return charges
 
     @functools.cached_property
     def costs(self) -> NDArray[np.float64]:
         """``[2, levels]``: divergence of a measurement and its search at the run's order [nats]."""
-        search, order = (
-            SampledGaussian(self.sample_rate, self.search_multiplier),
-            self.allotment.order,
-        )
-        result = np.full(self.multipliers.shape, math.inf)
+
+        def price(multiplier: float) -> float:
+            return cost(SampledGaussian(self.sample_rate, multiplier), self.allotment.order)
+
+        result, search = np.full(self.multipliers.shape, math.inf), price(self.search_multiplier)
         for place, multiplier in np.ndenumerate(self.multipliers):
             if multiplier < math.inf:
-                result[place] = cost(SampledGaussian(self.sample_rate, multiplier), order) + cost(
-                    search, order
-                )
+                result[place] = price(multiplier) + search
         return result
 
     def worst_round(self) -> Charges:
@@ -133,19 +102,13 @@ class DpagdPlan(AdaptivePlan):
         gradient = SampledGaussian(self.sample_rate, self.gradient_multiplier(0))
         return merge({gradient: self.steps}, self._searches(self.steps))
 
-    @functools.cached_property
-    def allotment(self) -> Allotment:
-        """What the planned round costs, at the order that is best for all planned rounds."""
-        return equal_rounds.round_allotment(self)
-
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and, as the paper's claim, the planned round."""
         claims: Charges = {}
         for event, count in self.worst_round().items():
             if isinstance(event, SampledGaussian):
-                claims = merge(
-                    claims, {PaperClaim(event.sample_rate, event.noise_multiplier): count}
-                )
+                claim = PaperClaim(event.sample_rate, event.noise_multiplier)
+                claims = merge(claims, {claim: count})
         return {self.allotment: 1, **claims}
 
     def _searches(self, count: int) -> Charges:

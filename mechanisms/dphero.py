@@ -75,9 +75,8 @@ class HeroPlan(DpsgdPlan):
         """``steps`` sampled Gaussians; the isotropic ones at the floor of the noise."""
         if not self.isotropic:
             return super().round_charges(nth)
-        return {
-            HeterogeneousGaussian(self.sample_rate, self.multiplier(nth), self.floor): self.steps
-        }
+        event = HeterogeneousGaussian(self.sample_rate, self.multiplier(nth), self.floor)
+        return {event: self.steps}
 
 
 def guidance(weight: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,14 +89,11 @@ def guidance(weight: torch.Tensor, floor: torch.Tensor) -> tuple[torch.Tensor, t
     """
     matrix = weight.flatten(2)
     square = matrix @ matrix.mT
-    square = torch.where(
-        square.isfinite().all(dim=2, keepdim=True).all(dim=1, keepdim=True), square, 0.0
-    )
+    finite = square.isfinite().all(dim=2, keepdim=True).all(dim=1, keepdim=True)
+    square = torch.where(finite, square, 0.0)
     values, basis = torch.linalg.eigh(square)
     length = values.norm(dim=1, keepdim=True)
-    scale = torch.where(
-        length > 0, values * values.shape[1] ** 0.5 / length, torch.ones_like(values)
-    )
+    scale = torch.where(length > 0, values * values.shape[1] ** 0.5 / length, 1.0)
     return basis, scale.clamp(min=floor[:, None])
 
 
@@ -117,9 +113,8 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
                 "hero_clipping is isotropic, for which a release has no exact sums: use whitened"
             )
         total, norms = dpsgd.clipped_sum(cohort, state, batch)
-        noisy = total + transform(
-            back, layout, dpsgd.noised(cohort, state, torch.zeros_like(total))
-        )
+        noise = dpsgd.noised(cohort, state, torch.zeros_like(total))
+        noisy = total + transform(back, layout, noise)
     else:
         total, norms = dpsgd.clipped_sum(cohort, state, batch, forth)
         noisy = transform(back, layout, dpsgd.noised(cohort, state, total))
@@ -132,9 +127,8 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 def metrics(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
     """The smallest and largest v ``[K]`` of all layers at the round's end, from released models."""
-    scales = torch.cat(
-        [scale for name, scale in state.memory.items() if name.endswith("|v")], dim=1
-    )
+    named = state.memory.items()
+    scales = torch.cat([scale for name, scale in named if name.endswith("|v")], dim=1)
     return {"hero_least_scale": scales.amin(dim=1), "hero_largest_scale": scales.amax(dim=1)}
 
 

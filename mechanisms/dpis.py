@@ -59,14 +59,14 @@ import numpy as np
 import torch
 
 from mechanisms import importance
-from mechanisms.accounting.accountant import Charges, convert
+from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import covered
 from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import active, expected_size
-from mechanisms.equal_rounds import calibrate
+from mechanisms.equal_rounds import calibrate, epsilons_spent
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import merge
 from mechanisms.randomness import Source
@@ -120,10 +120,8 @@ def _now(cohort: Cohort, state: LocalState) -> tuple[torch.Tensor, ...]:
     plans, device = _plans(cohort), state.params.device
     epoch = torch.tensor(_epochs(plans, state), device=device)[:, None]
     clip, norm_ratio, multiplier = (state.memory[name].gather(1, epoch)[:, 0] for name in EPOCHAL)
-    rate, floor = (
-        torch.tensor(values, dtype=torch.float64, device=device)
-        for values in ([p.sample_rate for p in plans], [p.own.dpis_floor for p in plans])
-    )
+    given = [[p.sample_rate, p.own.dpis_floor] for p in plans]
+    rate, floor = torch.tensor(given, dtype=torch.float64, device=device).unbind(1)
     ghat = torch.maximum(state.memory["ghat"] / clip[:, None], floor[:, None]).clamp(max=1.0)
     return rate, ghat, clip, norm_ratio, multiplier
 
@@ -132,43 +130,33 @@ def _begin(cohort: Cohort, state: LocalState) -> LocalState:
     """Clients that start an epoch look at their norms, release and pay for K* and K, and set C,
     ghat and the noise."""
     plans, taken = _plans(cohort), state.taken.long().tolist()
-    starting = [
-        k
-        for k, (p, n) in enumerate(zip(plans, taken, strict=True))
-        if n < p.steps and n % p.epoch_steps == 0
-    ]
+    places = enumerate(zip(plans, taken, strict=True))
+    starting = [k for k, (p, n) in places if n < p.steps and n % p.epoch_steps == 0]
     if not starting:
         return state
-    epochs, table = (
-        _epochs(plans, state),
-        {name: rows.cpu().numpy().copy() for name, rows in state.memory.items()},
-    )
-    for_clip = _places(
-        cohort, "clip sum", [k for k in starting if plans[k].own.dpis_clip is not None]
-    )
+    epochs = _epochs(plans, state)
+    table = {name: rows.cpu().numpy().copy() for name, rows in state.memory.items()}
+    clipping = [k for k in starting if plans[k].own.dpis_clip is not None]
+    for_clip = _places(cohort, "clip sum", clipping)
     for_sum = _places(cohort, "norm sum", [k for k in starting if plans[k].releases_norm_sum])
     seen = [np.union1d(*both).astype(np.int64) for both in zip(for_clip, for_sum, strict=True)]
     rates = [min(1.0, plan.norm_sums * plan.own.dpis_norm_rate) for plan in plans]
     norms = importance.look(cohort, state.params, seen, rates)
     begun = []
     for k in starting:
-        of_clip, of_sum = (
-            norms[k][np.searchsorted(seen[k], places[k])] for places in (for_clip, for_sum)
-        )
-        clip = _clip_norm(plans[k], of_clip, cohort.streams.of("clip sum")[k], cohort.arithmetic)
-        norm_ratio = _norm_ratio(
-            plans[k], of_sum, clip, cohort.streams.of("norm sum")[k], cohort.arithmetic
-        )
+        of_clip, of_sum = (norms[k][np.searchsorted(seen[k], at[k])] for at in (for_clip, for_sum))
+        sources = [cohort.streams.of(purpose)[k] for purpose in ("clip sum", "norm sum")]
+        clip = _clip_norm(plans[k], of_clip, sources[0], cohort.arithmetic)
+        norm_ratio = _norm_ratio(plans[k], of_sum, clip, sources[1], cohort.arithmetic)
         account = replace(cohort.accounts[k], spent=float(table["spent"][k]))
         begun.append(Epoch(plans[k], cohort.nth[k], epochs[k], account, norm_ratio, clip))
         if plans[k].importance:
             table["ghat"][k, seen[k]] = plans[k].own.dpis_slack * norms[k]
     for k, epoch, (multiplier, account) in zip(starting, begun, allocate(begun), strict=True):
-        table["clip_norm"][k, epoch.number], table["norm_ratio"][k, epoch.number] = (
-            epoch.clip_norm,
-            epoch.norm_ratio,
-        )
-        table["multiplier"][k, epoch.number], table["spent"][k] = multiplier, account.spent
+        chosen = epoch.clip_norm, epoch.norm_ratio, multiplier
+        for name, value in zip(EPOCHAL, chosen, strict=True):
+            table[name][k, epoch.number] = value
+        table["spent"][k] = account.spent
     return state.remember(
         **{name: torch.from_numpy(rows).to(state.params.device) for name, rows in table.items()}
     )
@@ -192,16 +180,11 @@ def noisy_norm_sum(
 ) -> float:
     """Eq. (11), ``sum min(|g_i|, C) / p + N(0, (s_K C)^2)`` over drawn records; a norm that is not
     finite adds 0."""
-    rate, bounded = (
-        plan.own.dpis_norm_rate,
-        np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0),
-    )
-    limit = torch.tensor([clip_norm], dtype=torch.float64)
+    rate, limit = plan.own.dpis_norm_rate, torch.tensor([clip_norm], dtype=torch.float64)
+    bounded = np.where(np.isfinite(norms), np.minimum(norms, clip_norm), 0.0)
     total = arithmetic.parts(torch.from_numpy(bounded)[None], limit).sum(dim=1, keepdim=True)
-    return (
-        float(arithmetic.noised_from(source, total, clip_norm, rate * plan.norm_noise * clip_norm))
-        / rate
-    )
+    std = rate * plan.norm_noise * clip_norm
+    return float(arithmetic.noised_from(source, total, clip_norm, std)) / rate
 
 
 def _clip_norm(
@@ -224,10 +207,8 @@ def _norm_ratio(
     """K / (N C), in [q, 1]; that is K in [b C, N C], the maximum taken last."""
     if not plan.releases_norm_sum:
         return 1.0
-    norm_ratio = noisy_norm_sum(plan, norms, clip_norm, source, arithmetic) / (
-        plan.records * clip_norm
-    )
-    return max(plan.sample_rate, min(norm_ratio, 1.0))
+    norm_sum = noisy_norm_sum(plan, norms, clip_norm, source, arithmetic)
+    return max(plan.sample_rate, min(norm_sum / (plan.records * clip_norm), 1.0))
 
 
 def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
@@ -236,10 +217,8 @@ def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
     for k, (plan, account) in enumerate(zip(_plans(cohort), cohort.accounts, strict=True)):
         charges: Charges = {event: plan.epochs * n for event, n in plan.norm_sum_charges.items()}
         for epoch in range(plan.epochs):
-            numbers = (
-                float(state.memory[name][k, epoch])
-                for name in ("norm_ratio", "clip_norm", "multiplier")
-            )
+            names = ("norm_ratio", "clip_norm", "multiplier")
+            numbers = (float(state.memory[name][k, epoch]) for name in names)
             charges = merge(charges, {plan.step_event(*numbers): plan.steps_of(epoch)})
         result.append(covered(charges, account.order))
     return result
@@ -249,25 +228,18 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     """Means over the epochs of K / (N C), C and s ``[K]``; and the epsilon of what was really
     spent, which is no guarantee."""
     plans = _plans(cohort)
-    means = {
-        name: torch.stack(
-            [row[: plan.epochs].mean() for row, plan in zip(state.memory[name], plans, strict=True)]
-        )
-        for name in EPOCHAL
+    spent = epsilons_spent(plans, cohort.accounts, state.memory["spent"].tolist())
+
+    def mean(name: str) -> torch.Tensor:
+        rows = zip(state.memory[name], plans, strict=True)
+        return torch.stack([row[: plan.epochs].mean() for row, plan in rows])
+
+    return {
+        "dpis_clip_norm": mean("clip_norm"),
+        "dpis_norm_ratio": mean("norm_ratio"),
+        "dpis_noise_multiplier": mean("multiplier"),
+        "dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64),
     }
-    spent = [
-        convert(np.array([spent]), (account.order,), plan.delta).epsilon
-        for spent, account, plan in zip(
-            state.memory["spent"].tolist(), cohort.accounts, plans, strict=True
-        )
-    ]
-    named = {
-        "dpis_clip_norm": "clip_norm",
-        "dpis_norm_ratio": "norm_ratio",
-        "dpis_noise_multiplier": "multiplier",
-    }
-    metrics = {figure: means[name] for figure, name in named.items()}
-    return metrics | {"dpis_epsilon_spent": torch.tensor(spent, dtype=torch.float64)}
 
 
 def _plans(cohort: Cohort) -> list[DpisPlan]:

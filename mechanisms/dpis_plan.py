@@ -1,7 +1,6 @@
 """The plan of DPIS (`mechanisms.dpis`): what a round releases, what it may cost, and how the noise
 is allocated."""
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.allotment import Account, AdaptivePlan, cost, least_multipliers
+from mechanisms.accounting.allotment import Account, cost, least_multipliers
 from mechanisms.accounting.events import (
-    Allotment,
-    Event,
     ImportanceSampledGaussian,
     NoisyNormSum,
     PaperClaim,
     SampledGaussian,
 )
-from mechanisms.equal_rounds import refuse_options, round_allotment
+from mechanisms.equal_rounds import AllottedPlan, common, refuse_options
 from mechanisms.plan import Terms, merge
 from mechanisms.settings import Dpis
 
@@ -27,30 +24,17 @@ NORM_NOISE = 0.02
 
 
 @dataclass(frozen=True)
-class DpisPlan(AdaptivePlan):
-    """A client's plan.
+class DpisPlan(AllottedPlan):
+    """A client's plan: q = b / N is the expected share of the records in a step if K = N C, and s,
+    the noise's standard deviation over C, is that for the worst K.
 
     Attributes:
-        sample_rate: q = b / N in (0, 1], expected share of the records in a step if K = N C.
-        noise_multiplier: s for the worst K, noise standard deviation over C.
-        clip_norm: the largest clip bound, in units of the gradient.
-        steps: local steps a round.
         records: N.
-        rounds: rounds that the budget is planned for.
-        delta: of the guarantee; with the planned divergences it determines the order.
         own: the mechanism's settings.
-        prior: charges besides the rounds; the order is chosen for all together.
     """
 
-    sample_rate: float
-    noise_multiplier: float
-    clip_norm: float
-    steps: int
     records: int
-    rounds: int
-    delta: float
     own: Dpis
-    prior: tuple[tuple[Event, int], ...] = ()
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpisPlan":
@@ -59,22 +43,12 @@ class DpisPlan(AdaptivePlan):
         Raises:
             ValueError: an option of other mechanisms that has no meaning here.
         """
-        own, p = terms.own, terms.privacy
+        own = terms.own
         if not isinstance(own, Dpis):
             raise ValueError(f"own = {own!r} must be the settings of DPIS; give its table")
         others = ("clipping", "noise_decay", "clip_quantile")
-        refuse_options(p, others, "which sets clip bound and noise by its own rules")
-        return cls(
-            p.sample_rate,
-            noise,
-            p.clip_norm,
-            terms.steps,
-            terms.size,
-            terms.rounds,
-            p.delta,
-            own,
-            terms.prior,
-        )
+        refuse_options(terms.privacy, others, "which sets clip bound and noise by its own rules")
+        return cls(*common(terms, noise), terms.size, own, prior=terms.prior)
 
     @property
     def importance(self) -> bool:
@@ -125,15 +99,6 @@ class DpisPlan(AdaptivePlan):
         release = NoisyNormSum(self.own.dpis_norm_rate, self._costliest_norm_noise)
         return merge(steps, {release: self.epochs * self.norm_sums})
 
-    @functools.cached_property
-    def allotment(self) -> Allotment:
-        """The worst round, at the order that is best for all planned rounds of that kind.
-
-        Raises:
-            ValueError: no order gives a finite divergence.
-        """
-        return round_allotment(self)
-
     def round_charges(self, nth: int) -> Charges:
         """An allotment; and the paper's claims for the planned round, and for N in the first."""
         claims: Charges = {PaperClaim(self.sample_rate, self.noise_multiplier): self.steps}
@@ -148,9 +113,8 @@ class DpisPlan(AdaptivePlan):
         """Whether an epoch of the ``nth`` round gets the noise for the worst K (Section 4.2)."""
         if not self.importance:
             return True
-        return (
-            nth - 1
-        ) * self.epochs + epoch < self.own.dpis_first_phase * self.rounds * self.epochs
+        before = (nth - 1) * self.epochs + epoch
+        return before < self.own.dpis_first_phase * self.rounds * self.epochs
 
     @property
     def norm_sum_charges(self) -> Charges:
@@ -219,12 +183,8 @@ def allocate(epochs: Sequence[Epoch]) -> list[tuple[float, Account]]:
         )
         found = least_multipliers(rates[rows], limits, order, multipliers[rows] / ratios[rows])
         multipliers[rows] = found * ratios[rows]
-    return [
-        (
-            float(s),
-            account.pay(
-                {e.plan.step_event(e.norm_ratio, e.clip_norm, float(s)): e.plan.steps_of(e.number)}
-            ),
-        )
-        for e, s, account in zip(epochs, multipliers, accounts, strict=True)
-    ]
+    allocated = []
+    for e, s, account in zip(epochs, multipliers.tolist(), accounts, strict=True):
+        event = e.plan.step_event(e.norm_ratio, e.clip_norm, s)
+        allocated.append((s, account.pay({event: e.plan.steps_of(e.number)})))
+    return allocated

@@ -76,11 +76,8 @@ class DpsgdPlan:
 
     def sum_multiplier(self, nth: int) -> float:
         """The sum's noise multiplier: :meth:`multiplier`, unless a count is released with it."""
-        return (
-            self.multiplier(nth)
-            if self.clip_quantile is None
-            else quantile.split(self.multiplier(nth))[0]
-        )
+        multiplier = self.multiplier(nth)
+        return multiplier if self.clip_quantile is None else quantile.split(multiplier)[0]
 
     def round_charges(self, nth: int) -> Charges:
         """``steps`` sampled Gaussians."""
@@ -108,21 +105,16 @@ def clipped_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of clipped gradients ``[K, P]`` and all norms ``[K, B]``, in the given metric."""
     bound, clip = state.memory["clip_norm"], CLIPPING[cohort.plans[0].clipping]
+    rates = cohort.exact("sample_rate")
     return cohort.gradient_sum(
-        state.params,
-        batch,
-        lambda norms: clip(norms, bound) * batch.mask,
-        bound,
-        cohort.exact("sample_rate"),
-        metric,
+        state.params, batch, lambda norms: clip(norms, bound) * batch.mask, bound, rates, metric
     )
 
 
 def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tensor:
     """A sum ``[K, P]`` plus this step's noise, of standard deviation s C in every coordinate."""
-    multiplier = [
-        plan.sum_multiplier(nth) for plan, nth in zip(cohort.plans, cohort.nth, strict=True)
-    ]
+    present = zip(cohort.plans, cohort.nth, strict=True)
+    multiplier = [plan.sum_multiplier(nth) for plan, nth in present]
     bound = state.memory["clip_norm"]
     scale = torch.tensor(multiplier, device=bound.device)
     std = torch.where(scale > 0, scale * bound, 0.0)  # without noise the bound may be infinite
@@ -143,23 +135,14 @@ def descend(
     after = state.descend(cohort, noisy / size[:, None])
     if cohort.plans[0].clip_quantile is None:
         return after
-    count = [
-        quantile.split(plan.multiplier(nth))[1]
-        for plan, nth in zip(cohort.plans, cohort.nth, strict=True)
-    ]
+    present = zip(cohort.plans, cohort.nth, strict=True)
+    count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in present]
     bound, half = state.memory["clip_norm"], torch.full_like(size, 0.5)
-    votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half).sum(
-        dim=1, keepdim=True
-    )
-    noisy = cohort.noised(votes, half, torch.tensor(count, device=half.device) * half, "count")[
-        :, 0
-    ]
-    share = 0.5 + noisy / size
-    return after.remember(
-        clip_norm=quantile.adapt(
-            bound, cohort.plan("clip_norm"), cohort.plan("clip_quantile"), share
-        )
-    )
+    votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half)
+    std = torch.tensor(count, device=half.device) * half
+    noisy = cohort.noised(votes.sum(dim=1, keepdim=True), half, std, "count")[:, 0]
+    configured, wanted = cohort.plan("clip_norm"), cohort.plan("clip_quantile")
+    return after.remember(clip_norm=quantile.adapt(bound, configured, wanted, 0.5 + noisy / size))
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:

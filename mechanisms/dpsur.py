@@ -74,11 +74,8 @@ class DpsurPlan(TrialPlan):
         own = terms.own
         if not isinstance(own, Dpsur):
             raise ValueError(f"own = {own!r} must be the settings of DPSUR; give its table")
-        test_noise = (
-            NOISE_RATIO * noise
-            if own.dpsur_validation_noise is None
-            else own.dpsur_validation_noise
-        )
+        given = own.dpsur_validation_noise
+        test_noise = NOISE_RATIO * noise if given is None else given
         most = _cap(own, terms, test_noise) if own.dpsur_accounting == "selective" else 0
         return cls(
             **asdict(DpsgdPlan.of(terms, noise)),
@@ -135,9 +132,8 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     rates = cohort.exact("validation_rate")
     batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
     test = LossTest(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
-    change = trials.clipped(
-        trials.loss_change(cohort, state, candidate, batch, rates), cohort.plan("loss_clip")
-    )
+    change = trials.loss_change(cohort, state, candidate, batch, rates)
+    change = trials.clipped(change, cohort.plan("loss_clip"))
     accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
     return trials.settle(state, candidate, accept)
 

@@ -5,15 +5,13 @@ could be guessed, stored or copied determines them. Every law here is exact for 
 probability is rounded.
 """
 
-import math
 import os
 from collections.abc import Callable
-from typing import overload
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Size = int | tuple[int, ...]
 WORD_BITS = 64
 
 
@@ -34,22 +32,12 @@ class SystemEntropy:
         """n independent uniform 64-bit words, read-only ``[n]``."""
         return np.frombuffer(self._source(n * WORD_BITS // 8), dtype=np.uint64)
 
-    @overload
-    def random(self, size: None = None) -> float: ...
-    @overload
-    def random(self, size: Size) -> NDArray[np.float64]: ...
-    def random(self, size: Size | None = None) -> float | NDArray[np.float64]:
-        """Multiples of 2^-53 in [0, 1), each equally likely; one float if ``size`` is None."""
-        if size is None:
-            return float(self.random(1)[0])
-        return ((self.words(_count(size)) >> 11).astype(np.float64) * 2.0**-53).reshape(size)
+    def random(self, size: int) -> NDArray[np.float64]:
+        """Multiples of 2^-53 in [0, 1), each equally likely, ``[size]``."""
+        return (self.words(size) >> 11).astype(np.float64) * 2.0**-53
 
-    @overload
-    def integers(self, low: int, high: int, size: None = None) -> int: ...
-    @overload
-    def integers(self, low: int, high: int, size: Size) -> NDArray[np.int64]: ...
-    def integers(self, low: int, high: int, size: Size | None = None) -> int | NDArray[np.int64]:
-        """Uniform integers with low <= draw < high, as int64; one int if ``size`` is None.
+    def integers(self, low: int, high: int, size: int) -> NDArray[np.int64]:
+        """Uniform integers with low <= draw < high, int64 ``[size]``.
 
         A word is reduced modulo high - low. Words beyond the largest multiple of it are drawn
         again, so that every remainder has equally many words.
@@ -61,29 +49,25 @@ class SystemEntropy:
             raise ValueError(
                 f"low and high must satisfy -2^63 <= low < high <= 2^63; they are {low} and {high}"
             )
-        n, width = 1 if size is None else _count(size), high - low
-        kept = np.empty(0, dtype=np.uint64)
+        kept, width = np.empty(0, dtype=np.uint64), high - low
         last = 2**WORD_BITS - 2**WORD_BITS % width - 1
-        while len(kept) < n:
-            words = self.words(n - len(kept))
+        while len(kept) < size:
+            words = self.words(size - len(kept))
             kept = np.concatenate([kept, words[words <= np.uint64(last)]])
         remainders = kept if width == 2**WORD_BITS else kept % np.uint64(width)
         # int64 sums wrap around: the result is right modulo 2^64 and lies in range
-        drawn = remainders.view(np.int64) + np.array([low], dtype=np.int64)
-        return int(drawn[0]) if size is None else drawn.reshape(size)
+        return remainders.view(np.int64) + np.array([low], dtype=np.int64)
 
-    def choice(self, n: int, size: int, replace: bool = False) -> NDArray[np.int64]:
+    def choice(self, n: int, size: int, replace: Literal[False] = False) -> NDArray[np.int64]:
         """``size`` of the numbers 0 ... n - 1 in random order, int64 ``[size]``: every sequence is
         equally likely.
 
-        Without replacement: the order of n distinct words. Words of which two agree are all drawn
-        again, which favours no order.
+        It is the order of n distinct words. Words of which two agree are all drawn again, which
+        favours no order.
 
         Raises:
-            ValueError: without replacement, ``size`` is above n.
+            ValueError: ``size`` is above n.
         """
-        if replace:
-            return self.integers(0, n, size)
         if not 0 <= size <= n:
             raise ValueError(
                 f"size must lie between 0 and n = {n} without replacement; it is {size}"
@@ -93,7 +77,3 @@ class SystemEntropy:
             order = np.argsort(words)
             if (np.diff(words[order]) > 0).all():
                 return order[:size].astype(np.int64)
-
-
-def _count(size: Size) -> int:
-    return math.prod(size) if isinstance(size, tuple) else size

@@ -1,39 +1,80 @@
 """Adaptive runs whose rounds cost the same (`accounting.allotment`): order, cost, and noise."""
 
+import functools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee, precompute
-from mechanisms.accounting.allotment import ROUNDING, cost
+import numpy as np
+
+from mechanisms.accounting.accountant import (
+    ORDERS,
+    Charges,
+    convert,
+    epsilon,
+    guarantee,
+    precompute,
+)
+from mechanisms.accounting.allotment import ROUNDING, Account, AdaptivePlan, cost
 from mechanisms.accounting.events import Allotment, Event
-from mechanisms.plan import Plan, Terms, least_noises, merge
+from mechanisms.plan import Terms, least_noises, merge
 from mechanisms.settings import Privacy
 
 LIFT = 1e-6
 """Relative step by which a calibrated multiplier is raised if rounding makes it miss the target."""
 
 
-class AllottedPlan(Plan, Protocol):
-    """An adaptive plan that names the round from which its allotment is made."""
+@dataclass(frozen=True)
+class AllottedPlan(AdaptivePlan):
+    """An adaptive plan whose rounds cost the same: what its worst round costs.
 
-    @property
-    def noise_multiplier(self) -> float:
-        """The multiplier from which the noise of that round follows."""
+    Attributes:
+        sample_rate: q in (0, 1], of a step's batch.
+        noise_multiplier: s, from which the noise of the worst round follows.
+        clip_norm: the largest clip bound, in units of the gradient.
+        steps: local steps a round, at most.
+        rounds: rounds that the budget is planned for.
+        delta: of the guarantee; with the planned divergences it determines the order.
+        prior: charges besides the rounds; the order is chosen for all together.
+    """
 
-    @property
-    def rounds(self) -> int:
-        """Rounds that the budget is planned for."""
+    sample_rate: float
+    noise_multiplier: float
+    clip_norm: float
+    steps: int
+    rounds: int
+    delta: float
+    prior: tuple[tuple[Event, int], ...] = field(default=(), kw_only=True)
 
-    @property
-    def delta(self) -> float:
-        """Delta of the guarantee."""
+    @abstractmethod
+    def round_charges(self, nth: int) -> Charges:
+        """As of `Plan`."""
 
-    @property
-    def prior(self) -> tuple[tuple[Event, int], ...]:
-        """Charges besides the rounds."""
-
+    @abstractmethod
     def worst_round(self) -> Charges:
         """The releases that an allotment has to pay for, with parameters fixed in advance."""
+
+    @functools.cached_property
+    def allotment(self) -> Allotment:
+        """The worst round's cost, at the best order for all planned ones and the prior charges.
+
+        Raises:
+            ValueError: no order gives a finite divergence.
+        """
+        order = guarantee(_run(self), self.delta, "certified", ORDERS).order
+        if order is None:
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier:g} is too small for any guarantee: "
+                "raise --noise-multiplier"
+            )
+        rdp = sum(count * cost(event, order) for event, count in self.worst_round().items())
+        return Allotment(order, rdp * (1.0 + ROUNDING), self.rounds)
+
+
+def common(terms: Terms, noise: float) -> tuple[float, float, float, int, int, float]:
+    """What every such plan of some terms begins with; `prior` goes by its name."""
+    p = terms.privacy
+    return p.sample_rate, noise, p.clip_norm, terms.steps, terms.rounds, p.delta
 
 
 def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
@@ -49,22 +90,6 @@ def refuse_options(privacy: Privacy, names: Sequence[str], reason: str) -> None:
                 f"{name} = {value} must be {str(plain).lower()} with {privacy.mechanism}, "
                 f"{reason}: drop --{name.replace('_', '-')}"
             )
-
-
-def round_allotment(plan: AllottedPlan) -> Allotment:
-    """The cost of the worst round, at the best order for all planned ones and the prior charges.
-
-    Raises:
-        ValueError: no order gives a finite divergence.
-    """
-    order = guarantee(_run(plan), plan.delta, "certified", ORDERS).order
-    if order is None:
-        raise ValueError(
-            f"noise_multiplier = {plan.noise_multiplier:g} is too small for any guarantee: raise "
-            "--noise-multiplier"
-        )
-    rdp = sum(count * cost(event, order) for event, count in plan.worst_round().items())
-    return Allotment(order, rdp * (1.0 + ROUNDING), plan.rounds)
 
 
 def calibrate(
@@ -95,12 +120,18 @@ def calibrate(
     return [_within(plan_of, one, noise) for one, noise in zip(terms, noises, strict=True)]
 
 
+def epsilons_spent(
+    plans: Sequence[AllottedPlan], accounts: Sequence[Account], spent: Sequence[float]
+) -> list[float]:
+    """The epsilon of each client's divergence at its order; no guarantee, as outputs chose it."""
+    rows = zip(plans, accounts, spent, strict=True)
+    return [convert(np.array([one]), (a.order,), plan.delta).epsilon for plan, a, one in rows]
+
+
 def _run(plan: AllottedPlan) -> Charges:
     """The planned number of worst rounds, and the prior charges."""
-    return merge(
-        {event: plan.rounds * count for event, count in plan.worst_round().items()},
-        dict(plan.prior),
-    )
+    rounds = {event: plan.rounds * count for event, count in plan.worst_round().items()}
+    return merge(rounds, dict(plan.prior))
 
 
 def _within(

@@ -88,8 +88,7 @@ def noised(total: Tensor, bound: Tensor, std: Tensor, draws: Tensor) -> Tensor:
     multipliers = (std.double() / bound).tolist()
     raised = bound.new_tensor([s * (1.0 + slack(total.shape[1], s)) for s in multipliers])[:, None]
     # steps 2 to 5 above: clamp and round are monotone, and a clamp never moves two points apart
-    points = (
-        (total.double() * (2.0**SCALE_BITS / PART / raised)).clamp(-MAX_POINT, MAX_POINT).round()
-    )
+    points = total.double() * (2.0**SCALE_BITS / PART / raised)
+    points = points.clamp(-MAX_POINT, MAX_POINT).round()
     noisy = (points.to(torch.int64) + draws).double() * raised * 2.0**-SCALE_BITS
     return torch.where(raised > 0, noisy, total.double() / PART) * bound[:, None]

@@ -63,16 +63,12 @@ def propose(cohort: Cohort, rates: torch.Tensor, estimates: torch.Tensor) -> Pro
     rows, levels = estimates.cpu().numpy(), rates.tolist()
     own, sources = cohort.data.records, cohort.streams.of("batch")
     first = [source.random(len(records)) for source, records in zip(sources, own, strict=True)]
-    limits = [
-        threshold(EDGE * rate * row[: len(records)])
-        for rate, row, records in zip(levels, rows, own, strict=True)
-    ]
+    each = zip(levels, rows, own, strict=True)
+    limits = [threshold(EDGE * rate * row[: len(records)]) for rate, row, records in each]
     gathered = limits if cohort.width(levels) is None else levels
     places = [np.flatnonzero(coins < limit) for coins, limit in zip(first, gathered, strict=True)]
-    second = [
-        source.random(len(at))
-        for at, source in zip(places, cohort.streams.of("accept"), strict=True)
-    ]
+    accepting = zip(places, cohort.streams.of("accept"), strict=True)
+    second = [source.random(len(at)) for at, source in accepting]
     batch = gather(cohort.data, places)
     ghat = [row[at] for row, at in zip(rows, places, strict=True)]
     proposed = [(coins < limit)[at] for coins, limit, at in zip(first, limits, places, strict=True)]
@@ -99,11 +95,9 @@ def look(
     for start in range(0, max(map(len, places), default=0), LOOKED_AT):
         part = [at[start : start + LOOKED_AT] for at in places]
         batch = gather(cohort.data, part)
-        norms = (
-            cohort.arithmetic.norms(cohort.gradients, params, batch, width).double().cpu().numpy()
-        )
-        for k, at in enumerate(part):
-            found[k].append(norms[k, : len(at)])
+        norms = cohort.arithmetic.norms(cohort.gradients, params, batch, width)
+        for at, rows, row in zip(part, found, norms.double().cpu().numpy(), strict=True):
+            rows.append(row[: len(at)])
     return [np.concatenate(parts) if parts else np.empty(0) for parts in found]
 
 

@@ -31,9 +31,8 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         """The layout of `module`. Raises ValueError if it has no trainable parameter."""
-        trainable = {
-            name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad
-        }
+        named = module.named_parameters()
+        trainable = {name: tuple(p.shape) for name, p in named if p.requires_grad}
         if not trainable:
             raise ValueError(
                 f"module {type(module).__name__} has 0 trainable parameters, at least 1 is needed: "

@@ -5,6 +5,7 @@ A plan is calibrated before training from the events it will charge, by the same
 them, so that what is drawn, what is clipped and what is accounted cannot drift apart.
 """
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -173,24 +174,17 @@ def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:
     target, delta = terms.target, terms.privacy.delta
 
     def spent(rounds: int) -> float:
-        return epsilon(
-            merge(planned(plan, rounds), dict(terms.prior)), delta, terms.privacy.budget
-        ).epsilon
+        charges = merge(planned(plan, rounds), dict(terms.prior))
+        return epsilon(charges, delta, terms.privacy.budget).epsilon
 
-    low, high = 0, at_most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if spent(middle) <= target:
-            low = middle
-        else:
-            high = middle - 1
-    if low == 0:
+    rounds = bisect.bisect_right(range(1, at_most + 1), target, key=spent)
+    if rounds == 0:
         raise ValueError(
             f"epsilon = {target:g} is too small for a single round, which costs {spent(1):.4g} at "
             f"delta = {delta:g}: raise --epsilon or --noise-multiplier, or lower --steps or "
             "--sample-rate"
         )
-    return low
+    return rounds
 
 
 def tabulate(plans: Sequence[Plan], which: np.ndarray) -> PlanTable:

@@ -113,12 +113,8 @@ class Streams:
     """
 
     def __init__(self, key: bytes, round_: int, clients: Sequence[int], device: torch.device):
-        self._key, self._round, self._clients, self._device = (
-            key,
-            round_,
-            [int(c) for c in clients],
-            device,
-        )
+        self._key, self._round, self._device = key, round_, device
+        self._clients = [int(c) for c in clients]
         self._host: dict[str, Purpose] = {}
         self._cuda: dict[str, list[torch.Generator]] = {}
 
@@ -147,14 +143,10 @@ class Streams:
 
     def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
         if purpose not in self._cuda:
-            seeds = (
-                int.from_bytes(_digest(self._key, purpose, self._round, c, 64))
-                for c in self._clients
-            )
+            names = [_digest(self._key, purpose, self._round, c, 64) for c in self._clients]
             # manual_seed reads a signed 64-bit integer
-            self._cuda[purpose] = [
-                torch.Generator(self._device).manual_seed(s - 2**63) for s in seeds
-            ]
+            seeds = [int.from_bytes(name) - 2**63 for name in names]
+            self._cuda[purpose] = [torch.Generator(self._device).manual_seed(s) for s in seeds]
         rows = torch.empty(len(self), size, device=self._device)
         for stream, row in zip(self._cuda[purpose], rows, strict=True):
             row.normal_(generator=stream)

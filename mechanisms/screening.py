@@ -162,7 +162,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     change = _tested_change(cohort, plans, state, candidate)
     taken = zip(plans, cohort.nth, state.taken.tolist(), strict=True)
     inverse = [plan.inverse_temperature(nth, int(steps)) for plan, nth, steps in taken]
-    coins = [stream.random() for stream in cohort.streams.of("acceptance")]
+    coins = [stream.random(1)[0] for stream in cohort.streams.of("acceptance")]
     passed = [
         coin < max(math.exp(-max(dE, 0.0) * slope), lowest(plan, slope))
         for coin, dE, plan, slope in zip(coins, change.tolist(), plans, inverse, strict=True)

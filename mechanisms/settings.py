@@ -1,18 +1,28 @@
 """The privacy settings, and the base class of every package's settings. The command line imports
 this: no torch."""
 
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
     """One package's slice of the configuration: frozen, strictly typed, finite numbers, no unknown
-    field."""
+    field. The text below a field is its description, in the help and the documentation."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = field.description and " ".join(field.description.split())
 
 
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
@@ -23,62 +33,31 @@ MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 class Privacy(Settings):
     """Privacy of one record of one client"""
 
-    mechanism: MechanismName = Field(
-        "dpsgd", description="local optimizer; 'none' trains without privacy"
-    )
-    epsilon: float | None = Field(
-        8.0,
-        gt=0,
-        description="budget of each client over the whole run [nats]; 'none': no bound but the "
-        "rounds",
-    )
-    delta: float = Field(
-        1e-5, gt=0, lt=1, description="delta of each client's guarantee [probability]"
-    )
-    budget: Literal["certified", "published"] = Field(
-        "certified",
-        description="the figure that epsilon bounds: the proved one, or the paper's own claim, "
-        "for comparison with it; what is proved is printed either way",
-    )
-    noise_multiplier: float | None = Field(
-        None,
-        ge=0,
-        description="noise standard deviation over the clip norm; 'none': the smallest that meets "
-        "epsilon",
-    )
-    clip_norm: float = Field(
-        1.0, ge=1e-6, description="bound on a record's gradient [Euclidean norm, all parameters]"
-    )
-    sample_rate: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="probability that a record enters a step's Poisson batch [per step]",
-    )
-    batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="expected batch of every client, instead of sample_rate; at most all it has "
-        "[records]",
-    )
-    clipping: Literal["flat", "auto"] = Field(
-        "flat", description="min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"
-    )
-    clip_quantile: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="share of records that a moving clip bound leaves whole; 'none': it stays",
-    )
-    noise_decay: float = Field(
-        0.0,
-        ge=0,
-        description="fall of the noise multiplier's logarithm from a client's round to its next "
-        "[per round]",
-    )
-    strict_delta: bool = Field(
-        False, description="refuse delta >= 1 / (records of all clients) instead of warning"
-    )
+    mechanism: MechanismName = "dpsgd"
+    """local optimizer; 'none' trains without privacy"""
+    epsilon: float | None = Field(8.0, gt=0)
+    """budget of each client over the whole run [nats]; 'none': no bound but the rounds"""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """delta of each client's guarantee [probability]"""
+    budget: Literal["certified", "published"] = "certified"
+    """the figure that epsilon bounds: the proved one, or the paper's own claim, for comparison with
+    it; what is proved is printed either way"""
+    noise_multiplier: float | None = Field(None, ge=0)
+    """noise standard deviation over the clip norm; 'none': the smallest that meets epsilon"""
+    clip_norm: float = Field(1.0, ge=1e-6)
+    """bound on a record's gradient [Euclidean norm, all parameters]"""
+    sample_rate: float = Field(1.0, gt=0, le=1)
+    """probability that a record enters a step's Poisson batch [per step]"""
+    batch_size: int | None = Field(None, ge=1)
+    """expected batch of every client, instead of sample_rate; at most all it has [records]"""
+    clipping: Literal["flat", "auto"] = "flat"
+    """min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"""
+    clip_quantile: float | None = Field(None, gt=0, lt=1)
+    """share of records that a moving clip bound leaves whole; 'none': it stays"""
+    noise_decay: float = Field(0.0, ge=0)
+    """fall of the noise multiplier's logarithm from a client's round to its next [per round]"""
+    strict_delta: bool = False
+    """refuse delta >= 1 / (records of all clients) instead of warning"""
 
     def rate(self, size: int) -> float:
         """The Poisson rate of a client of ``size`` records."""
@@ -114,190 +93,92 @@ class Privacy(Settings):
 class Dpsur(Settings):
     """DPSUR: accept a step only if a noisy test says that the loss falls"""
 
-    dpsur_accounting: Literal["visible", "selective", "every-trial"] = Field(
-        "visible",
-        description="what is released: accept/reject bits too; accepted steps alone; rejected "
-        "steps too",
-    )
-    dpsur_validation_rate: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="probability that a record enters a trial's own test batch [per trial]",
-    )
-    dpsur_validation_noise: float | None = Field(
-        None,
-        gt=0,
-        description="noise of the test [2 loss clips]; 'none': three times the noise multiplier",
-    )
-    dpsur_loss_clip: float = Field(
-        0.001, gt=0, description="C_v, bound on the tested change of the mean loss [nats]"
-    )
-    dpsur_beta: float = Field(
-        -1.0, description="threshold below which the noisy change must lie [loss clips]"
-    )
-    dpsur_cap_share: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="selective: share of delta for giving up after too many rejections [fraction]",
-    )
+    dpsur_accounting: Literal["visible", "selective", "every-trial"] = "visible"
+    """what is released: accept/reject bits too; accepted steps alone; rejected steps too"""
+    dpsur_validation_rate: float = Field(1.0, gt=0, le=1)
+    """probability that a record enters a trial's own test batch [per trial]"""
+    dpsur_validation_noise: float | None = Field(None, gt=0)
+    """noise of the test [2 loss clips]; 'none': three times the noise multiplier"""
+    dpsur_loss_clip: float = Field(0.001, gt=0)
+    """C_v, bound on the tested change of the mean loss [nats]"""
+    dpsur_beta: float = -1.0
+    """threshold below which the noisy change must lie [loss clips]"""
+    dpsur_cap_share: float = Field(0.1, gt=0, lt=1)
+    """selective: share of delta for giving up after too many rejections [fraction]"""
 
 
 class Dpis(Settings):
     """DPIS: importance sampling by gradient norm"""
 
-    dpis_sampling: Literal["importance", "uniform"] = Field(
-        "importance",
-        description="records enter by gradient norm (helps below sample rate 1) or all alike, as "
-        "in DPSGD",
-    )
-    dpis_slack: float = Field(
-        2.0,
-        gt=0,
-        description="k, how much a gradient norm may grow in an epoch before it counts for less "
-        "[factor]",
-    )
-    dpis_floor: float = Field(
-        0.05,
-        gt=0,
-        le=1,
-        description="g_L, least norm that a record is proposed by [share of the clip bound]",
-    )
-    dpis_norm_rate: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="p_K, probability that a record's norm is looked at [per epoch]",
-    )
-    dpis_norm_share: float = Field(
-        0.01,
-        gt=0,
-        lt=1,
-        description="most that releases of norm sums may cost [share of what the steps cost]",
-    )
-    dpis_clip: float | None = Field(
-        None,
-        gt=0,
-        description="clip bound [noisy mean gradient norms], at most the clip norm; 'none': the "
-        "clip norm",
-    )
-    dpis_first_phase: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="a_E, epochs with noise for the worst norm sum; then what is left is used "
-        "[share]",
-    )
+    dpis_sampling: Literal["importance", "uniform"] = "importance"
+    """records enter by gradient norm (helps below sample rate 1) or all alike, as in DPSGD"""
+    dpis_slack: float = Field(2.0, gt=0)
+    """k, how much a gradient norm may grow in an epoch before it counts for less [factor]"""
+    dpis_floor: float = Field(0.05, gt=0, le=1)
+    """g_L, least norm that a record is proposed by [share of the clip bound]"""
+    dpis_norm_rate: float = Field(1.0, gt=0, le=1)
+    """p_K, probability that a record's norm is looked at [per epoch]"""
+    dpis_norm_share: float = Field(0.01, gt=0, lt=1)
+    """most that releases of norm sums may cost [share of what the steps cost]"""
+    dpis_clip: float | None = Field(None, gt=0)
+    """clip bound [noisy mean gradient norms], at most the clip norm; 'none': the clip norm"""
+    dpis_first_phase: float = Field(0.1, ge=0, le=1)
+    """a_E, epochs with noise for the worst norm sum; then what is left is used [share]"""
 
 
 class DpHero(Settings):
     """DP-Hero: noise shaped by the previous model"""
 
-    hero_clipping: Literal["whitened", "isotropic"] = Field(
-        "whitened",
-        description="clip in the noise's own geometry, or as published, where the guarantee nearly "
-        "vanishes",
-    )
-    hero_floor: float = Field(
-        0.1,
-        gt=0,
-        le=1,
-        description="least scale of the noise in a direction [share of the mean scale]",
-    )
-    hero_refresh: int = Field(1, ge=1, description="steps between two looks at the model [steps]")
+    hero_clipping: Literal["whitened", "isotropic"] = "whitened"
+    """clip in the noise's own geometry, or as published, where the guarantee nearly vanishes"""
+    hero_floor: float = Field(0.1, gt=0, le=1)
+    """least scale of the noise in a direction [share of the mean scale]"""
+    hero_refresh: int = Field(1, ge=1)
+    """steps between two looks at the model [steps]"""
 
 
 class Screening(Settings):
     """Noise screening: accept a step with the probability of simulated annealing"""
 
-    screening_data: Literal["own", "public"] = Field(
-        "own",
-        description="tested on the client's own records with hidden rejections, or on "
-        "--public-records",
-    )
-    screening_gain: float = Field(
-        1.0,
-        ge=0,
-        description="inverse temperature at the run's end; it grows with the steps from 0 [per "
-        "nat]",
-    )
-    screening_q0: float | None = Field(
-        None,
-        ge=0,
-        description="Q0, growth of the inverse temperature with each step, as the paper gives it "
-        "[per nat and step]; 'none': screening_gain over the planned steps",
-    )
-    screening_stages: int = Field(
-        5, ge=1, description="equal steps in which the inverse temperature grows [stages]"
-    )
-    screening_rate: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="own: probability that a record enters a trial's test batch [per trial]",
-    )
-    screening_clip: float | None = Field(
-        0.1,
-        gt=0,
-        description="own: c, bound on the tested change of the mean loss [nats]; 'none': "
-        "--allow-unproved",
-    )
-    screening_cap_share: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="own: share of delta for giving up after too many rejections [fraction]",
-    )
-    forced_after: int = Field(
-        5,
-        ge=1,
-        description="public or unproved: rejections in a row after which a step is accepted anyway "
-        "[trials]",
-    )
-    allow_unproved: bool = Field(
-        False,
-        description="let own records be tested without a clip, as published: no finite epsilon is "
-        "proved",
-    )
+    screening_data: Literal["own", "public"] = "own"
+    """tested on the client's own records with hidden rejections, or on --public-records"""
+    screening_gain: float = Field(1.0, ge=0)
+    """inverse temperature at the run's end; it grows with the steps from 0 [per nat]"""
+    screening_q0: float | None = Field(None, ge=0)
+    """Q0, growth of the inverse temperature with each step, as the paper gives it [per nat and
+    step]; 'none': screening_gain over the planned steps"""
+    screening_stages: int = Field(5, ge=1)
+    """equal steps in which the inverse temperature grows [stages]"""
+    screening_rate: float = Field(1.0, gt=0, le=1)
+    """own: probability that a record enters a trial's test batch [per trial]"""
+    screening_clip: float | None = Field(0.1, gt=0)
+    """own: c, bound on the tested change of the mean loss [nats]; 'none': --allow-unproved"""
+    screening_cap_share: float = Field(0.1, gt=0, lt=1)
+    """own: share of delta for giving up after too many rejections [fraction]"""
+    forced_after: int = Field(5, ge=1)
+    """public or unproved: rejections in a row after which a step is accepted anyway [trials]"""
+    allow_unproved: bool = False
+    """let own records be tested without a clip, as published: no finite epsilon is proved"""
 
 
 class Dpagd(Settings):
     """DPAGD: step sizes, and the gradient's share of the budget, follow noisy searches"""
 
-    agd_search_share: float = Field(
-        0.1,
-        gt=0,
-        lt=1,
-        description="privacy of a step at the start that its search gets [share of 1/noise^2]",
-    )
-    agd_candidates: int = Field(
-        4, ge=1, description="m, step sizes above 0 that are compared, evenly spaced [number]"
-    )
-    agd_largest: float = Field(
-        1.0, gt=0, description="alpha_max, largest step size at the start [learning rates]"
-    )
-    agd_window: int = Field(
-        10, ge=1, description="tau, moves after which alpha_max follows the chosen sizes [moves]"
-    )
-    agd_stretch: float = Field(
-        0.1, ge=0, description="eta, by how much alpha_max then exceeds the largest of them [share]"
-    )
-    agd_loss_clip: float = Field(
-        5.0, gt=0, description="C_obj, bound on a record's loss in a search [nats]"
-    )
-    agd_change_clip: float | None = Field(
-        0.1,
-        gt=0,
-        description="bound on the change of a record's loss [nats]; 'none': the loss clip, as "
-        "published",
-    )
-    agd_growth: float = Field(
-        0.1,
-        gt=0,
-        le=1,
-        description="gamma, growth of the gradient's budget where no step size helps [share]",
-    )
-    agd_raises: int = Field(
-        10, ge=0, description="how often the gradient's budget may grow [times], at most 100"
-    )
+    agd_search_share: float = Field(0.1, gt=0, lt=1)
+    """privacy of a step at the start that its search gets [share of 1/noise^2]"""
+    agd_candidates: int = Field(4, ge=1)
+    """m, step sizes above 0 that are compared, evenly spaced [number]"""
+    agd_largest: float = Field(1.0, gt=0)
+    """alpha_max, largest step size at the start [learning rates]"""
+    agd_window: int = Field(10, ge=1)
+    """tau, moves after which alpha_max follows the chosen sizes [moves]"""
+    agd_stretch: float = Field(0.1, ge=0)
+    """eta, by how much alpha_max then exceeds the largest of them [share]"""
+    agd_loss_clip: float = Field(5.0, gt=0)
+    """C_obj, bound on a record's loss in a search [nats]"""
+    agd_change_clip: float | None = Field(0.1, gt=0)
+    """bound on the change of a record's loss [nats]; 'none': the loss clip, as published"""
+    agd_growth: float = Field(0.1, gt=0, le=1)
+    """gamma, growth of the gradient's budget where no step size helps [share]"""
+    agd_raises: int = Field(10, ge=0)
+    """how often the gradient's budget may grow [times], at most 100"""

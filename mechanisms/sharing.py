@@ -44,6 +44,8 @@ from mechanisms.clipping import clip_factors
 from mechanisms.randomness import Draws, Source
 from mechanisms.sampling import COIN, threshold
 
+Tensors = Sequence[Tensor]
+"""A tensor for each client."""
 Features = Callable[[Tensor], Tensor]
 """From records ``[M, ...]`` to features ``[M, D]`` for release, each from its own record alone."""
 WIDE = torch.float64
@@ -71,13 +73,7 @@ class Release(Protocol):
     def size(self) -> int:
         """R, the length of a client's sums."""
 
-    def __call__(
-        self,
-        x: Sequence[Tensor],
-        y: Sequence[Tensor],
-        streams: Draws,
-        arithmetic: Arithmetic = FLOATS,
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """The release of K clients with records ``x[k] [n_k, ...]`` and labels ``y[k] [n_k]``."""
 
 
@@ -122,10 +118,8 @@ class SharingPlan:
         labels = (
             PublicLabels() if self.label_epsilon is None else RandomizedResponse(self.label_epsilon)
         )
-        return {
-            VisibleChoice(self.share_rate, self.noise_multiplier / math.sqrt(self.views)): 1,
-            labels: 1,
-        }
+        noise = self.noise_multiplier / math.sqrt(self.views)
+        return {VisibleChoice(self.share_rate, noise): 1, labels: 1}
 
 
 def clipped(features: Tensor, plan: SharingPlan) -> Tensor:
@@ -170,23 +164,15 @@ class ClassSums:
         """Classes times D."""
         return self.classes * self.width
 
-    def __call__(
-        self,
-        x: Sequence[Tensor],
-        y: Sequence[Tensor],
-        streams: Draws,
-        arithmetic: Arithmetic = FLOATS,
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
         arithmetic, sums = self.plan.arithmetic(arithmetic), []
         for own, labels in zip(x, y, strict=True):
             parts = _parts(self.plan, self.features(own), arithmetic)
-            sums.append(
-                parts.new_zeros(self.classes, self.width).index_add_(0, labels, parts).flatten()
-            )
-        return Released(
-            _noised(self.plan, torch.stack(sums), streams, "class sums", arithmetic), {}
-        )
+            of_classes = parts.new_zeros(self.classes, self.width).index_add_(0, labels, parts)
+            sums.append(of_classes.flatten())
+        noisy = _noised(self.plan, torch.stack(sums), streams, "class sums", arithmetic)
+        return Released(noisy, {})
 
 
 @dataclass(frozen=True)
@@ -197,19 +183,12 @@ class Sum:
     features: Features
     size: int
 
-    def __call__(
-        self,
-        x: Sequence[Tensor],
-        y: Sequence[Tensor],
-        streams: Draws,
-        arithmetic: Arithmetic = FLOATS,
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
         arithmetic = self.plan.arithmetic(arithmetic)
-        sums = torch.stack(
-            [_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x]
-        )
-        return Released(_noised(self.plan, sums, streams, "sum", arithmetic), {})
+        sums = [_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x]
+        noisy = _noised(self.plan, torch.stack(sums), streams, "sum", arithmetic)
+        return Released(noisy, {})
 
 
 @dataclass(frozen=True)
@@ -225,35 +204,22 @@ class SingleRecords:
         """0: there are no sums."""
         return 0
 
-    def __call__(
-        self,
-        x: Sequence[Tensor],
-        y: Sequence[Tensor],
-        streams: Draws,
-        arithmetic: Arithmetic = FLOATS,
-    ) -> Released:
+    def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """The chosen slots of each client, view after view."""
-        arithmetic, purposes = (
-            self.plan.arithmetic(arithmetic),
-            ("slots", "slot noise", "slot labels"),
-        )
-        parts = []
+        arithmetic, parts = self.plan.arithmetic(arithmetic), []
+        purposes = ("slots", "slot noise", "slot labels")
         for k, (coins, draws, answers) in enumerate(zip(*map(streams.of, purposes), strict=True)):
             chosen = np.flatnonzero(coins.random(len(y[k])) < threshold(self.plan.share_rate))
             slots = torch.from_numpy(chosen).to(x[k].device)
             sent = _parts(self.plan, self.features(x[k][slots]), arithmetic)
             labels = self._answers(y[k][slots].cpu().numpy(), answers)
             for _ in range(self.plan.views):
-                noisy = arithmetic.noised_from(
-                    draws, sent, self.plan.clip_norm, self.plan.noise_std
-                )
-                parts.append(
-                    (noisy.cpu().numpy().astype(np.float32), labels, np.full(len(chosen), k))
-                )
+                bound, std = self.plan.clip_norm, self.plan.noise_std
+                noisy = arithmetic.noised_from(draws, sent, bound, std).cpu().numpy()
+                parts.append((noisy.astype(np.float32), labels, np.full(len(chosen), k)))
         columns = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Released(
-            x[0].new_zeros(len(x), 0), dict(zip(("x", "y", "client"), columns, strict=True))
-        )
+        records = dict(zip(("x", "y", "client"), columns, strict=True))
+        return Released(x[0].new_zeros(len(x), 0), records)
 
     def _answers(self, labels: np.ndarray, source: Source) -> np.ndarray:
         """k-ary randomized response: the label with probability e^eps / (e^eps + k - 1), else one
@@ -261,9 +227,8 @@ class SingleRecords:
         if self.plan.label_epsilon is None or not self.plan.noise_multiplier:
             return labels
         # the probability of another label is rounded up, to a multiple of a coin, never down
-        lie = (self.classes - 1) / (
-            math.exp(min(self.plan.label_epsilon, 700.0)) + self.classes - 1
-        )
+        odds = math.exp(min(self.plan.label_epsilon, 700.0))
+        lie = (self.classes - 1) / (odds + self.classes - 1)
         lie = (math.floor(lie * (1.0 + 2.0**-40) / COIN) + 1) * COIN
         others = (labels + source.integers(1, self.classes, len(labels))) % self.classes
         return np.where(source.random(len(labels)) < lie, others, labels)

@@ -84,10 +84,9 @@ def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
 def settle(before: LocalState, candidate: LocalState, accept: torch.Tensor) -> LocalState:
     """The candidate for clients with ``accept [K]`` true, the state before for the rest; either way
     one more trial."""
+    tried = before.memory["tried"] + 1
     refused = torch.where(accept, 0, before.memory["refused"] + 1)
-    return candidate.where(accept, before).remember(
-        tried=before.memory["tried"] + 1, refused=refused
-    )
+    return candidate.where(accept, before).remember(tried=tried, refused=refused)
 
 
 def loss_change(

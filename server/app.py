@@ -108,15 +108,11 @@ def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exch
     """
 
     def exchange(requests: Sequence[TrainRequest]) -> Iterator[Upload]:
-        messages = [
-            Message(
-                encode_request(r, run),
-                nodes[r.group],
-                MessageType.TRAIN,
-                group_id=f"group {r.group}",
-            )
-            for r in requests
-        ]
+        def message(r: TrainRequest) -> Message:
+            content, name = encode_request(r, run), f"group {r.group}"
+            return Message(content, nodes[r.group], MessageType.TRAIN, group_id=name)
+
+        messages = [message(r) for r in requests]
         replies = list(grid.send_and_receive(messages))
         if len(replies) < len(messages):
             raise RuntimeError(

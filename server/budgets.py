@@ -92,10 +92,9 @@ class Budgets:
     def epsilons(self, column: str) -> np.ndarray:
         """Float64 ``[clients]``: epsilon spent so far, ``certified`` or ``published``."""
         used, place = np.unique(self._history, return_inverse=True)
-        precompute((self._histories[h] for h in used), column)
-        return np.array([epsilon(self._histories[h], self._delta, column).epsilon for h in used])[
-            place
-        ]
+        histories = [self._histories[h] for h in used]
+        precompute(histories, column)
+        return np.array([epsilon(one, self._delta, column).epsilon for one in histories])[place]
 
     def so_far(self) -> np.ndarray:
         """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end.

@@ -55,10 +55,8 @@ class Checkpoints:
             old.unlink()
 
     def _labels(self) -> list[Path]:
-        return sorted(
-            self._folder.glob("round-*.json"),
-            key=lambda path: -int(path.stem.removeprefix("round-")),
-        )
+        paths = self._folder.glob("round-*.json")
+        return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped with a warning."""
@@ -81,9 +79,6 @@ def _read(label: Path) -> Checkpoint:
     if label.stem != f"round-{fields['round']:06d}":
         raise ValueError("it names another round")
     tensors = load(content)
-    state = {
-        name.removeprefix("state."): value
-        for name, value in tensors.items()
-        if name.startswith("state.")
-    }
+    named = {name: value for name, value in tensors.items() if name.startswith("state.")}
+    state = {name.removeprefix("state."): value for name, value in named.items()}
     return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"])

@@ -49,12 +49,8 @@ def restore(federation: Federation, store: Store) -> Standing:
     now = store.checkpoints.newest()
     if now is None:
         taken = np.zeros(federation.clients, dtype=np.int64)
-        now = Checkpoint(
-            federation.before,
-            federation.initial,
-            federation.strategy.init(federation.initial),
-            taken,
-        )
+        state = federation.strategy.init(federation.initial)
+        now = Checkpoint(federation.before, federation.initial, state, taken)
     spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
     terms = federation.rounds - federation.before, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
@@ -102,11 +98,9 @@ def _train(
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
     clients = _pick(federation, number, eligible)
-    release = (
-        f"round-{number}"
-        if federation.seed is not None
-        else f"round-{number}-{secrets.token_hex(4)}"
-    )
+    release = f"round-{number}"
+    if federation.seed is None:
+        release += f"-{secrets.token_hex(4)}"
     group_of = federation.group_of[clients]
     requests = [
         TrainRequest(
@@ -133,12 +127,10 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarr
     """The round's clients, ascending: ``ceil(fraction * clients)`` distinct ones, if eligible."""
     able = np.flatnonzero(eligible)
     wanted = min(len(able), math.ceil(round(federation.fraction * federation.clients, 9)))
+    if not wanted:
+        return able
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)
-    return (
-        np.sort(generator(key, "pick", number).choice(able, wanted, replace=False))
-        if wanted
-        else able
-    )
+    return np.sort(generator(key, "pick", number).choice(able, wanted, replace=False))
 
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
@@ -160,10 +152,8 @@ def _record(
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)
-    certified, published = (
-        budgets.epsilons("certified") if over else budgets.so_far(),
-        budgets.epsilons("published"),
-    )
+    certified = budgets.epsilons("certified") if over else budgets.so_far()
+    published = budgets.epsilons("published")
     return RoundRecord(
         round=now.round,
         accuracy=accuracy,

@@ -43,15 +43,9 @@ def write(folder: Path, federation: Federation) -> None:
     """Write each client's order to a run directory; an existing file is kept."""
     if (folder / FILE).exists():
         return
-    terms = (
-        federation.rounds - federation.before,
-        federation.target,
-        federation.delta,
-        federation.column,
-    )
-    orders = np.array([order_in_advance(plan, *terms) for plan in federation.plans.plans])[
-        federation.plans.which
-    ]
+    rounds, table = federation.rounds - federation.before, federation.plans
+    terms = rounds, federation.target, federation.delta, federation.column
+    orders = np.array([order_in_advance(plan, *terms) for plan in table.plans])[table.which]
     lines = [
         {"order": order, "clients": format_ranges(np.flatnonzero(orders == order))}
         for order in np.unique(orders).tolist()
@@ -69,10 +63,8 @@ def read(folder: Path) -> dict[int, float]:
     if not path.exists():
         return {}
     try:
-        lines = [
-            (float(line["order"]), parse_ranges(line["clients"]))
-            for line in json.loads(path.read_text())
-        ]
+        content = json.loads(path.read_text())
+        lines = [(float(line["order"]), parse_ranges(line["clients"])) for line in content]
     except (ValueError, KeyError, TypeError) as fault:
         raise ValueError(
             f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"

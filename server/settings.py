@@ -8,20 +8,13 @@ from mechanisms.settings import Settings
 class Rounds(Settings):
     """Rounds, and who takes part in them"""
 
-    rounds: int = Field(20, ge=1, description="length of the run [rounds]")
-    fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the clients picked in each round"
-    )
-    max_participations: int | None = Field(
-        None,
-        ge=1,
-        description="rounds that a client's budget is planned for; 'none': fraction * rounds, "
-        "rounded up",
-    )
-    evaluate_every: int = Field(
-        1,
-        ge=1,
-        description="rounds from one look at the test part to the next; the last model is always "
-        "seen [rounds]",
-    )
-    keep_checkpoints: int = Field(2, ge=2, description="finished rounds kept on disk [checkpoints]")
+    rounds: int = Field(20, ge=1)
+    """length of the run [rounds]"""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """share of the clients picked in each round"""
+    max_participations: int | None = Field(None, ge=1)
+    """rounds that a client's budget is planned for; 'none': fraction * rounds, rounded up"""
+    evaluate_every: int = Field(1, ge=1)
+    """rounds from one look at the test part to the next; the last model is always seen [rounds]"""
+    keep_checkpoints: int = Field(2, ge=2)
+    """finished rounds kept on disk [checkpoints]"""

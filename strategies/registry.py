@@ -22,8 +22,6 @@ STRATEGIES: dict[str, Callable[[Aggregation], Strategy]] = {
 
 def strategy_of(settings: Aggregation, own: FedFed) -> Strategy:
     """The strategy that ``settings`` name; ``own`` are the settings of FedFed alone."""
-    return (
-        fedfed(settings, own)
-        if settings.strategy == "fedfed"
-        else STRATEGIES[settings.strategy](settings)
-    )
+    if settings.strategy == "fedfed":
+        return fedfed(settings, own)
+    return STRATEGIES[settings.strategy](settings)

@@ -14,14 +14,15 @@ import numpy as np
 from client.messages import Answering, TrainRequest, Upload
 from client.sums import SCALE
 from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.event import Event
 from mechanisms.accounting.events import Gaussian, SampledGaussian, VisibleChoice
-from mechanisms.plan import PlanTable
+from mechanisms.plan import PlanTable, merge, planned
 from sim.config import configuration as config
 from sim.data.partition import Partition
 from sim.job.job import Job
 from sim.phases.build import build
-from sim.phases.course import Host
+from sim.phases.course import BEFORE, Host
 from sim.phases.generator import distiller
 
 CLIENTS, RECORDS, WIDTH, CLASSES = 3, 24, 400, 3
@@ -48,6 +49,12 @@ DISTILLED = {
     "distill_rounds": 2,
     "share_views": 2,
 }
+
+
+def cost_before_training(job: Job) -> Charges:
+    """The most that a client can pay before training."""
+    own = [phase for phase in BEFORE if phase.name in job.plans_of]
+    return merge(*(planned(job.plans_of[p.name].plans[0], p.rounds(job.config)) for p in own))
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ _DPSGD = DpsgdPlan(1.0, NOISE, 0.5, 1)
 _OWN = dataclasses.asdict(_DPSGD)
 _SHARE = SharingPlan(NOISE, 2.0)
 TEST_NOISE = 3.0
-MOVING = DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis(dpis_clip=1.0))
+MOVING = DpisPlan(1.0, NOISE, 0.01, 1, 1, DELTA, RECORDS, Dpis(dpis_clip=1.0))
 _DPSUR = DpsurPlan(
     **_OWN,
     most_rejections=0,
@@ -194,9 +194,9 @@ PLANS = {
     "dpsur": _DPSUR,
     "screening": _SCREENING,
     "dphero": HeroPlan(**_OWN),
-    "dpis": DpisPlan(1.0, NOISE, 0.01, 1, RECORDS, 1, DELTA, Dpis()),
+    "dpis": DpisPlan(1.0, NOISE, 0.01, 1, 1, DELTA, RECORDS, Dpis()),
     "dpis, moving clip bound": MOVING,
-    "dpagd": DpagdPlan(1.0, NOISE, 0.5, 1, "flat", 1, DELTA, Dpagd()),
+    "dpagd": DpagdPlan(1.0, NOISE, 0.5, 1, 1, DELTA, "flat", Dpagd()),
 }
 """By mechanism, and what is special about the plan."""
 VARIANTS = {

@@ -155,7 +155,7 @@ def test_nothing_left_is_an_error():
 
 
 def plan(steps=12, rounds=4, rate=0.2, **own) -> DpisPlan:
-    return DpisPlan(rate, 1.2, 1.0, steps, 40, rounds, 1e-5, Dpis(**own))
+    return DpisPlan(rate, 1.2, 1.0, steps, rounds, 1e-5, 40, Dpis(**own))
 
 
 @settings(max_examples=25)

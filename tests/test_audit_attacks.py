@@ -18,7 +18,7 @@ from sim.attacking.membership import Tally, balanced, posterior_features, split
 from sim.attacking.partial import partial_attack
 from sim.attacking.shadow import shadow_attack
 from sim.auditing import trainings
-from sim.auditing.trainings import Trained, train, with_mechanism
+from sim.auditing.trainings import Trained, train
 from sim.commands.flags import parse
 from sim.job.job import Job
 from sim.phases.build import build
@@ -35,6 +35,12 @@ def job(tmp_path, *flags: str, records: int = 240, features: int = 60, noise: bo
     np.savez(tmp_path / "data.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
     flags = ("--dataset", str(tmp_path / "data.npz"), "--epsilon", "4", *FLAGS.split(), *flags)
     return build(parse(flags, "", "", central=True).config)
+
+
+def with_mechanism(job: Job, mechanism: str, target: float) -> Job:
+    """The same job under another mechanism and budget."""
+    privacy = job.config.privacy.model_copy(update={"mechanism": mechanism, "epsilon": target})
+    return replace(job, config=job.config.model_copy(update={"privacy": privacy}))
 
 
 def remembering(tmp_path, rounds: int = 60) -> Job:

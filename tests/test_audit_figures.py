@@ -15,7 +15,7 @@ from mechanisms.randomness import seed_key
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
-from sim.auditing.trainings import train, with_mechanism
+from sim.auditing.trainings import train
 from sim.commands.flags import parse
 from sim.job.job import Job
 from sim.phases.build import build
@@ -253,13 +253,6 @@ def test_the_epsilon_of_trainings_is_the_largest_and_each_has_its_own_plan(job, 
     assert [one.sample_rate for one in seen] == [20 / 60, 1.0, 0.5]
     spent = [epsilon(planned(one, 1), 1e-3).epsilon for one in seen]
     assert trained.epsilon == max(spent) == spent[1] and len(set(spent)) == 3
-
-
-def test_another_mechanism_has_its_own_budget_and_the_rest_as_before(job):
-    other = with_mechanism(job, "dphero", 2.5)
-    assert (other.config.privacy.mechanism, other.config.privacy.epsilon) == ("dphero", 2.5)
-    again = with_mechanism(other, job.config.privacy.mechanism, job.config.privacy.epsilon)
-    assert again.config == job.config
 
 
 @pytest.mark.parametrize(

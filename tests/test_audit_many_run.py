@@ -12,6 +12,7 @@ from torch import nn
 
 from mechanisms import dpsgd
 from mechanisms.accounting.allotment import movement_of, total
+from mechanisms.arithmetic import FLOATS
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.mechanism import local_round
@@ -338,9 +339,8 @@ def shared_pair(faulty: bool, present: bool, plan: SharingPlan) -> np.ndarray:
     )
     release = SingleRecords(plan, lambda x: x, CLASSES)
     given = [records] * RUNS, [torch.zeros(2, dtype=torch.int64)] * RUNS
-    rows = (
-        release(*given, OneImage(streams) if faulty else streams).records["x"].reshape(RUNS, 2, 2)
-    )
+    released = release(*given, OneImage(streams) if faulty else streams, FLOATS)
+    rows = released.records["x"].reshape(RUNS, 2, 2)
     return (rows[:, 1, 0] - rows[:, 0, 0]).astype(np.float64)
 
 

@@ -27,7 +27,7 @@ DPAGD, DPSGD = MECHANISMS["dpagd"], MECHANISMS["dpsgd"]
 
 def plan(rate=1.0, noise=2.0, steps=4, rounds=3, **own) -> DpagdPlan:
     chosen = {"agd_candidates": 3, "agd_raises": 3, "agd_window": 2, **own}
-    return DpagdPlan(rate, noise, 0.8, steps, "flat", rounds, 1e-5, Dpagd(**chosen))
+    return DpagdPlan(rate, noise, 0.8, steps, rounds, 1e-5, "flat", Dpagd(**chosen))
 
 
 def world(

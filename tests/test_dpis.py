@@ -58,7 +58,7 @@ CLIPPED = np.minimum(NORMS, 1.0)
 
 
 def plan(rate=0.2, noise=2.0, clip=1.0, steps=6, records=8, rounds=1, **own) -> DpisPlan:
-    return DpisPlan(rate, noise, clip, steps, records, rounds, DELTA, Dpis(**own))
+    return DpisPlan(rate, noise, clip, steps, rounds, DELTA, records, Dpis(**own))
 
 
 def funded(world: Cohort, nth: int = 1) -> Cohort:

@@ -22,7 +22,7 @@ from mechanisms.registry import MECHANISMS
 from sim.commands.guard import main_guard
 from sim.engines import session
 from sim.job import rundir
-from sim.phases.course import before_training, cost_before_training
+from sim.phases.course import before_training
 from sim.phases.generator import distiller
 from sim.run import command
 from sim.showing import wording
@@ -32,6 +32,7 @@ from strategies.distillation import Distiller, sensitive
 from strategies.fedfed import fedfed
 from strategies.settings import Aggregation, FedFed
 from tests import small, worlds
+from tests.phases import cost_before_training
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")

@@ -308,7 +308,7 @@ def test_clients_whose_rounds_have_unlike_numbers_of_epochs_meet_though_they_kee
     dpis = MECHANISMS["dpis"]
     rates = (0.25, 0.5, 0.25, 0.5)
     plans = [
-        DpisPlan(q, 2.0, 1.0, 4, len(own), 2, 1e-5, Dpis())
+        DpisPlan(q, 2.0, 1.0, 4, 2, 1e-5, len(own), Dpis())
         for q, own in zip(rates, OWNED, strict=True)
     ]
     client_state = ClientState(tmp_path / "kept", dpis.lasting)

@@ -43,10 +43,7 @@ def test_accuracy_and_loss_by_round():
     assert [
         (list(a.lines[0].get_xdata()), list(a.lines[0].get_ydata()), len(a.lines))
         for a in (left, right)
-    ] == [
-        (NUMBERS, [0.31, 0.57, 0.43], 1),
-        (NUMBERS, [1.91, 1.13, 1.42], 1),
-    ]
+    ] == [(NUMBERS, [0.31, 0.57, 0.43], 1), (NUMBERS, [1.91, 1.13, 1.42], 1)]
     assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0 < 1.91 < right.get_ylim()[1]
     assert all(a.get_xlabel() == "round" and a.get_xlim() == (0, 3.5) for a in (left, right))
     later = [dataclasses.replace(one, round=20 + one.round) for one in unequal.ROUNDS]

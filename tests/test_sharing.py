@@ -18,6 +18,7 @@ from mechanisms.accounting.events import (
     Unprotected,
     VisibleChoice,
 )
+from mechanisms.arithmetic import FLOATS
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, Sum, clipped
 
@@ -40,11 +41,11 @@ def streams(clients=(0, 1, 2), seed: int = 3) -> Streams:
 
 
 def sums(plan: SharingPlan, x=X, y=Y, clients=(0, 1, 2)) -> torch.Tensor:
-    return ClassSums(plan, flat, CLASSES, WIDTH)(x, y, streams(clients)).sums
+    return ClassSums(plan, flat, CLASSES, WIDTH)(x, y, streams(clients), FLOATS).sums
 
 
 def records(plan: SharingPlan, x=X, y=Y, clients=(0, 1, 2), seed: int = 3) -> dict[str, np.ndarray]:
-    return SingleRecords(plan, flat, CLASSES)(x, y, streams(clients, seed)).records
+    return SingleRecords(plan, flat, CLASSES)(x, y, streams(clients, seed), FLOATS).records
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,9 @@ def test_a_record_among_many_moves_a_sum_by_no_more_than_itself(kind):
     def total(record: float) -> float:
         x = torch.tensor([*head, record, *pairs])[:, None]
         release = ClassSums(plan, flat, 1, 1) if kind == "classes" else Sum(plan, flat, 1)
-        return release([x], [torch.zeros(len(x), dtype=torch.int64)], streams((0,))).sums.item()
+        return release(
+            [x], [torch.zeros(len(x), dtype=torch.int64)], streams((0,)), FLOATS
+        ).sums.item()
 
     # one unit for the rounding of the release itself, which comes after the noise
     assert abs(total(8 * unit) - total(0.0) - 8 * unit) <= unit
@@ -150,7 +153,9 @@ def test_the_noise_is_gaussian_with_the_charged_scale_and_each_record_has_its_ow
         ) < 4.9 / math.sqrt(12_000)
     else:
         plan = SharingPlan(0.7, BOUND)
-        rows = ClassSums(plan, flat, 2_000, WIDTH)([x[0][:0]], [y[0][:0]], streams((0,))).sums
+        rows = ClassSums(plan, flat, 2_000, WIDTH)(
+            [x[0][:0]], [y[0][:0]], streams((0,)), FLOATS
+        ).sums
         noise = rows.numpy().reshape(2_000, WIDTH)
     scaled = noise.ravel() / (0.7 * BOUND)
     assert stats.kstest(scaled, "norm").pvalue > 1e-6

@@ -163,7 +163,7 @@ def test_the_order_of_a_run_is_the_best_for_all_that_is_paid():
     prior = {Gaussian(1.0): 1}
     orders = []
     for paid in ({}, prior):
-        own = DpisPlan(0.5, 8.0, 1.0, 2, 20, 3, 1e-5, Dpis(), tuple(paid.items()))
+        own = DpisPlan(0.5, 8.0, 1.0, 2, 3, 1e-5, 20, Dpis(), prior=tuple(paid.items()))
         rounds = {event: 3 * count for event, count in own.worst_round().items()}
         orders.append(guarantee(merge(rounds, paid), 1e-5, "certified", ORDERS).order)
         assert (own.allotment.order, own.allotment.shares) == (orders[-1], 3)

@@ -17,9 +17,10 @@ from sim.engines.inline import inline_exchange
 from sim.job import rundir
 from sim.job.job import Job
 from sim.phases.build import build
-from sim.phases.course import before_training, cost_before_training
+from sim.phases.course import before_training
 from sim.phases.phase import Outlook
 from sim.phases.statistics import FILE, channel_moments, plan, standardized, statistics
+from tests.phases import cost_before_training
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RNG = np.random.default_rng(2)

@@ -134,11 +134,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"mechanism": "dpsgd"}, "", ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),
-    (
-        {"mechanism": "dpsur", "dpsur_accounting": "selective"},
-        f"{OF_DPSUR} dpsur_cap_share",
-        "",
-    ),
+    ({"mechanism": "dpsur", "dpsur_accounting": "selective"}, f"{OF_DPSUR} dpsur_cap_share", ""),
     (
         {"mechanism": "dpis"},
         "dpis_sampling dpis_clip dpis_slack dpis_floor dpis_first_phase dpis_norm_rate "
@@ -189,11 +185,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"strategy": "fedyogi"}, "server_beta2 server_tau", ""),
     ({"shared_source": "none"}, "shared_source", ""),
     ({"shared_source": "public"}, "shared_source shared_weight shared_batch", ""),
-    (
-        {"shared_source": "prototypes"},
-        f"{OF_SHARING} {NOISY} share_budget prototype_features",
-        "",
-    ),
+    ({"shared_source": "prototypes"}, f"{OF_SHARING} {NOISY} share_budget prototype_features", ""),
     (
         {"shared_source": "prototypes", "share_noise": 2.0},
         f"{OF_SHARING} {NOISY} prototype_features",

@@ -35,11 +35,8 @@ class Acceptance:
     def of_noisy_loss(cls, rate: float, noise: float, beta: float) -> "Acceptance":
         """DPSUR's test ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
         C_v."""
-        return cls(
-            float(ndtr((beta - 1.0) / (2.0 * noise))),
-            float(ndtr((beta + 1.0) / (2.0 * noise))),
-            rate,
-        )
+        lowest, highest = (float(ndtr((beta + c) / (2.0 * noise))) for c in (-1.0, 1.0))
+        return cls(lowest, highest, rate)
 
     def bit_cost(self, orders: ArrayLike) -> Floats:
         """Renyi divergence of the accept/reject bit alone, B(a) [nats], float64 ``[len(orders)]``.
@@ -54,12 +51,9 @@ class Acceptance:
             (low, (1.0 - rate) * low + rate * high, -gap),
             (high, (1.0 - rate) * high + rate * low, gap),
         ]
-        x, y, over = np.array(
-            [pair for x, y, over in pairs for pair in ((x, y, over), (y, x, -over))]
-        ).T
-        return np.array(
-            [_bernoulli(x, y, over, order).max() for order in np.asarray(orders, np.float64)]
-        )
+        x, y, over = np.array([*pairs, *((y, x, -over) for x, y, over in pairs)]).T
+        grid = np.asarray(orders, np.float64)
+        return np.array([_bernoulli(x, y, over, order).max() for order in grid])
 
 
 def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
@@ -69,14 +63,10 @@ def _bernoulli(x: Floats, y: Floats, over: Floats, order: float) -> Floats:
     1`` is the mean of ``t^a - a t + a - 1``, which is never negative.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        here, there, change = (
-            np.stack([x, 1.0 - x]),
-            np.stack([y, 1.0 - y]),
-            np.stack([over, -over]),
-        )
-        ratios = np.where(
-            np.abs(change) < 0.5 * there, np.log1p(change / there), np.log(here / there)
-        )
+        here, there = np.stack([x, 1.0 - x]), np.stack([y, 1.0 - y])
+        change = np.stack([over, -over])
+        near = np.abs(change) < 0.5 * there
+        ratios = np.where(near, np.log1p(change / there), np.log(here / there))
         logs = np.log(there) + log_power_gap(ratios, order)
         values = np.logaddexp(0.0, np.logaddexp(*logs)) / (order - 1.0)
     return np.where(over == 0.0, 0.0, np.where(np.isnan(values), np.inf, values))

@@ -115,11 +115,9 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
     classic = column == "published" and any(
         n and isinstance(event, ClassicClaim) for event, n in charges.items()
     )
-    found = (
-        convert(divergences, seen, delta - lost, classic)
-        if divergences.any()
-        else Guarantee(0.0, None)
-    )
+    found = Guarantee(0.0, None)
+    if divergences.any():
+        found = convert(divergences, seen, delta - lost, classic)
     if not lost:
         return found
     return Guarantee(trial_cap.guarantee(found.epsilon, delta - lost, lost)[0], found.order)
@@ -129,23 +127,15 @@ def _looked_at(
     charges: Charges, orders: tuple[float, ...], column: str, delta: float
 ) -> tuple[Sequence[float], NDArray[np.float64]]:
     """Orders that include the best one, and the divergence of all charges at each of them."""
-    slow = {
-        event: count
-        for event, count in sorted(charges.items(), key=repr)
-        if curves.slow(event, column)
-    }
-    others = rdp(
-        {event: count for event, count in charges.items() if event not in slow}, orders, column
-    )
-    if not any(slow.values()):
+    ordered = sorted(charges.items(), key=repr)
+    slow = {event: count for event, count in ordered if curves.slow(event, column)}
+    others = rdp({event: n for event, n in ordered if event not in slow}, orders, column)
+    used = {event: count for event, count in slow.items() if count}
+    if not used:
         return orders, others
 
     def price(place: int) -> float:
-        return math.fsum(
-            count * curves.at(event, orders[place], column)
-            for event, count in slow.items()
-            if count
-        )
+        return math.fsum(n * curves.at(event, orders[place], column) for event, n in used.items())
 
     found = order_search.least(np.array(orders), others + conversion(orders, delta), price)
     places = sorted(found)

@@ -83,9 +83,8 @@ class Account:
         Raises:
             ValueError: they cost more than is left; they must not be made.
         """
-        spent = self.spent + sum(
-            count * cost(event, self.order) for event, count in charges.items()
-        )
+        price = sum(count * cost(event, self.order) for event, count in charges.items())
+        spent = self.spent + price
         if not spent <= self.allotted:
             raise ValueError(
                 f"{dict(charges)} would bring spending at order {self.order:g} to {spent:.8g}, "
@@ -177,17 +176,13 @@ def least_multipliers(rates: Floats, limits: Floats, order: float, start: Floats
 
     def excess(logs: Floats) -> Floats:
         """Logarithm of cost over limit."""
-        return (
-            np.log(sampled_gaussian.rdp(rates, np.exp(logs), order))
-            - np.log(limits)
-            - math.log1p(-ROUNDING)
-        )
+        costs = sampled_gaussian.rdp(rates, np.exp(logs), order)
+        return np.log(costs) - np.log(limits) - math.log1p(-ROUNDING)
 
     high, least = np.log(start), np.log(start / SEARCHED)
     above = excess(high)
-    while (
-        over := above > 0.0
-    ).any():  # costs fall at least like 1 / m^2: half of `above` is enough
+    # costs fall at least like 1 / m^2: half of `above` is enough
+    while (over := above > 0.0).any():
         high = np.where(over, high + np.minimum(above, 2.0) / 2.0 + NUDGE, high)
         above = excess(high)
     low, below = high, above

@@ -17,6 +17,7 @@ from scipy.interpolate import PchipInterpolator
 
 from mechanisms.accounting import sampled_gaussian
 from mechanisms.accounting.accountant import ORDERS, check_delta, conversion
+from mechanisms.accounting.calibration import LOWER, TOLERANCE, UPPER
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -31,13 +32,7 @@ WIDE_LIFT, TRIES = 5e-4, 10  # as `LIFT`; a row that needs more raises gets a se
 
 
 def smallest_many(
-    sample_rates: ArrayLike,
-    steps: ArrayLike,
-    epsilon: float,
-    delta: float,
-    lower: float = 1e-2,
-    upper: float = 1e4,
-    tolerance: float = 1e-4,
+    sample_rates: ArrayLike, steps: ArrayLike, epsilon: float, delta: float
 ) -> Floats:
     """The smallest noise multiplier of each client for its planned Poisson-sampled Gaussian steps.
 
@@ -46,16 +41,13 @@ def smallest_many(
         steps: planned steps, at least 1, shape ``[n]`` or one number for all.
         epsilon: budget of each client, above 0.
         delta: budget of each client, in (0, 1).
-        lower: smallest noise multiplier to try; returned where it meets the budget.
-        upper: largest noise multiplier to try.
-        tolerance: relative width of the final brackets; interpolation may add as much again.
 
     Returns:
         float64 ``[n]``; ``accountant.epsilon({SampledGaussian(rate, x): steps}, delta).epsilon <=
-        epsilon`` for each.
+        epsilon`` for each. Interpolation may add as much noise as the bracket is wide.
 
     Raises:
-        ValueError: an argument is out of its bounds, or even `upper` does not meet the budget of
+        ValueError: an argument is out of its bounds, or even `UPPER` does not meet the budget of
             some client.
     """
     rates, counts = np.broadcast_arrays(
@@ -72,12 +64,7 @@ def smallest_many(
             f"steps = {counts.min()} must be at least 1 and epsilon = {epsilon} above 0; plan a "
             "step"
         )
-    if not 0.0 < lower < upper < math.inf or not 0.0 < tolerance < 1.0:
-        raise ValueError(
-            f"lower = {lower}, upper = {upper}, tolerance = {tolerance} must be 0 < lower < upper "
-            "and in (0, 1)"
-        )
-    budget = _Budget(epsilon * (1.0 - ROUNDING), delta, lower, upper, tolerance)
+    budget = _Budget(epsilon * (1.0 - ROUNDING), delta)
     distinct, where = np.unique(
         np.stack([counts.reshape(-1), rates.reshape(-1)]), axis=1, return_inverse=True
     )
@@ -143,14 +130,10 @@ def _between(
 
 @dataclass(frozen=True)
 class _Budget:
-    """A budget and a bracket. Rates, steps and noises are ``[n]``; orders are indices into the
-    grid, ``[n]``."""
+    """A budget. Rates, steps and noises are ``[n]``; orders are indices into the grid, ``[n]``."""
 
     epsilon: float
     delta: float
-    lower: float
-    upper: float
-    tolerance: float
 
     def smallest(self, rates: Floats, steps: Floats) -> Floats:
         """Noise multipliers of distinct rows, sorted by steps and then by rate.
@@ -163,15 +146,10 @@ class _Budget:
         grids = [_grid(one) for one in groups]
         grid, places = np.concatenate(grids), np.cumsum([0, *(len(one) for one in grids)])
         noises, orders = self.solve(grid, np.repeat(steps[starts], np.diff(places)))
-        right = np.concatenate(
-            [
-                at + np.searchsorted(g, r)
-                for at, g, r in zip(places[:-1], grids, groups, strict=True)
-            ]
-        )
+        parts = list(zip(places[:-1], grids, groups, strict=True))
+        right = np.concatenate([at + np.searchsorted(g, r) for at, g, r in parts])
         between = [
-            np.interp(np.log(r), np.log(g), np.log(noises[at : at + len(g)]))
-            for at, g, r in zip(places[:-1], grids, groups, strict=True)
+            np.interp(np.log(r), np.log(g), np.log(noises[at : at + len(g)])) for at, g, r in parts
         ]
         enough = noises[right]  # more sampling needs no less noise
         noise = np.minimum(np.exp(np.concatenate(between)) * (1.0 + LIFT), enough)
@@ -203,18 +181,18 @@ class _Budget:
         # where to start: the first order that leaves half of epsilon for the divergence
         affordable = np.flatnonzero(added <= self.epsilon / 2.0)
         order = np.full(rates.size, affordable[0] if affordable.size else int(np.argmin(added)))
-        low, high = np.full(rates.size, self.lower), np.full(rates.size, self.upper)
+        low, high = np.full(rates.size, LOWER), np.full(rates.size, UPPER)
         met, order = self.meets(rates, steps, high, order)
         if not met.all():
             raise ValueError(
                 f"budget too small for a single step: epsilon = {self.epsilon} at delta = "
                 f"{self.delta} is not met at sample rate {rates[~met].max():g} by noise "
-                f"multiplier {self.upper:g}; raise epsilon or delta, plan fewer steps, or lower "
+                f"multiplier {UPPER:g}; raise epsilon or delta, plan fewer steps, or lower "
                 "the rates"
             )
         met, at_low = self.meets(rates, steps, low, order)
         high, order = np.where(met, low, high), np.where(met, at_low, order)
-        while (open_ := np.flatnonzero(high > low * (1.0 + self.tolerance))).size:
+        while (open_ := np.flatnonzero(high > low * (1.0 + TOLERANCE))).size:
             middle = np.sqrt(low[open_] * high[open_])
             met, tried = self.meets(rates[open_], steps[open_], middle, order[open_])
             high[open_[met]], order[open_[met]] = middle[met], tried[met]
@@ -233,12 +211,10 @@ class _Budget:
         for step in (1, -1):
             walking = np.flatnonzero(value > self.epsilon)
             while walking.size:
-                walking = walking[
-                    (best[walking] + step >= 0) & (best[walking] + step < len(ORDERS))
-                ]
-                cost = self.cost(
-                    rates[walking], steps[walking], noise[walking], best[walking] + step
-                )
+                place = best[walking] + step
+                walking = walking[(place >= 0) & (place < len(ORDERS))]
+                rows = rates[walking], steps[walking], noise[walking]
+                cost = self.cost(*rows, best[walking] + step)
                 falls = cost < value[walking]
                 walking = walking[falls]
                 best[walking], value[walking] = best[walking] + step, cost[falls]
@@ -250,9 +226,8 @@ class _Budget:
         result = conversion(ORDERS, self.delta)[order]
         for index in np.unique(order):
             part = order == index
-            result[part] += steps[part] * sampled_gaussian.rdp(
-                rates[part], noise[part], ORDERS[index]
-            )
+            divergence = sampled_gaussian.rdp(rates[part], noise[part], ORDERS[index])
+            result[part] += steps[part] * divergence
         return result
 
 

@@ -73,11 +73,9 @@ def precompute(given: Iterable[events.Event], orders: Sequence[float], column: s
     Values may differ in the last bits from curves computed one by one.
     """
     grid = tuple(map(float, orders))
-    kinds = (
-        events.SampledGaussian | events.PaperClaim
-        if column == "published"
-        else events.SampledGaussian
-    )
+    kinds: Any = events.SampledGaussian
+    if column == "published":
+        kinds = events.SampledGaussian | events.PaperClaim
     new = {e for e in given if isinstance(e, kinds) and e.sample_rate < 1.0}
     todo = sorted((e for e in new if (e, grid, column) not in _KEPT), key=repr)
     if len(todo) < MANY:
@@ -152,9 +150,8 @@ def _dpsur_step(event: events.DpsurStep, orders: Floats, column: str) -> Floats:
     if column == "published":
         return np.zeros(orders.shape)
     acceptance = Acceptance.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
-    price = {"visible": visible, "selective": selective, "every-trial": every_trial}[
-        event.accounting
-    ]
+    prices = {"visible": visible, "selective": selective, "every-trial": every_trial}
+    price = prices[event.accounting]
     return price(event.sample_rate, event.noise_multiplier, acceptance, orders)
 
 
@@ -199,28 +196,19 @@ def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> F
 
 
 @curve.register
-def _trial_cap(event: events.TrialCap, orders: Floats, column: str) -> Floats:
+def _free(
+    event: events.TrialCap | events.Covered | events.PublicLabels, orders: Floats, column: str
+) -> Floats:
+    """Paid for elsewhere, or outside the guarantee."""
     return np.zeros(orders.shape)
 
 
 @curve.register
 def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
     """A payment at one order: converting at any other gives no guarantee."""
-    return (
-        np.where(orders == event.order, event.rdp, np.inf)
-        if column == "certified"
-        else np.zeros(orders.shape)
-    )
-
-
-@curve.register
-def _covered(event: events.Covered, orders: Floats, column: str) -> Floats:
-    return np.zeros(orders.shape)
-
-
-@curve.register
-def _public_labels(event: events.PublicLabels, orders: Floats, column: str) -> Floats:
-    return np.zeros(orders.shape)
+    if column == "published":
+        return np.zeros(orders.shape)
+    return np.where(orders == event.order, event.rdp, np.inf)
 
 
 @functools.singledispatch

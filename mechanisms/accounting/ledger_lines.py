@@ -31,15 +31,8 @@ class Entry:
 
     def line(self) -> str:
         """The line of the file, with its newline."""
-        event, clients = events.to_dict(self.event), format_ranges(self.clients)
-        record = {
-            "release": self.release,
-            "round": self.round,
-            "clients": clients,
-            "event": event,
-            "count": self.count,
-        }
-        return json.dumps(record) + "\n"
+        readable = {"clients": format_ranges(self.clients), "event": events.to_dict(self.event)}
+        return json.dumps(vars(self) | readable) + "\n"
 
 
 def sorted_clients(clients: Sequence[int] | Ids) -> Ids:

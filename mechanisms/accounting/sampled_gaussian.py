@@ -95,11 +95,9 @@ def _integral(q: Floats, s: Floats, order: float) -> Floats:
     if tiny.any():
         below, above = math.floor(order), math.ceil(order)
         share = order - below
-        low = (
-            np.logaddexp(0.0, _binomial_sum(q[tiny], s[tiny], below))
-            if below >= 2
-            else np.zeros(int(tiny.sum()))
-        )
+        low = np.zeros(int(tiny.sum()))
+        if below >= 2:
+            low = np.logaddexp(0.0, _binomial_sum(q[tiny], s[tiny], below))
         high = np.logaddexp(0.0, _binomial_sum(q[tiny], s[tiny], above))
         result[tiny] = _log_expm1((1.0 - share) * low + share * high)
     wide = np.flatnonzero(~tiny)

@@ -43,12 +43,8 @@ def selective(rate: float, noise: float, acceptance: Acceptance, orders: ArrayLi
         acceptance: bounds on the probability of acceptance; infinite cost when its lowest is 0.
         orders: Renyi orders above 1.
     """
-    return np.array(
-        [
-            _one(rate, noise, acceptance, float(order))
-            for order in np.asarray(orders, dtype=np.float64)
-        ]
-    )
+    grid = np.asarray(orders, dtype=np.float64)
+    return np.array([_one(rate, noise, acceptance, float(order)) for order in grid])
 
 
 def simple_bound(rate: float, noise: float, acceptance: Acceptance, order: float) -> float:

@@ -134,13 +134,8 @@ class _Supremum:
         left, right, at_left, at_right = cells
         bracket = (1.0 - self.accept.lowest) * np.maximum(order * np.exp(right) - order + 1.0, 0.0)
         bracket += (order - 1.0) * self.eta
-        bend = (
-            order
-            * (order - 1.0)
-            * np.exp((order - 1.0) * right - self.scale)
-            * bracket
-            * (right - left) ** 2
-        )
+        growth = order * (order - 1.0) * np.exp((order - 1.0) * right - self.scale)
+        bend = growth * bracket * (right - left) ** 2
         # the maximum of chord plus parabola: at an end if the chord rises by bend / 2 or more
         rise = np.abs(at_right - at_left)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -75,12 +75,8 @@ def _pair(
     log_density, log_ratio = _logs(x, rate, noise, added)
     weights, ratio_weights = (_normalized(log_density), _normalized(log_density + log_ratio))
     spread = float(np.max(log_density))
-    log_power = (
-        log_density
-        + order * log_ratio
-        - spread
-        - math.log(float(np.exp(log_density - spread).sum()))
-    )
+    log_mass = math.log(float(np.exp(log_density - spread).sum()))
+    log_power = log_density + order * log_ratio - spread - log_mass
     scale = float(np.max(log_power))
     low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
     # the record is in the test batch with probability q_v: a = (1 - q_v) a0 + q_v az

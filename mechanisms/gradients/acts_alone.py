@@ -92,47 +92,17 @@ _FUNCTIONS: dict[Any, Rule] = {
     if hasattr(space, name)
 }
 
-_PLAIN = (
-    *(
-        nn.Identity,
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.SELU,
-        nn.CELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-        nn.Tanh,
-    ),
-    *(
-        nn.Sigmoid,
-        nn.LogSigmoid,
-        nn.Softplus,
-        nn.Softsign,
-        nn.Tanhshrink,
-        nn.Hardtanh,
-        nn.Hardsigmoid,
-        nn.Hardswish,
-    ),
-)
-_IMAGES = {
-    getattr(nn, name.format(n)): place.whole(n + 2, n + 2)
+_PLAIN = """
+    Identity ReLU ReLU6 LeakyReLU ELU SELU CELU GELU SiLU Mish Tanh Sigmoid LogSigmoid Softplus
+    Softsign Tanhshrink Hardtanh Hardsigmoid Hardswish
+"""
+_IMAGES = "Conv ConvTranspose MaxPool AvgPool AdaptiveAvgPool AdaptiveMaxPool InstanceNorm"
+_LAYERS: dict[type[nn.Module], Rule] = {
+    getattr(nn, name): place.elementwise for name in _PLAIN.split()
+} | {
+    getattr(nn, f"{name}{n}d"): place.whole(n + 2, n + 2)
+    for name in _IMAGES.split()
     for n in (1, 2, 3)
-    for name in (
-        "Conv{}d",
-        "ConvTranspose{}d",
-        "MaxPool{}d",
-        "AvgPool{}d",
-        "AdaptiveAvgPool{}d",
-        "AdaptiveMaxPool{}d",
-    )
-}
-_INSTANCE = {
-    nn.InstanceNorm1d: place.whole(3, 3),
-    nn.InstanceNorm2d: place.whole(4, 4),
-    nn.InstanceNorm3d: place.whole(5, 5),
 }
 
 
@@ -151,12 +121,8 @@ def of_layer(layer: nn.Module) -> Rule | None:
     kind = type(layer)
     if "forward" in vars(layer):
         return None
-    if kind in _PLAIN:
-        return place.elementwise
-    if kind in _IMAGES:
-        return _IMAGES[kind]
-    if kind in _INSTANCE and not layer.track_running_stats:
-        return _INSTANCE[kind]
+    if kind in _LAYERS:
+        return None if getattr(layer, "track_running_stats", False) else _LAYERS[kind]
     if kind is nn.Linear:
         return _RULES["linear"]
     if kind is nn.GroupNorm:

@@ -39,11 +39,8 @@ def each_client(
     shifts = [None] * clients if bias is None else bias
     if clients == 1:
         return convolve(x, weight[0], shifts[0], *geometry, groups)
-    outputs = [
-        convolve(*one, *geometry, groups)
-        for one in zip(x.chunk(clients), weight, shifts, strict=True)
-    ]
-    return torch.cat(outputs)
+    parts = zip(x.chunk(clients), weight, shifts, strict=True)
+    return torch.cat([convolve(*one, *geometry, groups) for one in parts])
 
 
 def all_clients(
@@ -73,9 +70,8 @@ class ConvolutionTap(Tap):
         padded, padding = (x, layer.padding) if plain else (self._pad(x), 0)
         weight, bias = self._own["weight"], self._own.get("bias")
         convolve = each_client if x.device.type == "cpu" else all_clients
-        output = convolve(
-            padded, weight, bias, (layer.stride, padding, layer.dilation), layer.groups
-        )
+        geometry = layer.stride, padding, layer.dilation
+        output = convolve(padded, weight, bias, geometry, layer.groups)
         return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
@@ -96,9 +92,8 @@ class ConvolutionTap(Tap):
         formed = left.new_empty(*left.shape[:2], left.shape[3], features)
         entries = left.shape[1:3].numel() * features
         records = max(1, _STRETCH // entries) if x.device.type == "cpu" else len(x)
-        for part, own, source in zip(
-            formed.split(records), left.split(records), x.split(records), strict=True
-        ):
+        parts = (whole.split(records) for whole in (formed, left, x))
+        for part, own, source in zip(*parts, strict=True):
             products(own.transpose(2, 3), self._patches(source), part)
         return formed
 
@@ -115,9 +110,8 @@ class ConvolutionTap(Tap):
         views = self._pad(x).unflatten(1, (layer.groups, -1)).movedim(2, -1)
         for d in reversed(range(dims)):
             span = layer.dilation[d] * (layer.kernel_size[d] - 1) + 1
-            views = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]].movedim(
-                -1, 2 + dims
-            )
+            windows = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]]
+            views = windows.movedim(-1, 2 + dims)
             if d > 0 and views.shape[2 + dims :].numel() < _RUN:
                 views = views.movedim(2 + d, 2).contiguous().movedim(2, 2 + d)
         return views.flatten(2 + dims).flatten(2, 1 + dims)

@@ -41,9 +41,8 @@ class Evaluation:
                 if together is None:
                     into[c, b] = self._routes.general(x, y).losses(output, targets)
                 else:
-                    into[c, b] = together(output.flatten(0, 1), targets.flatten(0, 1)).view(
-                        output.shape[:2]
-                    )
+                    found = together(output.flatten(0, 1), targets.flatten(0, 1))
+                    into[c, b] = found.view(output.shape[:2])
             return
         route = self._routes.of(x, y)
         for c, b, xs, ys in fixed_passes(self._passes, params, x, y, width, route):
@@ -75,7 +74,6 @@ class Evaluation:
             )(params, x)
 
     def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:
-        entries = max(
-            _FORWARD_ENTRIES * x.shape[2:].numel(), self._passes.held(x) // _FORWARD_RECORDS
-        )
+        least = self._passes.held(x) // _FORWARD_RECORDS
+        entries = max(_FORWARD_ENTRIES * x.shape[2:].numel(), least)
         return self._passes.cut(x, entries, self._alone)

@@ -1,12 +1,12 @@
-"""Factors: what each record's gradient is multiplied by in a sum, as a function of the norms.
-
-A function of factors maps norms `[K, B]` to factors `[K, B]`, record by record.
-"""
+"""Factors: what each record's gradient is multiplied by in a sum, as a function of the norms."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+Factors = Callable[[Tensor], Tensor]
+"""From norms `[K, B]` to factors `[K, B]`, record by record."""
 
 
 class Unscaled:
@@ -20,7 +20,7 @@ class Unscaled:
         return self.weights.to(norms)
 
 
-def of_pass(factors: Callable[[Tensor], Tensor], norms: Tensor, c: slice, b: slice) -> Tensor:
+def of_pass(factors: Factors, norms: Tensor, c: slice, b: slice) -> Tensor:
     """The factors of a pass, from norms `[K, B]`; norms of other passes are passed as 0."""
     seen = torch.zeros_like(norms)
     seen[c, b] = norms[c, b]

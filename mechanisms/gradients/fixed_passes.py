@@ -39,11 +39,9 @@ def of_clients(metric: Metric, clients: slice) -> Metric:
 @torch.no_grad()
 def losses(engine: Engine, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """`[K, B]`: the losses of a pass, by the kernels that compute its gradients."""
-    return (
-        engine.record_losses(params, x, y)
-        if isinstance(engine, Tapped)
-        else engine.losses(engine.outputs(params, x), y)
-    )
+    if isinstance(engine, Tapped):
+        return engine.record_losses(params, x, y)
+    return engine.losses(engine.outputs(params, x), y)
 
 
 @torch.enable_grad()

@@ -79,10 +79,8 @@ class Held:
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
         """Int64 `[K, *shape]`: the sum of rounded `scales * gradient`."""
-        rows, total = (
-            _kept(self._rows, keep),
-            self._rows.new_zeros(len(scales), self._rows.shape[2], dtype=torch.int64),
-        )
+        rows = _kept(self._rows, keep)
+        total = rows.new_zeros(len(scales), rows.shape[2], dtype=torch.int64)
         for at in _exact_stretches(scales.shape[1], len(scales) * rows.shape[2]):
             total += (rows[:, at] * scales[:, at, None]).round_().sum(1).to(torch.int64)
         return total.view(-1, *self._shape)
@@ -102,10 +100,8 @@ class Outer:
         if whole:
             # rounding moves each entry of a direction by at most 1/2
             longer = 1.0 + self._right.shape[3] ** 0.5 / 2.0 / DIRECTION
-            lengths = (
-                long_norms(self._left, whole) * long_norms(self._right, whole) * longer
-            ).square()
-            return reduce(torch.add, lengths.unbind(2))
+            lengths = long_norms(self._left, whole) * long_norms(self._right, whole) * longer
+            return reduce(torch.add, lengths.square().unbind(2))
         left, right = (long_norms(t).square() for t in (self._left, self._right))
         return (left.clamp(min=_SMALLEST_SQUARE) * right.clamp(min=_SMALLEST_SQUARE)).sum(2)
 
@@ -121,10 +117,8 @@ class Outer:
         """
         # a length that is not finite is that of a record that is left out
         lengths = torch.nan_to_num(long_norms(self._right, whole=True), posinf=0.0)
-        ups, downs = (
-            torch.where(lengths > 0, DIRECTION / lengths, 0.0),
-            scales[:, :, None] * lengths / DIRECTION,
-        )
+        ups = torch.where(lengths > 0, DIRECTION / lengths, 0.0)
+        downs = scales[:, :, None] * lengths / DIRECTION
         clients, records, groups, rows = self._left.shape
         total = scales.new_zeros(clients, groups, rows, self._right.shape[3], dtype=torch.int64)
         for at in _exact_stretches(records, clients * groups * self._right.shape[3]):
@@ -200,9 +194,8 @@ class Looked:
         rank = torch.empty_like(order).scatter_(2, order, starts.long().cumsum(2))
         slots = self._gradient.shape[2]
         summed = _add_rows(rank.flatten(0, 1), self._gradient.flatten(0, 1), slots)
-        return torch.zeros_like(rank).scatter_(2, rank, self._index), summed.view(
-            self._gradient.shape
-        )
+        distinct = torch.zeros_like(rank).scatter_(2, rank, self._index)
+        return distinct, summed.view(self._gradient.shape)
 
 
 def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
@@ -239,15 +232,13 @@ class Pass:
     def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
         """`[K, P]`: the sum over records of `factors [K, B]` times gradient; records outside `keep`
         are absent."""
-        return self._layout.flatten(
-            {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
-        )
+        sums = {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
+        return self._layout.flatten(sums)
 
     def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
         """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` times gradient."""
-        return self._layout.flatten(
-            {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
-        )
+        sums = {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
+        return self._layout.flatten(sums)
 
 
 def _exact_stretches(records: int, entries: int) -> Iterator[slice]:

@@ -23,14 +23,10 @@ def keep_format(layer: nn.Module, inputs: object, output: object) -> None:
     It loses the format where images are flattened, which makes pooling's backward four times as
     slow.
     """
-    if (
-        not isinstance(output, Tensor)
-        or output.dim() != 4
-        or not output.requires_grad
-        or output.is_contiguous()
-    ):
+    if not isinstance(output, Tensor) or output.dim() != 4 or not output.requires_grad:
         return
-    if output.is_contiguous(memory_format=torch.channels_last):
+    strided = not output.is_contiguous()
+    if strided and output.is_contiguous(memory_format=torch.channels_last):
         output.register_hook(channels_last)
 
 
@@ -44,9 +40,8 @@ def gains_from_channels_last(module: nn.Module, records: Tensor) -> bool:
     if not images or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
     twin = copy.deepcopy(module).double()
-    probe = torch.linspace(-1, 1, records[:1].numel() * 2, dtype=torch.float64).view(
-        2, *records.shape[1:]
-    )
+    numbers = torch.linspace(-1, 1, records[:1].numel() * 2, dtype=torch.float64)
+    probe = numbers.view(2, *records.shape[1:])
     try:
         with torch.no_grad():
             return torch.allclose(twin(channels_last(probe)), twin(probe))

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from mechanisms.gradients.module_state import named
+
 __all__ = ["refuse_mixing_layers"]
 
 
@@ -22,11 +24,7 @@ def refuse_mixing_layers(module: nn.Module) -> None:
     gradients.
     """
     for path, layer in module.named_modules():
-        place = (
-            f"layer '{path}' ({type(layer).__name__})"
-            if path
-            else f"the model ({type(layer).__name__})"
-        )
+        place = named(module, path)
         if isinstance(layer, _NormBase) and not _is_per_record(layer):
             raise ValueError(
                 f"{place} mixes the records of a batch, so a record's influence cannot be bounded: "

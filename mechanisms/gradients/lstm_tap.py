@@ -28,9 +28,8 @@ class LSTMTap(Tap):
         names = [_INPUT, _STATE, *(_BIASES if getattr(layer, "bias", False) else ())]
         suffixes = ("", "_reverse") if getattr(layer, "bidirectional", False) else ("",)
         own = [name for name, _ in layer.named_parameters(recurse=False)]
-        return own == [name + end for end in suffixes for name in names] and bool(
-            getattr(layer, "batch_first", False)
-        )
+        records_first = bool(getattr(layer, "batch_first", False))
+        return records_first and own == [name + end for end in suffixes for name in names]
 
     @property
     def to_weights(self) -> bool:
@@ -39,11 +38,8 @@ class LSTMTap(Tap):
 
     def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
         sequence = self._by_client(x).transpose(1, 2)  # [K, T, B, in]
-        seen = (
-            torch.stack([sequence, sequence.flip(1)], 1)
-            if self._layer.bidirectional
-            else sequence.unsqueeze(1)
-        )
+        passes = [sequence, sequence.flip(1)] if self._layer.bidirectional else [sequence]
+        seen = torch.stack(passes, 1)
         clients, ways, times, records, _ = seen.shape
         rows = seen.flatten(0, 1).flatten(1, 2)
         if self._layer.bias:

@@ -24,9 +24,8 @@ def matmul(result: Any, args: Args, named: Named) -> int:
     left, right = args
     require(not named)
     if isinstance(left, Records) and isinstance(right, Records):
-        require(
-            left.tensor.dim() == right.tensor.dim() and left.at == right.at < left.tensor.dim() - 2
-        )
+        require(left.tensor.dim() == right.tensor.dim())
+        require(left.at == right.at < left.tensor.dim() - 2)
     elif isinstance(left, Records):
         require(right.dim() <= 2 and left.at < left.tensor.dim() - 1)
         return left.at
@@ -52,11 +51,8 @@ def einsum(result: Any, args: Args, named: Named) -> int:
 
 def attention(result: Any, args: Args, named: Named) -> int:
     """Queries, keys and values of each record, without a mask and without dropout."""
-    require(
-        len(args) == 3
-        and not set(named) - {"is_causal", "scale"}
-        and all(isinstance(a, Records) for a in args)
-    )
+    require(len(args) == 3 and not set(named) - {"is_causal", "scale"})
+    require(all(isinstance(a, Records) for a in args))
     matmul(result, args[:2], {})
     return matmul(result, args[1:], {})
 
@@ -65,10 +61,8 @@ def gather(result: Any, args: Args, named: Named) -> int:
     """Each record has its own indices, along another dimension than the records'."""
     x, dim, index = args
     require(isinstance(x, Records) and isinstance(index, Records) and not named)
-    require(
-        (index.at, index.tensor.dim()) == (x.at, x.tensor.dim())
-        and dimension(dim, x.tensor.dim()) != x.at
-    )
+    require((index.at, index.tensor.dim()) == (x.at, x.tensor.dim()))
+    require(dimension(dim, x.tensor.dim()) != x.at)
     return x.at
 
 
@@ -88,16 +82,11 @@ def embedding(result: Any, args: Args, named: Named) -> int:
 def cross_entropy(result: Any, args: Args, named: Named) -> int:
     """Each record's scores against its own target, without reduction."""
     scores, target, *rest = [*args, *(named[name] for name in ("target",) if name in named)]
-    require(
-        named.get("reduction") == "none" and not {"size_average", "reduce", "input"} & set(named)
-    )
-    require(
-        isinstance(scores, Records) and isinstance(target, Records) and scores.at == target.at == 0
-    )
-    require(
-        scores.tensor.dim() >= 2
-        and not any(isinstance(v, Records) for v in [*rest, named.get("weight")])
-    )
+    require(named.get("reduction") == "none")
+    require(not {"size_average", "reduce", "input"} & set(named))
+    require(isinstance(scores, Records) and isinstance(target, Records))
+    require(scores.at == target.at == 0 and scores.tensor.dim() >= 2)
+    require(not any(isinstance(v, Records) for v in [*rest, named.get("weight")]))
     return 0
 
 

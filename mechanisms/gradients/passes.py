@@ -46,11 +46,8 @@ class Passes:
             raise ValueError(
                 f"memory_limit is {memory_limit}, it must be at least 1: give the bytes of one pass"
             )
-        self._max_records, self._memory_limit, self._entry_size = (
-            max_records,
-            memory_limit,
-            entry_size,
-        )
+        self._max_records, self._memory_limit = max_records, memory_limit
+        self._entry_size = entry_size
         self._alike: dict[tuple[object, ...], bool] = {}
 
     def held(self, x: Tensor) -> int:
@@ -80,10 +77,8 @@ class Passes:
             together = 1 if alone else max(1, fitting // records)
         for c in range(0, clients, together):
             for b in range(0, records, step):
-                yield (
-                    slice(c, min(c + together, clients)),
-                    slice(b, b + step if width else min(b + step, records)),
-                )
+                stop = b + step if width else min(b + step, records)
+                yield slice(c, min(c + together, clients)), slice(b, stop)
 
     def of_shape(
         self, x: Tensor, y: Tensor, b: slice, key: tuple[object, ...], shown: Shown
@@ -103,11 +98,9 @@ class Passes:
             yield b, _filled(x, length), _filled(y, length)
             return
         for n in range(x.shape[1]):
-            yield (
-                slice(b.start + n, b.start + n + 1),
-                _filled(x[:, n : n + 1], 1),
-                _filled(y[:, n : n + 1], 1),
-            )
+            one = slice(n, n + 1)
+            at = slice(b.start + n, b.start + n + 1)
+            yield at, _filled(x[:, one], 1), _filled(y[:, one], 1)
 
 
 def _even(records: int, fitting: int) -> int:

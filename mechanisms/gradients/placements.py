@@ -111,11 +111,8 @@ def along(position: int, default: Any = None) -> Rule:
         given = [named[name] for name in ("dim", "dims", "axis") if name in named]
         given = given or list(args[position : position + 1]) or [default]
         dims = {dimension(dim, x.dim()) for dim in several(given[0])}
-        require(
-            bool(dims)
-            and at not in dims
-            and not any(isinstance(v, Records) for v in named.values())
-        )
+        require(bool(dims) and at not in dims)
+        require(not any(isinstance(v, Records) for v in named.values()))
         parts = result if isinstance(result, tuple | list) else (result,)
         lost = x.dim() - parts[0].dim()
         require(lost in (0, len(dims)))

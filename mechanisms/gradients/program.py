@@ -93,10 +93,8 @@ def marked_outputs(program: nn.Module, rows: Tensor) -> list[Records] | None:
 def loss_acts_alone(loss: nn.Module, outputs: list[Records], rows: Tensor) -> bool:
     """Whether all operations of a loss, on `marked_outputs` and such targets, are on the list."""
     try:
-        found = [
-            _run(loss, [output, _repeated(rows, n)])
-            for output, n in zip(outputs, _SIZES, strict=True)
-        ]
+        sized = zip(outputs, _SIZES, strict=True)
+        found = [_run(loss, [output, _repeated(rows, n)]) for output, n in sized]
     except Exception:  # Unknown, or whatever an operation raises on made-up records
         return False
     return all(losses.tensor.dim() == 1 for losses in found)
@@ -106,11 +104,8 @@ def reads_weights(program: nn.Module) -> bool:
     """Whether a trainable parameter is used other than by its layer."""
     if not isinstance(program, fx.GraphModule):
         return False
-    read = [
-        _attribute(program, str(node.target))
-        for node in program.graph.nodes
-        if node.op == "get_attr"
-    ]
+    reading = [node for node in program.graph.nodes if node.op == "get_attr"]
+    read = [_attribute(program, str(node.target)) for node in reading]
     return any(isinstance(value, nn.Parameter) and value.requires_grad for value in read)
 
 
@@ -118,10 +113,8 @@ def place_of_difference(one: nn.Module, other: nn.Module) -> str | None:
     """The path of the first layer at which two programs' operations differ; None if none does."""
     if not isinstance(one, fx.GraphModule) or not isinstance(other, fx.GraphModule):
         return None
-    lines = [
-        [(_described(node), _path(node)) for node in program.graph.nodes]
-        for program in (one, other)
-    ]
+    graphs = (one.graph, other.graph)
+    lines = [[(_described(node), _path(node)) for node in graph.nodes] for graph in graphs]
     for (first, path), (second, _) in zip(*lines, strict=False):
         if first != second:
             return path
@@ -193,7 +186,8 @@ def _step(
     if node.target is operator.getitem and isinstance(args[0], tuple | list):
         return args[0][args[1]]
     rule = of_method(str(node.target)) if node.op == "call_method" else of_function(node.target)
-    if _counts(args, named) and rule not in SIZED:
+    counts = any(isinstance(one, BatchSize) for one in _leaves([args, named]))
+    if counts and rule not in SIZED:
         if node.target in _ARITHMETIC:
             raise _CountsRecords(
                 f"layer '{_path(node)}' computes with the number of records of a batch, so a "
@@ -201,24 +195,18 @@ def _step(
             )
         raise Unknown("the size of the batch is given to an operation")
     if node.op == "call_method":
-        name = str(node.target)
-        return _called(
-            lambda self, *rest, **options: getattr(self, name)(*rest, **options),
-            rule,
-            args,
-            named,
-            size,
-        )
+
+        def method(one: Any, *rest: Any, **options: Any) -> Any:
+            return getattr(one, str(node.target))(*rest, **options)
+
+        return _called(method, rule, args, named, size)
     return _called(node.target, rule, args, named, size)
 
 
 def _called(function: Any, rule: Any, args: list[Any], named: dict[str, Any], size: int) -> Any:
     """The result of a call, with its records marked as the rule says."""
-    named = {
-        name: value
-        for name, value in named.items()
-        if value is not None or name in ("dim", "dims", "axis")
-    }
+    whole = ("dim", "dims", "axis")
+    named = {name: v for name, v in named.items() if v is not None or name in whole}
     if rule is None or {"out", "generator"} & set(named):
         raise Unknown("the operation is not on the list")
     result = function(*map_aggregate(tuple(args), _plain), **map_aggregate(named, _plain))
@@ -249,16 +237,8 @@ def _read(name: str, args: list[Any]) -> Any:
     one = args[0]
     if isinstance(one, tuple) and name in getattr(one, "_fields", ()):
         return getattr(one, name)
-    if isinstance(one, Tensor) and name in (
-        "shape",
-        "size",
-        "ndim",
-        "dim",
-        "dtype",
-        "device",
-        "T",
-        "mT",
-    ):
+    known = ("shape", "size", "ndim", "dim", "dtype", "device", "T", "mT")
+    if isinstance(one, Tensor) and name in known:
         found = getattr(one, name)
         return found(*args[1:]) if name in ("size", "dim") else found
     if not isinstance(one, Records):
@@ -276,23 +256,15 @@ def _read(name: str, args: list[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return (
-        value.tensor
-        if isinstance(value, Records)
-        else value.value
-        if isinstance(value, BatchSize)
-        else value
-    )
+    if isinstance(value, Records):
+        return value.tensor
+    return value.value if isinstance(value, BatchSize) else value
 
 
 def _leaves(values: Any) -> Iterator[Any]:
     found: list[Any] = []
     map_aggregate(values, lambda one: found.append(one))
     return iter(found)
-
-
-def _counts(args: list[Any], named: dict[str, Any]) -> bool:
-    return any(isinstance(one, BatchSize) for one in _leaves([args, named]))
 
 
 def _attribute(program: nn.Module, path: str) -> Any:

@@ -8,14 +8,14 @@ gradients need not be held.
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mechanisms.gradients.evaluation import Evaluation
-from mechanisms.gradients.factors import Unscaled, of_pass
+from mechanisms.gradients.factors import Factors, Unscaled, of_pass
 from mechanisms.gradients.fixed_passes import fixed_passes, of_clients
 from mechanisms.gradients.forms import Pass
 from mechanisms.gradients.independence import refuse_mixing_layers
@@ -69,7 +69,6 @@ class RecordGradients:
         refuse_mixing_layers(module)
         self.layout = Layout.of(module)
         self._module = copy.deepcopy(module)
-        self._loss = loss
         self._routes = Routes(self._module, loss, self.layout)
         self._alone = needs_single_clients(self._module)
         entry_size = max(p.element_size() for p in self._module.parameters())
@@ -79,12 +78,7 @@ class RecordGradients:
         )
 
     def scaled_sum(
-        self,
-        params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        factors: Callable[[Tensor], Tensor],
-        metric: Metric = IDENTITY,
+        self, params: Tensor, x: Tensor, y: Tensor, factors: Factors, metric: Metric = IDENTITY
     ) -> tuple[Tensor, Tensor]:
         """`(total [K, P], norms [K, B])`: per client the sum over records of factor times gradient,
         and the norms.
@@ -124,7 +118,7 @@ class RecordGradients:
         params: Tensor,
         x: Tensor,
         y: Tensor,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         bound: Tensor,
         width: int,
         metric: Metric = IDENTITY,
@@ -234,11 +228,7 @@ class RecordGradients:
                 f"{self.layout.size}"
             )
         for name, tensor in (("x", x), ("y", y)):
-            if (
-                tensor.dim() < 2
-                or tensor.shape[0] != params.shape[0]
-                or tensor.shape[1] != x.shape[1]
-            ):
+            if tensor.dim() < 2 or tensor.shape[:2] != (len(params), x.shape[1]):
                 raise ValueError(
                     f"{name} has shape {tuple(tensor.shape)}, it must start with [K, B] where K = "
                     f"{params.shape[0]} as in params and B is the same for x and y: pad the "

@@ -92,18 +92,16 @@ class Trial:
         sizes = torch.stack([1.0 + _largest(one.to(self.params)) for one in records[0]])
         for index, parts in zip(indices, together, strict=True):
             for place, i in enumerate(index.tolist()):
-                self._refuse_difference(
-                    sizes[i], [part[place] for part in parts], [part[0] for part in alone[i]]
-                )
+                found, expected = [part[place] for part in parts], [part[0] for part in alone[i]]
+                self._refuse_difference(sizes[i], found, expected)
         return sizes + torch.stack([_largest(output[0]) for output, _ in alone])
 
     @torch.no_grad()
     def _results(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs `[B, ...]` and losses `[B]` of a batch `[1, B, ...]`."""
         output = functional_call(self.module, self.layout.unflatten(self.params[0]), (batch[0],))
-        return output, self.loss(
-            output, self.targets[0].expand(batch.shape[1], *self.targets.shape[2:])
-        )
+        targets = self.targets[0].expand(batch.shape[1], *self.targets.shape[2:])
+        return output, self.loss(output, targets)
 
     def _refuse_difference(self, size: Tensor, found: list[Tensor], expected: list[Tensor]) -> None:
         """Compare output and loss of a record; a loss has no more digits than its output."""
@@ -145,9 +143,9 @@ def _mixture(pairs: list[Tensor]) -> Tensor:
         return torch.stack([one, other] * 4).unsqueeze(0)
     gaps = one * (torch.arange(one.numel(), device=one.device) % 2).view(one.shape)
     large = [other * size for size in SCALES[1:]]
-    extreme = (
-        [other * size for size in EXTREMES] if one.dtype == torch.float64 else [other, other / 10]
-    )
+    extreme = [other, other / 10]
+    if one.dtype == torch.float64:
+        extreme = [other * size for size in EXTREMES]
     return torch.stack([one, gaps, one, *large, torch.zeros_like(one), *extreme]).unsqueeze(0)
 
 

@@ -55,13 +55,9 @@ class _Recurrence(torch.autograd.Function):
         through = o * (1 - tanh.square())  # from h_t to c_t
         # each gate's derivative times its factor; multiplied by the gradient of c_t (for o: of h_t)
         # it becomes that of z_t
-        factors = (
-            g * i * (1 - i),
-            c[:, :-1] * f * (1 - f),
-            i * (1 - g.square()),
-            tanh * o * (1 - o),
-        )
-        of_z = torch.stack(factors, dim=3)
+        of_i, of_f = g * i * (1 - i), c[:, :-1] * f * (1 - f)
+        of_g, of_o = i * (1 - g.square()), tanh * o * (1 - o)
+        of_z = torch.stack((of_i, of_f, of_g, of_o), dim=3)
         from_c, entered = of_last, of_z.flatten(3)
         for t in reversed(range(gates.shape[1])):
             from_h = of_h[:, t + 1]

@@ -102,12 +102,13 @@ class Routes:
         key, loss, program = (_key(x), _key(y)), self._traced[1], self.program(x)
         if key not in self._losses:
             outputs = None if program is None or loss is None else self._outputs[_key(x)]
-            known = (
+            self._losses[key] = None
+            if (
                 loss is not None
                 and outputs is not None
                 and loss_acts_alone(loss, outputs, _rows(y))
-            )
-            self._losses[key] = loss if known else None
+            ):
+                self._losses[key] = loss
         return self._losses[key]
 
     def general(self, x: Tensor, y: Tensor | None = None) -> Looped | Vectorized:
@@ -119,15 +120,11 @@ class Routes:
         """
         key = (_key(x), None if y is None else _key(y))
         if key not in self._general:
-            after = self._snapshot.refuse_change
-            engines = [
-                engine(self._module, self._loss, self._layout, after)
-                for engine in (Vectorized, Looped)
-            ]
+            given = self._module, self._loss, self._layout, self._snapshot.refuse_change
+            vectorized, looped = Vectorized(*given), Looped(*given)
             targets = None if y is None else torch.ones_like(y[:1, :1])
-            self._general[key] = engines[
-                0 if self._vectorizes(engines[0], _rows(x).unsqueeze(0), targets) else 1
-            ]
+            works = self._vectorizes(vectorized, _rows(x).unsqueeze(0), targets)
+            self._general[key] = vectorized if works else looped
         return self._general[key]
 
     def _vectorizes(self, engine: Looped | Vectorized, x: Tensor, y: Tensor | None) -> bool:
@@ -190,19 +187,14 @@ class Routes:
     def _found(self, x: Tensor, y: Tensor) -> Route:
         self._refuse_state(x)
         program, loss = self.program(x), self.loss_program(x, y)
-        batches, targets, own = (
-            trial_batches(x),
-            torch.ones_like(y[:1, :1]),
-            self._layout.initial(self._module),
-        )
+        batches, targets = trial_batches(x), torch.ones_like(y[:1, :1])
+        own = self._layout.initial(self._module)
         known = program is not None and loss is not None
         try:
             twin = copy.deepcopy(self._module).cpu().double()
             wide = targets.cpu().double() if y.is_floating_point() else targets.cpu()
-            trial, tried = (
-                self._trial(twin, batches, wide, _TOLERANCE, known),
-                copy.deepcopy(program),
-            )
+            trial = self._trial(twin, batches, wide, _TOLERANCE, known)
+            tried = copy.deepcopy(program)
             return self._judge(trial, tried.cpu().double() if tried is not None else None, x, y)
         except RuntimeError:  # the model or the loss has tensors that keep their device or type
             batches = [b.to(own) if b.is_floating_point() else b.to(own.device) for b in batches]
@@ -212,10 +204,9 @@ class Routes:
     def _refuse_state(self, x: Tensor) -> None:
         if _key(x) not in self._stateless:
             rows = _rows(x).expand(2, *x.shape[2:])
-            refuse_state(
-                self._module,
-                rows.to(self._layout.initial(self._module)) if x.is_floating_point() else rows,
-            )
+            if x.is_floating_point():
+                rows = rows.to(self._layout.initial(self._module))
+            refuse_state(self._module, rows)
             self._stateless.add(_key(x))
 
     def _trial(
@@ -227,17 +218,9 @@ class Routes:
         known: bool,
     ) -> Trial:
         start = self._layout.initial(module)
-        params = (start + 0.1 * wave(start)).unsqueeze(0)
-        return Trial(
-            module,
-            self._loss,
-            self._layout,
-            params,
-            batches,
-            targets,
-            tolerance,
-            SIZES[: 2 if known else None],
-        )
+        params, sizes = (start + 0.1 * wave(start)).unsqueeze(0), SIZES[: 2 if known else None]
+        own = module, self._loss, self._layout
+        return Trial(*own, params, batches, targets, tolerance, sizes)
 
     def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route:
         """The route, given the program in the trial's type; the general one without gradients."""
@@ -273,11 +256,8 @@ def needs_single_clients(module: nn.Module) -> bool:
 
 def _rows(x: Tensor) -> Tensor:
     """`[1, ...]`: a made-up record like those of `x [K, B, ...]`."""
-    return (
-        wave(x.new_empty(1, *x.shape[2:]))
-        if x.is_floating_point()
-        else x.new_zeros(1, *x.shape[2:])
-    )
+    rows = x.new_zeros(1, *x.shape[2:])
+    return wave(rows) if x.is_floating_point() else rows
 
 
 def _key(x: Tensor) -> tuple[object, ...]:
@@ -294,9 +274,8 @@ def _agree(tolerance: float, floor: Tensor, found: Pass, expected: Pass) -> bool
     own, norms = (one.squared_norms().sqrt() for one in (found, expected))
     finite, counts = norms.isfinite(), norms.isfinite() & (norms > floor)
     allowed = torch.where(counts, tolerance * norms, 2.0 * floor)
-    same = torch.equal(own.isfinite(), finite) and bool(
-        ((own - norms).abs() <= allowed)[finite].all()
-    )
+    near = ((own - norms).abs() <= allowed)[finite]
+    same = torch.equal(own.isfinite(), finite) and bool(near.all())
     factors = torch.where(counts, norms.new_tensor([[1.0, 0.5]]) / norms, 0.0)
     totals = [one.weighted_sum(factors, counts) for one in (found, expected)]
     return same and bool((totals[0] - totals[1]).norm() <= tolerance)

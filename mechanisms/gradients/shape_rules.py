@@ -69,9 +69,8 @@ def view(result: Any, args: Args, named: Named) -> int:
     one record."""
     at = only_records(args)[1]
     first, *rest = flat([*args[1:], *named.values()])
-    require(
-        at == 0 and not set(named) - {"shape", "size"} and all(type(size) is int for size in rest)
-    )
+    require(at == 0 and not set(named) - {"shape", "size"})
+    require(all(type(size) is int for size in rest))
     require(isinstance(first, BatchSize) or (type(first) is int and first == -1))
     return 0
 
@@ -81,9 +80,8 @@ def spread(neutral: int) -> Rule:
 
     def rule(result: Any, args: Args, named: Named) -> int:
         sizes = flat(args[1:])
-        require(
-            not named and all(type(size) is int or isinstance(size, BatchSize) for size in sizes)
-        )
+        require(not named)
+        require(all(type(size) is int or isinstance(size, BatchSize) for size in sizes))
         counted = [place for place, size in enumerate(sizes) if isinstance(size, BatchSize)]
         if isinstance(args[0], Records):
             at = args[0].at + len(sizes) - args[0].tensor.dim()
@@ -92,11 +90,8 @@ def spread(neutral: int) -> Rule:
             )
             return at
         own = args[0].dim() - len(sizes) + counted[0]
-        require(
-            len(counted) == 1
-            and isinstance(args[0], Tensor)
-            and (own < 0 or args[0].shape[own] == 1)
-        )
+        require(len(counted) == 1 and isinstance(args[0], Tensor))
+        require(own < 0 or args[0].shape[own] == 1)
         return counted[0]
 
     return rule

@@ -50,11 +50,8 @@ class Tapped:
     ) -> None:
         self._module = copy.deepcopy(module)
         self._loss, self._layout, self._arranged = loss, layout, arranged
-        self._taps = {
-            path: _tap(path, layer)
-            for path, layer in self._module.named_modules()
-            if _trains(layer)
-        }
+        trained = [(path, one) for path, one in self._module.named_modules() if _trains(one)]
+        self._taps = {path: _tap(path, layer) for path, layer in trained}
         names = [_join(path, name) for path, tap in self._taps.items() for name in tap.trainable]
         if sorted(names) != sorted(layout.names):
             raise Untappable("a parameter belongs to several layers")
@@ -106,18 +103,13 @@ class Tapped:
         """
         losses, named = self._losses(params, x, y)
         dense = {path: tap for path, tap in self._taps.items() if isinstance(tap, LinearTap)}
-        others = [
-            _join(path, n)
-            for path, tap in self._taps.items()
-            if path not in dense
-            for n in tap.trainable
-        ]
+        rest = [(path, tap) for path, tap in self._taps.items() if path not in dense]
+        others = [_join(path, name) for path, tap in rest for name in tap.trainable]
         places: list[Any] = [tap.edge for tap in dense.values()] + [named[name] for name in others]
         gradients = torch.autograd.grad((losses * weights.flatten()).sum(), places)
         for (path, tap), gradient in zip(dense.items(), gradients, strict=False):
-            tap.sum_into(
-                {name: sums[_join(path, name)] for name in tap.trainable}, further, gradient
-            )
+            own = {name: sums[_join(path, name)] for name in tap.trainable}
+            tap.sum_into(own, further, gradient)
         for name, gradient in zip(others, gradients[len(dense) :], strict=True):
             put(sums[name], further, gradient)
 

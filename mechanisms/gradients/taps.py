@@ -39,11 +39,8 @@ class Tap(ABC):
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
         """Prepares a pass: `weights {name: [K, *shape]}` of trainable parameters, B = `records`."""
         self._clients, self._records = next(iter(weights.values())).shape[0], records
-        frozen = {
-            n: p.detach()
-            for n, p in self._layer.named_parameters(recurse=False)
-            if n not in weights
-        }
+        named = self._layer.named_parameters(recurse=False)
+        frozen = {name: p.detach() for name, p in named if name not in weights}
         self._own = {n: p.expand(self._clients, *p.shape) for n, p in frozen.items()} | weights
         self._use = None
 
@@ -185,11 +182,8 @@ class EmbeddingTap(Tap):
         return output, output, x
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
-        index = (
-            self._by_client(kept).flatten(2)
-            if kept.dim() > 1
-            else self._by_client(kept).unsqueeze(2)
-        )
+        index = self._by_client(kept)
+        index = index.flatten(2) if kept.dim() > 1 else index.unsqueeze(2)
         rows = gradient.reshape(*index.shape, gradient.shape[-1])
         if self._layer.padding_idx is not None:
             rows = torch.where((index == self._layer.padding_idx).unsqueeze(-1), 0.0, rows)
@@ -214,20 +208,14 @@ class NormTap(Tap):
     def _broadcast(self, name: str, x: Tensor) -> Tensor:
         own = self._by_record(self._own[name])
         first = self._first_index(x)
-        return own.view(
-            x.shape[0],
-            *(1,) * (first - 1),
-            *own.shape[1:],
-            *(1,) * (x.dim() - first - own.dim() + 1),
-        )
+        before, after = (1,) * (first - 1), (1,) * (x.dim() - first - own.dim() + 1)
+        return own.view(x.shape[0], *before, *own.shape[1:], *after)
 
     def _first_index(self, x: Tensor) -> int:
         """The dimension of `x` at which the parameters' indices start."""
-        return (
-            x.dim() - len(self._layer.normalized_shape)
-            if isinstance(self._layer, nn.LayerNorm)
-            else 1
-        )
+        if isinstance(self._layer, nn.LayerNorm):
+            return x.dim() - len(self._layer.normalized_shape)
+        return 1
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         # output = weight * normal + bias: each parameter's gradient is summed over its positions

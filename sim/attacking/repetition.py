@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mechanisms.randomness import generator, seed_key
 from sim.attacking.lira import Roc, confidences, halves, likelihood_ratios, roc
-from sim.attacking.membership import Split, Tally, split
+from sim.attacking.membership import Tally, split
 from sim.attacking.partial import partial_attack
 from sim.attacking.shadow import shadow_attack
 from sim.auditing.trainings import Trained, train
@@ -63,7 +63,8 @@ def repetition(job: Job, seed: int, attacks: Sequence[str], models: int) -> Repe
     if set(attacks) & set(MODEL_BASED):
         target = train(job, [parts.target_in], key)
         trained.append(target)
-        accuracy = _test_accuracy(target, parts)
+        said = target.probabilities(parts.target_out)[0].argmax(dim=1).numpy()
+        accuracy = float((said == job.dataset.y[parts.target_out]).mean())
     if "shadow" in attacks:
         shadow = train(job, [parts.shadow_in], _key(key, "shadow model"))
         trained.append(shadow)
@@ -108,8 +109,3 @@ def _likelihoods(job: Job, models: int, key: bytes) -> tuple[Trained, Ratios]:
 def _key(key: bytes, purpose: str) -> bytes:
     """A separate key, so that no two trainings share noise."""
     return generator(key, purpose).bytes(len(key))
-
-
-def _test_accuracy(target: Trained, parts: Split) -> float:
-    said = target.probabilities(parts.target_out)[0].argmax(dim=1).numpy()
-    return float((said == target.job.dataset.y[parts.target_out]).mean())

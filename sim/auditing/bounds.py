@@ -109,13 +109,9 @@ def threshold_epsilon(one: Floats, other: Floats, delta: float, confidence: floa
     if runs < 2:
         raise ValueError(f"runs = {runs} must be at least 2: half of them choose the threshold")
     pairs = [(sign * a, sign * b) for sign in (1, -1) for a, b in ((one, other), (other, one))]
-    choices = [
-        (gain, number, t)
-        for number, pair in enumerate(pairs)
-        for gain, t in _choices(*pair, delta, confidence)
-    ]
+    found = enumerate(_choices(*pair, delta, confidence) for pair in pairs)
     # the choice is made on other runs than the test, so the test's confidence stays valid
-    _, number, threshold = max(choices)
+    _, number, threshold = max((gain, number, t) for number, some in found for gain, t in some)
     first, second = (values[1::2] for values in pairs[number])
     hits, alarms = (np.array((values > threshold).sum()) for values in (first, second))
     return float(rates_epsilon(hits, len(first), alarms, len(second), delta, confidence))

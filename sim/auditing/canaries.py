@@ -4,7 +4,6 @@ Both are inserted between a cohort and its mechanism, so that the audit tests th
 trains.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mechanisms.cohort import Cohort
+from mechanisms.gradients.factors import Factors
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import IDENTITY, Metric, transform
 from mechanisms.sampling import CohortData
@@ -57,12 +57,7 @@ class CanaryGradients:
         self._touched = torch.unique(coordinates)
 
     def scaled_sum(
-        self,
-        params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        factors: Callable[[Tensor], Tensor],
-        metric: Metric = IDENTITY,
+        self, params: Tensor, x: Tensor, y: Tensor, factors: Factors, metric: Metric = IDENTITY
     ) -> tuple[Tensor, Tensor]:
         """As `RecordGradients.scaled_sum`: ``(total [K, P], norms [K, B])``."""
         crafted = y >= self._classes

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -126,9 +126,3 @@ def paid_steps(config: Config, steps: int, size: int) -> int:
 def _rates(local: Local, length: Tensor) -> Callable[[Tensor], Tensor]:
     """A function from steps taken ``[K]`` to learning rates ``[K]``, for ``length [K]`` steps."""
     return lambda taken: local.lr * SCHEDULES[local.lr_schedule](taken / length)
-
-
-def with_mechanism(job: Job, mechanism: str, target: float) -> Job:
-    """The same job under another mechanism and budget."""
-    privacy = job.config.privacy.model_copy(update={"mechanism": mechanism, "epsilon": target})
-    return replace(job, config=job.config.model_copy(update={"privacy": privacy}))

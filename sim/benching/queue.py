@@ -1,5 +1,6 @@
 """The order of runs: cells with the fewest seeds first, among these the cheapest."""
 
+import bisect
 import functools
 import math
 from collections.abc import Sequence
@@ -55,11 +56,8 @@ def seconds(config: Config) -> float:
 @functools.lru_cache(maxsize=10_000)
 def _affordable(rate: float, noise: float, target: float, delta: float, most: int) -> int:
     """How many steps of DPSGD a budget pays for, up to ``most``."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if epsilon({SampledGaussian(rate, noise): middle}, delta, "published").epsilon <= target:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+
+    def spent(steps: int) -> float:
+        return epsilon({SampledGaussian(rate, noise): steps}, delta, "published").epsilon
+
+    return bisect.bisect_right(range(1, most + 1), target, key=spent)

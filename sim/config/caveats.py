@@ -56,10 +56,8 @@ def caveats(config: Config) -> tuple[str, ...]:
 
 def caveats_of(charged: Iterable[Event]) -> tuple[str, ...]:
     """The caveats that follow from charges alone, a line each."""
-    kinds, texts = (
-        {type(event) for event in charged},
-        {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN},
-    )
+    kinds = {type(event) for event in charged}
+    texts = {PublicLabels: PUBLIC_LABELS, TrialCap: HIDDEN}
     return tuple(text for kind, text in texts.items() if kind in kinds)
 
 

@@ -57,12 +57,10 @@ def load(
     file, flags = _read(path, lenient) if path else {}, dict(overrides)
     _refuse_contradictions(flags)
     named = paper_presets.settings(paper, file | flags, central) if paper is not None else {}
-    dataset, features = (
-        (named | file | flags).get(name, SETTINGS[name].info.default)
-        for name in ("dataset", "features")
-    )
+    usual = {name: SETTINGS[name].info.default for name in ("dataset", "features")}
+    chosen = usual | named | file | flags
     values: Values = dict(defaults)
-    for layer in (preset(dataset, central, features), named, file, flags):
+    for layer in (preset(chosen["dataset"], central, chosen["features"]), named, file, flags):
         _put(values, layer)
     if central:
         _refuse_other_than(FIXED, file | flags)
@@ -173,7 +171,7 @@ def _read(path: Path, lenient: Container[str]) -> Values:
         _check_table(path, table, entries)
         for given, value in entries.items():
             setting = SETTINGS[_name_now(path, table, given, value, lenient)]
-            values[setting.name] = None if setting.optional and value == setting.unset else value
+            values[setting.name] = setting.read(value)
     return values
 
 

@@ -2,6 +2,7 @@
 
 import math
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Union, cast, get_args, get_origin
@@ -12,7 +13,7 @@ from pydantic.fields import FieldInfo
 from client.settings import Local
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
-from sim.config.names import did_you_mean
+from sim.config.names import FORMER, did_you_mean
 from sim.config.settings import Data, Execution
 from strategies.settings import Aggregation, FedFed
 
@@ -115,12 +116,15 @@ class Setting:
             return f" of at least {bounds['ge']}"
         return f" above {bounds['gt']}" if "gt" in bounds else ""
 
+    def read(self, given: Any) -> Any:
+        """A given value; None for the text that means "not set"."""
+        unset = self.optional and isinstance(given, str) and given == self.unset
+        return None if unset else given
+
     def from_text(self, text: str) -> Any:
         """The value of a flag's text; invalid text is returned as is, for validation to refuse."""
-        if self.optional and text == self.unset:
-            return None
         try:
-            return self.kind(text)
+            return None if self.read(text) is None else self.kind(text)
         except ValueError:
             return text
 
@@ -131,6 +135,19 @@ SETTINGS: dict[str, Setting] = {
     for name, info in model.model_fields.items()
 }
 """Every setting by its name; names are unique over all tables."""
+
+
+def find_setting(name: str, others: Iterable[str] = ()) -> Setting:
+    """The setting of this name; an error may suggest ``others``, too.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name in FORMER:
+        raise ValueError(f"unknown setting {name}: it is called {FORMER[name]} now")
+    if name not in SETTINGS:
+        raise ValueError(f"unknown setting {name}{did_you_mean(name, [*SETTINGS, *others])}")
+    return SETTINGS[name]
 
 
 def fault(error: ValidationError) -> str:

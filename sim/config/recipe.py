@@ -47,8 +47,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from mechanisms.settings import Settings
 from sim.config import papers
-from sim.config.fields import SETTINGS
-from sim.config.names import FORMER, did_you_mean, suggest
+from sim.config.fields import find_setting
+from sim.config.names import suggest
 from sim.config.papers import RECIPES, Claim
 
 Values = dict[str, Any]
@@ -250,13 +250,4 @@ def checked(settings: Values) -> Values:
     Raises:
         ValueError: an unknown setting.
     """
-    for name in settings:
-        if name in FORMER:
-            raise ValueError(f"unknown setting {name}: it is called {FORMER[name]} now")
-        if name not in SETTINGS:
-            raise ValueError(f"unknown setting {name}{did_you_mean(name, SETTINGS)}")
-    known = {name: SETTINGS[name] for name in settings}
-    return {
-        name: None if known[name].optional and value == known[name].unset else value
-        for name, value in settings.items()
-    }
+    return {name: find_setting(name).read(value) for name, value in settings.items()}

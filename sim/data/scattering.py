@@ -56,7 +56,10 @@ def scatter(images: torch.Tensor) -> torch.Tensor:
         )
     records, channels, height, width = images.shape
     filters = _filters(height, width, images.device)
-    u0 = torch.fft.fft2(_bordered(images.float().flatten(0, 1)))
+    (_, top, bottom), (_, left, right) = _sizes(height), _sizes(width)
+    sides = (left, right, top, bottom)
+    bordered = torch.nn.functional.pad(images.float().flatten(0, 1), sides, mode="reflect")
+    u0 = torch.fft.fft2(bordered)
     s = [_average(torch.fft.ifft2(u0).real[:, None], filters.phi[0])]
     fine = _modulus(torch.fft.ifft2(u0[:, None] * filters.psi[0]))
     s.append(_average(fine, filters.phi[0]))
@@ -89,12 +92,6 @@ def _sizes(side: int) -> tuple[int, int, int]:
     """Pixels of an axis with its border, and the border's pixels before and after it."""
     padded = (side // STRIDE + 2) * STRIDE
     return padded, (padded - side) // 2, (padded - side + 1) // 2
-
-
-def _bordered(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, H, W] with a reflected border."""
-    (_, top, bottom), (_, left, right) = map(_sizes, images.shape[1:])
-    return torch.nn.functional.pad(images, (left, right, top, bottom), mode="reflect")
 
 
 @functools.lru_cache(maxsize=4)

@@ -26,7 +26,7 @@ def write(folder: Path, job: Job) -> None:
     """Write both files, with a fresh key, into a new run directory."""
     key = secrets.token_bytes(KEY_BYTES)
     (folder / KEY).unlink(missing_ok=True)
-    with open(folder / KEY, "wb", opener=_for_its_owner) as file:
+    with open(folder / KEY, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.write(key)
         file.flush()
         os.fsync(file.fileno())
@@ -66,10 +66,6 @@ def _inputs(job: Job, key: bytes) -> dict[str, str]:
     for tensor in constants(job).values():
         digest.update(tensor.numpy().data)
     return {"records": digest.hexdigest(), "device": device_of(job.config).type}
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _read_key(folder: Path) -> bytes:

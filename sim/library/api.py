@@ -15,8 +15,7 @@ from torch import nn
 
 from sim.auditing.session import audit
 from sim.commands.flags import Request, request
-from sim.config.fields import SETTINGS
-from sim.config.names import FORMER, did_you_mean
+from sim.config.fields import find_setting
 from sim.data.given import keep
 from sim.engines import start
 from sim.job import rundir
@@ -82,9 +81,7 @@ def audit_run(
         confidence: confidence of the lower bound, in (0, 1).
         black_box: canaries with wrong labels and an attacker who sees the final model only, rather
             than crafted gradients and every upload.
-        config: as for `train`.
-        preset: as for `train`.
-        settings: as for `train`.
+        config, preset, settings: as for `train`.
 
     Raises:
         ValueError: a user error, with the command's message.
@@ -110,10 +107,8 @@ def price(
         records: records per client, one number for all or one for each; None: the data set is
             loaded and split.
         orders: orders of a Renyi curve to include, each above 1.
-        config: as for `train`.
-        preset: as for `train`.
         central: whether one client holds all records.
-        settings: as for `train`.
+        config, preset, settings: as for `train`.
 
     Raises:
         ValueError: a user error, with the command's message.
@@ -172,11 +167,7 @@ def _value(name: str, value: Any) -> Any:
     Raises:
         ValueError: an unknown setting, or a class that cannot be found by its name.
     """
-    if name in FORMER:
-        raise ValueError(f"unknown setting {name}: it is called {FORMER[name]} now")
-    if name not in SETTINGS:
-        hint = did_you_mean(name, [*SETTINGS, "config", "preset", "resume"])
-        raise ValueError(f"unknown setting {name}{hint}")
+    setting = find_setting(name, others=("config", "preset", "resume"))
     if name == "model" and inspect.isclass(value):
         return _named(value)
     if isinstance(value, np.generic):
@@ -187,8 +178,7 @@ def _value(name: str, value: Any) -> Any:
         kind = type(value).__name__
         wanted = "give a name, a path, or arrays (x, y, x_test, y_test)"
         raise ValueError(f"dataset is a {kind}: {wanted}")
-    setting = SETTINGS[name]
-    return None if setting.optional and isinstance(value, str) and value == setting.unset else value
+    return setting.read(value)
 
 
 def _named(kind: type) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from client.messages import Answering
 from mechanisms.accounting.accountant import Charges
 from mechanisms.mechanism import Mechanism
-from mechanisms.plan import PlanTable, merge, planned
+from mechanisms.plan import PlanTable, planned
 from server import loop
 from server.federation import Exchange
 from server.store import Store
@@ -32,14 +32,6 @@ def plan(outlook: Outlook) -> dict[str, PlanTable]:
             plans[phase.name] = table
             costs[phase.name] = planned(table.plans[0], phase.rounds(outlook.config))
     return plans | {TRAIN: training.plan(outlook, costs)}
-
-
-def cost_before_training(job: Job) -> Charges:
-    """The most that a client can pay before training."""
-    own = [phase for phase in BEFORE if phase.name in job.plans_of]
-    return merge(
-        *(planned(job.plans_of[phase.name].plans[0], phase.rounds(job.config)) for phase in own)
-    )
 
 
 def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:

@@ -22,7 +22,7 @@ from sim.phases import course
 from sim.phases.build import split
 from sim.phases.phase import Outlook
 
-Record = dict[str, Any]
+Entries = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def prices(outlook: Outlook) -> list[Price]:
     return found
 
 
-def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Record:
+def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Entries:
     """The price of the client that pays most, with its events, and a row for each phase."""
     delta = config.privacy.delta
     last = [price for price in found if price.phase == found[-1].phase]
@@ -108,15 +108,13 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
     result |= {"caveats": list(caveats_of(largest.whole)), "phases": rows}
     if orders is None:
         return result
+    result["orders"] = list(orders)
     for column in COLUMNS:
-        result |= {
-            "orders": list(orders),
-            f"rdp_{column}": accountant.rdp(largest.whole, orders, column).tolist(),
-        }
+        result[f"rdp_{column}"] = accountant.rdp(largest.whole, orders, column).tolist()
     return result
 
 
-def settings(config: Config) -> Record:
+def settings(config: Config) -> Entries:
     """The mechanism with its own settings, and the guarantee's delta."""
     privacy = config.privacy
     own, idle = getattr(config, privacy.mechanism, None), set(unused(config))
@@ -126,24 +124,19 @@ def settings(config: Config) -> Record:
     return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
 
 
-def row(price: Price) -> Record:
+def row(price: Price) -> Entries:
     """A price as a row: phase, clients, the plan's parameters, and events."""
     parameters = ("sample_rate", "noise_multiplier", "steps")
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
     ordered = sorted(price.charges.items(), key=repr)
     events = [{**to_dict(event), "count": int(count)} for event, count in ordered]
-    return {
-        "phase": price.phase,
-        "clients": format_ranges(price.clients),
-        **named,
-        "rounds": price.rounds,
-        "events": events,
-    }
+    head = {"phase": price.phase, "clients": format_ranges(price.clients)}
+    return head | named | {"rounds": price.rounds, "events": events}
 
 
-def figures(charges: Charges, delta: float) -> Record:
+def figures(charges: Charges, delta: float) -> Entries:
     """Certified and published epsilon, with their Renyi orders."""
     certified = accountant.epsilon(charges, delta)
     published = accountant.epsilon(charges, delta, "published")
-    result: Record = {"epsilon_certified": certified.epsilon, "order": certified.order}
+    result: Entries = {"epsilon_certified": certified.epsilon, "order": certified.order}
     return result | {"epsilon_published": published.epsilon, "order_published": published.order}

@@ -16,12 +16,12 @@ from sim.config.fields import Config
 from sim.job.job import TRAIN
 from sim.phases import sharing, training
 from sim.phases.phase import Outlook
-from sim.phases.prices import Price, Record, figures_of, outlook_of, prices
+from sim.phases.prices import Entries, Price, figures_of, outlook_of, prices
 
 CLIENT = (0,)
 
 
-def answer(question: Question) -> Record:
+def answer(question: Question) -> Entries:
     """The answer to a parsed command line of ``sim.account``.
 
     Raises:
@@ -57,7 +57,7 @@ def price_shared(outlook: Outlook) -> Price:
     return Price(sharing.NAME, CLIENT, 1, plan, plan.round_charges(1), {})
 
 
-def shared_settings(config: Config) -> Record:
+def shared_settings(config: Config) -> Entries:
     """The settings of sharing, in place of a mechanism's."""
     names = ("share_budget", "share_rate", "share_views", "label_epsilon", "public_labels")
     return {"mechanism": SHARED} | {name: getattr(config.fedfed, name) for name in names}

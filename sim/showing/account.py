@@ -1,23 +1,23 @@
 """Prints the answers of ``python -m sim.account`` as tables, or as one JSON object."""
 
 import json
-import math
 from typing import Any
 
 from mechanisms.accounting.ranges import format_ranges
+from server.records import finite
 from sim.showing import wording
 
-Record = dict[str, Any]
+Entries = dict[str, Any]
 ROW = ("phase", "clients", "rounds", "steps", "sample_rate", "noise_multiplier")
 EPSILONS = ("epsilon_certified", "epsilon_published")
 
 
-def show_json(result: Record) -> None:
+def show_json(result: Entries) -> None:
     """Print one JSON object; infinite values are null."""
-    print(json.dumps(_finite(result), allow_nan=False))
+    print(json.dumps(finite(result), allow_nan=False))
 
 
-def show_price(result: Record) -> None:
+def show_price(result: Entries) -> None:
     """Print the price, and a line for each phase if there are several."""
     from rich.console import Console
     from rich.table import Table
@@ -36,7 +36,7 @@ def show_price(result: Record) -> None:
     _show_notes(result["caveats"])
 
 
-def show_ledger(result: Record) -> None:
+def show_ledger(result: Entries) -> None:
     """Print every client's epsilons; clients with equal ones share a line."""
     from rich.console import Console
     from rich.table import Table
@@ -57,15 +57,6 @@ def _show_notes(texts: list[str]) -> None:
 
     for text in texts:
         Console().print(text, style="yellow", soft_wrap=True)
-
-
-def _finite(value: Any) -> Any:
-    """The same structure with infinite and undefined numbers as None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(name: str, value: Any) -> str:

@@ -14,12 +14,12 @@ from server import orders
 from sim.config.caveats import caveats_of
 from sim.showing import wording
 
-Record = dict[str, Any]
+Entries = dict[str, Any]
 Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
 """Maps a client, its charges and a delta to its certified epsilon."""
 
 
-def spent(folder: Path, delta: float | None) -> Record:
+def spent(folder: Path, delta: float | None) -> Entries:
     """Every client's epsilon at ``delta``, or at the run's own.
 
     Raises:
@@ -46,13 +46,8 @@ def spent(folder: Path, delta: float | None) -> Record:
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
-    released = {event for charges in paid.values() for event in charges}
-    return {
-        "finished": finished,
-        "note": note,
-        "clients": clients,
-        "caveats": list(caveats_of(released)),
-    }
+    said = list(caveats_of(event for charges in paid.values() for event in charges))
+    return {"finished": finished, "note": note, "clients": clients, "caveats": said}
 
 
 def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
@@ -61,7 +56,7 @@ def _least(client: int, charges: accountant.Charges, delta: float) -> accountant
 
 
 def _unfinished(
-    folder: Path, config: Record, delta: float, spent: Mapping[int, accountant.Charges]
+    folder: Path, config: Entries, delta: float, spent: Mapping[int, accountant.Charges]
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
@@ -74,11 +69,8 @@ def _unfinished(
         _least(each, charges, delta).epsilon > target for each, charges in spent.items()
     ):
         return _least, wording.AT_THE_BEST_ORDER
-    budget = accountant.Guarantee(float(target), None)
-    return (
-        lambda client, charges, _: budget if charges else _least(client, charges, delta),
-        wording.AT_THE_BUDGET,
-    )
+    budget, nothing = accountant.Guarantee(float(target), None), accountant.Guarantee(0.0, None)
+    return lambda client, charges, _: budget if charges else nothing, wording.AT_THE_BUDGET
 
 
 def _at_its_order(
@@ -92,7 +84,7 @@ def _at_its_order(
 
 def _client(
     client: int, charges: accountant.Charges, delta: float, private: bool, price: Price
-) -> Record:
+) -> Entries:
     certified = price(client, charges, delta) if private else accountant.Guarantee(math.inf, None)
     published = accountant.epsilon(charges, delta, "published").epsilon if private else math.inf
     events: list[tuple[Event, int]] = sorted(charges.items(), key=repr)
@@ -106,7 +98,7 @@ def _client(
     }
 
 
-def read_config(path: Path) -> Record:
+def read_config(path: Path) -> Entries:
     """A run's configuration; empty if the file is missing.
 
     Raises:
@@ -122,7 +114,7 @@ def read_config(path: Path) -> Record:
         ) from error
 
 
-def setting(config: Record, table: str, key: str, *kinds: type) -> Any:
+def setting(config: Entries, table: str, key: str, *kinds: type) -> Any:
     """A value of a configuration, of one of these types; None if its table or key is missing.
 
     Raises:

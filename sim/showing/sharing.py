@@ -37,16 +37,11 @@ def section(run_dir: Path, config: Config) -> str | None:
     caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with their released labels."
     parts = [page.paragraph(_WHAT[own.shared_source])]
     parts += [page.picture(sheet, "shared records", caption)]
-    delta = config.privacy.delta
-    largest = max((epsilon(c, delta).epsilon for c in _distinct(run_dir)), default=None)
+    delta, paid = config.privacy.delta, ledger.read(run_dir / "ledger", up_to_round=0).values()
+    distinct = {frozenset(charges.items()) for charges in paid}
+    largest = max((epsilon(dict(items), delta).epsilon for items in distinct), default=None)
     text = f"Certified epsilon of all that came before training: {wording.epsilon(largest)}"
     parts.append(page.paragraph(f"{text}, at delta {delta:g}; it is part of the run's."))
     if public_labels(config):
         parts.append(page.paragraph(caveats.PUBLIC_LABELS))
     return page.section("What clients share", *parts)
-
-
-def _distinct(run_dir: Path) -> list[dict]:
-    """The distinct charges of clients before the first round."""
-    paid = ledger.read(run_dir / "ledger", up_to_round=0).values()
-    return [dict(items) for items in {frozenset(charges.items()) for charges in paid}]
