@@ -13,142 +13,85 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Data(Settings):
     """Records, model, and who holds which record"""
 
-    dataset: str = Field(
-        "digits",
-        description="digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y",
-    )
-    data_dir: str | None = Field(
-        None,
-        description="folder of downloaded data sets; '': $DP_FED_DATA, or the user's cache",
-    )
-    features: Literal["pixels", "scattering"] = Field(
-        "pixels",
-        description="what models see of images: pixels, or fixed wavelet features at a quarter "
-        "of the resolution, with defaults of their own (docs/howto/data.md)",
-    )
-    feature_groups: int = Field(
-        0,
-        ge=0,
-        description="groups of channels in which each record's features are normalised to mean 0 "
-        "and variance 1; 0: none; with --features scattering 27",
-    )
-    model: str = Field(
-        "linear",
-        description="a model's name, or package.module:Class; each data set has its default",
-    )
-    activation: Literal["tanh", "relu"] = Field(
-        "tanh", description="activation of the built-in models"
-    )
-    word_vectors: str | None = Field(
-        None,
-        description="text file of word vectors, such as GloVe's; '': random vectors of 100 numbers",
-    )
-    train_embedding: bool = Field(
-        False, description="train the word vectors, too; else they are constants"
-    )
-    standardize: Literal["none", "private"] = Field(
-        "none",
-        description="scale channels to mean 0 and variance 1, by statistics that clients release "
-        "once with noise",
-    )
-    standardize_noise: float = Field(
-        8.0, gt=0, description="noise on these statistics [multiples of standardize_clip]"
-    )
-    standardize_clip: float = Field(
-        1.0,
-        gt=0,
-        description="bound on a record's contribution to them [Euclidean norm of its channels' "
-        "means and mean squares]",
-    )
-    clients: int = Field(
-        100, ge=1, description="clients, among whom the records are divided [clients]"
-    )
-    partition: Literal["dirichlet", "iid", "shards", "quantity"] = Field(
-        "dirichlet", description="how the records are divided among the clients"
-    )
-    dirichlet: float = Field(
-        0.5,
-        gt=0,
-        description="concentration of label or quantity skew; smaller is more skewed; implies "
-        "--partition dirichlet",
-    )
-    min_records: int = Field(2, ge=1, description="minimum records per client [records]")
-    shards_per_client: int = Field(
-        2,
-        ge=1,
-        description="pieces of the label-sorted records per client [shards]; implies --partition "
-        "shards",
-    )
-    public_records: int = Field(
-        0,
-        ge=0,
-        description="training records set aside as public: no client holds them, and they are not "
-        "protected [records]",
-    )
-    validation_records: int = Field(
-        0,
-        ge=0,
-        description="training records held out for tuning: no client holds them, and they are not "
-        "protected [records]",
-    )
-    evaluate_on: Literal["test", "validation"] = Field(
-        "test",
-        description="records that models are evaluated on; choose settings by validation, never "
-        "by test",
-    )
+    dataset: str = "digits"
+    """digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y"""
+    data_dir: str | None = None
+    """folder of downloaded data sets; '': $DP_FED_DATA, or the user's cache"""
+    features: Literal["pixels", "scattering"] = "pixels"
+    """what models see of images: pixels, or fixed wavelet features at a quarter of the resolution,
+    with defaults of their own (docs/howto/data.md)"""
+    feature_groups: int = Field(0, ge=0)
+    """groups of channels in which each record's features are normalised to mean 0 and variance 1;
+    0: none; with --features scattering 27"""
+    model: str = "linear"
+    """a model's name, or package.module:Class; each data set has its default"""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """activation of the built-in models"""
+    word_vectors: str | None = None
+    """text file of word vectors, such as GloVe's; '': random vectors of 100 numbers"""
+    train_embedding: bool = False
+    """train the word vectors, too; else they are constants"""
+    standardize: Literal["none", "private"] = "none"
+    """scale channels to mean 0 and variance 1, by statistics that clients release once with
+    noise"""
+    standardize_noise: float = Field(8.0, gt=0)
+    """noise on these statistics [multiples of standardize_clip]"""
+    standardize_clip: float = Field(1.0, gt=0)
+    """bound on a record's contribution to them [Euclidean norm of its channels' means and mean
+    squares]"""
+    clients: int = Field(100, ge=1)
+    """clients, among whom the records are divided [clients]"""
+    partition: Literal["dirichlet", "iid", "shards", "quantity"] = "dirichlet"
+    """how the records are divided among the clients"""
+    dirichlet: float = Field(0.5, gt=0)
+    """concentration of label or quantity skew; smaller is more skewed; implies --partition
+    dirichlet"""
+    min_records: int = Field(2, ge=1)
+    """minimum records per client [records]"""
+    shards_per_client: int = Field(2, ge=1)
+    """pieces of the label-sorted records per client [shards]; implies --partition shards"""
+    public_records: int = Field(0, ge=0)
+    """training records set aside as public: no client holds them, and they are not protected
+    [records]"""
+    validation_records: int = Field(0, ge=0)
+    """training records held out for tuning: no client holds them, and they are not protected
+    [records]"""
+    evaluate_on: Literal["test", "validation"] = "test"
+    """records that models are evaluated on; choose settings by validation, never by test"""
 
 
 class Execution(Settings):
     """Seeds, machines and output"""
 
-    seed: int = Field(
-        0,
-        ge=0,
-        le=2**63 - 1,
-        description="seed of every random stream; whoever knows it can subtract the noise",
-    )
-    release: bool = Field(
-        False,
-        description="draw noise and batches from the system's entropy, and store no seed",
-    )
-    engine: Literal["auto", "ray", "inline"] = Field(
-        "auto",
-        description="where clients run: Ray workers, this process alone (inline), or this process "
-        "and then Ray workers if a move pays (auto)",
-    )
-    workers: int | None = Field(None, ge=1, description="Ray workers; 'none': one per CPU core")
-    groups: int | None = Field(
-        None,
-        ge=1,
-        description="groups of clients, one Flower node each; 'none': as many as workers, but no "
-        "more than chunks",
-    )
-    chunk_clients: int | None = Field(
-        None,
-        ge=1,
-        description="clients computed together [clients]; affects float rounding; 'none': chosen "
-        "from the number of clients and the size of the model",
-    )
-    ray_address: str | None = Field(
-        None, description="address of a Ray cluster, or auto; '': start one on this machine"
-    )
-    cpus_per_worker: float = Field(
-        1.0, gt=0, description="CPU cores that Ray reserves for a worker [cores]"
-    )
-    gpus_per_worker: float | None = Field(
-        None,
-        ge=0,
-        description="share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, "
-        "divided evenly",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device for tensors; auto: cuda if available"
-    )
-    out: str = Field("runs", description="parent folder of run directories")
-    name: str | None = Field(
-        None, description="the run directory's name; '': unique, from the time"
-    )
-    quiet: bool = Field(False, description="print errors and warnings only")
+    seed: int = Field(0, ge=0, le=2**63 - 1)
+    """seed of every random stream; whoever knows it can subtract the noise"""
+    release: bool = False
+    """draw noise and batches from the system's entropy, and store no seed"""
+    engine: Literal["auto", "ray", "inline"] = "auto"
+    """where clients run: Ray workers, this process alone (inline), or this process and then Ray
+    workers if a move pays (auto)"""
+    workers: int | None = Field(None, ge=1)
+    """Ray workers; 'none': one per CPU core"""
+    groups: int | None = Field(None, ge=1)
+    """groups of clients, one Flower node each; 'none': as many as workers, but no more than
+    chunks"""
+    chunk_clients: int | None = Field(None, ge=1)
+    """clients computed together [clients]; affects float rounding; 'none': chosen from the number
+    of clients and the size of the model"""
+    ray_address: str | None = None
+    """address of a Ray cluster, or auto; '': start one on this machine"""
+    cpus_per_worker: float = Field(1.0, gt=0)
+    """CPU cores that Ray reserves for a worker [cores]"""
+    gpus_per_worker: float | None = Field(None, ge=0)
+    """share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, divided evenly"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """device for tensors; auto: cuda if available"""
+    out: str = "runs"
+    """parent folder of run directories"""
+    name: str | None = None
+    """the run directory's name; '': unique, from the time"""
+    quiet: bool = False
+    """print errors and warnings only"""
 
     @field_validator("name")
     @classmethod
