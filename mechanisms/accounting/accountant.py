@@ -16,7 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms.accounting import allotment, curves, order_search, trial_cap
+from mechanisms.accounting import (
+    allotment,
+    curves,
+    loss_distribution,
+    order_search,
+    trial_cap,
+)
 from mechanisms.accounting.events import ClassicClaim, Event, SampledGaussian
 
 Charges = Mapping[Event, int]
@@ -27,9 +33,7 @@ _LARGE = (72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 448
 ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 PLD_LIMIT = 50.0
-"""Renyi epsilon above which no privacy-loss distribution is built: it would fill the memory."""
-PLD_INTERVAL = 3e-4
-"""Spacing of the discretized losses; rounding them up adds less than 1e-3 over 10,000 steps."""
+"""Renyi epsilon above which no privacy-loss distribution is built: nobody would ask for it."""
 
 
 class Guarantee(NamedTuple):
@@ -215,20 +219,18 @@ def pld_epsilon(charges: Charges, delta: float) -> float | None:
     """
     check_delta(delta)
     used = {event: count for event, count in charges.items() if count}
-    grid = default_orders("certified")
     if not all(isinstance(event, SampledGaussian) for event in used):
         return None
-    if _epsilon(frozenset(used.items()), float(delta), "certified", grid).epsilon > PLD_LIMIT:
+    items = frozenset(used.items())
+    renyi = _epsilon(items, float(delta), "certified", default_orders("certified"))
+    if renyi.epsilon > PLD_LIMIT:
         return None
-    return _pld_epsilon(frozenset(used.items()), float(delta)) if used else 0.0
+    return 0.0 if renyi.order is None else _pld_epsilon(items, float(delta), renyi.order - 1.0)
 
 
 @functools.lru_cache(maxsize=1_000)
-def _pld_epsilon(items: frozenset[tuple[SampledGaussian, int]], delta: float) -> float:
-    from dp_accounting import dp_event, pld
-
-    accountant = pld.PLDAccountant(value_discretization_interval=PLD_INTERVAL)
-    for event, count in sorted(items, key=repr):
-        gaussian = dp_event.GaussianDpEvent(event.noise_multiplier)
-        accountant.compose(dp_event.PoissonSampledDpEvent(event.sample_rate, gaussian), int(count))
-    return max(0.0, float(accountant.get_epsilon(delta)))
+def _pld_epsilon(
+    items: frozenset[tuple[SampledGaussian, int]], delta: float, theta: float
+) -> float:
+    steps = {(event.sample_rate, event.noise_multiplier): count for event, count in items}
+    return loss_distribution.epsilon(steps, delta, theta)

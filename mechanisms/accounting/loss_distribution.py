@@ -1,0 +1,230 @@
+"""Epsilon of composed (sampled) Gaussians from the distribution of their privacy loss.
+
+The loss of one step is discretized by connecting the dots (Doroshenko et al. 2022, "Connect the
+Dots: Tighter Discrete Approximations of Privacy Loss Distributions"): each interval of losses gives
+its mass to its two ends so that both distributions keep theirs, which dominates the step. Steps are
+composed by the fast Fourier transform (Koskela, Jalko, Honkela 2020) of the distribution tilted by
+``exp(theta loss)``, as in saddle-point accounting (Alghamdi et al. 2023), with theta + 1 the best
+Renyi order. With the tilt, every error of the numbers counts in units of the Renyi bound on delta,
+not of 1, so that it can be bounded and added, and the result is an upper bound:
+
+``delta(eps) = exp(K) E[g]``, ``K = log E exp(theta L)``, ``g = exp(-theta L) max(0, 1 - exp(eps -
+L))``, and ``g`` is at most ``G = exp(-theta eps) theta^theta / (1 + theta)^(1 + theta)``. So an
+error of total variation v in the tilted distribution changes delta by at most ``v G exp(K)``.
+
+Unit and adjacency as in `accountant`. Both directions are composed; the larger epsilon counts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+Floats = NDArray[np.float64]
+Step = tuple[float, float]
+"""Sample rate and noise multiplier."""
+
+FINENESS = 0.02
+"""Spacing of the losses over the standard deviation of a step's loss; what the discretization adds
+to the variance is less than the square of this, relatively."""
+MAX_POINTS = 2**21
+"""Most losses of a step and most points of a transform; losses are spaced wider where more would
+be needed."""
+CUT = 1e-9
+"""Share of delta that may be lost to losses beyond the largest, over all steps."""
+OUTSIDE = 1e-12
+"""Bound on the tilted mass outside the window of a transform."""
+ROUNDING = 1e-10
+"""Bound on the relative error of an interval's mass, a difference of `ndtr` over at least 1e-5
+standard deviations."""
+LOSS_ERROR = 1e-13
+"""Bound on the error of a loss at which an interval ends."""
+
+
+class _Losses(NamedTuple):
+    """One step's discretized losses: logarithm of the mass ``[n]`` at ``(first + i) * spacing``,
+    and the mass beyond all of them."""
+
+    first: int
+    log_mass: Floats
+    infinite: float
+
+
+def epsilon(steps: Mapping[Step, int], delta: float, theta: float) -> float:
+    """An upper bound on the epsilon of all steps together at ``delta``.
+
+    Args:
+        steps: number of applications of each SGM(q, s), positive.
+        delta: in (0, 1).
+        theta: tilt, positive; any gives a bound, one less than the best Renyi order a tight one.
+    """
+    return max(_one_way(steps, delta, theta, adding) for adding in (False, True))
+
+
+def _one_way(steps: Mapping[Step, int], delta: float, theta: float, adding: bool) -> float:
+    total = sum(steps.values())
+    reach = -float(ndtri(CUT * delta / total))
+    variance = sum(n * _variance(*step, adding) for step, n in steps.items()) / total
+    widest = max(abs(float(_loss(1.0 + reach * s, q, s))) for q, s in steps)
+    spacing = max(FINENESS * math.sqrt(variance), widest / MAX_POINTS)
+    while True:
+        parts = [(_losses(*step, spacing, reach, adding), n) for step, n in steps.items()]
+        first, points = _window(parts, theta, spacing)
+        if points <= MAX_POINTS:
+            break
+        spacing *= 2.0
+    tilted, log_scale, error = _composed(parts, theta, spacing, first, points)
+    lost = sum(n * part.infinite for part, n in parts)
+    losses = spacing * np.arange(first, first + points, dtype=np.float64)
+    found = _solve(tilted, losses, log_scale, theta, error, delta - lost)
+    return max(0.0, found + total * LOSS_ERROR)
+
+
+def _variance(q: float, s: float, adding: bool) -> float:
+    """Variance of the loss of one step, roughly; it only sets the spacing."""
+    x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)
+    loss = _loss(x, q, s)
+    density = np.exp(-0.5 * (x / s) ** 2)
+    if not adding:
+        density = density * np.exp(loss)
+    mass = density / density.sum()
+    mean = float(mass @ loss)
+    return float(mass @ (loss - mean) ** 2)
+
+
+def _loss(x: Floats | float, q: float, s: float) -> Floats:
+    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence."""
+    t = (2.0 * np.asarray(x) - 1.0) / (2.0 * s**2)
+    rest = math.log1p(-q) if q < 1.0 else -math.inf
+    return np.asarray(np.logaddexp(rest, math.log(q) + t), dtype=np.float64)
+
+
+def _point(loss: Floats, q: float, s: float) -> Floats:
+    """Inverse of `_loss`; ``-inf`` where no point has so small a loss."""
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = np.maximum(np.expm1(loss) / q, -1.0)
+        t = np.where(loss > 500.0, loss - math.log(q), np.log1p(ratio))
+    return np.asarray(s**2 * t + 0.5)
+
+
+def _losses(q: float, s: float, spacing: float, reach: float, adding: bool) -> _Losses:
+    """One step's losses, discretized upward; ``reach`` standard deviations are looked at."""
+    low, high = float(_loss(-reach * s, q, s)), float(_loss(1.0 + reach * s, q, s))
+    if adding:
+        low, high = -high, -low
+    first, last = math.floor(low / spacing), math.ceil(high / spacing)
+    ends = spacing * np.arange(first, last + 1, dtype=np.float64)
+    # x grows with the loss if a record is removed, and falls if it is added: -x grows then
+    x = -_point(-ends, q, s) if adding else _point(ends, q, s)
+    edges = np.concatenate([[-np.inf], x, [np.inf]]) / s
+    without = _between(edges)
+    shift = -1.0 / s if not adding else 1.0 / s
+    record = (1.0 - q) * without + q * _between(edges + shift)
+    upper, lower = (without, record) if adding else (record, without)
+    upper = upper * (1.0 + ROUNDING)
+    below, inner, beyond = upper[0], upper[1:-1], upper[-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        raised = (inner - np.exp(ends[:-1]) * lower[1:-1]) / -math.expm1(-spacing)
+    raised = np.clip(np.nan_to_num(raised, nan=np.inf), 0.0, inner)
+    raised = np.minimum(inner, raised + 4.0 * ROUNDING / spacing * inner)
+    mass = np.zeros(len(ends))
+    mass[1:] = raised
+    mass[:-1] += inner - raised
+    mass[0] += below
+    with np.errstate(divide="ignore"):
+        return _Losses(first, np.log(mass), float(beyond))
+
+
+def _between(edges: Floats) -> Floats:
+    """Standard normal mass between neighbours of ascending edges, of the nearer tail's accuracy."""
+    a, b = edges[:-1], edges[1:]
+    return np.where(a > 0.0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
+
+
+def _log_moment(parts: Sequence[tuple[_Losses, int]], theta: float, spacing: float) -> float:
+    """``log E exp(theta L)`` of all finite losses together."""
+    return math.fsum(n * _log_sum(_tilt(part, theta, spacing)) for part, n in parts)
+
+
+def _tilt(part: _Losses, theta: float, spacing: float) -> Floats:
+    """Logarithm of each mass times ``exp(theta loss)``."""
+    return part.log_mass + theta * spacing * (part.first + np.arange(len(part.log_mass)))
+
+
+def _log_sum(values: Floats) -> float:
+    most = float(values.max())
+    return most + math.log(float(np.exp(values - most).sum()))
+
+
+def _window(parts: Sequence[tuple[_Losses, int]], theta: float, spacing: float) -> tuple[int, int]:
+    """First point and number of points, a power of two, of a window that holds the tilted sum but
+    for `OUTSIDE` on each side, by Chernoff's bound."""
+    at = _log_moment(parts, theta, spacing)
+    little = 1e-3 * theta
+    around = [_log_moment(parts, theta + sign * little, spacing) for sign in (-1, 1)]
+    deviation = math.sqrt(max(sum(around) - 2.0 * at, 0.0)) / little + spacing
+    tail = -math.log(OUTSIDE)
+    turns = [k / deviation for k in (1.0, 3.0, 6.0)]
+    high = min((_log_moment(parts, theta + t, spacing) - at + tail) / t for t in turns)
+    low = max((at - _log_moment(parts, theta - t, spacing) - tail) / t for t in turns)
+    first, last = math.floor(low / spacing), math.ceil(high / spacing)
+    return first, 2 ** math.ceil(math.log2(last - first + 2))
+
+
+def _composed(
+    parts: Sequence[tuple[_Losses, int]], theta: float, spacing: float, first: int, points: int
+) -> tuple[Floats, float, float]:
+    """Tilted masses of the sum at the window's points, the logarithm of their scale, and a bound on
+    their error in total variation."""
+    product, log_scale, error = np.ones(points // 2 + 1, dtype=np.complex128), 0.0, 0.0
+    unit = np.finfo(np.float64).eps
+    for part, n in parts:
+        logs = _tilt(part, theta, spacing)
+        scale = _log_sum(logs)
+        mass = np.exp(logs - scale)
+        places = (part.first + np.arange(len(mass))) % points
+        folded = np.bincount(places, weights=mass, minlength=points)
+        product *= _power(np.fft.rfft(folded), n)
+        # Higham 2002, Theorem 24.2, for a coefficient of the transform; powers multiply it by n
+        transform = 7.0 * math.log2(points) * math.sqrt(points) * float(np.linalg.norm(folded))
+        error += n * unit * (transform + 8.0)
+        log_scale += n * scale
+    turned = np.roll(np.fft.irfft(product, points), -(first % points))
+    spread = math.sqrt(points) * (error + 7.0 * math.log2(points) * unit)
+    return np.maximum(turned, 0.0), log_scale, 2.0 * spread + 2.0 * OUTSIDE
+
+
+def _power(base: NDArray[np.complex128], n: int) -> NDArray[np.complex128]:
+    """``base ** n`` by squaring, whose error grows as n."""
+    result = np.ones_like(base)
+    while n:
+        if n & 1:
+            result = result * base
+        base, n = base * base, n >> 1
+    return result
+
+
+def _solve(
+    tilted: Floats, losses: Floats, log_scale: float, theta: float, error: float, delta: float
+) -> float:
+    """The least epsilon, from above, whose delta is at most the given one."""
+    log_most = theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
+
+    def excess(eps: float) -> float:
+        over = losses > eps
+        kept = tilted[over] * np.exp(-theta * (losses[over] - eps)) * -np.expm1(eps - losses[over])
+        bound = float(kept.sum()) * (1.0 + 1e-9) + error * math.exp(log_most)
+        return log_scale - theta * eps + math.log(max(bound, 1e-300)) - math.log(delta)
+
+    low, high = 0.0, 1.0
+    if excess(low) <= 0.0:
+        return low
+    while excess(high) > 0.0:
+        low, high = high, 2.0 * high
+    while high - low > 1e-7 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+    return high

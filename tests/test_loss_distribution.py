@@ -1,0 +1,174 @@
+"""Privacy loss distributions against exact deltas, direct convolution and dp-accounting."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, pld
+from scipy.stats import norm
+
+from mechanisms.accounting import loss_distribution as losses
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian
+
+DELTA = 1e-5
+
+
+def exact_delta(q: float, s: float, eps: float, adding: bool) -> float:
+    """Of one step: both measures of the points at which the loss is above eps."""
+    tail = norm.cdf if adding else norm.sf
+
+    def without(x: float) -> float:
+        return tail(x / s)
+
+    def with_record(x: float) -> float:
+        return (1 - q) * without(x) + q * tail((x - 1) / s)
+
+    if not adding:  # the loss grows with x
+        if q < 1 and eps <= math.log1p(-q):
+            return -math.expm1(eps)
+        x = s**2 * math.log1p(math.expm1(eps) / q) + 0.5
+        return with_record(x) - math.exp(eps) * without(x)
+    if q < 1 and -eps <= math.log1p(-q):
+        return 0.0
+    x = s**2 * math.log1p(math.expm1(-eps) / q) + 0.5
+    return without(x) - math.exp(eps) * with_record(x)
+
+
+def tilt(steps: dict) -> float:
+    charges = {SampledGaussian(*step): count for step, count in steps.items()}
+    return epsilon(charges, DELTA).order - 1
+
+
+STEPS = list(itertools.product((0.003, 0.1, 0.6, 1.0), (0.6, 1.0, 3.0)))
+
+
+@pytest.mark.parametrize(("q", "s"), STEPS)
+@pytest.mark.parametrize("adding", [False, True])
+@pytest.mark.parametrize("reach", [7.0, 2.0])
+def test_a_step_s_losses_dominate_it_and_touch_it_where_they_lie(q, s, adding, reach):
+    """Between two losses the discretized delta is a chord of the convex exact one in exp(eps).
+    Losses out of reach are raised, or infinite. Kills losses that are rounded down, and those that are only rounded up."""
+    spacing = 0.03
+    part = losses._losses(q, s, spacing, reach, adding)
+    at = spacing * (part.first + np.arange(len(part.log_mass)))
+    mass = np.exp(part.log_mass)
+    assert 0.5 * losses.ROUNDING < mass.sum() + part.infinite - 1 < 1e-8
+
+    def delta(eps: float) -> float:
+        return float(np.maximum(mass * -np.expm1(eps - at), 0.0).sum()) + part.infinite
+
+    for eps in np.concatenate([at[::7], at[::7] + 0.4 * spacing]):
+        assert delta(eps) >= exact_delta(q, s, eps, adding) * (1 - 1e-7) - 1e-15
+    for eps in at[1:-1:5] if reach > 5.0 else []:
+        assert delta(eps) == pytest.approx(exact_delta(q, s, eps, adding), rel=1e-5, abs=1e-11)
+
+
+@pytest.mark.parametrize(("q", "s"), STEPS)
+def test_one_step_has_its_exact_epsilon(q, s):
+    found = losses.epsilon({(q, s): 1}, DELTA, tilt({(q, s): 1}))
+
+    def worst(eps: float) -> float:
+        return max(exact_delta(q, s, eps, adding) for adding in (False, True))
+
+    assert worst(found) <= DELTA < worst(0.999 * found)
+
+
+@pytest.mark.parametrize(("s", "count"), [(0.7, 1), (5.0, 10), (20.0, 4000), (3.0, 1)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+def test_gaussians_have_their_exact_epsilon(s, count, delta):
+    """Balle, Wang 2018, Theorem 8; also where delta is so small that rounding to 1 would hide
+    it."""
+    mean = math.sqrt(count) / s
+    charges = {SampledGaussian(1.0, s): count}
+    found = losses.epsilon({(1.0, s): count}, delta, epsilon(charges, delta).order - 1)
+
+    def exact(eps: float) -> float:
+        far = math.exp(eps + norm.logcdf(-mean / 2 - eps / mean))
+        return float(norm.cdf(mean / 2 - eps / mean)) - far
+
+    assert exact(found) <= delta < exact(0.9995 * found)
+
+
+MIXED = [
+    {(0.0171, 1.35): 2000},
+    {(0.3, 2.854): 60},
+    {(0.01, 1.1): 1000, (0.02, 1.3): 500},
+    {(0.05, 0.6): 3, (1.0, 4.0): 2, (0.2, 1.0): 1},
+    {(0.001, 0.8): 5000},
+]
+
+
+@pytest.mark.parametrize("steps", MIXED, ids=str)
+def test_compositions_agree_with_dp_accounting(steps):
+    """Both are upper bounds."""
+    theirs = pld.PLDAccountant(value_discretization_interval=2e-4)
+    for (q, s), count in steps.items():
+        theirs.compose(PoissonSampledDpEvent(q, GaussianDpEvent(s)), count)
+    found = losses.epsilon(steps, DELTA, tilt(steps))
+    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
+
+
+@pytest.mark.parametrize("steps", MIXED[1:4], ids=str)
+@pytest.mark.parametrize("times", [0.6, 1.2])
+def test_every_tilt_gives_a_bound_and_neighbours_nearly_the_same(steps, times):
+    best = tilt(steps)
+    found = losses.epsilon(steps, DELTA, times * best)
+    assert found == pytest.approx(losses.epsilon(steps, DELTA, best), rel=1e-4)
+
+
+@pytest.mark.parametrize("adding", [False, True])
+def test_what_the_transform_gets_wrong_is_bounded(adding):
+    """Against direct convolution, for a window that holds the sum but for what may lie outside.
+    Kills a bound that is 0, and a window that is too narrow."""
+    steps, spacing, theta = {(0.2, 1.0): 5, (1.0, 3.0): 3}, 0.05, 3.0
+    parts = [(losses._losses(*step, spacing, 7.0, adding), n) for step, n in steps.items()]
+    first, points = losses._window(parts, theta, spacing)
+    found, log_scale, error = losses._composed(parts, theta, spacing, first, points)
+    exact, start, scale = np.ones(1), 0, 0.0
+    for part, n in parts:
+        mass = np.exp(losses._tilt(part, theta, spacing))
+        for _ in range(n):
+            exact, start, scale = (
+                np.convolve(exact, mass / mass.sum()),
+                start + part.first,
+                scale + math.log(mass.sum()),
+            )
+    places = start + np.arange(len(exact))
+    inside = (places >= first) & (places < first + points)
+    assert exact[~inside].sum() <= 2 * losses.OUTSIDE
+    known = np.zeros(points)
+    known[places[inside] - first] = exact[inside]
+    assert 0 < np.abs(found - known).sum() <= error < 1e-9
+    assert log_scale == pytest.approx(scale, rel=1e-12)
+    assert np.log(np.sum(found)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_bound_on_what_the_transform_gets_wrong_grows_with_the_steps():
+    part = losses._losses(0.1, 1.0, 0.05, 7.0, False)
+    few, many = (losses._composed([(part, n)], 3.0, 0.05, 0, 2**12)[2] for n in (10, 10_000))
+    assert many - 2 * losses.OUTSIDE > 100 * (few - 2 * losses.OUTSIDE)
+
+
+def test_the_mass_of_an_interval_far_out_is_as_accurate_as_others():
+    edges = np.array([-8.1, -8.0, 0.0, 8.0, 8.1])
+    below, _, _, above = losses._between(edges)
+    assert above == below == pytest.approx(norm.cdf(-8.0) - norm.cdf(-8.1), rel=1e-12)
+
+
+def test_errors_and_losses_beyond_all_are_paid_for(monkeypatch):
+    """Each kind of error, made large, makes epsilon larger."""
+    steps = {(0.2, 1.0): 20}
+    before = losses.epsilon(steps, DELTA, tilt(steps))
+    for name, value in (("OUTSIDE", 1e-3), ("ROUNDING", 1e-3), ("LOSS_ERROR", 1e-3), ("CUT", 0.3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(losses, name, value)
+            assert losses.epsilon(steps, DELTA, tilt(steps)) > before * (1 + 1e-4), name
+
+
+def test_where_losses_would_be_too_many_they_lie_further_apart(monkeypatch):
+    steps = {(0.01, 1.1): 1000}
+    before = losses.epsilon(steps, DELTA, tilt(steps))
+    monkeypatch.setattr(losses, "MAX_POINTS", 2**12)
+    assert before < losses.epsilon(steps, DELTA, tilt(steps)) < 1.5 * before
