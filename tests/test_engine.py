@@ -38,9 +38,12 @@ class Fatal(Partition):
 
 def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path):
     """A release that is asked again draws again, at a price that nobody had planned; a simulation
-    draws the same."""
+    draws the same. Workers for which there are no cores are refused, not waited for."""
     given = {"engine": "ray", "workers": 1, "strategy": "fedavg", "standardize": "none"}
     with starting(phases.job(tmp_path, **given).config) as cluster:
+        greedy = phases.job(tmp_path / "greedy", cpus_per_worker=999.5, **given)
+        with pytest.raises(ValueError, match=r"need 999.5 CPU cores .* but the Ray cluster has"):
+            grid_of(greedy, tmp_path, cluster)
         for release, tries in ((False, TRIES), (True, 1)):
             folder = tmp_path / str(release)
             job = phases.job(folder, release, **given)

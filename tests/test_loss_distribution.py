@@ -49,7 +49,8 @@ STEPS = list(itertools.product((0.003, 0.1, 0.6, 1.0), (0.6, 1.0, 3.0)))
 @pytest.mark.parametrize("reach", [7.0, 2.0])
 def test_a_step_s_losses_dominate_it_and_touch_it_where_they_lie(q, s, adding, reach):
     """Between two losses the discretized delta is a chord of the convex exact one in exp(eps).
-    Losses out of reach are raised, or infinite. Kills losses that are rounded down, and those that are only rounded up."""
+    Losses out of reach are raised, or infinite. Kills losses that are rounded down, and those that
+    are only rounded up."""
     spacing = 0.03
     part = losses._losses(q, s, spacing, reach, adding)
     at = spacing * (part.first + np.arange(len(part.log_mass)))

@@ -3,6 +3,7 @@ written."""
 
 import gc
 import logging
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,7 +87,8 @@ def _start(run: Execution) -> None:
         )
     own: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if not run.ray_address:
-        own |= {"num_cpus": max(workers_of(run), os.cpu_count() or 1), "include_dashboard": False}
+        needed = math.ceil(workers_of(run) * run.cpus_per_worker)
+        own |= {"num_cpus": max(needed, os.cpu_count() or 1), "include_dashboard": False}
     ray.init(address=run.ray_address or "local", **own)
 
 

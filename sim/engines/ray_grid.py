@@ -54,6 +54,7 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     run = job.config.run
     workers, gpus = workers_of(run), run.gpus_per_worker
     cluster.begin().result()
+    _check_cores(min(workers, len(job.groups)) * run.cpus_per_worker)
     if gpus is None:
         on_gpu = device_of(job.config).type == "cuda"
         gpus = ray.cluster_resources().get("GPU", 0) / workers if on_gpu else 0
@@ -61,6 +62,21 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     grid.leave = cluster.leave
     cluster.hold(grid)
     return grid
+
+
+def _check_cores(needed: float) -> None:
+    """Refuse more workers than the cluster has cores for: Ray would wait for more in silence.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    cores = ray.cluster_resources().get("CPU", 0.0)
+    if needed > cores:
+        raise ValueError(
+            f"all workers together need {needed:g} CPU cores (workers times cpus_per_worker), but "
+            f"the Ray cluster has {cores:g}: give fewer --workers or --cpus-per-worker, or add "
+            "machines"
+        )
 
 
 class _Worker:
