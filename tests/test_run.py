@@ -130,13 +130,6 @@ RAY = (
 )
 
 
-def test_ray_gives_the_bits_of_the_inline_engine(tmp_path, records):
-    """With one worker; the next test is the same with two, of which one dies."""
-    flags = (f"--dataset={records}", *RAY)
-    finish(child(*flags, "--workers=1", f"--out={tmp_path}", "--name=ray"))
-    assert same(run(tmp_path, "inline", *flags, "--engine=inline"), tmp_path / "ray")
-
-
 def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
     lines = (
         "import numpy; from threadpoolctl import threadpool_info as pools; from sim.job.device "
@@ -153,7 +146,7 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
 
 
 @NEEDS_PROC
-def test_two_ray_workers_of_which_one_dies_give_the_same_bits_too(tmp_path, records):
+def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tmp_path, records):
     """The run is long, and held while its workers are looked for, so that it is not over before."""
     flags = (f"--dataset={records}", *RAY, "--rounds=80")
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
