@@ -256,6 +256,17 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
 
 
+def test_a_ledger_without_its_configuration_is_priced_at_a_given_delta(capsys, tmp_path):
+    """Of those clients that are in it."""
+    make_run(tmp_path, "")
+    (tmp_path / "config.toml").unlink()
+    rows = run(capsys, "--ledger", tmp_path, "--delta", 1e-6)["clients"]
+    assert [row["client"] for row in rows] == [0, 2] and rows[1]["delta"] == 1e-6
+    assert 0 < rows[0]["epsilon_certified"] < rows[1]["epsilon_certified"]
+    assert main_guard(command, ["--ledger", str(tmp_path)]) == 2
+    assert "delta is not in [privacy]" in capsys.readouterr().err
+
+
 BUDGET = '[privacy]\ndelta = 1e-6\nepsilon = 9.5\nbudget = "certified"\n[data]\nclients = 4\n'
 LEAST = {
     "no budget": BUDGET.replace("9.5", '"none"'),

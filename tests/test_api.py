@@ -313,6 +313,17 @@ def test_what_a_run_changes_in_the_process_is_put_back():
     assert process() == before
 
 
+def test_a_run_computes_on_its_own_device_whatever_the_callers_default_is():
+    """And the caller's is there again afterwards. Meta tensors have no values at all."""
+    torch.set_default_device("meta")
+    try:
+        with lent():
+            assert torch.zeros(1).device.type == torch.get_default_device().type == "cpu"
+        assert torch.zeros(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
 def test_threads_train_one_after_the_other(tmp_path, records):
     """Else the second would take the first one's process for the caller's, and leave that
     behind."""
@@ -464,7 +475,8 @@ def test_a_class_that_no_name_leads_to_is_refused():
         pass
 
     other = type("Net", (nn.Module,), {"__module__": __name__})
-    for kind in (Local, other):
+    lost = type("Net", (nn.Module,), {"__module__": "no_such_module"})
+    for kind in (Local, other, lost):
         with pytest.raises(
             ValueError, match=r"cannot be found as .*: define the class at the top level"
         ):

@@ -197,9 +197,7 @@ def test_likelihood_ratios_are_those_of_gaussians_fitted_to_the_other_models():
     unknown = inside.copy()
     unknown[:, 0], unknown[0, 0] = False, True
     assert (likelihood_ratios(rng.normal(size=inside.shape), unknown)[:, 0] == 0).all()
-    assert (
-        likelihood_ratios(np.full(inside.shape, 3.0), inside) == 0
-    ).all()
+    assert (likelihood_ratios(np.full(inside.shape, 3.0), inside) == 0).all()
     with pytest.raises(ValueError, match="models = 7"):
         likelihood_ratios(np.zeros((7, 3)), inside[:7, :3])
 

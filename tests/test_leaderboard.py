@@ -4,6 +4,7 @@ what the page says."""
 import json
 import math
 import multiprocessing
+import re
 import shutil
 import time
 from typing import ClassVar
@@ -208,3 +209,36 @@ def test_lanes_take_runs_in_their_order_and_each_fault_is_its_own(monkeypatch):
     monkeypatch.setattr(lanes, "left", lambda until: next(rest, 0.0))
     assert {run for run, _ in lanes.played(list("abcde"), 1, 1.0)} == {"a", "b"}
     assert Instant.given == ["a", "b"]
+
+
+class Busy(Instant):
+    """A lane whose run does not end."""
+
+    def give(self, run: str) -> None:
+        Instant.given.append(run)
+
+
+def test_runs_that_do_not_end_in_time_are_left_behind(monkeypatch):
+    """They can be resumed. Kills a table that waits for its last run."""
+    monkeypatch.setattr(lanes, "_Lane", Busy)
+    monkeypatch.setattr(Instant, "given", [])
+    assert list(lanes.played(list("abc"), 2, time.monotonic() + 0.01)) == []
+    assert Instant.given == ["a", "b"]
+
+
+def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
+    """Of every package: the same files have the same name, other ones another."""
+    monkeypatch.setattr(kept, "PACKAGES", tmp_path)
+    names = set()
+    for package in ("mechanisms", "client", "strategies", "server", "sim"):
+        (tmp_path / package / "inner").mkdir(parents=True)
+        (tmp_path / package / "inner" / "file.py").write_text(package)
+        names.add(kept.code.__wrapped__())
+    (tmp_path / "pyproject.toml").touch()  # a checkout, but of no repository
+    monkeypatch.setattr(kept.subprocess, "run", failing)
+    names.add(kept.code.__wrapped__())
+    assert len(names) == 5 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
+
+
+def failing(*_, **__):
+    raise OSError("there is no git")

@@ -108,6 +108,12 @@ def test_a_shown_epsilon_is_never_below_the_true_one(value, digits):
     assert value <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12) + 1e-300
 
 
+def test_an_epsilon_that_is_no_number_is_infinite():
+    for value in (None, math.inf, math.nan):
+        assert wording.epsilon(value) == wording.epsilon(value, 2) == "infinite (not private)"
+        assert wording.epsilon(value, infinite="none") == "none"
+
+
 @given(st.floats(0, 100), st.integers(1, 6))
 def test_a_shown_lower_bound_is_never_above_the_true_one(value, digits):
     shown = float(wording.lower_bound(value, digits))
