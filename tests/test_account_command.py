@@ -256,6 +256,14 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
 
 
+def test_of_what_shares_nothing_there_is_no_price(capsys):
+    flags = ["fedfed", "--epsilon=4", "--public-records=9", "--shared-source="]
+    for source in ("public", "none"):
+        assert main_guard(command, [*flags[:-1], flags[-1] + source]) == 2
+        said = capsys.readouterr().err
+        assert said == "error: nothing is shared: leave out --strategy and --shared-source\n"
+
+
 def test_a_ledger_without_its_configuration_is_priced_at_a_given_delta(capsys, tmp_path):
     """Of those clients that are in it."""
     make_run(tmp_path, "")
