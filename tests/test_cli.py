@@ -125,6 +125,7 @@ def test_help_has_what_everybody_needs_and_how_to_see_the_rest(capsys, others):
         for topic in TOPICS
     )
     assert text == shown(capsys, "-h", **others)
+    assert "What it does." in text.splitlines() and text.startswith("usage: prog [--flag value")
 
 
 def test_every_flag_is_in_the_help_of_a_topic_and_the_common_ones_are_in_use():
@@ -292,6 +293,15 @@ def test_the_guard_lets_success_and_bugs_through():
     assert main_guard(lambda argv: None, []) == 0
     with pytest.raises(KeyError):
         main_guard(lambda argv: {}["bug"], [])
+
+
+def test_a_switch_takes_no_value():
+    """Kills one that swallows the word after it."""
+    for switch in ("--json", "--quiet"):
+        with pytest.raises(ValueError, match=r"^unexpected argument '5': every value follows"):
+            parse([switch, "5"], "prog", "", own=OWN)
+    asked = parse(["--json", "--quiet", "--clients", "5"], "prog", "", own=OWN)
+    assert asked.config.run.quiet and asked.config.data.clients == 5 and asked.own == {"json": True}
 
 
 def test_a_command_that_is_interrupted_says_so_with_the_status_of_a_signal(capsys):

@@ -84,6 +84,8 @@ def test_no_reference_to_ray_goes_while_it_ends(monkeypatch):
 
 def waiting(monkeypatch, fault: Exception | None, tries: int = 1, most: int = TRIES) -> RayGrid:
     """A grid that has asked one worker, whose answer is a fault or itself, without Ray."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(ray_grid.TaskIdentity, name, 1)
     grid = RayGrid.__new__(RayGrid)
     message = Message(RecordDict(), dst_node_id=3, message_type="train")
     grid._asked = {"a": ("reply", ray_grid._Asked(message, "worker", tries))}

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sim.config.presets import preset
+from sim.data.words import Words
 from sim.models.networks import NAMES, build
 from sim.models.sequences import SEQUENCE_MODELS
 
@@ -117,6 +118,14 @@ FAULTS = [
     ({"input_shape": ()}, "input_shape = ()"),
     ({"input_shape": (0,)}, "input_shape = (0,)"),
     ({"seed": -1}, "seed = -1"),
+    (
+        {"name": "lstm"},
+        "'lstm' takes sequences of words, and records here are numbers: use one of linear, mlp",
+    ),
+    (
+        {"name": "mlp", "words": Words(9)},
+        "'mlp' takes numbers, and records here are sequences of words: use one of lstm",
+    ),
     ({"seed": 2**63}, "outside 0 .. 2**63 - 1"),
     (
         {"name": "no.such.module:Net"},

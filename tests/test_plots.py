@@ -189,6 +189,18 @@ def test_lines_by_name_with_axes_and_ticks():
     assert plots.curves({}, "", "").axes[0].get_legend() is None
 
 
+def test_a_line_of_few_points_has_markers():
+    """Else a single point, as of one round or of one cell, could not be seen."""
+    for points, marked in ((1, True), (20, True), (21, False)):
+        lines = {"a": [(float(n), 1.0) for n in range(points)]}
+        (line,) = plots.curves(lines, "", "").axes[0].lines
+        assert (line.get_marker() == "o") is marked
+    for rounds, marked in ((1, True), (40, True), (41, False)):
+        several = [dataclasses.replace(unequal.ROUNDS[0], round=n) for n in range(rounds)]
+        for axes in plots.accuracy_and_loss(several, "test").axes:
+            assert (axes.lines[0].get_marker() == "o") is marked
+
+
 def test_who_holds_which_records():
     above, below, bar = plots.partition(unequal.COUNTS).axes
     (steps,) = above.patches

@@ -83,6 +83,8 @@ def test_without_privacy_there_is_no_number(epsilon):
         text = show(epsilon=epsilon, terminal=terminal)
         assert "infinite (not private)" in text
         assert "published" not in text and "order" not in text and "delta" not in text
+        live = "loss 0.500  epsilon infinite (not private)  retired 1"
+        assert (live in text) is terminal
 
 
 def test_caveats_are_printed_in_their_order_and_once():
