@@ -1,6 +1,7 @@
 """``python -m sim.attack``: it finds memory and nothing in noise; user errors are one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,7 +187,8 @@ def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(
 
     def watched(of, owned, key):
         calls.append((owned, key))
-        return train(of, owned, key)
+        place = float(len(calls))
+        return replace(train(of, owned, key), epsilon=5 + place, epsilon_published=9 - place)
 
     monkeypatch.setattr(repetition, "train", watched)
     found = repetition.repetition(job, 5, ATTACKS, 9)
@@ -194,6 +196,7 @@ def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(
     (target, shadow, many), keys = [owned for owned, _ in calls], [key for _, key in calls]
     assert [set(target[0]), set(shadow[0])] == [set(parts.target_in), set(parts.shadow_in)]
     assert len(many) == 9 and all(90 < len(one) < 150 for one in many) and len(set(keys)) == 3
+    assert (found.certified, found.published) == (8.0, 8.0)  # the largest of the three
     model = train(job, target, keys[0])
     said = model.probabilities(parts.target_out)[0].argmax(dim=1).numpy()
     assert found.test_accuracy == (said == job.dataset.y[parts.target_out]).mean()
