@@ -234,10 +234,12 @@ def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
         (tmp_path / package / "inner").mkdir(parents=True)
         (tmp_path / package / "inner" / "file.py").write_text(package)
         names.add(kept.code.__wrapped__())
+    (tmp_path / "server" / "inner" / "file.py").write_text("changed")
+    names.add(kept.code.__wrapped__())
     (tmp_path / "pyproject.toml").touch()  # a checkout, but of no repository
     monkeypatch.setattr(kept.subprocess, "run", failing)
     names.add(kept.code.__wrapped__())
-    assert len(names) == 5 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
+    assert len(names) == 6 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
 
 
 def failing(*_, **__):
