@@ -11,10 +11,8 @@ import torch
 
 from mechanisms import grid
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.guide import alone
 from mechanisms.plan import planned
 from mechanisms.randomness import generator, seed_key
-from mechanisms.updates import UPDATE
 from sim.config import configuration as config
 from sim.data.partition import partition
 from sim.job.job import Job
@@ -22,9 +20,7 @@ from sim.models.networks import build as build_model
 from sim.phases import build as building
 from sim.phases import training
 from sim.phases.build import build
-from sim.phases.phase import group_data
 from sim.phases.training import evaluate
-from strategies.registry import STRATEGIES
 
 RECORDS, TESTS = 120, 9
 UNLIKE = {"clients": 5, "partition": "quantity", "engine": "inline", "min_records": 7, "seed": 11}
@@ -306,30 +302,3 @@ def test_clients_step_by_the_optimizer_that_was_asked_for(tmp_path, given, expec
         direction, state = optimizer.update(gradient, state)
         found.append(float(direction[0, 0]))
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fednova", "fedprox"])
-def test_clients_follow_the_strategy_and_draw_by_the_seed(tmp_path, name):
-    """What guides their steps and what they send are the strategy's. Kills a client that trains as
-    for plain averaging, which for FedNova is scaled wrongly, and a release that can be repeated."""
-    job = built(tmp_path, strategy=name)
-    own, expected = training.node(job, 0, tmp_path)._training, STRATEGIES[name]
-    assert own.sent is expected(job.config.strategy).sent and own.seed == 11
-    assert (own.sent is UPDATE) is (name != "fednova")
-    assert (own.guide is alone) is (name != "fedprox")
-    released = built(tmp_path, strategy=name, release=True)
-    assert training.node(released, 0, tmp_path)._training.seed is None
-
-
-def test_a_group_holds_what_is_public_and_what_is_shared(tmp_path):
-    """Records with their labels, beside those of its clients; nothing where there is nothing."""
-    job = built(tmp_path, public_records=30)
-    shared = np.ones((3, 4), np.float32), np.array([2, 0, 1])
-    for given in (None, shared):
-        data = group_data(job, 0, given)
-        pairs = [(data.x, job.dataset.x), (data.y, job.dataset.y)]
-        pairs += zip(data.holdout, job.holdout, strict=True)
-        pairs += zip(data.shared, given, strict=True) if given else ()
-        assert all(np.array_equal(found.numpy(), own) for found, own in pairs)
-        assert (data.shared is None) is (given is None) and len(data.holdout[1]) == 30
-    assert group_data(built(tmp_path), 0).holdout is None
