@@ -499,6 +499,17 @@ def test_a_run_that_cannot_be_used_is_one_clear_line_and_status_2(capsys, tmp_pa
         assert word in err
 
 
+def test_a_private_run_whose_ledger_is_lost_has_no_price(capsys, tmp_path):
+    """It has not cost nothing. Kills an epsilon of 0; one without privacy needs no ledger."""
+    for name, status in (("dpsgd", 2), ("none", 0)):
+        (tmp_path / "config.toml").write_text(
+            f'[privacy]\nmechanism = "{name}"\ndelta = 1e-6\n[data]\nclients = 2\n'
+        )
+        assert main_guard(command, ["--ledger", str(tmp_path), "--json"]) == status
+        out, err = capsys.readouterr()
+        assert ("must be an existing folder" in err) is (status == 2) is (out == "")
+
+
 def test_a_warning_of_the_accountant_is_a_line_beside_clean_json():
     command = [
         sys.executable,
