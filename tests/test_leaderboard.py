@@ -1,6 +1,7 @@
 """The leaderboard fills itself: which cell comes next, what another machine needs to go on, and
 what the page says."""
 
+import hashlib
 import json
 import math
 import multiprocessing
@@ -236,10 +237,16 @@ def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
         names.add(kept.code.__wrapped__())
     (tmp_path / "server" / "inner" / "file.py").write_text("changed")
     names.add(kept.code.__wrapped__())
+    for name in ("z", "y", "a", "m"):  # in the order of their names, whatever the folder's
+        (tmp_path / "sim" / f"{name}.py").write_text(name)
+    whole = "mechanismsclientstrategieschangeda" + "sim" + "myz"
+    expected = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    assert kept.code.__wrapped__() == f"sources {expected}"
+    names.add(f"sources {expected}")
     (tmp_path / "pyproject.toml").touch()  # a checkout, but of no repository
     monkeypatch.setattr(kept.subprocess, "run", failing)
     names.add(kept.code.__wrapped__())
-    assert len(names) == 6 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
+    assert len(names) == 7 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
 
 
 def failing(*_, **__):
