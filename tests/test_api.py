@@ -4,6 +4,7 @@ that can be opened."""
 import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -576,6 +577,10 @@ def test_the_model_is_the_last_one(tmp_path, arrays, finished):
     right = module(torch.from_numpy(arrays[2])).argmax(dim=1) == torch.from_numpy(arrays[3])
     assert right.double().mean().item() == pytest.approx(result.accuracy) and not module.training
     assert result.finished is finished and result.accuracy == result.rounds[-1].accuracy
+    if finished:  # its file is enough, as where checkpoints were thrown away
+        shutil.rmtree(tmp_path / "one" / "checkpoints")
+        again = result.model().state_dict()
+        assert all(torch.equal(own, again[name]) for name, own in module.state_dict().items())
 
 
 def test_epsilon_of_a_run_that_goes_on_counts_what_its_ledger_has(tmp_path, records, capsys):
