@@ -256,6 +256,19 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dphero --eigenvalues 3,2,1",
+        "dpsur --dpsur-accounting every-trial --trials 30",
+    ],
+)
+def test_one_round_is_the_first_however_the_noise_falls_later(capsys, line):
+    flags = f"{line} --sample-rate 0.1 --steps 20 --noise-multiplier 3".split()
+    found = run(capsys, *flags)["epsilon_certified"]
+    assert run(capsys, *flags, "--noise-decay", "0.5")["epsilon_certified"] == found > 0
+
+
 def test_of_what_shares_nothing_there_is_no_price(capsys):
     flags = ["fedfed", "--epsilon=4", "--public-records=9", "--shared-source="]
     for source in ("public", "none"):

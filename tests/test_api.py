@@ -2,6 +2,7 @@
 that can be opened."""
 
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from torch import nn
 import sim
 from server.checkpoints import Checkpoints
 from sim import account, audit, central, run
+from sim.commands import audit as audit_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.job.environment import SETTINGS as VARIABLES
@@ -154,6 +156,8 @@ def test_an_audit_is_the_commands(tmp_path, records):
     assert main_guard(audit.command, argv) == 0
     other = json.loads((tmp_path / "command" / "audit.json").read_text())
     assert found.to_json() | {"run_dir": ""} == other | {"run_dir": ""}
+    default = inspect.signature(sim.audit_run).parameters["confidence"].default
+    assert default == audit_flags.parse([], "").confidence == 0.95
     assert sim.audit_run(black_box=True, **settings, out=tmp_path).audit.view == "black-box"
 
 

@@ -166,6 +166,24 @@ def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
     )
 
 
+def test_without_a_time_limit_a_cell_has_all_its_seeds_before_the_next_one(
+    tmp_path, capsys, monkeypatch
+):
+    """In the recipe's order; with one, every cell has a first seed before any has a second."""
+    monkeypatch.setattr(lanes, "played", lambda runs, *_: ((run, "no data") for run in runs))
+    places = [f"{row}, {column}" for row, column in ACCURACY]
+    pairs = [(place, seed) for place in places for seed in (5, 6)]
+    for flags, order in (((), pairs), (("--hours=1",), pairs[::2] + pairs[1::2])):
+        folder = tmp_path / str(len(flags))
+        folder.mkdir()
+        files = (f"--cells={folder / 'cells'}", f"--page={folder / 'page.md'}")
+        assert command(folder, str(finished(folder)), "--seeds=5,6", *files, *flags) == 1
+        said = [line for line in capsys.readouterr().out.splitlines() if ": failed: " in line]
+        assert [line.split(" small: ")[1].split(": failed")[0] for line in said] == [
+            f"{place}, seed {seed}" for place, seed in order
+        ]
+
+
 def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
     """And the table that is whole is written all the same."""
     whole, lacking = finished(tmp_path), finished(tmp_path, "other")
