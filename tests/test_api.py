@@ -23,6 +23,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 import sim
+from mechanisms.accounting import accountant
+from mechanisms.accounting.events import Gaussian
+from mechanisms.accounting.ledger import Ledger
+from server import orders
 from server.checkpoints import Checkpoints
 from sim import account, audit, central, run
 from sim.commands import audit as audit_flags
@@ -606,6 +610,20 @@ def test_epsilon_of_a_run_that_goes_on_counts_what_its_ledger_has(tmp_path, reco
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
+    """At each client's own order. Kills the smallest, and that of the first client."""
+    folder = unequal.run_directory(tmp_path / "run", finished=False)
+    lines = [{"order": 8.0, "clients": "0,2-4"}, {"order": 12.0, "clients": "1"}]
+    (folder / orders.FILE).write_text(json.dumps(lines))
+    (folder / "ledger").mkdir(exist_ok=True)
+    assert sim.Result(folder).epsilon == 0.0
+    for client, noise in enumerate((5.0, 2.0, 9.0)):
+        with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
+            ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})
+    own = accountant.epsilon({Gaussian(2.0): 1}, 2e-6, orders=(12.0,)).epsilon
+    assert sim.Result(folder).epsilon == own
 
 
 def test_without_privacy_epsilon_is_infinite(tmp_path, records):

@@ -217,6 +217,13 @@ def test_with_an_end_what_there_was_no_time_for_is_no_fault_and_a_fault_is_one(
     assert command(tmp_path, str(finished(tmp_path)), *flags) == status
 
 
+def test_a_fault_in_one_of_several_tables_decides_the_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes, "played", lambda runs, *_: ((run, "no data") for run in runs[:1]))
+    paths = [str(finished(tmp_path, name)) for name in ("small", "other")]
+    files = (f"--cells={tmp_path / 'cells'}", f"--page={tmp_path / 'page.md'}")
+    assert command(tmp_path, *paths, "--hours=1", "--seeds=4,5", *files) == 1
+
+
 @pytest.mark.parametrize("budget", ["certified", "published"])
 def test_a_path_is_drawn_against_the_epsilon_that_the_budget_bounds(tmp_path, figures, budget):
     path = finished(tmp_path, plot="path", budget=budget)
@@ -299,6 +306,9 @@ def test_without_a_time_limit_there_is_one_seed_and_no_leaderboard():
     given = bench_flags.parse(["absent"], "")
     assert (given.seeds, given.end, given.cells, given.page) == ([0], None, None, None)
     assert (given.budget, given.out, given.rows) == ("certified", Path("runs/bench"), None)
+    assert given.processes == os.cpu_count()
+    with pytest.raises(SystemExit, match="2"):
+        bench_flags.parse(["absent", "--budget=publish"], "")
 
 
 def test_a_time_of_day_is_the_next_one(monkeypatch):

@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import shutil
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -230,6 +231,8 @@ def test_runs_that_do_not_end_in_time_are_left_behind(monkeypatch):
 def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
     """Of every package: the same files have the same name, other ones another."""
     monkeypatch.setattr(kept, "PACKAGES", tmp_path)
+    answer = SimpleNamespace(stdout="the commit of another project\n")
+    monkeypatch.setattr(kept.subprocess, "run", lambda *_, **__: answer)
     names = set()
     for package in ("mechanisms", "client", "strategies", "server", "sim"):
         (tmp_path / package / "inner").mkdir(parents=True)
@@ -243,7 +246,8 @@ def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
     expected = hashlib.sha256(whole.encode()).hexdigest()[:12]
     assert kept.code.__wrapped__() == f"sources {expected}"
     names.add(f"sources {expected}")
-    (tmp_path / "pyproject.toml").touch()  # a checkout, but of no repository
+    (tmp_path / "pyproject.toml").touch()
+    assert kept.code.__wrapped__() == "the commit of another project"
     monkeypatch.setattr(kept.subprocess, "run", failing)
     names.add(kept.code.__wrapped__())
     assert len(names) == 7 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
