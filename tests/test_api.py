@@ -624,6 +624,8 @@ def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
             ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})
     own = accountant.epsilon({Gaussian(2.0): 1}, 2e-6, orders=(12.0,)).epsilon
     assert sim.Result(folder).epsilon == own
+    figures = f"3 rounds, accuracy 0.4300, epsilon {own:.4g}"
+    assert repr(sim.Result(folder)) == f"Result({str(folder)!r}: not finished, {figures})"
 
 
 def test_without_privacy_epsilon_is_infinite(tmp_path, records):

@@ -138,3 +138,9 @@ def test_a_former_name_in_a_recipe_is_refused_with_the_new_one():
         "mechanism": "none",
         "name": None,
     }
+
+
+@pytest.mark.parametrize("place", ["digits-small", "digits-small/absent", "digits-small/DPSGD/x"])
+def test_a_cell_that_is_like_none_is_refused_by_its_name(place):
+    with pytest.raises(ValueError, match=rf"like = '{place}' is no cell: .*known: "):
+        recipes._like(place, "3", "certified")
