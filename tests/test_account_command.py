@@ -256,6 +256,38 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     assert run(capsys, "--ledger", tmp_path, "--delta", 1e-4)["clients"][2]["delta"] == 1e-4
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dphero --eigenvalues 3,2,1",
+        "dpsur --dpsur-accounting every-trial --trials 30",
+    ],
+)
+def test_one_round_is_the_first_however_the_noise_falls_later(capsys, line):
+    flags = f"{line} --sample-rate 0.1 --steps 20 --noise-multiplier 3".split()
+    found = run(capsys, *flags)["epsilon_certified"]
+    assert run(capsys, *flags, "--noise-decay", "0.5")["epsilon_certified"] == found > 0
+
+
+def test_of_what_shares_nothing_there_is_no_price(capsys):
+    flags = ["fedfed", "--epsilon=4", "--public-records=9", "--shared-source="]
+    for source in ("public", "none"):
+        assert main_guard(command, [*flags[:-1], flags[-1] + source]) == 2
+        said = capsys.readouterr().err
+        assert said == "error: nothing is shared: leave out --strategy and --shared-source\n"
+
+
+def test_a_ledger_without_its_configuration_is_priced_at_a_given_delta(capsys, tmp_path):
+    """Of those clients that are in it."""
+    make_run(tmp_path, "")
+    (tmp_path / "config.toml").unlink()
+    rows = run(capsys, "--ledger", tmp_path, "--delta", 1e-6)["clients"]
+    assert [row["client"] for row in rows] == [0, 2] and rows[1]["delta"] == 1e-6
+    assert 0 < rows[0]["epsilon_certified"] < rows[1]["epsilon_certified"]
+    assert main_guard(command, ["--ledger", str(tmp_path)]) == 2
+    assert "delta is not in [privacy]" in capsys.readouterr().err
+
+
 BUDGET = '[privacy]\ndelta = 1e-6\nepsilon = 9.5\nbudget = "certified"\n[data]\nclients = 4\n'
 LEAST = {
     "no budget": BUDGET.replace("9.5", '"none"'),
@@ -451,6 +483,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("--clients 3 --records 4,5", "--records 2 numbers 3 clients"),
         ("--clients 2 --records 4,0", "--records 4,0 positive"),
         ("--records 50 --epsilon 1e-3 --noise-multiplier 1", "epsilon too small"),
+        ("--records 50 --evaluate-on validation", "evaluate_on validation_records is 0"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):
@@ -478,6 +511,17 @@ def test_a_run_that_cannot_be_used_is_one_clear_line_and_status_2(capsys, tmp_pa
     assert err.count("\n") == 1
     for word in words.split():
         assert word in err
+
+
+def test_a_private_run_whose_ledger_is_lost_has_no_price(capsys, tmp_path):
+    """It has not cost nothing. Kills an epsilon of 0; one without privacy needs no ledger."""
+    for name, status in (("dpsgd", 2), ("none", 0)):
+        (tmp_path / "config.toml").write_text(
+            f'[privacy]\nmechanism = "{name}"\ndelta = 1e-6\n[data]\nclients = 2\n'
+        )
+        assert main_guard(command, ["--ledger", str(tmp_path), "--json"]) == status
+        out, err = capsys.readouterr()
+        assert ("must be an existing folder" in err) is (status == 2) is (out == "")
 
 
 def test_a_warning_of_the_accountant_is_a_line_beside_clean_json():

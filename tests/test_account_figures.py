@@ -386,3 +386,28 @@ def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_pat
         assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["note"] == note
         config.write_text(config.read_text().replace(f"epsilon = {target!r}", "epsilon = 9.0"))
+
+
+def test_a_price_of_several_phases_has_a_row_for_each(capsys, monkeypatch):
+    """Below the total, each figure under its name; a price of one phase has no such table."""
+    monkeypatch.setenv("COLUMNS", "250")
+    flags = "--clients=3 --records=50,40,40 --rounds=2 --batch-size=10 --epsilon=4 --delta=1e-3 "
+    flags += "--noise-multiplier=3 --standardize=private"
+    assert main_guard(command, [*flags.split(), "--json"]) == 0
+    phases = json.loads(capsys.readouterr().out)["phases"]
+    assert [row["phase"] for row in phases] == ["statistics", "train", "train"]
+    rows, _ = table(capsys, *flags.split())
+    names = ("phase", "clients", "rounds", "steps", "sample rate", "noise multiplier")
+    start = rows.index([*names, "epsilon certified", "epsilon published"])
+
+    def shown(row: dict) -> list[str]:
+        found = [row.get(name.replace(" ", "_")) for name in names]
+        texts = ["-" if one is None else f"{one:.6g}" for one in found[2:]]
+        epsilons = [wording.epsilon(row[f"epsilon_{c}"], 6) for c in ("certified", "published")]
+        return [*found[:2], *texts, *epsilons]
+
+    assert rows[start + 1 :] == [shown(row) for row in phases]
+    assert len({tuple(row) for row in rows[start + 1 :]}) == 3
+    one = flags.replace("--standardize=private", "").replace("50,40,40", "40")
+    alone, _ = table(capsys, *one.split())
+    assert not any(row[0] == "phase" and len(row) > 2 for row in alone)

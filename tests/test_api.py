@@ -2,8 +2,10 @@
 that can be opened."""
 
 import contextlib
+import inspect
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -21,8 +23,13 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 import sim
+from mechanisms.accounting import accountant
+from mechanisms.accounting.events import Gaussian
+from mechanisms.accounting.ledger import Ledger
+from server import orders
 from server.checkpoints import Checkpoints
 from sim import account, audit, central, run
+from sim.commands import audit as audit_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.job.environment import SETTINGS as VARIABLES
@@ -153,6 +160,8 @@ def test_an_audit_is_the_commands(tmp_path, records):
     assert main_guard(audit.command, argv) == 0
     other = json.loads((tmp_path / "command" / "audit.json").read_text())
     assert found.to_json() | {"run_dir": ""} == other | {"run_dir": ""}
+    default = inspect.signature(sim.audit_run).parameters["confidence"].default
+    assert default == audit_flags.parse([], "").confidence == 0.95
     assert sim.audit_run(black_box=True, **settings, out=tmp_path).audit.view == "black-box"
 
 
@@ -313,6 +322,17 @@ def test_what_a_run_changes_in_the_process_is_put_back():
     assert process() == before
 
 
+def test_a_run_computes_on_its_own_device_whatever_the_callers_default_is():
+    """And the caller's is there again afterwards. Meta tensors have no values at all."""
+    torch.set_default_device("meta")
+    try:
+        with lent():
+            assert torch.zeros(1).device.type == torch.get_default_device().type == "cpu"
+        assert torch.zeros(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
 def test_threads_train_one_after_the_other(tmp_path, records):
     """Else the second would take the first one's process for the caller's, and leave that
     behind."""
@@ -464,7 +484,8 @@ def test_a_class_that_no_name_leads_to_is_refused():
         pass
 
     other = type("Net", (nn.Module,), {"__module__": __name__})
-    for kind in (Local, other):
+    lost = type("Net", (nn.Module,), {"__module__": "no_such_module"})
+    for kind in (Local, other, lost):
         with pytest.raises(
             ValueError, match=r"cannot be found as .*: define the class at the top level"
         ):
@@ -564,6 +585,10 @@ def test_the_model_is_the_last_one(tmp_path, arrays, finished):
     right = module(torch.from_numpy(arrays[2])).argmax(dim=1) == torch.from_numpy(arrays[3])
     assert right.double().mean().item() == pytest.approx(result.accuracy) and not module.training
     assert result.finished is finished and result.accuracy == result.rounds[-1].accuracy
+    if finished:  # its file is enough, as where checkpoints were thrown away
+        shutil.rmtree(tmp_path / "one" / "checkpoints")
+        again = result.model().state_dict()
+        assert all(torch.equal(own, again[name]) for name, own in module.state_dict().items())
 
 
 def test_epsilon_of_a_run_that_goes_on_counts_what_its_ledger_has(tmp_path, records, capsys):
@@ -585,6 +610,22 @@ def test_epsilon_of_a_run_that_goes_on_counts_what_its_ledger_has(tmp_path, reco
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
+    """At each client's own order. Kills the smallest, and that of the first client."""
+    folder = unequal.run_directory(tmp_path / "run", finished=False)
+    lines = [{"order": 8.0, "clients": "0,2-4"}, {"order": 12.0, "clients": "1"}]
+    (folder / orders.FILE).write_text(json.dumps(lines))
+    (folder / "ledger").mkdir(exist_ok=True)
+    assert sim.Result(folder).epsilon == 0.0
+    for client, noise in enumerate((5.0, 2.0, 9.0)):
+        with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
+            ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})
+    own = accountant.epsilon({Gaussian(2.0): 1}, 2e-6, orders=(12.0,)).epsilon
+    assert sim.Result(folder).epsilon == own
+    figures = f"3 rounds, accuracy 0.4300, epsilon {own:.4g}"
+    assert repr(sim.Result(folder)) == f"Result({str(folder)!r}: not finished, {figures})"
 
 
 def test_without_privacy_epsilon_is_infinite(tmp_path, records):

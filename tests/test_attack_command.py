@@ -1,6 +1,7 @@
 """``python -m sim.attack``: it finds memory and nothing in noise; user errors are one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from sim import attack
 from sim.attacking import repetition
 from sim.attacking.membership import split
 from sim.auditing.trainings import train
-from sim.commands.attack import ATTACKS, parse
+from sim.commands.attack import ATTACKS, OWN, parse
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.phases.build import build
@@ -161,6 +162,11 @@ def test_without_privacy_the_rate_is_that_of_gradients_that_nothing_clips():
     assert [c.local.lr for c in asked.configs] == pytest.approx([3.0, 3.0, 0.6])
     assert [c.privacy.mechanism for c in parse(["--mechanism=none"]).configs] == ["dpsgd", "none"]
     assert [c.privacy.mechanism for c in parse([]).configs] == ["dpsgd", "none"]
+    usual = parse([])
+    assert (usual.attacks, usual.targets, usual.models, usual.records) == (ATTACKS, 3, 16, None)
+    assert (usual.confidence, usual.json) == (0.95, False)
+    for flag, text in (("--targets", "3"), ("--models", "16"), ("--confidence", "0.95")):
+        assert f"(default: {text})" in OWN[flag][1]
     given = parse(["--targets=4", "--models=11", "--records=50", "--confidence=0.8", "--json"])
     assert (given.targets, given.models, given.records, given.confidence, given.json) == (
         4,
@@ -181,7 +187,8 @@ def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(
 
     def watched(of, owned, key):
         calls.append((owned, key))
-        return train(of, owned, key)
+        place = float(len(calls))
+        return replace(train(of, owned, key), epsilon=5 + place, epsilon_published=9 - place)
 
     monkeypatch.setattr(repetition, "train", watched)
     found = repetition.repetition(job, 5, ATTACKS, 9)
@@ -189,6 +196,7 @@ def test_models_are_trained_on_the_parts_of_one_split_with_draws_of_their_own(
     (target, shadow, many), keys = [owned for owned, _ in calls], [key for _, key in calls]
     assert [set(target[0]), set(shadow[0])] == [set(parts.target_in), set(parts.shadow_in)]
     assert len(many) == 9 and all(90 < len(one) < 150 for one in many) and len(set(keys)) == 3
+    assert (found.certified, found.published) == (8.0, 8.0)  # the largest of the three
     model = train(job, target, keys[0])
     said = model.probabilities(parts.target_out)[0].argmax(dim=1).numpy()
     assert found.test_accuracy == (said == job.dataset.y[parts.target_out]).mean()
@@ -206,6 +214,10 @@ def test_some_records_are_records_with_their_labels(data):
     assert [label[x.tobytes()] for x in some.x] == some.y.tolist()
     assert len({x.tobytes() for x in some.x}) == 50 == len(some.y)
     assert repetition.some_records(job, None) is job
+    everything = repetition.some_records(job, 240).dataset
+    assert {x.tobytes() for x in everything.x} == set(label)
+    with pytest.raises(ValueError, match="--records 241 must be at most the 240 training records"):
+        repetition.some_records(job, 241)
 
 
 @pytest.mark.parametrize("flag", ["--release", "--noise-decay=0.1", "--standardize=private"])

@@ -1,8 +1,10 @@
 """Every number of ``python -m sim.attack``: each under its label, counted as plainly as can be,
 intervals that hold."""
 
+import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +24,8 @@ from sim.commands.attack import ATTACKS, Question, parse
 from sim.config.configuration import load
 from sim.config.papers import entry
 from sim.phases.build import build
-from sim.showing.attack import RATES, Attacked, Report, Success, notes, show
+from sim.showing import attack as showing
+from sim.showing.attack import RATES, Attacked, Report, Success, notes, one_by_one, show
 from tests import unequal
 
 
@@ -465,3 +468,24 @@ def test_a_training_that_ends_early_has_the_rates_of_the_whole_and_meets_its_bud
         found.epsilon, rel=0.1
     )
     assert found.epsilon_published != found.epsilon
+
+
+def test_the_terminal_says_which_training_is_attacked(monkeypatch):
+    """With its number and its budget; nothing where the run is quiet."""
+    lines, made = [], []
+
+    class Terminal:
+        def __init__(self, **given):
+            made.append(given)
+
+        @contextlib.contextmanager
+        def status(self, first):
+            lines.append(first)
+            yield SimpleNamespace(update=lines.append)
+
+    monkeypatch.setattr(showing, "Console", Terminal)
+    configs = parse(["--epsilons=2,4", "--quiet"]).configs
+    assert list(one_by_one(configs)) == list(configs)
+    texts = ["1 of 3: dpsgd at epsilon 2.0", "2 of 3: dpsgd at epsilon 4.0", "3 of 3: none"]
+    assert lines == ["", *texts] and made == [{"stderr": True, "quiet": True}]
+    assert list(one_by_one(parse([]).configs)) and made[1] == {"stderr": True, "quiet": False}

@@ -83,6 +83,11 @@ def test_features_are_sorted_probabilities_and_whether_the_answer_is_right():
         torch.tensor([[0.2, 0.7, 0.1], [0.5, 0.2, 0.3]]), torch.tensor([1, 2])
     )
     np.testing.assert_allclose(found, [[0.7, 0.2, 0.1, 1.0], [0.5, 0.3, 0.2, 0.0]], rtol=1e-6)
+    many = torch.from_numpy(
+        np.random.default_rng(0).permutation(30.0 * np.arange(24)).reshape(2, 12)
+    )
+    found = posterior_features(many, many.argmax(dim=1))  # of many classes, the ten largest
+    assert found.tolist() == [[*sorted(row.tolist())[:1:-1], 1.0] for row in many]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -158,7 +163,10 @@ def test_every_training_has_the_plan_and_the_learning_rates_of_its_own_size(tmp_
     )
     one = replace(one, config=one.config.model_copy(update={"privacy": privacy, "local": local}))
     owned = [np.arange(40), np.arange(100, 220), np.arange(30, 90)]
-    at_once = train(one, owned, KEY)
+    at_once, alone = train(one, owned, KEY), [train(one, [own], KEY) for own in owned]
+    for name in ("epsilon", "epsilon_published"):
+        each = [getattr(single, name) for single in alone]
+        assert getattr(at_once, name) == max(each) > each[1] > 0
     for together in (1, 2):
         monkeypatch.setattr(trainings, "AT_A_TIME", together)
         torch.testing.assert_close(
@@ -203,6 +211,7 @@ def test_likelihood_ratios_are_those_of_gaussians_fitted_to_the_other_models():
     unknown = inside.copy()
     unknown[:, 0], unknown[0, 0] = False, True
     assert (likelihood_ratios(rng.normal(size=inside.shape), unknown)[:, 0] == 0).all()
+    assert (likelihood_ratios(np.full(inside.shape, 3.0), inside) == 0).all()
     with pytest.raises(ValueError, match="models = 7"):
         likelihood_ratios(np.zeros((7, 3)), inside[:7, :3])
 

@@ -138,10 +138,13 @@ def test_bounds_grow_with_the_evidence_and_shrink_with_what_is_asked_of_it():
 
 
 def test_rates_are_those_of_clopper_and_pearson():
-    low = stats.binomtest(90, 100).proportion_ci(0.9, "exact").low
-    high = stats.binomtest(3, 100).proportion_ci(0.9, "exact").high
-    found = rates_epsilon(np.array(90), 100, np.array(3), 100, 0.01, 0.9)
-    assert found == pytest.approx(math.log((low - 0.01) / high), rel=1e-9)
+    """Also at either end: one event, or all but one. Of 3 runs with the neighbour, half an error of
+    0.8 leaves room below 1."""
+    for hits, alarms, others in ((90, 3, 100), (1, 0, 10**6), (100, 0, 1), (99, 2, 3)):
+        low = stats.binomtest(hits, 100).proportion_ci(0.2, "exact").low
+        high = stats.binomtest(alarms, others).proportion_ci(0.2, "exact").high
+        found = rates_epsilon(np.array(hits), 100, np.array(alarms), others, 1e-3, 0.2)
+        assert found == pytest.approx(math.log((low - 1e-3) / high), rel=1e-6) and found > 0
 
 
 def test_a_threshold_is_judged_by_runs_that_did_not_choose_it():
@@ -205,6 +208,8 @@ def test_each_data_set_has_its_own_number_of_runs():
         (lambda: threshold_epsilon(np.zeros(1), np.zeros(9), 0.0, 0.9), "runs = 1"),
         (lambda: threshold_epsilon(np.zeros(9), np.zeros(1), 0.0, 0.9), "runs = 1"),
         (lambda: one_run_epsilon(3, 3, 10, 0.0, 0.0), "confidence = 0.0"),
+        (lambda: threshold_epsilon(np.arange(9.0), np.zeros(9), 0.0, 1.0), "confidence = 1.0"),
+        (lambda: threshold_epsilon(np.arange(9.0), np.zeros(9), 0.0, 0.0), "confidence = 0.0"),
     ],
 )
 def test_what_cannot_be_used_is_named(call, named):

@@ -15,6 +15,7 @@ from sim.auditing import one_run
 from sim.auditing.bounds import one_run_epsilon
 from sim.auditing.one_run import SHARES
 from sim.auditing.session import _plant
+from sim.commands.audit import parse
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.phases import build as jobs
@@ -248,3 +249,5 @@ def test_the_help_names_the_flags(capsys):
         flag in out
         for flag in ("--canaries", "--confidence", "--black-box", "--white-box", "--epsilon")
     )
+    assert f"(default: at most {one_run.MAX_CANARIES})" in " ".join(out.split())
+    assert parse([], "").confidence == 0.95 and "(default: 0.95)" in out

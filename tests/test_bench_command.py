@@ -166,6 +166,24 @@ def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
     )
 
 
+def test_without_a_time_limit_a_cell_has_all_its_seeds_before_the_next_one(
+    tmp_path, capsys, monkeypatch
+):
+    """In the recipe's order; with one, every cell has a first seed before any has a second."""
+    monkeypatch.setattr(lanes, "played", lambda runs, *_: ((run, "no data") for run in runs))
+    places = [f"{row}, {column}" for row, column in ACCURACY]
+    pairs = [(place, seed) for place in places for seed in (5, 6)]
+    for flags, order in (((), pairs), (("--hours=1",), pairs[::2] + pairs[1::2])):
+        folder = tmp_path / str(len(flags))
+        folder.mkdir()
+        files = (f"--cells={folder / 'cells'}", f"--page={folder / 'page.md'}")
+        assert command(folder, str(finished(folder)), "--seeds=5,6", *files, *flags) == 1
+        said = [line for line in capsys.readouterr().out.splitlines() if ": failed: " in line]
+        assert [line.split(" small: ")[1].split(": failed")[0] for line in said] == [
+            f"{place}, seed {seed}" for place, seed in order
+        ]
+
+
 def test_one_table_that_lacks_a_cell_decides_the_status(tmp_path, capsys):
     """And the table that is whole is written all the same."""
     whole, lacking = finished(tmp_path), finished(tmp_path, "other")
@@ -197,6 +215,13 @@ def test_with_an_end_what_there_was_no_time_for_is_no_fault_and_a_fault_is_one(
         f"--page={tmp_path / 'page.md'}",
     )
     assert command(tmp_path, str(finished(tmp_path)), *flags) == status
+
+
+def test_a_fault_in_one_of_several_tables_decides_the_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(lanes, "played", lambda runs, *_: ((run, "no data") for run in runs[:1]))
+    paths = [str(finished(tmp_path, name)) for name in ("small", "other")]
+    files = (f"--cells={tmp_path / 'cells'}", f"--page={tmp_path / 'page.md'}")
+    assert command(tmp_path, *paths, "--hours=1", "--seeds=4,5", *files) == 1
 
 
 @pytest.mark.parametrize("budget", ["certified", "published"])
@@ -281,6 +306,9 @@ def test_without_a_time_limit_there_is_one_seed_and_no_leaderboard():
     given = bench_flags.parse(["absent"], "")
     assert (given.seeds, given.end, given.cells, given.page) == ([0], None, None, None)
     assert (given.budget, given.out, given.rows) == ("certified", Path("runs/bench"), None)
+    assert given.processes == os.cpu_count()
+    with pytest.raises(SystemExit, match="2"):
+        bench_flags.parse(["absent", "--budget=publish"], "")
 
 
 def test_a_time_of_day_is_the_next_one(monkeypatch):

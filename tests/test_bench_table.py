@@ -170,6 +170,11 @@ def test_a_model_that_was_never_measured_has_no_accuracy_and_hides_no_other():
         Cell("A", "3", {}, says(60.0)), 1, (result(None, (9.0,), (8.0,), 20.0, 5),), ()
     )
     assert never.mean is None and never.difference is None
+    short = dataclasses.replace(never, cell=Cell("A", "90", {}, says(60.0), reach=90.0))
+    half = dataclasses.replace(short, seeds=2)
+    for line, said in ((never, "**done**"), (short, "not reached")):
+        assert f"| {said} | paper 60 |" in table.markdown(RECIPE, "certified", [line])
+    assert "| **missing 1 of 2 seeds** | paper" in table.markdown(RECIPE, "certified", [half])
 
 
 def test_lines_are_the_cells_with_their_runs_and_faults(tmp_path):

@@ -21,6 +21,7 @@ from sim.engines.cluster import workers_of
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of, single_thread
 from sim.job.job import Job
+from sim.phases import build as building
 from sim.phases.build import build, with_groups
 
 SETTINGS = {"clients": 40, "partition": "iid", "engine": "inline"}
@@ -78,6 +79,14 @@ def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, grou
     """Unless it is said otherwise: more groups would make chunks smaller on a machine with more
     cores."""
     assert with_groups(config.load(None, given), 25, most=3).run.groups == groups
+
+
+def test_a_device_with_memory_of_its_own_takes_as_many_clients_as_fit_there(tmp_path, monkeypatch):
+    """The bounds on a step are those of a CPU's cache."""
+    job = built(tmp_path)
+    assert building.step_entries(job) > 0
+    monkeypatch.setattr(building, "device_of", lambda config: torch.device("cuda"))
+    assert building.step_entries(job) == 0
 
 
 def test_a_given_number_is_taken(tmp_path):

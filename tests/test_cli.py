@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
+from sim.commands import guard
 from sim.commands.account import OWN
 from sim.commands.flags import Request, parse
 from sim.commands.guard import main_guard
@@ -123,6 +125,7 @@ def test_help_has_what_everybody_needs_and_how_to_see_the_rest(capsys, others):
         for topic in TOPICS
     )
     assert text == shown(capsys, "-h", **others)
+    assert "What it does." in text.splitlines() and text.startswith("usage: prog [--flag value")
 
 
 def test_every_flag_is_in_the_help_of_a_topic_and_the_common_ones_are_in_use():
@@ -290,6 +293,29 @@ def test_the_guard_lets_success_and_bugs_through():
     assert main_guard(lambda argv: None, []) == 0
     with pytest.raises(KeyError):
         main_guard(lambda argv: {}["bug"], [])
+
+
+def test_a_switch_takes_no_value():
+    """Kills one that swallows the word after it."""
+    for switch in ("--json", "--quiet"):
+        with pytest.raises(ValueError, match=r"^unexpected argument '5': every value follows"):
+            parse([switch, "5"], "prog", "", own=OWN)
+    asked = parse(["--json", "--quiet", "--clients", "5"], "prog", "", own=OWN)
+    assert asked.config.run.quiet and asked.config.data.clients == 5 and asked.own == {"json": True}
+
+
+def test_a_command_that_is_interrupted_says_so_with_the_status_of_a_signal(capsys):
+    def command(argv):
+        raise KeyboardInterrupt
+
+    assert main_guard(command, []) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_in_development_mode_a_user_error_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(guard, "sys", SimpleNamespace(flags=SimpleNamespace(dev_mode=True)))
+    with pytest.raises(ValueError, match="clients is 0"):
+        main_guard(lambda argv: ask(*argv), ["--clients=0"])
 
 
 def test_warnings_are_one_line(capsys):

@@ -260,6 +260,8 @@ def test_a_word_that_is_like_none_has_no_suggestion():
     ("text", "parts"),
     [
         ("[data]\nclinets = 3", ["clinets", "[data]", "did you mean clients?"]),
+        ("[data]\nepsilom = 3", ["epsilom in [data]; did you mean epsilon?"]),
+        ("[data]\nxyzzy = 3", ["xyzzy in [data] (known: dataset, data_dir,"]),
         ("[dta]\nclients = 3", ["dta", "did you mean data?"]),
         ("[data]\nrounds = 3", ["rounds", "[rounds]", "[data]", "move it"]),
         ("clients = 3", ["clients", "under [data]"]),

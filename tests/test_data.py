@@ -1,22 +1,26 @@
 """Data sets: known counts and scales, the readers' formats, and errors that name the fault."""
 
+import dataclasses
 import hashlib
 import os
 import pickle
 import socket
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from sim.config.settings import Data
 from sim.data import dataset as data
 from sim.data import files, given
 from sim.data.arrays import fixed_split, read_npz
 from sim.data.dataset import load
 from sim.data.torchvision_compat import import_torchvision
+from sim.data.words import words_of
 
 GREY = {"mnist": ("MNIST", 0.1307, 0.3081), "fmnist": ("FashionMNIST", 0.2860, 0.3530)}
 
@@ -276,6 +280,7 @@ BAD_ARRAYS = [
     ({"x": X, "y": Y[:, None]}, "y has shape (6, 1)"),
     ({"x": X, "y": Y * 0}, "at least 2 classes"),
     ({"x": X, "y": Y[:5]}, "x holds 6 records, y 5 labels"),
+    ({"x": X, "y": Y, "y_test": Y}, "array 'x_test' is missing"),
     (
         {"x": X, "y": Y, "x_test": X, "y_test": Y + 1},
         "y_test holds the label 3, those of y end at 2",
@@ -341,3 +346,41 @@ def test_a_damaged_key_of_given_arrays_is_refused(tmp_path: Path, length: int) -
     with pytest.raises(ValueError, match=f"has {length} bytes, it must have 32"):
         given.keep((np.eye(6), np.arange(6) % 2), tmp_path)
     assert [path.name for path in (tmp_path / given.FOLDER).iterdir()] == [given.KEY]
+
+
+def test_without_scikit_learn_its_digits_are_missed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found, said in (
+        (None, "it is missing"),
+        (SimpleNamespace(origin=str(tmp_path / "sklearn" / "__init__.py")), "digits.csv.gz is mis"),
+    ):
+        monkeypatch.setattr(data.importlib.util, "find_spec", lambda name, found=found: found)
+        with pytest.raises(
+            ValueError, match=f"'digits' needs scikit-learn, .*{said}.* pip install"
+        ):
+            load("digits")
+
+
+def test_a_torchvision_that_cannot_be_imported_says_why_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError(f"no\n{name} here")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    with pytest.raises(ValueError, match=r"cannot be imported \(RuntimeError: no torchvision here"):
+        import_torchvision()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [({"word_vectors": "a.txt"}, "word_vectors is a.txt"), ({"train_embedding": True}, "True")],
+)
+def test_numeric_records_have_no_words(setting: dict, said: str) -> None:
+    numeric = data.Dataset("mine", *(np.zeros(1),) * 4, classes=2)
+    assert words_of(Data(), numeric) is None
+    with pytest.raises(ValueError, match=f"{said}, but mine has no words: drop --.*--dataset imdb"):
+        words_of(Data(**setting), numeric)
+    with pytest.raises(ValueError, match="standardize is private, but word numbers have no mean"):
+        words_of(Data(standardize="private"), dataclasses.replace(numeric, words=9))

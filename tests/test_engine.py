@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from flwr.app import Message, RecordDict
 
 from mechanisms.accounting import ledger
 from server import loop
@@ -15,8 +16,9 @@ from server.store import Store
 from sim.config.configuration import load
 from sim.data.partition import Partition
 from sim.engines import cluster as clusters
+from sim.engines import ray_grid
 from sim.engines.cluster import starting
-from sim.engines.ray_grid import TRIES, grid_of
+from sim.engines.ray_grid import TRIES, RayGrid, grid_of
 from sim.phases import training
 from tests import phases
 
@@ -81,3 +83,48 @@ def test_no_reference_to_ray_goes_while_it_ends(monkeypatch):
         cluster.leave()
     gc.enable()
     assert there == [(False, True)] * 2
+
+
+def waiting(monkeypatch, fault: Exception | None, tries: int = 1, most: int = TRIES) -> RayGrid:
+    """A grid that has asked one worker, whose answer is a fault or itself, without Ray."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(ray_grid.TaskIdentity, name, 1)
+    grid = RayGrid.__new__(RayGrid)
+    message = Message(RecordDict(), dst_node_id=3, message_type="train")
+    grid._asked = {"a": ("reply", ray_grid._Asked(message, "worker", tries))}
+    grid._workers, grid._tries, grid._new_worker = ["other", "worker"], most, lambda: "fresh"
+
+    def get(reply: object) -> object:
+        if fault is not None:
+            raise fault
+        return reply
+
+    monkeypatch.setattr(ray_grid.ray, "get", get)
+    return grid
+
+
+def test_a_user_error_in_a_worker_is_the_users_error_here(monkeypatch):
+    """In the same words, without those of Ray around them; a bug becomes an error message."""
+    fault = ValueError("clients is 0")
+    grid = waiting(monkeypatch, ray_grid.ray.exceptions.RayTaskError("f", "a traceback", fault))
+    with pytest.raises(ValueError, match=r"^clients is 0$") as caught:
+        grid._take("a")
+    assert caught.value is fault and grid._asked == {}
+    bug = ray_grid.ray.exceptions.RayTaskError("f", "a traceback", KeyError("bug"))
+    said = waiting(monkeypatch, bug)._take("a")
+    assert said.has_error() and said.error.code == ray_grid.NODE_FAILED
+    assert "a traceback" in said.error.reason
+    assert waiting(monkeypatch, None)._take("a") == "reply"
+
+
+@pytest.mark.parametrize(("tries", "again"), [(1, True), (2, True), (3, False)])
+def test_a_worker_that_dies_is_replaced_and_asked_three_times_in_all(monkeypatch, tries, again):
+    grid = waiting(monkeypatch, ray_grid.ray.exceptions.ActorDiedError(), tries)
+    sent = []
+    grid._hand_over = lambda *given: sent.append(given)
+    message = grid._asked["a"][1].message
+    said = grid._take("a")
+    assert grid._workers == ["other", "fresh"]
+    assert sent == ([(message, tries + 1, "a")] if again else [])
+    assert (said is None) is again
+    assert again or (said.has_error() and said.error.reason.startswith("its worker died: "))

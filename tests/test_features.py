@@ -165,6 +165,25 @@ def test_a_damaged_file_is_computed_anew(damage: str, images: Path) -> None:
     assert np.array_equal(np.load(path)["x"], first.x)
 
 
+class Touch:
+    """An object that makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+def test_a_file_of_objects_is_computed_anew_and_runs_nothing(images: Path, tmp_path: Path) -> None:
+    """Whoever can write into the folder of data sets must not run code here."""
+    first = load(settings(images), CPU)
+    (path,) = kept(images)
+    np.savez(path, x=np.array([Touch(tmp_path / "ran")], dtype=object), x_test=first.x_test)
+    assert np.array_equal(load(settings(images), CPU).x, first.x)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_write_that_fails_leaves_nothing_and_stops_nothing(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,21 @@ def test_a_damaged_file_is_refused(damage: str, tmp_path: Path) -> None:
         load("imdb", str(tmp_path))
 
 
+def test_arrays_of_a_later_format_are_refused_by_their_name(tmp_path: Path) -> None:
+    """They would be read from the wrong place."""
+    path = write(tmp_path) / imdb.REVIEWS
+    with zipfile.ZipFile(path) as whole:
+        content = {name: whole.read(name) for name in whole.namelist()}
+    later = io.BytesIO()
+    np.lib.format.write_array(later, np.array([0, 1]), version=(2, 0))
+    content["y_test.npy"] = later.getvalue()
+    with zipfile.ZipFile(path, "w") as changed:
+        for name, one in content.items():
+            changed.writestr(name, one)
+    with pytest.raises(ValueError, match="y_test is stored in another version of NumPy's format"):
+        load("imdb", str(tmp_path))
+
+
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which files are downloaded, as if it were Keras'."""
@@ -149,6 +164,13 @@ def test_the_vocabulary_ends_below_the_number_of_words(tmp_path: Path) -> None:
     last = imdb.WORDS - imdb.FIRST - 1
     (tmp_path / imdb.INDEX).write_text(json.dumps({"the": 1, "last": last, "beyond": last + 1}))
     assert imdb.numbers(tmp_path) == {"the": 4, "last": imdb.WORDS - 1}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"the": "first"}', '{"the": null}'])
+def test_a_faulty_vocabulary_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / imdb.INDEX).write_text(text)
+    with pytest.raises(ValueError, match=r"index\.json holds no ranks of words .*download it"):
+        imdb.numbers(tmp_path)
 
 
 def test_missing_files_are_downloaded_once(source: Path, tmp_path: Path) -> None:

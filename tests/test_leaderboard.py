@@ -1,11 +1,14 @@
 """The leaderboard fills itself: which cell comes next, what another machine needs to go on, and
 what the page says."""
 
+import hashlib
 import json
 import math
 import multiprocessing
+import re
 import shutil
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -208,3 +211,47 @@ def test_lanes_take_runs_in_their_order_and_each_fault_is_its_own(monkeypatch):
     monkeypatch.setattr(lanes, "left", lambda until: next(rest, 0.0))
     assert {run for run, _ in lanes.played(list("abcde"), 1, 1.0)} == {"a", "b"}
     assert Instant.given == ["a", "b"]
+
+
+class Busy(Instant):
+    """A lane whose run does not end."""
+
+    def give(self, run: str) -> None:
+        Instant.given.append(run)
+
+
+def test_runs_that_do_not_end_in_time_are_left_behind(monkeypatch):
+    """They can be resumed. Kills a table that waits for its last run."""
+    monkeypatch.setattr(lanes, "_Lane", Busy)
+    monkeypatch.setattr(Instant, "given", [])
+    assert list(lanes.played(list("abc"), 2, time.monotonic() + 0.01)) == []
+    assert Instant.given == ["a", "b"]
+
+
+def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
+    """Of every package: the same files have the same name, other ones another."""
+    monkeypatch.setattr(kept, "PACKAGES", tmp_path)
+    answer = SimpleNamespace(stdout="the commit of another project\n")
+    monkeypatch.setattr(kept.subprocess, "run", lambda *_, **__: answer)
+    names = set()
+    for package in ("mechanisms", "client", "strategies", "server", "sim"):
+        (tmp_path / package / "inner").mkdir(parents=True)
+        (tmp_path / package / "inner" / "file.py").write_text(package)
+        names.add(kept.code.__wrapped__())
+    (tmp_path / "server" / "inner" / "file.py").write_text("changed")
+    names.add(kept.code.__wrapped__())
+    for name in ("z", "y", "a", "m"):  # in the order of their names, whatever the folder's
+        (tmp_path / "sim" / f"{name}.py").write_text(name)
+    whole = "mechanismsclientstrategieschangeda" + "sim" + "myz"
+    expected = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    assert kept.code.__wrapped__() == f"sources {expected}"
+    names.add(f"sources {expected}")
+    (tmp_path / "pyproject.toml").touch()
+    assert kept.code.__wrapped__() == "the commit of another project"
+    monkeypatch.setattr(kept.subprocess, "run", failing)
+    names.add(kept.code.__wrapped__())
+    assert len(names) == 7 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
+
+
+def failing(*_, **__):
+    raise OSError("there is no git")

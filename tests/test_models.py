@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from sim.config.presets import preset
+from sim.data.words import Words
 from sim.models.networks import NAMES, build
 from sim.models.sequences import SEQUENCE_MODELS
 
@@ -107,17 +108,31 @@ FAULTS = [
     ({"activation": "rellu"}, "did you mean 'relu'"),
     ({"name": "cnn", "input_shape": (1, 8, 8)}, "at least 16x16 pixels"),
     ({"name": "cnn", "input_shape": (64,)}, "(64,): use linear or mlp"),
+    ({"name": "cnn", "input_shape": (1, 16, 15)}, "at least 16x16 pixels"),
     ({"name": "cnn-cifar", "input_shape": (3, 7, 32)}, "at least 8x8 pixels"),
+    ({"name": "lenet", "input_shape": (1, 11, 12)}, "at least 12x12 pixels"),
+    ({"name": "cnn-5x5", "input_shape": (3, 4, 3)}, "at least 4x4 pixels"),
+    ({"name": "cnn-scattering-cifar", "input_shape": (3, 1, 2)}, "at least 2x2 pixels"),
+    ({"name": "cnn-scattering", "input_shape": (81,)}, "at least 1x1 pixels"),
     ({"classes": 1}, "classes = 1"),
     ({"input_shape": ()}, "input_shape = ()"),
     ({"input_shape": (0,)}, "input_shape = (0,)"),
     ({"seed": -1}, "seed = -1"),
+    (
+        {"name": "lstm"},
+        "'lstm' takes sequences of words, and records here are numbers: use one of linear, mlp",
+    ),
+    (
+        {"name": "mlp", "words": Words(9)},
+        "'mlp' takes numbers, and records here are sequences of words: use one of lstm",
+    ),
     ({"seed": 2**63}, "outside 0 .. 2**63 - 1"),
     (
         {"name": "no.such.module:Net"},
         "module 'no.such.module' cannot be imported (ModuleNotFoundError",
     ),
-    ({"name": "own_nets:Absent"}, "has no such class"),
+    ({"name": "own_nets:Absent"}, "has no such class: name a subclass of torch.nn.Module"),
+    ({"name": "__main__:Absent"}, "has no such class: it was defined in a notebook or a script"),
     ({"name": "own_nets:"}, "has no such class"),
     ({"name": ":Net"}, "cannot be imported"),
     ({"name": "own_nets:SIZE"}, "holds a int of that name"),

@@ -338,6 +338,17 @@ def test_a_reference_that_leads_nowhere_says_so(reference, part):
     assert part in str(fault.value)
 
 
+def test_a_row_without_the_column_is_skipped_and_the_next_one_counts():
+    """In the order of the references; a number needs no column."""
+    rows = [f"{DPSUR}/table-2/MNIST/DPSUR", f"{DPIS}/table-3/MNIST/DPIS"]
+    single = f"{DPIS}/table-3/IMDb/DPIS/4"
+    found = {c: papers.claims([*rows, single], c) for c in ("0.5", "3", "9")}
+    values = {column: [claim.value for claim in some] for column, some in found.items()}
+    assert values == {"0.5": [96.8, 70.2], "3": [98.88, 98.8, 70.2], "9": [70.2]}
+    assert [claim.reference for claim in found["0.5"]] == [f"{rows[1]}/0.5", single]
+    assert [claim.paper for claim in found["3"]] == ["DPSUR", "DPIS", "DPIS"]
+
+
 def test_settings_come_from_rows_by_symbol_by_column_and_by_share():
     assert papers.settings([f"{DPSUR}/table-1/IMDb"], "2") == {"dpsur_validation_noise": 1.2}
     assert papers.settings([f"{DPSUR}/table-1/IMDb"], "0.5") == {}

@@ -17,7 +17,7 @@ from mechanisms.plan import planned
 from server import loop
 from server.store import Store
 from sim.job.job import Job
-from sim.phases import course, training
+from sim.phases import course, generator, training
 from sim.phases.course import Host, before_training
 from sim.phases.phase import mean_sums
 from tests import phases
@@ -275,3 +275,11 @@ def test_two_phases_with_the_same_noise_are_charged_twice(tmp_path):
     same = {"standardize": "private", "standardize_noise": 8.0, "share_noise": 8.0}
     world, _ = prepared(tmp_path, same | {"shared_source": "prototypes"})
     assert [paid[Gaussian(8.0)] for paid in world.spent().values()] == [2] * 6
+
+
+def test_a_generator_that_is_lost_is_missed(tmp_path):
+    """Kills a release of records that nothing has split."""
+    job = phases.job(tmp_path, **phases.DISTILLED)
+    with pytest.raises(ValueError, match="distill has no complete checkpoint of the generator"):
+        generator.trained(job, tmp_path)
+    assert len(generator.trained(phases.job(tmp_path, **phases.PROTOTYPES), tmp_path)) == 0

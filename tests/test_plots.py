@@ -68,6 +68,28 @@ def test_epsilon_by_round():
     assert "target 9.5" not in series(plots.epsilon_by_round(unequal.ROUNDS, None).axes[0])
 
 
+def test_there_is_no_half_round_client_or_class_on_an_axis():
+    figures = (
+        plots.accuracy_and_loss(unequal.ROUNDS, "test"),
+        plots.epsilon_by_round(unequal.ROUNDS, 9.5),
+        plots.mechanism_metrics(unequal.ROUNDS),
+        plots.epsilon_per_client(unequal.CERTIFIED, unequal.PUBLISHED, 9.5),
+        plots.partition(unequal.COUNTS),
+    )
+    counted = [axes.xaxis for figure in figures for axes in figure.axes[:2]]
+    for axis in (*counted, figures[-1].axes[1].yaxis):
+        for end in (1.2, 2.5, 3.5, 40.0, 1e4):
+            places = axis.get_major_locator().tick_values(0, end)
+            assert len(places) > 1 and (places == places.round()).all()
+
+
+def test_a_target_looks_the_same_in_both_pictures():
+    by_round = plots.epsilon_by_round(unequal.ROUNDS, 9.5).axes[0]
+    by_client = plots.epsilon_per_client(unequal.CERTIFIED, unequal.PUBLISHED, 9.5).axes[0]
+    looks = legend(by_round)["target 9.5"], legend(by_client)["target 9.5"]
+    assert looks[0] == looks[1] and looks[0][0] == plots.RED
+
+
 def test_what_is_no_number_is_not_drawn():
     """A round that was not evaluated, or a figure without a guarantee, leaves a gap and shifts
     nothing."""
@@ -164,6 +186,18 @@ def test_lines_by_name_with_axes_and_ticks():
     assert plots.curves({}, "", "").axes[0].get_legend() is None
 
 
+def test_a_line_of_few_points_has_markers():
+    """Else a single point, as of one round or of one cell, could not be seen."""
+    for points, marked in ((1, True), (20, True), (21, False)):
+        lines = {"a": [(float(n), 1.0) for n in range(points)]}
+        (line,) = plots.curves(lines, "", "").axes[0].lines
+        assert (line.get_marker() == "o") is marked
+    for rounds, marked in ((1, True), (40, True), (41, False)):
+        several = [dataclasses.replace(unequal.ROUNDS[0], round=n) for n in range(rounds)]
+        for axes in plots.accuracy_and_loss(several, "test").axes:
+            assert (axes.lines[0].get_marker() == "o") is marked
+
+
 def test_who_holds_which_records():
     above, below, bar = plots.partition(unequal.COUNTS).axes
     (steps,) = above.patches
@@ -172,6 +206,8 @@ def test_who_holds_which_records():
     (image,) = below.images
     assert image.get_array().tolist() == unequal.COUNTS.T.tolist()
     assert tuple(image.get_extent()) == (-0.5, 4.5, 2.5, -0.5) and image.get_clim() == (0, 31)
+    full = plots.partition(unequal.COUNTS + 5).axes[1].images[0]
+    assert full.get_clim() == (0, 36)  # a colour means the same number in every run
     labels = above.get_ylabel(), below.get_xlabel(), below.get_ylabel(), bar.get_ylabel()
     assert labels == ("records", "client", "class", "records")
 

@@ -83,6 +83,8 @@ def test_without_privacy_there_is_no_number(epsilon):
         text = show(epsilon=epsilon, terminal=terminal)
         assert "infinite (not private)" in text
         assert "published" not in text and "order" not in text and "delta" not in text
+        live = "loss 0.500  epsilon infinite (not private)  retired 1"
+        assert (live in text) is terminal
 
 
 def test_caveats_are_printed_in_their_order_and_once():
@@ -106,6 +108,12 @@ def test_the_terminal_is_restored_after_an_error():
 def test_a_shown_epsilon_is_never_below_the_true_one(value, digits):
     shown = float(wording.epsilon(value, digits))
     assert value <= shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12) + 1e-300
+
+
+def test_an_epsilon_that_is_no_number_is_infinite():
+    for value in (None, math.inf, math.nan):
+        assert wording.epsilon(value) == wording.epsilon(value, 2) == "infinite (not private)"
+        assert wording.epsilon(value, infinite="none") == "none"
 
 
 @given(st.floats(0, 100), st.integers(1, 6))

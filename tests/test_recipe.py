@@ -126,3 +126,21 @@ def test_a_run_that_was_begun_goes_on_where_it_was_and_no_other_settings_are_tak
         other = own.model_copy(update={table: getattr(own, table).model_copy(update=change)})
         with pytest.raises(ValueError, match=rf"other settings \({next(iter(change))}\)"):
             replace(run, config=other).check()
+
+
+def test_a_former_name_in_a_recipe_is_refused_with_the_new_one():
+    with pytest.raises(ValueError, match="unknown setting beta: it is called dpsur_beta now"):
+        recipes.checked({"lr": 1.0, "beta": -1.0})
+    with pytest.raises(ValueError, match="unknown setting clinets; did you mean clients"):
+        recipes.checked({"clinets": 3})
+    assert recipes.checked({"epsilon": "none", "mechanism": "none", "name": ""}) == {
+        "epsilon": None,
+        "mechanism": "none",
+        "name": None,
+    }
+
+
+@pytest.mark.parametrize("place", ["digits-small", "digits-small/absent", "digits-small/DPSGD/x"])
+def test_a_cell_that_is_like_none_is_refused_by_its_name(place):
+    with pytest.raises(ValueError, match=rf"like = '{place}' is no cell: .*known: "):
+        recipes._like(place, "3", "certified")

@@ -1,5 +1,5 @@
-"""Settings of clients, server and strategies: what each is unless it is given, and where its range
-ends.
+"""Settings of clients, server, strategies, data and execution: what each is unless it is given, and
+where its range ends.
 
 Written down a second time, for a range that is a little too wide accepts what voids a guarantee or
 a result, and a default that has changed changes every run that says nothing.
@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from client.settings import Local
 from mechanisms.settings import Settings
 from server.settings import Rounds
+from sim.config.presets import CENTRAL, CENTRAL_ROWS, FIXED, PRESETS, SCATTERING_ROWS, preset
+from sim.config.settings import EXECUTION_ONLY, Data, Execution
 from strategies.settings import Aggregation, FedFed
 
 TINY = 1e-9
@@ -62,6 +64,42 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "distill_latent": (8, (1,), (0,)),
         "distill_penalty": (1.0, (0.0,), (-TINY,)),
     },
+    Data: {
+        "dataset": ("digits", ("mine.npz",), (None, 3)),
+        "data_dir": (None, (None, "data"), (3,)),
+        "features": ("pixels", ("scattering",), ("wavelets",)),
+        "feature_groups": (0, (0,), (-1,)),
+        "model": ("linear", ("package:Class",), (None,)),
+        "activation": ("tanh", ("relu",), ("none",)),
+        "word_vectors": (None, (None, "glove.txt"), (3,)),
+        "train_embedding": (False, (True,), (1,)),
+        "standardize": ("none", ("private",), ("public",)),
+        "standardize_noise": (8.0, (TINY,), (0.0,)),
+        "standardize_clip": (1.0, (TINY,), (0.0,)),
+        "clients": (100, (1,), (0,)),
+        "partition": ("dirichlet", ("iid", "shards", "quantity"), ("none",)),
+        "dirichlet": (0.5, (TINY,), (0.0,)),
+        "min_records": (2, (1,), (0,)),
+        "shards_per_client": (2, (1,), (0,)),
+        "public_records": (0, (0,), (-1,)),
+        "validation_records": (0, (0,), (-1,)),
+        "evaluate_on": ("test", ("validation",), ("train",)),
+    },
+    Execution: {
+        "seed": (0, (0, 2**63 - 1), (-1, 2**63)),
+        "release": (False, (True,), (1,)),
+        "engine": ("ray", ("inline",), ("flower",)),
+        "workers": (None, (None, 1), (0,)),
+        "groups": (None, (None, 1), (0,)),
+        "chunk_clients": (None, (None, 1), (0,)),
+        "ray_address": (None, (None, "auto"), (3,)),
+        "cpus_per_worker": (1.0, (TINY,), (0.0,)),
+        "gpus_per_worker": (None, (None, 0.0), (-TINY,)),
+        "device": ("auto", ("cpu", "cuda"), ("gpu",)),
+        "out": ("runs", ("elsewhere",), (None,)),
+        "name": (None, (None, "a", "0.b_C-1"), ("", ".a", "_a", "-a", "a/b", "a b")),
+        "quiet": (False, (True,), (1,)),
+    },
 }
 ROWS = [(table, name, *row) for table, rows in RANGES.items() for name, row in rows.items()]
 
@@ -89,3 +127,61 @@ def test_a_setting_has_its_default_and_its_range_ends_where_it_should(
     for value in refused:
         with pytest.raises(ValidationError):
             made(table, name, value)
+
+
+def test_a_resumed_run_may_change_what_affects_no_result_and_nothing_else():
+    assert {
+        "workers",
+        "engine",
+        "ray_address",
+        "cpus_per_worker",
+        "gpus_per_worker",
+        "quiet",
+    } == EXECUTION_ONLY
+
+
+MNIST = {"model": "cnn", "lr": 4.0, "rounds": 45}
+FEATURES = {"model": "linear", "feature_groups": 27}
+ALONE = {"engine": "inline", "steps": None, "epochs": 1.0, "momentum": 0.9, "clip_norm": 0.1}
+DEFAULTS = {
+    # data set: by pixels, what features change, what one client changes
+    "digits": ({"model": "linear"}, {}, {"batch_size": 256, "lr": 1.0}),
+    "mnist": (
+        MNIST,
+        {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
+        {"batch_size": 1024, "lr": 1.0, "rounds": 20},
+    ),
+    "fmnist": (
+        MNIST,
+        {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
+        {"batch_size": 2048, "lr": 4.0, "rounds": 20},
+    ),
+    "cifar10": ({"model": "cnn-cifar"}, {}, {"batch_size": 4096, "lr": 1.0, "rounds": 30}),
+    "imdb": (
+        {"model": "lstm", "lr": 4.0, "rounds": 45},
+        {},
+        {"batch_size": 1024, "optimizer": "adam", "lr": 0.02, "rounds": 10},
+    ),
+    "mine.npz": ({"model": "linear"}, {}, {"batch_size": 256, "lr": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_data_set_has_the_defaults_that_published_figures_were_made_with(name):
+    """All of them, and no other: one that has changed changes every run of the data set that says
+    nothing."""
+    pixels, features, alone = DEFAULTS[name]
+    assert preset(name) == pixels and preset(name, True) == pixels | ALONE | alone
+    assert preset(name, False, "scattering") == pixels | FEATURES | features
+    assert preset(name, True, "scattering") == pixels | FEATURES | features | ALONE | alone
+    assert DEFAULTS.keys() == PRESETS.keys() | {"mine.npz"}
+    assert CENTRAL_ROWS.keys() | SCATTERING_ROWS.keys() < PRESETS.keys()
+    assert preset(None, True) == preset("mine.npz", True) and CENTRAL.keys() > ALONE.keys()
+
+
+def test_one_client_that_holds_all_records_trains_as_if_there_were_no_server():
+    """Kills a server that slows it down, a round that it misses, and several groups for one."""
+    own = {"clients": 1, "partition": "iid", "keep_state": True, "fraction": 1.0, "groups": 1}
+    own |= {"server_lr": 1.0, "server_momentum": 0.0, "max_participations": None, "workers": 1}
+    own |= {"strategy": "fedavg", "weighting": "records", "shared_source": "prototypes"}
+    assert {name: FIXED[name] for name in own} == own and FIXED["chunk_clients"] is None

@@ -122,6 +122,16 @@ def test_a_given_noise_is_taken():
     assert single.singly and VisibleChoice(0.5, 4.5) in single.round_charges(1)
 
 
+@pytest.mark.parametrize("given", [{}, DISTILLED, DISTILLED | {"share_noise": 9.0}], ids=str)
+def test_a_share_of_no_budget_is_refused(given):
+    """Noise that is given pays for the release, not for the generator. Kills a budget without
+    end."""
+    with pytest.raises(
+        ValueError, match=r"^share_budget is a share of epsilon, which is not set: "
+    ):
+        plan(epsilon=None, noise_multiplier=1.0, **given)
+
+
 def test_without_privacy_nothing_is_clipped_noised_or_hidden():
     found = plan(mechanism="none", **DISTILLED)
     assert (

@@ -2,6 +2,7 @@
 directory."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +169,16 @@ def test_a_new_run_does_not_take_the_place_of_another(tmp_path):
     with pytest.raises(ValueError, match=r"name = taken: .* exists; give another --name"):
         (tmp_path / "taken").mkdir()
         rundir.choose(config.load(None, {"out": str(tmp_path), "name": "taken"}))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_trained(
+    tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(rundir.os, "access", lambda path, mode: asked.append((path, mode)))
+    with pytest.raises(ValueError, match=r"out = .* cannot be written: give --out a writable"):
+        rundir.choose(config.load(None, {"out": str(tmp_path), "name": None}))
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"out = .*inner cannot be created \(Not a directory\)"):
+        rundir.choose(config.load(None, {"out": str(tmp_path / "file" / "inner"), "name": None}))
