@@ -88,7 +88,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     Execution: {
         "seed": (0, (0, 2**63 - 1), (-1, 2**63)),
         "release": (False, (True,), (1,)),
-        "engine": ("ray", ("inline",), ("flower",)),
+        "engine": ("auto", ("inline", "ray"), ("flower",)),
         "workers": (None, (None, 1), (0,)),
         "groups": (None, (None, 1), (0,)),
         "chunk_clients": (None, (None, 1), (0,)),

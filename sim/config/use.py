@@ -37,8 +37,6 @@ def _one_of(setting: str, *values: Any) -> Need:
     flag = SETTINGS[setting].flag
     if values == (False,):
         words = flag.replace("--", "--no-", 1)
-    elif values == (True,):
-        words = flag
     else:
         words = f"{flag} {' or '.join('none' if value is None else str(value) for value in values)}"
     return Need(setting, values, lambda value: value in values, words)
