@@ -348,6 +348,7 @@ def test_wrong_shapes_are_refused() -> None:
 
 MIXING_LAYERS = [
     nn.BatchNorm2d(2),
+    nn.BatchNorm1d(2, track_running_stats=False),
     nn.SyncBatchNorm(2),
     nn.LazyBatchNorm1d(),
     nn.InstanceNorm2d(2, track_running_stats=True),

@@ -5,7 +5,9 @@ The laws are of programs (no operation of a batch reaches from record to record)
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 from mechanisms.gradients import program
 from mechanisms.gradients.materialised import Vectorized
+from mechanisms.gradients.module_state import refuse_state
 from mechanisms.gradients.program import loss_acts_alone, marked_outputs, traced, traced_loss
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from strategies.distillation import Distiller, objective
@@ -147,6 +150,10 @@ IDIOMS = {
     "layer norm": lambda m, h: F.layer_norm(h, (WIDTH,)),
     "convolution": lambda m, h: F.conv1d(h.unsqueeze(1), m.row.view(1, 1, 3), padding=1).squeeze(1),
     "silent dropout": lambda m, h: F.dropout(h, 0.0, m.training),
+    "expanded": lambda m, h: h.unsqueeze(2).expand(-1, -1, 2).mean(2),
+    "expanded by size": lambda m, h: h.unsqueeze(2).expand(h.size(0), -1, 2).mean(2),
+    "repeated": lambda m, h: h.repeat(1, 2)[:, 1 : WIDTH + 1],
+    "constant repeated by size": lambda m, h: h * m.row.repeat(h.size(0), 1),
 }
 
 
@@ -277,6 +284,9 @@ class Stateful(nn.Module):
         super().__init__()
         self.keep, self.count, self.seen, self.last = keep, 0, [], None
         self.register_buffer("largest", torch.zeros(4))
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.array, self.table, self.words = np.arange(3.0), {"mean": [1.0], "none": None}, {"a"}
+        self.box = SimpleNamespace(count=1, parts=(1, "two"))
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -295,6 +305,11 @@ STATES = {
     "list": lambda m, x: m.seen.append(x),
     "last record": lambda m, x: setattr(m, "last", x),
     "a new attribute": lambda m, x: setattr(m, "first", x),
+    "array in place": lambda m, x: m.array.__iadd__(1.0),
+    "dictionary": lambda m, x: m.table["mean"].append(1),
+    "set": lambda m, x: m.words.add(f"word {len(m.words)}"),
+    "attribute of an object": lambda m, x: setattr(m.box, "count", m.box.count + 1),
+    "equal numbers of another type": lambda m, x: setattr(m, "largest", m.largest.double()),
 }
 
 
@@ -313,6 +328,19 @@ def test_a_layer_that_keeps_something_is_refused_by_its_path(
         match=r"layer '0\.1' \(Stateful\) changes its '\w+'.*influence cannot be bounded",
     ):
         getattr(gradients, ask)(*arguments)
+
+
+def test_what_a_layer_holds_and_does_not_change_is_no_state() -> None:
+    """Numbers that are NaN, arrays, dictionaries, sets and objects. Kills a comparison that takes
+    an equal one for another."""
+    gradients = RecordGradients(nn.Sequential(Stateful(lambda m, x: None), nn.Linear(4, 3)))
+    gradients.refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_a_layer_that_writes_into_its_records_has_no_state() -> None:
+    """Each look has records of its own. Kills looks at what an earlier one has left."""
+    module = nn.Sequential(Apply(lambda h: h.mul_(0.5)), nn.Linear(4, 3))
+    refuse_state(module, torch.ones(2, 4))
 
 
 def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
