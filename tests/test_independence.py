@@ -419,6 +419,20 @@ def test_a_layer_that_works_otherwise_in_training_is_refused_by_its_path() -> No
         )
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_looks_at_values_in_one_mode_only_is_refused(training: bool) -> None:
+    """It has a graph in the other mode alone, and made-up records do not tell the two apart."""
+
+    class Looking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training is training and bool((x.abs() > 1e9).any()):
+                return x.clamp(-1e9, 1e9)
+            return x
+
+    with pytest.raises(ValueError, match=r"\(Sequential\) computes something else in training mode"):
+        refuse_state(nn.Sequential(nn.Linear(4, 4), Looking()), torch.ones(2, 4))
+
+
 @pytest.mark.parametrize("records", [3, 8, 64])
 def test_mixing_in_larger_batches_only_is_seen(records: int) -> None:
     """By a branch on the size, which leaves no graph: kills a trial of pairs."""
