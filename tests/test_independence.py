@@ -429,7 +429,9 @@ def test_a_model_that_looks_at_values_in_one_mode_only_is_refused(training: bool
                 return x.clamp(-1e9, 1e9)
             return x
 
-    with pytest.raises(ValueError, match=r"\(Sequential\) computes something else in training mode"):
+    with pytest.raises(
+        ValueError, match=r"\(Sequential\) computes something else in training mode"
+    ):
         refuse_state(nn.Sequential(nn.Linear(4, 4), Looking()), torch.ones(2, 4))
 
 
