@@ -92,6 +92,33 @@ MIXES = {
     "largest records": lambda m, h: h[:, :, None, None].topk(3, 0).values.flatten(1),
     "noise": lambda m, h: h + torch.rand_like(h),
     "in place on a buffer": lambda m, h: m.row.add_(h.sum()) * h,
+    "product with a constant over records": lambda m, h: (h.T @ m.table).T,
+    "constant matrices": lambda m, h: (h @ m.table.expand(3, 3, 3)).mean(1),
+    "constant matrices by record": lambda m, h: (
+        m.table.view(3, 3, 1) * m.row @ h.unsqueeze(2)
+    ).squeeze(2),
+    "product of unlike places": lambda m, h: (
+        (h.unsqueeze(1) @ h.unsqueeze(0).mT).sum(0).T.expand(-1, WIDTH)
+    ),
+    "flattened with the records": lambda m, h: h.unsqueeze(0).flatten(0, 1).cumsum(0).T,
+    "einsum with a constant by record": lambda m, h: torch.einsum("bi,b->bi", h, m.row),
+    "einsum without the records": lambda m, h: torch.einsum("bi,bj->ij", h, h),
+    "attention over records": lambda m, h: F.scaled_dot_product_attention(
+        h[None], h[None], h[None]
+    )[0],
+    "attention with a mask": lambda m, h: F.scaled_dot_product_attention(
+        h.unsqueeze(1), h.unsqueeze(1), h.unsqueeze(1), attn_mask=m.table.view(3, 3, 1)[:, :1]
+    ).squeeze(1),
+    "dropout": lambda m, h: F.dropout(h, 0.5, True),
+    "dropout by default": lambda m, h: F.dropout(h, training=True),
+    "embedding by frequency": lambda m, h: F.embedding(
+        (h > 0).long(), m.table, scale_grad_by_freq=True
+    ).sum(1),
+    "embedding that is rewritten": lambda m, h: F.embedding(
+        (h > 0).long(), m.table, max_norm=0.5
+    ).sum(1),
+    "stacked over records": lambda m, h: torch.stack([h, h.T], 1).sum(2),
+    "repeated records": lambda m, h: h.repeat(2, 1)[:3],
 }
 
 
@@ -180,14 +207,19 @@ LOSSES_THAT_MIX = {
         F.cross_entropy(output, y, reduction="none") * y.float().mean()
     ),
     "contrast": lambda output, y: (output @ output.T).logsumexp(1),
+    "transposed": lambda output, y: F.cross_entropy(output.T, y, reduction="none"),
+    "targets by place": lambda output, y: F.cross_entropy(
+        output, torch.arange(3), reduction="none"
+    ),
     "broadcast": lambda output, y: (output - F.one_hot(y, 3).float().sum(1)).square().sum(1),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES_THAT_MIX.values(), ids=LOSSES_THAT_MIX.keys())
 def test_a_loss_that_may_mix_records_is_not_computed_together(
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(program, "_SIZES", (3,))
     outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)
     assert outputs is not None
     assert graph is None or not loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
