@@ -104,6 +104,14 @@ def test_missing_tensors_are_damage_and_all_damaged_is_none(tmp_path):
         assert checkpoints.newest() is None
 
 
+def test_an_old_checkpoint_of_which_a_part_is_gone_is_removed_all_the_same(tmp_path):
+    """Whoever deleted its tensors to save room does not stop the run."""
+    checkpoints = saved(tmp_path, 2, keep=2)
+    (tmp_path / "checkpoints" / "round-000001.safetensors").unlink()
+    checkpoints.save(checkpoint(3))
+    assert {name[:12] for name in files(tmp_path)} == {"round-000002", "round-000003"}
+
+
 def test_what_a_crash_leaves_behind_is_no_checkpoint(tmp_path):
     """A death before the label is written, or under a temporary name; the round is then saved
     anew."""

@@ -391,6 +391,29 @@ def test_nodes_that_come_late_are_waited_for():
     assert find_groups(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
 
 
+def test_a_node_is_asked_once_and_its_answer_taken_once():
+    """Flower has no message any more that was pulled before."""
+    pushed, pulled = [], []
+
+    class Counting(LocalGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            self.looks = getattr(self, "looks", 0) + 1
+            return list(self.nodes)[: self.looks]
+
+        def _push(self, message: Message) -> str:
+            pushed.append(message.metadata.dst_node_id)
+            return super()._push(message)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            assert not set(message_ids) & set(pulled)
+            replies = super().pull_messages(message_ids)
+            pulled.extend(reply.metadata.reply_to_message_id for reply in replies)
+            return replies
+
+    assert find_groups(Counting({5: place(1, 3), 6: place(0, 3), 7: place(2, 3)})) == [6, 5, 7]
+    assert pushed == [5, 6, 7] and len(pulled) == 3
+
+
 START_EACH = (
     "start a SuperNode for each group, with --node-config "
     '"partition-id=0 num-partitions=2" and so on$'
