@@ -28,6 +28,9 @@ SETTINGS = {
     "engine": "inline",
 }
 
+SIZED = {name: value for name, value in SETTINGS.items() if name != "sample_rate"}
+"""For clients whose rates follow from a batch size."""
+
 
 @dataclass
 class World(worlds.World):
@@ -127,6 +130,24 @@ def test_figures_of_a_run_that_goes_on_are_at_the_order_that_was_fixed_in_advanc
     fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in range(1, 6)]
     best = [epsilon(planned(plan, n), 1e-5).epsilon for n in range(1, 6)]
     assert shown == [*fixed[:4], best[4]] and best[0] < 0.9 * fixed[0]
+
+
+def test_figures_of_a_round_are_over_all_clients(tmp_path):
+    """Clients of unlike sizes, whose rates differ: the largest of each column, and the middle."""
+
+    class Sized(World):
+        settings = SIZED
+
+    given = {"partition": "dirichlet", "batch_size": 4, "rounds": 2}
+    noise = {"epsilon": None, "noise_multiplier": 2.0}
+    standing = Sized(tmp_path, given | noise).run()
+    certified, published = map(standing.budgets.epsilons, ("certified", "published"))
+    for spent in (certified, published):
+        assert spent.min() < np.median(spent) < spent.max()
+    record = standing.records[-1]
+    assert record.epsilon_certified_max == certified.max()
+    assert record.epsilon_certified_median == np.median(certified)
+    assert record.epsilon_published_max == published.max()
 
 
 def test_a_round_s_seconds_are_those_that_pass_in_it(tmp_path, monkeypatch):
