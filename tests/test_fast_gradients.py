@@ -260,7 +260,8 @@ def test_outputs_that_are_asked_for_first_do_not_decide_how_losses_are_computed(
         losses = cross_entropy(output, y)
         return losses * 2 if bool((losses > -1).all()) else losses
 
-    module = nn.Linear(4, 3)
+    reverse = Apply(lambda h: torch.flip(h, [-1]))  # not on the list of operations
+    module = nn.Sequential(reverse, nn.Linear(4, 3))
     gradients, plain = RecordGradients(module, branching), RecordGradients(module)
     params, x = gradients.layout.initial(module)[None], torch.randn(1, 3, 4)
     y = torch.tensor([[0, 2, 1]])
