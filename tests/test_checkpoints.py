@@ -143,3 +143,19 @@ def test_a_file_is_replaced_whole_and_flushed_before_its_name_is(tmp_path, monke
     durable.write(path, b"new content")
     assert seen == [(b"old", False), (b"new content", True)]
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_file_and_no_folder_stays_open(tmp_path):
+    """A run writes files for days. Kills a handle that is not given back."""
+
+    def free() -> int:
+        handle = os.dup(0)
+        os.close(handle)
+        return handle
+
+    first = free()
+    for number in range(3):
+        durable.make_folder(tmp_path / "new" / str(number))
+        durable.write(tmp_path / "new" / "file", b"content")
+        durable.sync_folders(tmp_path)
+    assert free() == first

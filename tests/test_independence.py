@@ -119,6 +119,9 @@ MIXES = {
     ).sum(1),
     "stacked over records": lambda m, h: torch.stack([h, h.T], 1).sum(2),
     "repeated records": lambda m, h: h.repeat(2, 1)[:3],
+    "records as channels of three": lambda m, h: F.conv1d(
+        h.unsqueeze(0).expand(3, -1, -1), m.table.view(3, 3, 1)
+    ).mean(1),
 }
 
 
@@ -180,6 +183,7 @@ IDIOMS = {
     "expanded": lambda m, h: h.unsqueeze(2).expand(-1, -1, 2).mean(2),
     "expanded by size": lambda m, h: h.unsqueeze(2).expand(h.size(0), -1, 2).mean(2),
     "repeated": lambda m, h: h.repeat(1, 2)[:, 1 : WIDTH + 1],
+    "size of a constant": lambda m, h: h + m.table[0, : m.row.shape[0]] * m.row.dim(),
     "constant repeated by size": lambda m, h: h * m.row.repeat(h.size(0), 1),
 }
 
@@ -383,18 +387,24 @@ def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
         )
 
 
-def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed() -> None:
-    """Kills a look at made-up records that is the only one."""
+@pytest.mark.parametrize("name", ["count", "late", "box"])
+def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed(name: str) -> None:
+    """A number, an attribute that was not there, and one that is gone. Kills a look at made-up
+    records that is the only one."""
 
     def keep(m: Stateful, x: Tensor) -> None:
         if bool((x == 0.125).any()):
-            m.count += 1
+            m.count += name == "count"
+            if name == "late":
+                m.late = True
+            if name == "box":
+                m.__dict__.pop("box", None)
 
     gradients = RecordGradients(module := nn.Sequential(Stateful(keep), nn.Linear(4, 3)))
     params, y = gradients.layout.initial(module)[None], torch.zeros(1, 2, dtype=torch.long)
     gradients.norms(params, torch.ones(1, 2, 4), y)
     for ask in (lambda x: gradients.norms(params, x, y), lambda x: gradients.logits(params, x)):
-        with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
+        with pytest.raises(ValueError, match=rf"layer '0' \(Stateful\) changes its '{name}'"):
             ask(torch.full((1, 2, 4), 0.125))
 
 
