@@ -122,6 +122,7 @@ def test_an_end_of_the_grid_is_reported_unless_nothing_depends_on_it():
         warnings.simplefilter("error")
         assert accountant.epsilon({SampledGaussian(0.001, 50.0): 1}, 0.9).epsilon == 0.0
         accountant.epsilon({A: 1000}, 1e-5)
+        accountant.epsilon({A: 1000}, 1e-5, orders=(8.0,))  # one that was named in advance
         accountant.epsilon({Unprotected(0.1): 1}, 1e-5)
 
 

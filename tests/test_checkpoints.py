@@ -104,6 +104,14 @@ def test_missing_tensors_are_damage_and_all_damaged_is_none(tmp_path):
         assert checkpoints.newest() is None
 
 
+def test_an_old_checkpoint_of_which_a_part_is_gone_is_removed_all_the_same(tmp_path):
+    """Whoever deleted its tensors to save room does not stop the run."""
+    checkpoints = saved(tmp_path, 2, keep=2)
+    (tmp_path / "checkpoints" / "round-000001.safetensors").unlink()
+    checkpoints.save(checkpoint(3))
+    assert {name[:12] for name in files(tmp_path)} == {"round-000002", "round-000003"}
+
+
 def test_what_a_crash_leaves_behind_is_no_checkpoint(tmp_path):
     """A death before the label is written, or under a temporary name; the round is then saved
     anew."""
@@ -135,3 +143,19 @@ def test_a_file_is_replaced_whole_and_flushed_before_its_name_is(tmp_path, monke
     durable.write(path, b"new content")
     assert seen == [(b"old", False), (b"new content", True)]
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_file_and_no_folder_stays_open(tmp_path):
+    """A run writes files for days. Kills a handle that is not given back."""
+
+    def free() -> int:
+        handle = os.dup(0)
+        os.close(handle)
+        return handle
+
+    first = free()
+    for number in range(3):
+        durable.make_folder(tmp_path / "new" / str(number))
+        durable.write(tmp_path / "new" / "file", b"content")
+        durable.sync_folders(tmp_path)
+    assert free() == first

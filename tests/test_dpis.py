@@ -432,8 +432,13 @@ def test_a_budget_too_small_is_refused_and_so_are_options_without_a_meaning():
 
 
 def test_clients_without_accounts_cannot_release_anything():
-    with pytest.raises(ValueError, match="0 accounts"):
-        DPIS.start(cohort(mixed()), start(model()))
+    plans = mixed()
+    with pytest.raises(ValueError) as error:
+        DPIS.start(cohort(plans), start(model()))
+    assert str(error.value) == (
+        f"{len(plans)} clients have {len(plans)} plans of DPIS and 0 accounts; give each client "
+        "one of both"
+    )
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])

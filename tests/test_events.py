@@ -30,6 +30,31 @@ def test_equal_parameters_are_one_key_whether_int_or_float():
     }
 
 
+def test_ledgers_that_are_on_disk_can_be_read_for_ever():
+    """Kinds and fields as they have been written since each kind exists."""
+    assert {kind: " ".join(f.name for f in dataclasses.fields(c)) for kind, c in KINDS.items()} == {
+        "sampled_gaussian": "sample_rate noise_multiplier",
+        "gaussian": "noise_multiplier",
+        "paper_claim": "sample_rate noise_multiplier",
+        "classic_claim": "sample_rate noise_multiplier",
+        "unprotected": "sample_rate",
+        "unproved": "release",
+        "importance_sampled_gaussian": "batch_size clip_norm norm_sum records noise_multiplier",
+        "noisy_norm_sum": "sample_rate noise_multiplier",
+        "heterogeneous_gaussian": "sample_rate noise_multiplier smallest_scale",
+        "visible_choice": "share_rate noise_multiplier",
+        "randomized_response": "epsilon",
+        "public_labels": "",
+        "dpsur_step": (
+            "sample_rate noise_multiplier validation_rate validation_noise beta accounting"
+        ),
+        "screened_step": "sample_rate noise_multiplier test_rate lowest_acceptance accounting",
+        "trial_cap": "lowest_acceptance most_rejections",
+        "allotment": "order rdp shares",
+        "covered": "event order",
+    }
+
+
 def test_events_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         SampledGaussian(0.1, 1.0).sample_rate = 0.2

@@ -176,6 +176,16 @@ def test_gradients_of_equal_norms_and_other_directions_do_not_agree() -> None:
     assert _agree(1e-6, floor, one, same) and not _agree(1e-6, floor, one, other)
 
 
+def test_gradients_of_equal_sums_and_other_norms_do_not_agree() -> None:
+    """Also where the norm of one record alone differs. Kills a comparison of sums alone."""
+    layout, floor = Layout.of(nn.Linear(2, 1, bias=False)), torch.zeros(1, 2)
+    rows = [[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [3.0, -2.0]]]
+    one, other = (Pass(layout, {"weight": Held(torch.tensor(g).view(1, 2, 1, 2))}) for g in rows)
+    factors = torch.tensor([[1.0, 0.5]])
+    assert torch.equal(one.weighted_sum(factors, None), other.weighted_sum(factors, None))
+    assert not _agree(1e-6, floor, other, one)
+
+
 @pytest.mark.parametrize("name", [name for name in TAPPED if "wide" in name])
 def test_wide_convolutions_in_float32(name: str) -> None:
     """Many pixels and channels: sums of many terms; and a record that is not finite must not reach
@@ -241,6 +251,23 @@ def test_an_embedding_scaled_by_frequency_is_not_tapped_though_a_probe_without_r
     assert not gradients.is_tapped(
         torch.arange(6).view(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
     )
+
+
+def test_outputs_that_are_asked_for_first_do_not_decide_how_losses_are_computed() -> None:
+    """A loss that looks at values in Python cannot be vectorized, though the model can."""
+
+    def branching(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        losses = cross_entropy(output, y)
+        return losses * 2 if bool((losses > -1).all()) else losses
+
+    reverse = Apply(lambda h: torch.flip(h, [-1]))  # not on the list of operations
+    module = nn.Sequential(reverse, nn.Linear(4, 3))
+    gradients, plain = RecordGradients(module, branching), RecordGradients(module)
+    params, x = gradients.layout.initial(module)[None], torch.randn(1, 3, 4)
+    y = torch.tensor([[0, 2, 1]])
+    gradients.logits(params, x)
+    torch.testing.assert_close(gradients.norms(params, x, y), 2 * plain.norms(params, x, y))
+    torch.testing.assert_close(gradients.losses(params, x, y), 2 * plain.losses(params, x, y))
 
 
 def test_a_loss_bound_to_its_type_is_fast_too() -> None:

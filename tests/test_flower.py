@@ -391,15 +391,65 @@ def test_nodes_that_come_late_are_waited_for():
     assert find_groups(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
 
 
+def test_a_node_is_asked_once_and_its_answer_taken_once():
+    """Flower has no message any more that was pulled before."""
+    pushed, pulled = [], []
+
+    class Counting(LocalGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            self.looks = getattr(self, "looks", 0) + 1
+            return list(self.nodes)[: self.looks]
+
+        def _push(self, message: Message) -> str:
+            pushed.append(message.metadata.dst_node_id)
+            return super()._push(message)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            assert not set(message_ids) & set(pulled)
+            replies = super().pull_messages(message_ids)
+            pulled.extend(reply.metadata.reply_to_message_id for reply in replies)
+            return replies
+
+    assert find_groups(Counting({5: place(1, 3), 6: place(0, 3), 7: place(2, 3)})) == [6, 5, 7]
+    assert pushed == [5, 6, 7] and len(pulled) == 3
+
+
+START_EACH = (
+    "start a SuperNode for each group, with --node-config "
+    '"partition-id=0 num-partitions=2" and so on$'
+)
+START_ALL = (
+    "partitions: start all SuperNodes with the same num-partitions, and each with a partition-id "
+    "from 0 to below it$"
+)
+START_ONE = (
+    "in the node's configuration; it must be an integer: start the SuperNode with, for instance, "
+    '--node-config "partition-id=0 num-partitions=2"'
+)
+
+
 @pytest.mark.parametrize(
     ("nodes", "fault", "message"),
     [
-        ({}, RuntimeError, "no Flower node answered within 0 s for any group"),
-        ({5: place(1), 6: place(1)}, RuntimeError, "for group 0 of 2: start a SuperNode"),
-        ({5: place(2)}, ValueError, "partition-id=2 num-partitions=2, but there are 2 partitions"),
-        ({5: place(0), 6: place(1, 3)}, ValueError, "num-partitions=2, but there are 3 partitions"),
-        ({5: {}}, RuntimeError, "Flower node 5 failed.*partition-id is None.*--node-config"),
-        ({5: {"partition-id": 0, "num-partitions": "2"}}, RuntimeError, "num-partitions is '2'"),
+        ({}, RuntimeError, f"no Flower node answered within 0 s for any group: {START_EACH}"),
+        ({5: place(1), 6: place(1)}, RuntimeError, f"within 0 s for group 0 of 2: {START_EACH}"),
+        ({5: place(2, 4)}, RuntimeError, f"within 0 s for group 0, 1, 3 of 4: {START_EACH}"),
+        (
+            {5: place(2)},
+            ValueError,
+            f"^a Flower node says partition-id=2 num-partitions=2, but there are 2 {START_ALL}",
+        ),
+        (
+            {5: place(0), 6: place(1, 3)},
+            ValueError,
+            f"^a Flower node says partition-id=0 num-partitions=2, but there are 3 {START_ALL}",
+        ),
+        ({5: {}}, RuntimeError, f"^Flower node 5 failed:.*partition-id is None {START_ONE}"),
+        (
+            {5: {"partition-id": 0, "num-partitions": "2"}},
+            RuntimeError,
+            f"^Flower node 5 failed:.*num-partitions is '2' {START_ONE}",
+        ),
     ],
 )
 def test_nodes_that_are_amiss_are_named(nodes, fault, message):

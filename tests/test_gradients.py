@@ -346,8 +346,21 @@ def test_wrong_shapes_are_refused() -> None:
         RecordGradients(nn.Linear(1, 1), memory_limit=0)
 
 
+def test_a_target_may_be_several_numbers() -> None:
+    """Of a regression: the gradient of |W x + b - y|^2 is 2 (W x + b - y) (x, 1)^T."""
+    module, generator = nn.Linear(4, 3), torch.Generator().manual_seed(0)
+    gradients = RecordGradients(module, lambda output, y: (output - y).square().sum(1))
+    x, y = (torch.randn(1, 5, n, generator=generator) for n in (4, 3))
+    params = gradients.layout.initial(module)[None]
+    gap = (module(x[0]) - y[0]).detach()
+    expected = 2 * gap.norm(dim=1) * (x[0].square().sum(1) + 1).sqrt()
+    torch.testing.assert_close(gradients.norms(params, x, y)[0], expected)
+    torch.testing.assert_close(gradients.losses(params, x, y)[0], gap.square().sum(1))
+
+
 MIXING_LAYERS = [
     nn.BatchNorm2d(2),
+    nn.BatchNorm1d(2, track_running_stats=False),
     nn.SyncBatchNorm(2),
     nn.LazyBatchNorm1d(),
     nn.InstanceNorm2d(2, track_running_stats=True),

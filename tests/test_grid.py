@@ -304,6 +304,14 @@ def test_where_a_sum_alone_depends_on_the_places_of_records_they_go_one_by_one()
     assert [xs.shape[1] for _, xs, _ in passes] == [1] * 4
 
 
+def test_where_what_is_shown_of_a_record_depends_on_its_place_records_go_one_by_one():
+    """Though their sum does not. Kills a look at sums alone."""
+    x, y = torch.zeros(1, 4, 3), torch.zeros(1, 4, dtype=torch.int64)
+    numbered = lambda x, y: (torch.arange(x.shape[1]).expand(1, -1), torch.zeros(()))  # noqa: E731
+    passes = Passes(None, None, 4).of_shape(x, y, slice(0, 4), (), numbered)
+    assert [xs.shape[1] for _, xs, _ in passes] == [1] * 4
+
+
 def test_a_pass_of_more_clients_is_tried_anew():
     """A kernel may see places with two clients' products and not with one's. Kills what was found
     for some clients and is taken for more."""

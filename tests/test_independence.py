@@ -5,7 +5,9 @@ The laws are of programs (no operation of a batch reaches from record to record)
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 from mechanisms.gradients import program
 from mechanisms.gradients.materialised import Vectorized
+from mechanisms.gradients.module_state import refuse_state
 from mechanisms.gradients.program import loss_acts_alone, marked_outputs, traced, traced_loss
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from strategies.distillation import Distiller, objective
@@ -89,6 +92,36 @@ MIXES = {
     "largest records": lambda m, h: h[:, :, None, None].topk(3, 0).values.flatten(1),
     "noise": lambda m, h: h + torch.rand_like(h),
     "in place on a buffer": lambda m, h: m.row.add_(h.sum()) * h,
+    "product with a constant over records": lambda m, h: (h.T @ m.table).T,
+    "constant matrices": lambda m, h: (h @ m.table.expand(3, 3, 3)).mean(1),
+    "constant matrices by record": lambda m, h: (
+        m.table.view(3, 3, 1) * m.row @ h.unsqueeze(2)
+    ).squeeze(2),
+    "product of unlike places": lambda m, h: (
+        (h.unsqueeze(1) @ h.unsqueeze(0).mT).sum(0).T.expand(-1, WIDTH)
+    ),
+    "flattened with the records": lambda m, h: h.unsqueeze(0).flatten(0, 1).cumsum(0).T,
+    "einsum with a constant by record": lambda m, h: torch.einsum("bi,b->bi", h, m.row),
+    "einsum without the records": lambda m, h: torch.einsum("bi,bj->ij", h, h),
+    "attention over records": lambda m, h: F.scaled_dot_product_attention(
+        h[None], h[None], h[None]
+    )[0],
+    "attention with a mask": lambda m, h: F.scaled_dot_product_attention(
+        h.unsqueeze(1), h.unsqueeze(1), h.unsqueeze(1), attn_mask=m.table.view(3, 3, 1)[:, :1]
+    ).squeeze(1),
+    "dropout": lambda m, h: F.dropout(h, 0.5, True),
+    "dropout by default": lambda m, h: F.dropout(h, training=True),
+    "embedding by frequency": lambda m, h: F.embedding(
+        (h > 0).long(), m.table, scale_grad_by_freq=True
+    ).sum(1),
+    "embedding that is rewritten": lambda m, h: F.embedding(
+        (h > 0).long(), m.table, max_norm=0.5
+    ).sum(1),
+    "stacked over records": lambda m, h: torch.stack([h, h.T], 1).sum(2),
+    "repeated records": lambda m, h: h.repeat(2, 1)[:3],
+    "records as channels of three": lambda m, h: F.conv1d(
+        h.unsqueeze(0).expand(3, -1, -1), m.table.view(3, 3, 1)
+    ).mean(1),
 }
 
 
@@ -147,6 +180,11 @@ IDIOMS = {
     "layer norm": lambda m, h: F.layer_norm(h, (WIDTH,)),
     "convolution": lambda m, h: F.conv1d(h.unsqueeze(1), m.row.view(1, 1, 3), padding=1).squeeze(1),
     "silent dropout": lambda m, h: F.dropout(h, 0.0, m.training),
+    "expanded": lambda m, h: h.unsqueeze(2).expand(-1, -1, 2).mean(2),
+    "expanded by size": lambda m, h: h.unsqueeze(2).expand(h.size(0), -1, 2).mean(2),
+    "repeated": lambda m, h: h.repeat(1, 2)[:, 1 : WIDTH + 1],
+    "size of a constant": lambda m, h: h + m.table[0, : m.row.shape[0]] * m.row.dim(),
+    "constant repeated by size": lambda m, h: h * m.row.repeat(h.size(0), 1),
 }
 
 
@@ -173,14 +211,19 @@ LOSSES_THAT_MIX = {
         F.cross_entropy(output, y, reduction="none") * y.float().mean()
     ),
     "contrast": lambda output, y: (output @ output.T).logsumexp(1),
+    "transposed": lambda output, y: F.cross_entropy(output.T, y, reduction="none"),
+    "targets by place": lambda output, y: F.cross_entropy(
+        output, torch.arange(3), reduction="none"
+    ),
     "broadcast": lambda output, y: (output - F.one_hot(y, 3).float().sum(1)).square().sum(1),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES_THAT_MIX.values(), ids=LOSSES_THAT_MIX.keys())
 def test_a_loss_that_may_mix_records_is_not_computed_together(
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(program, "_SIZES", (3,))
     outputs, graph = marked_outputs(nn.Linear(3, 3), torch.ones(1, 3)), traced_loss(loss)
     assert outputs is not None
     assert graph is None or not loss_acts_alone(graph, outputs, torch.zeros(1, dtype=torch.long))
@@ -277,6 +320,9 @@ class Stateful(nn.Module):
         super().__init__()
         self.keep, self.count, self.seen, self.last = keep, 0, [], None
         self.register_buffer("largest", torch.zeros(4))
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.array, self.table, self.words = np.arange(3.0), {"mean": [1.0], "none": None}, {"a"}
+        self.box = SimpleNamespace(count=1, parts=(1, "two"))
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -295,6 +341,11 @@ STATES = {
     "list": lambda m, x: m.seen.append(x),
     "last record": lambda m, x: setattr(m, "last", x),
     "a new attribute": lambda m, x: setattr(m, "first", x),
+    "array in place": lambda m, x: m.array.__iadd__(1.0),
+    "dictionary": lambda m, x: m.table["mean"].append(1),
+    "set": lambda m, x: m.words.add(f"word {len(m.words)}"),
+    "attribute of an object": lambda m, x: setattr(m.box, "count", m.box.count + 1),
+    "equal numbers of another type": lambda m, x: setattr(m, "largest", m.largest.double()),
 }
 
 
@@ -315,6 +366,19 @@ def test_a_layer_that_keeps_something_is_refused_by_its_path(
         getattr(gradients, ask)(*arguments)
 
 
+def test_what_a_layer_holds_and_does_not_change_is_no_state() -> None:
+    """Numbers that are NaN, arrays, dictionaries, sets and objects. Kills a comparison that takes
+    an equal one for another."""
+    gradients = RecordGradients(nn.Sequential(Stateful(lambda m, x: None), nn.Linear(4, 3)))
+    gradients.refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_a_layer_that_writes_into_its_records_has_no_state() -> None:
+    """Each look has records of its own. Kills looks at what an earlier one has left."""
+    module = nn.Sequential(Apply(lambda h: h.mul_(0.5)), nn.Linear(4, 3))
+    refuse_state(module, torch.ones(2, 4))
+
+
 def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
     module = nn.Sequential(nn.Linear(4, 4), Fitted(), nn.Linear(4, 3))
     with pytest.raises(ValueError, match=r"layer '1' \(Fitted\) changes its"):
@@ -323,18 +387,24 @@ def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
         )
 
 
-def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed() -> None:
-    """Kills a look at made-up records that is the only one."""
+@pytest.mark.parametrize("name", ["count", "late", "box"])
+def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed(name: str) -> None:
+    """A number, an attribute that was not there, and one that is gone. Kills a look at made-up
+    records that is the only one."""
 
     def keep(m: Stateful, x: Tensor) -> None:
         if bool((x == 0.125).any()):
-            m.count += 1
+            m.count += name == "count"
+            if name == "late":
+                m.late = True
+            if name == "box":
+                m.__dict__.pop("box", None)
 
     gradients = RecordGradients(module := nn.Sequential(Stateful(keep), nn.Linear(4, 3)))
     params, y = gradients.layout.initial(module)[None], torch.zeros(1, 2, dtype=torch.long)
     gradients.norms(params, torch.ones(1, 2, 4), y)
     for ask in (lambda x: gradients.norms(params, x, y), lambda x: gradients.logits(params, x)):
-        with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its 'count'"):
+        with pytest.raises(ValueError, match=rf"layer '0' \(Stateful\) changes its '{name}'"):
             ask(torch.full((1, 2, 4), 0.125))
 
 
@@ -389,6 +459,22 @@ def test_a_layer_that_works_otherwise_in_training_is_refused_by_its_path() -> No
         RecordGradients(module).refuse_mixing(
             torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
         )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_looks_at_values_in_one_mode_only_is_refused(training: bool) -> None:
+    """It has a graph in the other mode alone, and made-up records do not tell the two apart."""
+
+    class Looking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training is training and bool((x.abs() > 1e9).any()):
+                return x.clamp(-1e9, 1e9)
+            return x
+
+    with pytest.raises(
+        ValueError, match=r"\(Sequential\) computes something else in training mode"
+    ):
+        refuse_state(nn.Sequential(nn.Linear(4, 4), Looking()), torch.ones(2, 4))
 
 
 @pytest.mark.parametrize("records", [3, 8, 64])

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -85,30 +86,42 @@ def test_the_order_of_charges_and_files_does_not_matter(tmp_path):
 def test_another_count_under_the_same_name_is_refused(tmp_path):
     with Ledger(tmp_path / "g.jsonl") as ledger:
         ledger.charge("one", 0, [0, 1], {A: 5})
-        with pytest.raises(ValueError, match=r"count = 6 .* client 1 must be 5"):
+        with pytest.raises(ValueError) as error:
             ledger.charge("one", 0, [1, 2], {B: 1, A: 6})
+    assert str(error.value) == (
+        f"release = 'one': count = 6 of {A} for client 1 must be 5 as charged before in "
+        f"{tmp_path / 'g.jsonl'}; name a different draw of the noise differently"
+    )
     assert read(tmp_path) == {0: {A: 5}, 1: {A: 5}}
 
 
+NAME = "must be a non-empty name; it identifies one draw of the noise"
+ROUND = "must be an integer; training counts from 1, what comes before from 0 down"
+TWICE = "must be named once in a charge; one release costs a client once"
+COUNT = f"of {A} must be an integer, at least 1; leave unused events out"
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("message", "arguments"),
     [
-        ("release", ("", 0, [0], {A: 1})),
-        ("release", (" ", 0, [0], {A: 1})),
-        ("round", ("r", 1.5, [0], {A: 1})),
-        ("round", ("r", True, [0], {A: 1})),
-        ("client", ("r", 0, [-1], {A: 1})),
-        ("client", ("r", 0, [2, 2], {A: 1})),
-        ("client", ("r", 0, [2, 3, 2], {A: 1})),
-        ("count", ("r", 0, [0], {A: 0})),
-        ("count", ("r", 0, [0], {A: -3})),
-        ("count", ("r", 0, [0], {A: 1.0})),
+        (f"release = '' {NAME}", ("", 0, [0], {A: 1})),
+        (f"release = ' ' {NAME}", (" ", 0, [0], {A: 1})),
+        (f"release = 7 {NAME}", (7, 0, [0], {A: 1})),
+        (f"round = 1.5 {ROUND}", ("r", 1.5, [0], {A: 1})),
+        (f"round = True {ROUND}", ("r", True, [0], {A: 1})),
+        ("client = -1 must be at least 0; ids count from 0", ("r", 0, [3, -1], {A: 1})),
+        (f"client = 2 {TWICE}", ("r", 0, [2, 2], {A: 1})),
+        (f"client = 2 {TWICE}", ("r", 0, [2, 3, 2], {A: 1})),
+        (f"count = 0 {COUNT}", ("r", 0, [0], {A: 0})),
+        (f"count = -3 {COUNT}", ("r", 0, [0], {A: -3})),
+        (f"count = 1.0 {COUNT}", ("r", 0, [0], {A: 1.0})),
+        (f"count = True {COUNT}", ("r", 0, [0], {A: True})),
     ],
 )
-def test_a_bad_argument_is_refused_by_name_and_nothing_is_written(tmp_path, name, arguments):
-    with Ledger(tmp_path / "g.jsonl") as ledger, pytest.raises(ValueError, match=f"{name} = "):
+def test_a_bad_argument_is_refused_by_name_and_nothing_is_written(tmp_path, message, arguments):
+    with Ledger(tmp_path / "g.jsonl") as ledger, pytest.raises(ValueError) as error:
         ledger.charge(*arguments)
-    assert (tmp_path / "g.jsonl").read_bytes() == b""
+    assert str(error.value) == message and (tmp_path / "g.jsonl").read_bytes() == b""
 
 
 def test_the_lines_and_the_files_name_are_flushed_before_charge_returns(tmp_path, monkeypatch):
@@ -156,8 +169,10 @@ def test_a_disk_that_refuses_leaves_no_charge_and_a_closed_ledger(tmp_path, monk
             with pytest.raises(OSError, match="no space"):
                 ledger.charge("two", 1, [0], {A: 1})
         assert path.read_bytes() == before
-        with pytest.raises(ValueError, match="is closed"):
+        with pytest.raises(ValueError) as error:
             ledger.charge("two", 1, [0], {A: 1})
+    closed = f"ledger = {path} is closed and must be open to charge; open it again"
+    assert str(error.value) == closed
 
 
 @pytest.mark.parametrize(
@@ -168,10 +183,11 @@ def test_a_torn_last_line_is_cut_off_with_a_warning(tmp_path, torn):
     charge(path, ("one", [0], {A: 1}))
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
-    with pytest.warns(UserWarning, match="torn last line"):
+    where, what = re.escape(str(path)), rf"a torn last line \({len(torn)} bytes\)$"
+    with pytest.warns(UserWarning, match=f"{where}: skipped {what}"):
         assert read(tmp_path) == {0: {A: 1}}
     assert path.read_bytes() == whole + torn
-    with pytest.warns(UserWarning, match="torn last line"):
+    with pytest.warns(UserWarning, match=f"{where}: cut off {what}"):
         charge(path, ("two", [0], {A: 2}))
     assert path.read_bytes().startswith(whole + b'{"release": "two"')
     assert read(tmp_path) == {0: {A: 3}}
@@ -210,13 +226,19 @@ def test_a_damaged_line_elsewhere_is_an_error_with_file_and_line(tmp_path, chang
     assert change(lines[1]) != lines[1]
     path.write_text("\n".join([lines[0], change(lines[1]), lines[2]]) + "\n")
     for action in (lambda: read(tmp_path), lambda: Ledger(path)):
-        with pytest.raises(ValueError, match=r"g\.jsonl, line 2 is damaged"):
+        with pytest.raises(
+            ValueError, match=r"g\.jsonl, line 2 is damaged \(.+\); restore the file from a copy$"
+        ):
             action()
 
 
 def test_a_missing_folder_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="must be an existing folder"):
+    with pytest.raises(ValueError) as error:
         read(tmp_path / "none")
+    assert str(error.value) == (
+        f"ledger = {tmp_path / 'none'} must be an existing folder; name the folder that holds the "
+        ".jsonl files"
+    )
 
 
 def test_every_acknowledged_charge_survives_the_death_of_the_writer(tmp_path):

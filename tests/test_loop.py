@@ -2,7 +2,8 @@
 goes on."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,9 @@ SETTINGS = {
     "sample_rate": 0.5,
     "engine": "inline",
 }
+
+SIZED = {name: value for name, value in SETTINGS.items() if name != "sample_rate"}
+"""For clients whose rates follow from a batch size."""
 
 
 @dataclass
@@ -126,6 +130,51 @@ def test_figures_of_a_run_that_goes_on_are_at_the_order_that_was_fixed_in_advanc
     fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in range(1, 6)]
     best = [epsilon(planned(plan, n), 1e-5).epsilon for n in range(1, 6)]
     assert shown == [*fixed[:4], best[4]] and best[0] < 0.9 * fixed[0]
+
+
+def test_figures_of_a_round_are_over_all_clients(tmp_path):
+    """Clients of unlike sizes, whose rates differ: the largest of each column, and the middle."""
+
+    class Sized(World):
+        settings = SIZED
+
+    given = {"partition": "dirichlet", "batch_size": 4, "rounds": 2}
+    noise = {"epsilon": None, "noise_multiplier": 2.0}
+    standing = Sized(tmp_path, given | noise).run()
+    certified, published = map(standing.budgets.epsilons, ("certified", "published"))
+    for spent in (certified, published):
+        assert spent.min() < np.median(spent) < spent.max()
+    record = standing.records[-1]
+    assert record.epsilon_certified_max == certified.max()
+    assert record.epsilon_certified_median == np.median(certified)
+    assert record.epsilon_published_max == published.max()
+
+
+def test_a_round_s_seconds_are_those_that_pass_in_it(tmp_path, monkeypatch):
+    """By a clock of the test's own: half a second for each upload, eight for each evaluation."""
+    world, clock = World(tmp_path, {"rounds": 3, "evaluate_every": 2}), [100.0]
+    federation, real = training.federation(world.job), world.exchange(tmp_path, None)
+
+    def exchange(requests):
+        for upload in real(requests):
+            clock[0] += 0.5
+            yield upload
+
+    def evaluate(params):
+        clock[0] += 8.0
+        return federation.evaluate(params)
+
+    timed = replace(federation, evaluate=evaluate)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    store = world.store
+    records = loop.run(timed, exchange, store, loop.restore(timed, store), []).records
+    assert [record.seconds for record in records] == [1.5, 9.5, 9.5]
+    assert [record.seconds_training for record in records] == [1.5] * 3
+    silent = replace(timed, timed=False)
+    (tmp_path / "silent").mkdir()
+    store = World(tmp_path / "silent").store
+    records = loop.run(silent, exchange, store, loop.restore(silent, store), []).records
+    assert {(record.seconds, record.seconds_training) for record in records} == {(None, None)}
 
 
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):

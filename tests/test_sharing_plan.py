@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from mechanisms.accounting.accountant import ORDERS, Charges, epsilon, guarantee
 from mechanisms.accounting.events import (
@@ -13,11 +14,12 @@ from mechanisms.accounting.events import (
     Unprotected,
     VisibleChoice,
 )
+from mechanisms.arithmetic import GRID
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.plan import Plan, PlanTable, merge, planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Dpis, Privacy
-from mechanisms.sharing import SharingPlan
+from mechanisms.sharing import SharingPlan, _parts
 from sim.config import configuration as config
 from sim.job.job import TRAIN
 from sim.phases import course, generator, sharing
@@ -178,3 +180,12 @@ def test_the_order_of_a_run_is_the_best_for_all_that_is_paid():
         orders.append(guarantee(merge(rounds, paid), 1e-5, "certified", ORDERS).order)
         assert (own.allotment.order, own.allotment.shares) == (orders[-1], 3)
     assert orders[1] < 0.7 * orders[0]
+
+
+def test_parts_of_a_release_are_in_units_of_the_bound_as_it_is_charged():
+    """Of a bound that float32 does not hold, to the last unit of 2^44."""
+    features = torch.tensor([[0.03125, -0.0625], [0.0, 0.015625]])
+    parts = _parts(SharingPlan(1.0, 0.1), features, GRID)
+    assert parts.tolist() == [
+        [round(value * 2**44 / 0.1) for value in row] for row in features.tolist()
+    ]

@@ -22,7 +22,7 @@ from strategies.distillation import Distiller, objective
 from strategies.fedfed import union
 from strategies.registry import STRATEGIES
 from strategies.settings import STRATEGIES as NAMES
-from strategies.settings import Aggregation
+from strategies.settings import Aggregation, FedFed
 from tests.small import OWNED, cohort, model, start
 from tests.test_loop import World, outcome
 
@@ -118,6 +118,21 @@ def test_fednova_gives_the_mean_direction_the_mean_pace():
     uploads = np.column_stack([UPDATES, np.arange(6.0)])
     expected = path("fedavg", UPDATES * np.arange(6.0)[:, None], server_momentum=0.7)
     assert path("fednova", uploads, server_momentum=0.7).tobytes() == expected.tobytes()
+
+
+def test_a_generator_is_trained_where_something_is_distilled():
+    """A setting of prototypes says nothing where there are none."""
+    trained = {
+        (source, features)
+        for source in ("prototypes", "distilled", "public", "none")
+        for features in ("fixed", "distilled")
+        if FedFed(shared_source=source, prototype_features=features).distills
+    }
+    assert trained == {
+        ("prototypes", "distilled"),
+        ("distilled", "fixed"),
+        ("distilled", "distilled"),
+    }
 
 
 @pytest.mark.parametrize("name", ["fedavg", *OTHERS])

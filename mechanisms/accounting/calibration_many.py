@@ -185,7 +185,7 @@ class _Budget:
         met, order = self.meets(rates, steps, high, order)
         if not met.all():
             raise ValueError(
-                f"budget too small for a single step: epsilon = {self.epsilon} at delta = "
+                f"budget too small for a single step: epsilon = {self.epsilon:g} at delta = "
                 f"{self.delta} is not met at sample rate {rates[~met].max():g} by noise "
                 f"multiplier {UPPER:g}; raise epsilon or delta, plan fewer steps, or lower "
                 "the rates"
