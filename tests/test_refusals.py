@@ -36,7 +36,6 @@ from mechanisms.dphero import HeroPlan
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsur import DpsurPlan
 from mechanisms.entropy import SystemEntropy
-from mechanisms.equal_rounds import round_allotment
 from mechanisms.gradients.factors import of_pass
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.passes import Passes
@@ -126,17 +125,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "epsilon = 0.0 must be above 0 and finite; name a budget to calibrate to",
     ),
     (
-        lambda: one(lower=3.0, upper=2.0),
-        "lower = 3.0 and upper = 2.0 must satisfy 0 < lower < upper; widen the bracket",
-    ),
-    (
-        lambda: one(tolerance=1.0),
-        "tolerance = 1.0 must be in (0, 1); it is a relative width",
-    ),
-    (
-        lambda: one(epsilon=1e-7, upper=50.0),
-        "budget too small for a single step: epsilon = 1e-07 at delta = 1e-05 is below "
-        "0.0312745, what noise multiplier 50 still costs; raise epsilon or delta, plan fewer "
+        lambda: one(epsilon=1e-9),
+        "budget too small for a single step: epsilon = 1e-09 at delta = 1e-05 is below "
+        "0.00836772, what noise multiplier 10000 still costs; raise epsilon or delta, plan fewer "
         "steps, lower the rates, or add noise to what else is released",
     ),
     (
@@ -152,17 +143,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "steps = 3.0 must be at least 1 and epsilon = 0.0 above 0; plan a step",
     ),
     (
-        lambda: many(lower=3.0, upper=2.0),
-        "lower = 3.0, upper = 2.0, tolerance = 0.0001 must be 0 < lower < upper and in (0, 1)",
-    ),
-    (
-        lambda: many(tolerance=1.0),
-        "lower = 0.01, upper = 10000.0, tolerance = 1.0 must be 0 < lower < upper and in (0, 1)",
-    ),
-    (
-        lambda: many(sample_rates=[0.5, 0.25], epsilon=1e-7, upper=50.0),
-        "budget too small for a single step: epsilon = 1e-07 at delta = 1e-05 is not met at "
-        "sample rate 0.5 by noise multiplier 50; raise epsilon or delta, plan fewer steps, "
+        lambda: many(sample_rates=[0.5, 0.25], epsilon=1e-9),
+        "budget too small for a single step: epsilon = 1e-09 at delta = 1e-05 is not met at "
+        "sample rate 0.5 by noise multiplier 10000; raise epsilon or delta, plan fewer steps, "
         "or lower the rates",
     ),
     (
@@ -298,7 +281,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "or a higher threshold; screening: a lower gain or clip)",
     ),
     (
-        lambda: SystemEntropy().integers(5, 5),
+        lambda: SystemEntropy().integers(5, 5, 1),
         "low and high must satisfy -2^63 <= low < high <= 2^63; they are 5 and 5",
     ),
     (
@@ -435,7 +418,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "epsilon and noise_multiplier are both none: give --epsilon or --noise-multiplier",
     ),
     (
-        lambda: round_allotment(DpisPlan(0.5, 1e-200, 1.0, 2, 9, 3, 1e-5, Dpis())),
+        lambda: DpisPlan(0.5, 1e-200, 1.0, 2, 3, 1e-5, 9, Dpis()).allotment,
         "noise_multiplier = 1e-200 is too small for any guarantee: raise --noise-multiplier",
     ),
     (

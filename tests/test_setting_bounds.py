@@ -23,6 +23,7 @@ from mechanisms.settings import (
 )
 from server import settings as of_server
 from server.settings import Rounds
+from sim.config import settings as of_runs
 from sim.config.presets import CENTRAL, CENTRAL_ROWS, FIXED, PRESETS, SCATTERING_ROWS, preset
 from sim.config.settings import EXECUTION_ONLY, Data, Execution
 from strategies import settings as of_strategies
@@ -182,7 +183,7 @@ def made(table: type[Settings], name: str, value: object) -> Settings:
 
 
 def test_every_setting_has_a_row():
-    modules = (of_mechanisms, of_client, of_server, of_strategies)
+    modules = (of_mechanisms, of_client, of_server, of_strategies, of_runs)
     tables = {
         one
         for module in modules
