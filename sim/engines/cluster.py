@@ -57,10 +57,10 @@ def starting(config: Config) -> Iterator[Cluster]:
     Raises:
         ValueError: the run's data are missing; checked first, as a start cannot be interrupted.
     """
+    files.check(config.data.dataset, config.data.data_dir)
     cluster = Cluster(config.run)
     try:
         if from_start(config.run):
-            files.check(config.data.dataset, config.data.data_dir)
             cluster.begin()
         yield cluster
     finally:

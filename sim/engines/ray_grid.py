@@ -35,6 +35,8 @@ TRIES = 3
 NODE_FAILED = 1
 SERVER = 0
 """The server's node ID."""
+SETTLING = 5.0
+"""Seconds in which a cluster that has just started reports all its cores."""
 
 
 def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
@@ -68,15 +70,17 @@ def _check_cores(needed: float) -> None:
     """Refuse more workers than the cluster has cores for: Ray would wait for more in silence.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: there are too few, also after `SETTLING` seconds.
     """
-    cores = ray.cluster_resources().get("CPU", 0.0)
-    if needed > cores:
-        raise ValueError(
-            f"all workers together need {needed:g} CPU cores (workers times cpus_per_worker), but "
-            f"the Ray cluster has {cores:g}: give fewer --workers or --cpus-per-worker, or add "
-            "machines"
-        )
+    deadline = time.monotonic() + SETTLING
+    while (cores := ray.cluster_resources().get("CPU", 0.0)) < needed:
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"all workers together need {needed:g} CPU cores (workers times cpus_per_worker), "
+                f"but the Ray cluster has {cores:g}: give fewer --workers or --cpus-per-worker, or "
+                "add machines"
+            )
+        time.sleep(0.1)
 
 
 class _Worker:
