@@ -356,6 +356,17 @@ def test_a_fault_is_one_line_and_leaves_nothing(tmp_path, capsys, records, line)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_is_tried_before_the_run_begins_on_every_device(
+    tmp_path, capsys, records, monkeypatch
+):
+    """Where a step is measured in advance, that tries the model too; on a GPU none is."""
+    monkeypatch.setattr("sim.phases.build.step_entries", lambda job: 0)
+    said = refusal(
+        capsys, f"--dataset={records}", f"--out={tmp_path}", "--model=tests.test_run:Centred"
+    )
+    assert "influence cannot be bounded" in said and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "line", ["--dataset=minst", "--dataset=nowhere.npz", "--dataset=mnist --data-dir=/nowhere"]
 )
