@@ -1,12 +1,13 @@
 """The server's state after each round: a safetensors file and a small JSON that vouches for it.
 
-The JSON is written last and holds the tensors' digest, so an incomplete checkpoint is not taken for
-one. A damaged checkpoint is skipped with a warning, and the one before it is used.
+The JSON is written last and holds the digest of the tensors, of itself, and the places at which the
+ledger's files were, so an incomplete checkpoint is not taken for one, nor an older ledger for the
+checkpoint's. A damaged checkpoint is skipped with a warning, and the one before it is used.
 """
 
 import hashlib
-import json
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from mechanisms import durable
+from mechanisms.journal import Place
+from server import labels
 from strategies.strategy import ServerState
 
 
@@ -40,16 +43,20 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int):
         self._folder, self._keep = folder, keep
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, then remove those that are too old."""
+    def save(self, checkpoint: Checkpoint, ledger: Mapping[str, Place]) -> None:
+        """Write a checkpoint, then remove those that are too old.
+
+        ``ledger`` says where its files are now, by name (`server.paid.places`).
+        """
         durable.make_folder(self._folder)
         tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
         tensors |= {f"state.{name}": value for name, value in checkpoint.state.items()}
         content = save(tensors)
         path = self._folder / f"round-{checkpoint.round:06d}.safetensors"
         durable.write(path, content)
-        label = {"round": checkpoint.round, "sha256": hashlib.sha256(content).hexdigest()}
-        durable.write(path.with_suffix(".json"), json.dumps(label).encode())
+        tensors_digest = hashlib.sha256(content).hexdigest()
+        label = {"round": checkpoint.round, "tensors": tensors_digest, "ledger": dict(ledger)}
+        durable.write(path.with_suffix(".json"), labels.sealed(label))
         for old in self._labels()[self._keep :]:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink()
@@ -72,9 +79,9 @@ class Checkpoints:
 
 
 def _read(label: Path) -> Checkpoint:
-    fields = json.loads(label.read_text())
+    fields = labels.unsealed(label.read_bytes())
     content = label.with_suffix(".safetensors").read_bytes()
-    if hashlib.sha256(content).hexdigest() != fields["sha256"]:
+    if hashlib.sha256(content).hexdigest() != fields["tensors"]:
         raise ValueError("its digest does not match")
     if label.stem != f"round-{fields['round']:06d}":
         raise ValueError("it names another round")

@@ -14,7 +14,6 @@ import numpy as np
 
 from client import metrics, sums
 from client.messages import TrainRequest, Upload
-from mechanisms.accounting import ledger
 from mechanisms.randomness import fresh_key, generator, seed_key
 from server.budgets import Budgets
 from server.checkpoints import Checkpoint
@@ -45,13 +44,16 @@ def restore(federation: Federation, store: Store) -> Standing:
 
     The ledger's files say what the clients have spent. In a seeded run an unfinished round will be
     replayed as the same release, which is charged once; it is counted when it is replayed.
+
+    Raises:
+        ValueError: a ledger file is damaged or missing, or older than a checkpoint.
     """
     now = store.checkpoints.newest()
     if now is None:
         taken = np.zeros(federation.clients, dtype=np.int64)
         state = federation.strategy.init(federation.initial)
         now = Checkpoint(federation.before, federation.initial, state, taken)
-    spent = ledger.read(store.ledger, up_to_round=None if federation.seed is None else now.round)
+    spent = store.paid(up_to_round=None if federation.seed is None else now.round)
     terms = federation.rounds - federation.before, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
     return Standing(now, tuple(store.records(first=now.round - federation.before)), budgets)
@@ -79,7 +81,7 @@ def run(
         now = _advance(federation, standing, uploads)
         record = _record(federation, standing.budgets, now, uploads, began, trained)
         store.append(record)
-        store.checkpoints.save(now)
+        store.save(now)
         standing = replace(standing, now=now, records=(*standing.records, record))
         for observe in observers:
             observe(record)

@@ -2,11 +2,14 @@
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 from client.uploads import Uploads
 from mechanisms import durable
-from server.checkpoints import Checkpoints
+from mechanisms.accounting.events import Event
+from server import paid
+from server.checkpoints import Checkpoint, Checkpoints
 from server.records import RoundRecord
 
 
@@ -28,6 +31,18 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         durable.sync_folder(self.folder)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint that knows where the ledger's files are."""
+        self.checkpoints.save(checkpoint, paid.places(self.ledger))
+
+    def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
+        """What every client has paid, up to a round if one is given.
+
+        Raises:
+            ValueError: a ledger file is damaged or missing, or older than a checkpoint.
+        """
+        return paid.read(self.ledger.parent, up_to_round)
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""

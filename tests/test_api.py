@@ -27,7 +27,7 @@ from mechanisms.accounting import accountant
 from mechanisms.accounting.events import Gaussian
 from mechanisms.accounting.ledger import Ledger
 from server import orders
-from server.checkpoints import Checkpoints
+from server.store import Store
 from sim import account, audit, central, run
 from sim.commands import audit as audit_flags
 from sim.commands.guard import main_guard
@@ -452,7 +452,7 @@ def test_a_run_of_arrays_goes_on_where_it_was_in_any_folder(tmp_path, arrays, mo
 @contextlib.contextmanager
 def stopped_after(rounds: int):
     """Ctrl-C after so many rounds."""
-    save = Checkpoints.save
+    save = Store.save
 
     def saved(self, checkpoint):
         save(self, checkpoint)
@@ -460,7 +460,7 @@ def stopped_after(rounds: int):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "save", saved)
+        patch.setattr(Store, "save", saved)
         yield
 
 

@@ -22,7 +22,7 @@ def checkpoint(round_: int) -> Checkpoint:
 def saved(folder: Path, rounds: int, keep: int = 3) -> Checkpoints:
     checkpoints = Checkpoints(folder / "checkpoints", keep)
     for round_ in range(1, rounds + 1):
-        checkpoints.save(checkpoint(round_))
+        checkpoints.save(checkpoint(round_), {})
     return checkpoints
 
 
@@ -86,10 +86,19 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, kind, damage
 
 
 def test_a_label_of_another_round_is_damage(tmp_path):
-    """Kills trusting the label's round number, which the digest of the tensors does not cover."""
+    """A copy of an old one under a new name is whole, and still no newer state."""
+    checkpoints = saved(tmp_path, 3)
+    for path in (tmp_path / "checkpoints").glob("round-000003.*"):
+        path.rename(path.with_stem("round-000007"))
+    with pytest.warns(UserWarning, match="round-000007 is damaged"):
+        assert checkpoints.newest().round == 2
+
+
+def test_a_label_that_was_edited_is_damage(tmp_path):
+    """It says where the ledger was, which the digest of the tensors does not cover."""
     checkpoints = saved(tmp_path, 3)
     path = tmp_path / "checkpoints" / "round-000003.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"round": 7}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"ledger": {"g.jsonl": [9, ""]}}))
     with pytest.warns(UserWarning, match="round-000003 is damaged"):
         assert checkpoints.newest().round == 2
 
@@ -108,7 +117,7 @@ def test_an_old_checkpoint_of_which_a_part_is_gone_is_removed_all_the_same(tmp_p
     """Whoever deleted its tensors to save room does not stop the run."""
     checkpoints = saved(tmp_path, 2, keep=2)
     (tmp_path / "checkpoints" / "round-000001.safetensors").unlink()
-    checkpoints.save(checkpoint(3))
+    checkpoints.save(checkpoint(3), {})
     assert {name[:12] for name in files(tmp_path)} == {"round-000002", "round-000003"}
 
 
@@ -125,7 +134,7 @@ def test_what_a_crash_leaves_behind_is_no_checkpoint(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert same(checkpoints.newest(), checkpoint(2))
-        checkpoints.save(checkpoint(3))
+        checkpoints.save(checkpoint(3), {})
         assert same(checkpoints.newest(), checkpoint(3))
 
 

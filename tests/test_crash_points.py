@@ -22,6 +22,7 @@ from safetensors.numpy import load
 from client.messages import TrainRequest, Upload
 from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
+from mechanisms.journal import whole as whole_lines
 from server.federation import Exchange
 from sim.commands.flags import parse
 from sim.config import configuration as config
@@ -105,8 +106,8 @@ class World:
 
 def lines(tree: Tree, round_: int, group: int) -> list[str]:
     """A group's whole ledger lines of a round."""
-    whole = tree.get(GROUP.format(group), b"").rpartition(b"\n")[0].decode().split("\n")
-    return [line for line in whole if line and json.loads(line)["round"] == round_]
+    found = whole_lines(tree.get(GROUP.format(group), b"")).decode().splitlines()
+    return [line for line in found if json.loads(line)["round"] == round_]
 
 
 @contextlib.contextmanager

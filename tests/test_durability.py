@@ -89,7 +89,7 @@ def checkpointed(root: Path) -> int:
 
 def checkpoint(root: Path, round_: int) -> None:
     now = Checkpoint(round_, PARAMS + np.float32(round_), {"m": PARAMS}, np.arange(3))
-    Checkpoints(root / "share" / "checkpoints", 2).save(now)
+    Checkpoints(root / "share" / "checkpoints", 2).save(now, {})
 
 
 def recorded(root: Path) -> int:

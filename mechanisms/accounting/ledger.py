@@ -6,10 +6,8 @@ then may the update leave. A release name identifies one draw of the noise on on
 recomputed from these files by :func:`read`.
 """
 
-import os
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +19,10 @@ from mechanisms.accounting.ledger_lines import (
     Entry,
     Ids,
     check_charge,
-    entries,
+    entry_of,
     sorted_clients,
-    whole_length,
 )
-from mechanisms.durable import make_folder, sync_folder
+from mechanisms.journal import Journal, Place, records, start, whole_of
 
 Key = tuple[str, Event]
 
@@ -38,22 +35,14 @@ class Ledger:
             died while writing it, so its upload never left) is cut off with a warning.
 
     Raises:
-        ValueError: a damaged line elsewhere; the message names file and line.
+        ValueError: a damaged line; the message names file and line.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = -1
         self.path = Path(path)
         self._paid: dict[Key, dict[int, Ids]] = {}
         self._movements: dict[int, list[Movement]] = {}
-        make_folder(self.path.parent)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            sync_folder(self.path.parent)
-            self._size = self._recover(self.path.read_bytes())
-        except BaseException:
-            self.close()
-            raise
+        self._journal = Journal(self.path, lambda record: self._remember(entry_of(record)))
 
     def charge(
         self, release: str, round: int, clients: Sequence[int] | Ids, charges: Charges
@@ -90,7 +79,7 @@ class Ledger:
                 if unpaid.size:
                     fresh.append(Entry(release, int(round), unpaid, event, int(count)))
         if fresh:
-            self._append("".join(entry.line() for entry in fresh).encode())
+            self._journal.append([entry.record() for entry in fresh])
             for entry in fresh:
                 self._remember(entry)
 
@@ -109,34 +98,13 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file; charging afterwards is refused. Idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
+        self._journal.close()
 
     def __enter__(self) -> "Ledger":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _recover(self, data: bytes) -> int:
-        """Cut off a torn last line, read the others, and return the file's length.
-
-        What a crash has left may be unflushed: it is flushed before it counts as paid.
-        """
-        whole = whole_length(data)
-        for entry in entries(self.path, data[:whole]):
-            self._remember(entry)
-        if whole < len(data):
-            warnings.warn(
-                f"{self.path}: cut off a torn last line ({len(data) - whole} bytes)", stacklevel=3
-            )
-            os.ftruncate(self._file, whole)
-        os.fsync(self._file)
-        return whole
 
     def _unpaid(self, key: Key, count: int, ids: Ids) -> Ids:
         """The ids that have not paid for `key` yet; refuses another count under the same name."""
@@ -161,35 +129,24 @@ class Ledger:
             for client in entry.clients.tolist():
                 self._movements.setdefault(client, []).append(movement)
 
-    def _append(self, data: bytes) -> None:
-        """Write and flush to the disk, or cut off what was written and close."""
-        if self._file < 0:
-            raise ValueError(
-                f"ledger = {self.path} is closed and must be open to charge; open it again"
-            )
-        try:
-            written = 0
-            while written < len(data):
-                written += os.write(self._file, data[written:])
-            os.fsync(self._file)
-        except OSError:
-            os.ftruncate(self._file, self._size)
-            self.close()
-            raise
-        self._size += len(data)
 
-
-def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
+def read(
+    folder: str | Path,
+    up_to_round: int | None = None,
+    known: Iterable[Mapping[str, Place]] = (),
+) -> dict[int, Counter[Event]]:
     """What every client has paid, from all ``*.jsonl`` files of a folder, which are only read.
 
     A (release, client, event) counts once across files, too, with its largest count if they differ.
-    With `up_to_round`, the charges of later rounds are left out.
+    With `up_to_round`, the charges of later rounds are left out. `known` are places that files have
+    passed, by name: they must still be in them.
 
     Returns:
         client -> event -> number of applications; clients without a charge are absent.
 
     Raises:
-        ValueError: no such folder, or a damaged line. A torn last line is skipped with a warning.
+        ValueError: no such folder, a damaged line, or a file that lacks a known place. A torn last
+            line is skipped with a warning.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -197,15 +154,13 @@ def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counte
             f"ledger = {folder} must be an existing folder; name the folder that holds the .jsonl "
             "files"
         )
+    passed: dict[str, dict[int, str]] = {path.name: {} for path in folder.glob("*.jsonl")}
+    for places in known:
+        for name, place in places.items():
+            passed.setdefault(name, {})[place.number] = place.chain
     lines: dict[Key, list[Entry]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        data = path.read_bytes()
-        whole = whole_length(data)
-        if whole < len(data):
-            warnings.warn(
-                f"{path}: skipped a torn last line ({len(data) - whole} bytes)", stacklevel=2
-            )
-        for entry in entries(path, data[:whole]):
+    for name in sorted(passed):
+        for entry in _entries(folder / name, passed[name]):
             if up_to_round is not None and entry.round > up_to_round:
                 continue
             lines.setdefault((entry.release, entry.event), []).append(entry)
@@ -213,6 +168,30 @@ def read(folder: str | Path, up_to_round: int | None = None) -> dict[int, Counte
     for (_, event), group in lines.items():
         paid.setdefault(event, []).append(_largest_counts(group))
     return _by_client(paid)
+
+
+def _entries(path: Path, passed: Mapping[int, str]) -> Iterator[Entry]:
+    """The entries of a file that must have passed these places (number -> checksum).
+
+    Raises:
+        ValueError: a damaged line, or a place that is not there.
+    """
+    remedy = "restore the file from a copy, or start a new run"
+    if not path.exists():
+        raise ValueError(f"{path} is missing, which had {max(passed)} lines: {remedy}")
+    place = start(path)
+    for place, entry in records(path, whole_of(path), entry_of):
+        if passed.get(place.number, place.chain) != place.chain:
+            raise ValueError(
+                f"{path} is of another run: its line {place.number} is not the one that a "
+                f"checkpoint knows; {remedy}"
+            )
+        yield entry
+    if place.number < max(passed, default=0):
+        raise ValueError(
+            f"{path} has {place.number} lines, but had {max(passed)} when a checkpoint was "
+            f"written: {remedy}"
+        )
 
 
 def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:

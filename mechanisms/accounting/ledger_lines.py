@@ -1,12 +1,13 @@
 """The lines of a ledger file, such as
 
-{"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count": 12}
+{"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count": 12,
+ "number": 7, "chain": "2f0b6e1b8b0c4d11"}
+
+on one line. The last two fields are of `mechanisms.journal`.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,10 @@ class Entry:
     event: events.Event
     count: int
 
-    def line(self) -> str:
-        """The line of the file, with its newline."""
+    def record(self) -> dict[str, Any]:
+        """What the line says, as JSON can hold it."""
         readable = {"clients": format_ranges(self.clients), "event": events.to_dict(self.event)}
-        return json.dumps(vars(self) | readable) + "\n"
+        return vars(self) | readable
 
 
 def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
@@ -67,34 +68,8 @@ def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) 
             )
 
 
-def whole_length(data: bytes) -> int:
-    """Length of a file's data without a torn last line, one without a newline or not JSON."""
-    whole = data.rfind(b"\n") + 1
-    last = data[data.rfind(b"\n", 0, max(whole - 1, 0)) + 1 : whole]
-    if whole == len(data) and last:
-        try:
-            json.loads(last)
-        except ValueError:
-            return whole - len(last)
-    return whole
-
-
-def entries(path: Path, data: bytes) -> Iterator[Entry]:
-    """The lines of a file's data, validated.
-
-    Raises:
-        ValueError: a damaged line; the message names file and line number.
-    """
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
-        try:
-            yield _entry(json.loads(line))
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}, line {number} is damaged ({error}); restore the file from a copy"
-            ) from error
-
-
-def _entry(record: Mapping[str, Any]) -> Entry:
+def entry_of(record: Mapping[str, Any]) -> Entry:
+    """The inverse of `Entry.record`; ValueError for anything else."""
     if set(record) != FIELDS:
         raise ValueError(f"fields = {sorted(record)} must be {sorted(FIELDS)}")
     event = events.from_dict(record["event"])

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from mechanisms.accounting import accountant
-from mechanisms.accounting import ledger as ledgers
 from mechanisms.layout import Layout
-from server import orders
+from server import orders, paid
 from server.checkpoints import Checkpoints
 from server.records import RoundRecord, Summary, finite, largest
 from sim.config.fields import Config
@@ -84,7 +83,7 @@ class Result:
         if summary is not None:
             found = largest(summary.epsilon_certified)
             return math.inf if found is None else found
-        order_of, spent = orders.read(self.folder), ledgers.read(self.folder / "ledger")
+        order_of, spent = orders.read(self.folder), paid.read(self.folder)
         if unknown := sorted(set(spent) - set(order_of)):
             file = self.folder / orders.FILE
             raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")

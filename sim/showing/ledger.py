@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms.accounting import accountant
-from mechanisms.accounting import ledger as ledgers
 from mechanisms.accounting.events import Event, to_dict
 from server import orders
+from server import paid as paid_in
 from sim.config.caveats import caveats_of
 from sim.showing import wording
 
@@ -39,7 +39,7 @@ def spent(folder: Path, delta: float | None) -> Entries:
         )
     accountant.check_delta(delta)
     finished = (folder / "summary.json").is_file()
-    paid = ledgers.read(folder / "ledger") if private or (folder / "ledger").exists() else {}
+    paid = paid_in.read(folder) if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
     price: Price = _least
     note = ""

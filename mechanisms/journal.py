@@ -1,0 +1,234 @@
+"""Append-only files of JSON lines in which damage shows.
+
+Each line ends with its number and a checksum chained to the line before, the first one's to the
+file's name: a line that was changed, lost, moved or copied from another file does not match. A
+crash can only tear the last line: its end is missing, or sectors of it are zero.
+"""
+
+import fcntl
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from mechanisms.durable import make_folder, sync_folder
+
+CHAIN_BYTES = 8
+MAX_END_BYTES = 80
+_END = re.compile(rb', "number": ([0-9]{1,18}), "chain": "([0-9a-f]{16})"\}\Z')
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """Where a file ends: its number of lines, and the last one's checksum (without lines, its
+    name)."""
+
+    number: int
+    chain: str
+
+
+def start(path: Path) -> Place:
+    """The place of an empty file."""
+    return Place(0, path.name)
+
+
+def sealed(record: Mapping[str, Any], before: Place) -> tuple[bytes, Place]:
+    """The line of a record that follows a place, and the place after it."""
+    number = before.number + 1
+    text = f'{json.dumps(record)[:-1]}, "number": {number}'.encode()
+    chain = _chain(before, text)
+    return text + f', "chain": "{chain}"}}\n'.encode(), Place(number, chain)
+
+
+def _chain(before: Place, text: bytes) -> str:
+    return blake2b(before.chain.encode() + text, digest_size=CHAIN_BYTES).hexdigest()
+
+
+def records(
+    path: Path, data: bytes, parse: Callable[[dict[str, Any]], T]
+) -> Iterator[tuple[Place, T]]:
+    """The whole lines of a file's data: the place after each, and what ``parse`` makes of it.
+
+    Raises:
+        ValueError: a damaged line, or one that ``parse`` refuses; the message names file and line.
+    """
+    place = start(path)
+    for text in data.split(b"\n")[:-1]:
+        try:
+            after = _after(place, text)
+            record = json.loads(text)
+            del record["number"], record["chain"]
+            parsed = parse(record)
+        except (ValueError, TypeError, AttributeError, RecursionError) as fault:
+            raise ValueError(
+                f"{path}, line {place.number + 1} is damaged ({fault}); restore the file from a "
+                "copy"
+            ) from fault
+        place = after
+        yield place, parsed
+
+
+def _after(place: Place, text: bytes) -> Place:
+    """The place after a line.
+
+    Raises:
+        ValueError: it is not the line that was written there.
+    """
+    end = _END.search(text)
+    if end is None:
+        raise ValueError("it has no checksum, as before version 0.1.0 was released")
+    number, chain = int(end[1]), end[2].decode()
+    if number != place.number + 1:
+        raise ValueError(f"it is number {number}: a line is missing or out of order")
+    if chain != _chain(place, text[: end.start(2) - len(', "chain": "')]):
+        raise ValueError("its checksum does not match")
+    return Place(number, chain)
+
+
+def whole(data: bytes) -> bytes:
+    """A file's data without a torn last line.
+
+    A line that lacks only its newline is not torn: it is given one. Two zero bytes in a row are of
+    a sector that never reached the disk, as no line has them, nor one with a flipped bit.
+    """
+    end = data.rfind(b"\n") + 1
+    rest = data[end:]
+    line = rest[: rest.rfind(b"}") + 1]
+    if _END.search(line):
+        return data[:end] + line + b"\n"
+    last = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    return data[:last] if not rest and b"\0\0" in data[last:] else data[:end]
+
+
+def last_place(path: Path) -> Place:
+    """The place of a file that was just written, from its last bytes where they are whole.
+
+    Raises:
+        ValueError: a damaged line in a file whose last line is torn.
+    """
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - MAX_END_BYTES, 0))
+        tail = file.read()
+    end = _END.search(tail[:-1]) if tail.endswith(b"\n") else None
+    if end is not None:
+        return Place(int(end[1]), end[2].decode())
+    places = [place for place, _ in records(path, whole(path.read_bytes()), dict)]
+    return places[-1] if places else start(path)
+
+
+class Journal:
+    """A file of such lines, open for appending; private to its owner (mode 0600).
+
+    Args:
+        path: the file; made with its folder if absent. A torn last line is cut off with a warning.
+        see: called with each record that the file holds.
+
+    Raises:
+        ValueError: a damaged line, or one that ``see`` refuses.
+    """
+
+    def __init__(self, path: Path, see: Callable[[dict[str, Any]], object]):
+        self._file = -1
+        self.path, self._place, self._size = path, start(path), 0
+        make_folder(path.parent)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            sync_folder(path.parent)
+            with self._locked():
+                self._recover(see)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, new: Sequence[Mapping[str, Any]]) -> None:
+        """Add records in one write; they are safely on the disk on return.
+
+        Raises:
+            ValueError: the file is closed, or another process has appended to it.
+            OSError: writing failed; the part written is cut off, and the file closed.
+        """
+        if self._file < 0:
+            raise ValueError(
+                f"ledger = {self.path} is closed and must be open to charge; open it again"
+            )
+        place, lines = self._place, []
+        for record in new:
+            line, place = sealed(record, place)
+            lines.append(line)
+        with self._locked():
+            if os.fstat(self._file).st_size != self._size:
+                raise ValueError(
+                    f"{self.path} was changed by another process, whose charges this one does not "
+                    "know: end one of them, and resume the run"
+                )
+            self._write(b"".join(lines))
+        self._place = place
+
+    def close(self) -> None:
+        """Close the file; appending afterwards is refused. Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            if self._file >= 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _recover(self, see: Callable[[dict[str, Any]], object]) -> None:
+        """Read the lines and repair the end.
+
+        What a crash has left may be unflushed: it is flushed before it counts as paid.
+        """
+        data = self.path.read_bytes()
+        kept = whole(data)
+        for place, _ in records(self.path, kept, see):
+            self._place = place
+        if kept != data:
+            warnings.warn(f"{self.path}: {_repaired(kept, data, 'cut off')}", stacklevel=4)
+            missing = not data.startswith(kept)
+            os.ftruncate(self._file, len(kept) - missing)
+            if missing:
+                os.write(self._file, b"\n")
+        os.fsync(self._file)
+        self._size = len(kept)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._size)
+            self.close()
+            raise
+        self._size += len(data)
+
+
+def _repaired(kept: bytes, data: bytes, did: str) -> str:
+    if not data.startswith(kept):
+        return "the torn last line is whole but for its newline: it counts"
+    return f"{did} a torn last line ({len(data) - len(kept)} bytes)"
+
+
+def whole_of(path: Path) -> bytes:
+    """The whole lines of a file that is only read; warns about a torn last line."""
+    data = path.read_bytes()
+    kept = whole(data)
+    if kept != data:
+        warnings.warn(f"{path}: {_repaired(kept, data, 'skipped')}", stacklevel=3)
+    return kept

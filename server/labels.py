@@ -1,0 +1,29 @@
+"""Small JSON files that carry their own digest."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DIGEST = "sha256"
+
+
+def sealed(entries: Mapping[str, Any]) -> bytes:
+    """The file's content, with the digest of all other entries."""
+    return json.dumps({**entries, DIGEST: _digest(entries)}, indent=1).encode()
+
+
+def unsealed(content: bytes) -> dict[str, Any]:
+    """The inverse of `sealed`.
+
+    Raises:
+        ValueError: it is not what was written.
+    """
+    entries = json.loads(content)
+    if not isinstance(entries, dict) or entries.pop(DIGEST, None) != _digest(entries):
+        raise ValueError("its digest does not match")
+    return entries
+
+
+def _digest(entries: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,39 @@
+"""What a run's clients have paid: its ledger files, checked against what its checkpoints know."""
+
+from collections import Counter
+from pathlib import Path
+
+from mechanisms.accounting import ledger
+from mechanisms.accounting.events import Event
+from mechanisms.journal import Place, last_place
+from server.labels import unsealed
+
+
+def read(run_dir: Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
+    """What every client has paid, as `mechanisms.accounting.ledger.read` gives it.
+
+    Raises:
+        ValueError: a ledger file is damaged or missing, or older than a checkpoint.
+    """
+    return ledger.read(run_dir / "ledger", up_to_round, known(run_dir))
+
+
+def places(folder: Path) -> dict[str, Place]:
+    """Where each of the ledger's files ends now, by name."""
+    return {path.name: last_place(path) for path in sorted(folder.glob("*.jsonl"))}
+
+
+def known(run_dir: Path) -> list[dict[str, Place]]:
+    """The places of the ledger's files at each checkpoint of the run, in any of its phases.
+
+    Damaged labels vouch for nothing; checkpoints are kept in twos at least.
+    """
+    found = []
+    for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
+        for path in run_dir.glob(pattern):
+            try:
+                label = unsealed(path.read_bytes())
+            except (OSError, ValueError):
+                continue
+            found.append({name: Place(*place) for name, place in label["ledger"].items()})
+    return found

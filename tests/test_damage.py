@@ -1,0 +1,145 @@
+"""A run directory that is damaged is refused in one line, or nothing is lost: nobody spends twice.
+
+The run is a release of the real command that died in its third round, with its charges on the disk.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mechanisms.accounting import ledger
+from sim import account
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
+from sim.engines.start import train
+from sim.library.result import Result
+from sim.run import command
+from tests.crashing import Killed, Noting
+
+pytestmark = pytest.mark.usefixtures("no_report")
+FLAGS = (
+    "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline "
+    "--quiet --rounds=4 --release --epsilon=50 --noise-multiplier=3 --keep-state --momentum=0.5"
+)
+FIRST, SECOND = "ledger/group-0000.jsonl", "ledger/group-0001.jsonl"
+
+
+def start(root: Path, dies_at: float = float("inf"), flags: str = FLAGS) -> Noting:
+    asked = [*flags.split(), f"--dataset={root / 'data.npz'}", f"--out={root / 'runs'}"]
+    with Noting(root, dies_at=dies_at) as noting:
+        train(parse([*asked, "--name=run"], "run", ""))
+    return noting
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a finished run, and what it did to its files."""
+    root = tmp_path_factory.mktemp("whole")
+    x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
+    np.savez(root / "data.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sim.engines.session.write_report", lambda folder: None)
+        return root, start(root).operations
+
+
+def died(whole, root: Path, name: str, after: int, flags: str = FLAGS) -> Path:
+    """A run that died so many operations after it had given a file its name."""
+    source, operations = whole
+    if root != source:
+        shutil.copy(source / "data.npz", root)
+    named = next(n for n, (what, to) in enumerate(operations) if what == "move" and to[-1] == name)
+    with pytest.raises(Killed):
+        start(root, named + after, flags)
+    return root / "runs" / "run"
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """Its newest checkpoint is of round 2, and the first group's charge of round 3 is ahead."""
+    folder = died(whole, tmp_path, "round-000002.json", 6)
+    lines = (folder / FIRST).read_bytes().splitlines()
+    assert b'"round": 3' in lines[-1] and b'"round": 2' in (folder / SECOND).read_bytes()
+    return folder
+
+
+def flipped(data: bytes) -> bytes:
+    """A digit of a count or a noise becomes another one."""
+    at = data.index(b'"noise_multiplier": 3') + len('"noise_multiplier": ')
+    return data[:at] + b"7" + data[at + 1 :]
+
+
+def changed(change):
+    return lambda run, whole: (run / FIRST).write_bytes(change((run / FIRST).read_bytes()))
+
+
+def first_lines(count: int):
+    return changed(lambda data: b"".join(data.splitlines(keepends=True)[:count]))
+
+
+def exchanged(run: Path, whole) -> None:
+    shutil.copy(whole[0] / "runs" / "run" / FIRST, run / FIRST)
+
+
+DAMAGES = {
+    "deleted": lambda run, whole: (run / FIRST).unlink(),
+    "emptied": first_lines(0),
+    "older": first_lines(1),
+    "a flipped bit": changed(flipped),
+    "a lost line": changed(lambda data: data.partition(b"\n")[2]),
+    "another group's": lambda run, whole: shutil.copy(run / SECOND, run / FIRST),
+    "another run's": exchanged,
+    "of an earlier version": changed(
+        lambda data: b"".join(
+            line[: line.index(b', "number"')] + b"}\n" for line in data.splitlines()
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_ledger_is_neither_continued_nor_priced(run, whole, capsys, damage):
+    damage(run, whole)
+    before = {path: path.read_bytes() for path in (run / "ledger").iterdir()}
+    for ask, argument in ((command, "--resume"), (account.command, "--ledger")):
+        assert main_guard(ask, [argument, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert str(run / FIRST) in said and "restore" in said and said.count("\n") == 1
+    with pytest.raises(ValueError, match=r"group-0000\.jsonl"):
+        Result(run).epsilon  # noqa: B018
+    assert {path: path.read_bytes() for path in (run / "ledger").iterdir()} == before
+
+
+def test_a_ledger_ahead_of_its_checkpoint_is_continued_and_counted(run):
+    """The charge of the round in which the run died is there, though no checkpoint knows it."""
+    paid = ledger.read(run / "ledger")
+    assert sum(paid[0].values()) > sum(paid[3].values())
+    assert main_guard(command, ["--resume", str(run)]) == 0
+    after = ledger.read(run / "ledger")
+    assert sum(after[0].values()) > sum(after[3].values()) > sum(paid[3].values())
+
+
+def test_a_last_line_that_lacks_its_end_counts(run):
+    """It was cut off, and what it had paid for was free."""
+    before, path = ledger.read(run / "ledger"), run / FIRST
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="but for its newline: it counts"):
+        assert ledger.read(run / "ledger") == before
+    with pytest.warns(UserWarning, match="but for its newline: it counts"):
+        assert main_guard(command, ["--resume", str(run)]) == 0
+    after = ledger.read(run / "ledger")
+    assert sum(after[0].values()) > sum(after[3].values())
+
+
+def test_a_charge_of_an_earlier_phase_is_known_before_training(whole, tmp_path):
+    """What the channels' statistics cost is charged before, and training has no checkpoint."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    operations = start(tmp_path, flags=flags).operations
+    shutil.rmtree(tmp_path / "runs")
+    folder = died((tmp_path, operations), tmp_path, "round--00001.json", 2, flags)
+    assert list(folder.glob("*/checkpoints/*.json")) and not list(folder.glob("checkpoints/*"))
+    (folder / FIRST).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"group-0000\.jsonl has 0 lines, but had 1"):
+        train(parse(["--resume", str(folder), "--quiet"], "run", ""))
