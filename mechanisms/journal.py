@@ -81,7 +81,7 @@ def _after(place: Place, text: bytes) -> Place:
     """
     end = _END.search(text)
     if end is None:
-        raise ValueError("it has no checksum, as before version 0.1.0 was released")
+        raise ValueError("it has no checksum, as the unreleased 0.1.0 wrote it at first")
     number, chain = int(end[1]), end[2].decode()
     if number != place.number + 1:
         raise ValueError(f"it is number {number}: a line is missing or out of order")

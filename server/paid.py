@@ -1,11 +1,14 @@
 """What a run's clients have paid: its ledger files, checked against what its checkpoints know."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Event
 from mechanisms.journal import Place, last_place
+from server import manifest
 from server.labels import unsealed
 
 
@@ -13,7 +16,8 @@ def read(run_dir: Path, up_to_round: int | None = None) -> dict[int, Counter[Eve
     """What every client has paid, as `mechanisms.accounting.ledger.read` gives it.
 
     Raises:
-        ValueError: a ledger file is damaged or missing, or older than a checkpoint.
+        ValueError: a ledger file is damaged or missing, or older than a checkpoint; or a file that
+            the manifest names is not as it was.
     """
     return ledger.read(run_dir / "ledger", up_to_round, known(run_dir))
 
@@ -24,16 +28,21 @@ def places(folder: Path) -> dict[str, Place]:
 
 
 def known(run_dir: Path) -> list[dict[str, Place]]:
-    """The places of the ledger's files at each checkpoint of the run, in any of its phases.
+    """The places of the ledger's files when the run began, and at each of its checkpoints, in any
+    phase.
 
     Damaged labels vouch for nothing; checkpoints are kept in twos at least.
     """
-    found = []
+    found = [_places(manifest.read(run_dir) or {"ledger": {}})]
     for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
         for path in run_dir.glob(pattern):
             try:
                 label = unsealed(path.read_bytes())
             except (OSError, ValueError):
                 continue
-            found.append({name: Place(*place) for name, place in label["ledger"].items()})
+            found.append(_places(label))
     return found
+
+
+def _places(entries: Mapping[str, Any]) -> dict[str, Place]:
+    return {name: Place(*place) for name, place in entries["ledger"].items()}

@@ -56,8 +56,8 @@ KINDS = {
 }
 GROUP = "runs/run/ledger/group-{:04d}.jsonl"
 TIMES = {"seconds", "seconds_training"}
-DRAWN = ("runs/run/inputs.json", "runs/run/inputs.key")
-"""Files with a key that every new run draws."""
+DRAWN = ("runs/run/inputs.json", "runs/run/inputs.key", "runs/run/manifest.json")
+"""Files with a key that every new run draws, or with a digest of one that has."""
 DEFAULT = ["simulation", "adaptive simulation", "release"]
 PHASES = tuple(f"runs/run/{phase}/" for phase in ("statistics", "distill", "share"))
 """Folders that nobody reads once what the phase has made is there."""
@@ -164,7 +164,7 @@ def facts(tree: Tree) -> Tree:
     kept = {
         path: content
         for path, content in tree.items()
-        if "/inputs." not in path and not path.startswith(PHASES)
+        if path not in DRAWN and not path.startswith(PHASES)
     }
     for path, content in kept.items():
         if path.endswith(("rounds.jsonl", "summary.json", "summary.json.part")):

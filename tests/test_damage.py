@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mechanisms.accounting import ledger
-from sim import account
+from server import labels
+from sim import account, report
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.engines.start import train
+from sim.job import manifest
 from sim.library.result import Result
 from sim.run import command
 from tests.crashing import Killed, Noting
@@ -143,3 +146,79 @@ def test_a_charge_of_an_earlier_phase_is_known_before_training(whole, tmp_path):
     (folder / FIRST).write_bytes(b"")
     with pytest.raises(ValueError, match=r"group-0000\.jsonl has 0 lines, but had 1"):
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+
+
+def edited(**entries):
+    """A manifest that somebody else wrote, with a digest that matches."""
+
+    def edit(path: Path) -> None:
+        path.write_bytes(labels.sealed(labels.unsealed(path.read_bytes()) | entries))
+
+    return edit
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-30] + bytes([data[-30] ^ 1]) + data[-29:])
+
+
+FIXED = {
+    "config.toml is longer": ("config.toml", lambda path: path.write_text(path.read_text() + "\n")),
+    "partition.npz is flipped": ("partition.npz", flip),
+    "partition.npz is missing": ("partition.npz", Path.unlink),
+    "inputs.json is missing": ("inputs.json", Path.unlink),
+    "the manifest is flipped": ("manifest.json", flip),
+    "the manifest is empty": ("manifest.json", lambda path: path.write_bytes(b"")),
+}
+OTHERS = {
+    "no manifest": Path.unlink,
+    **{
+        name: edited(**{name: "0"})
+        for name in ("version", "torch", "numpy", "model code", "initial parameters")
+    },
+}
+
+
+@pytest.mark.parametrize("damage", FIXED)
+def test_what_is_fixed_is_as_it_was_or_nothing_is_read(run, capsys, damage):
+    name, change = FIXED[damage]
+    change(run / name)
+    asks = (command, "--resume"), (account.command, "--ledger"), (report.command,)
+    for ask, *arguments in asks:
+        assert main_guard(ask, [*arguments, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert str(run / name) in said and "restore" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_run_goes_on_with_what_it_began_with_only(run, capsys, other):
+    """The same noise on another function would be charged once."""
+    OTHERS[other](run / "manifest.json")
+    before = ledger.read(run / "ledger")
+    assert main_guard(command, ["--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(run) in said and "start a new run" in said and said.count("\n") == 1
+    assert (other in said or other == "no manifest") and ledger.read(run / "ledger") == before
+
+
+def test_a_ledger_that_is_lost_before_the_first_checkpoint_is_missed(whole, tmp_path):
+    folder = died(whole, tmp_path, "orders.json", 8)
+    assert (folder / FIRST).read_bytes() and not list(folder.glob("checkpoints/*"))
+    (folder / FIRST).unlink()
+    with pytest.raises(ValueError, match=r"group-0000\.jsonl is missing"):
+        train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+
+
+def test_the_code_of_a_model_is_that_of_its_own_classes():
+    """PyTorch's are known by its version."""
+
+    class Mine(torch.nn.Sequential):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Other(torch.nn.Sequential):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    codes = [list(manifest._sources(kind(torch.nn.Linear(2, 2)))) for kind in (Mine, Other, Mine)]
+    assert codes[0] == codes[2] != codes[1] and [len(code) for code in codes] == [1, 1, 1]

@@ -12,7 +12,7 @@ import pytest
 import setuptools
 
 import sim
-import sim.version as numbers
+import sim.job.version as numbers
 from sim.__main__ import COMMANDS, main
 from sim.config.papers import RECIPES
 from sim.hidden import LAST, PACKAGES, hiding, put_last
@@ -166,7 +166,7 @@ def test_another_project_s_version_is_not_ours(tmp_path, monkeypatch):
     """Installed packages may lie in a folder with the project file of somebody else."""
     (tmp_path / "sim").mkdir()
     project = tmp_path / "pyproject.toml"
-    monkeypatch.setattr(numbers, "__file__", str(tmp_path / "sim" / "version.py"))
+    monkeypatch.setattr(numbers, "__file__", str(tmp_path / "sim" / "job" / "version.py"))
     monkeypatch.setattr(numbers.metadata, "version", lambda name: f"installed {name}")
     ours = numbers.DISTRIBUTION
     for name, found in (("other", f"installed {ours}"), (ours, "9.8.7")):

@@ -49,6 +49,7 @@ ALWAYS = {
     "inputs.json",
     "inputs.key",
     "lock",
+    "manifest.json",
     "orders.json",
     "partition.npz",
     "ledger/group-0000.jsonl",
@@ -152,6 +153,10 @@ def facts(path: Path) -> object:
         return re.sub(r" in [\d.]+ s, finished", "", page)
     if path.name == "inputs.json":
         return sorted(json.loads(path.read_text())), json.loads(path.read_text())["device"]
+    if path.name == "manifest.json":
+        entries = json.loads(path.read_text())
+        del entries["sha256"], entries["files"]["inputs.json"]
+        return entries
     if path.name == "inputs.key":
         return path.stat().st_size, path.stat().st_mode
     return None if path.parent.name == "checkpoints" else path.read_bytes()
@@ -183,7 +188,7 @@ def test_of_a_simulation_the_same_comparison_finds_the_labels(release):
     anyway."""
     one, two = (contents(release(name, "", other=name == "b")) for name in "ab")
     differ = {name for name, path in one.items() if facts(path) != facts(two[name])}
-    assert {"partition.npz", "partition.svg", "report.html"} == differ
+    assert {"partition.npz", "manifest.json", "partition.svg", "report.html"} == differ
 
 
 @pytest.mark.parametrize("flags", [DPSUR, SCREENING, f"{DPSUR} --keep-state --standardize private"])

@@ -130,7 +130,7 @@ def test_the_digest_of_the_records_tells_nothing_without_its_key(tmp_path, flags
     assert {(folder / inputs.KEY).stat().st_mode & 0o777 for folder in (a, b)} == {0o600}
     (b / inputs.KEY).write_bytes(keys[0])
     (b / inputs.INPUTS).write_text(json.dumps(digests[0]))
-    train(parse(["--resume", str(b), "--quiet"], "run", ""))
+    inputs.check(b, build(config.load(b / "config.toml", {})))
 
 
 @pytest.mark.parametrize(
@@ -230,4 +230,4 @@ def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
     path = folder / inputs.INPUTS
     path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
     with pytest.raises(ValueError, match="device = cpu"):
-        train(parse(["--resume", str(folder), "--quiet"], "run", ""))
+        inputs.check(folder, build(config.load(folder / "config.toml", {})))

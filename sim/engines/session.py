@@ -9,7 +9,7 @@ from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
-from sim.job import inputs, rundir
+from sim.job import inputs, manifest, rundir
 from sim.job.job import Job
 from sim.phases import training
 from sim.phases.course import before_training
@@ -36,8 +36,10 @@ def run(job: Job, folder: Path, engine: Engine) -> None:
     """Run the remaining rounds and write the closing files.
 
     Raises:
-        ValueError: the run began with other records or on another device, or is in use.
+        ValueError: the run began with other records, another model or version, or on another
+            device; a file of it is not as it was; or it is in use.
     """
+    manifest.check(folder, job)
     inputs.check(folder, job)
     with rundir.lock(folder):
         durable.sync_folders(folder)

@@ -20,7 +20,7 @@ from server.records import Epsilon, Summary, largest, total_seconds
 from sim.config import configuration as configs
 from sim.config.caveats import caveats
 from sim.config.fields import Config
-from sim.job import inputs
+from sim.job import inputs, manifest
 from sim.job.job import Job
 
 MAX_PLD = 20
@@ -75,6 +75,10 @@ def create(folder: Path, job: Job) -> None:
     with durable.writing(part / "partition.npz") as file:
         np.savez_compressed(file, allow_pickle=False, **_partition(job))
     inputs.write(part, job)
+    for path in manifest.ledger_files(part, job):
+        path.touch(0o600)
+    durable.sync_folder(part / "ledger")
+    manifest.write(part, job)
     part.rename(folder)
     durable.sync_folder(folder.parent)
 

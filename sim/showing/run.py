@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from server import manifest
 from server.records import Epsilon, RoundRecord, Summary
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS
@@ -53,6 +54,7 @@ def read_run(run_dir: Path) -> Run:
         raise ValueError(
             f"{run_dir} is no run directory, it has no config.toml: give the directory of a run"
         )
+    manifest.read(run_dir)
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
     rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
     try:

@@ -1,0 +1,42 @@
+"""Reads the manifest of a run directory, and compares the files that it names.
+
+It is written by `sim.job.manifest`; reading it needs no torch.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from server.labels import unsealed
+
+FILE = "manifest.json"
+FIXED = ("config.toml", "partition.npz", "inputs.json")
+"""Files that stay as they are from the first moment of a run."""
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read(run_dir: Path) -> dict[str, Any] | None:
+    """The manifest, once all files that it names are as they were; None if there is none.
+
+    Raises:
+        ValueError: the manifest is damaged, or a file is missing, or not as it was.
+    """
+    path = run_dir / FILE
+    if not path.exists():
+        return None
+    try:
+        entries = unsealed(path.read_bytes())
+    except ValueError as fault:
+        raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
+    for name, expected in entries["files"].items():
+        file = run_dir / name
+        if not file.is_file() or digest(file) != expected:
+            state = "has been changed" if file.is_file() else "is missing"
+            raise ValueError(
+                f"{file} {state} since the run began: restore it from a copy, or start a new run"
+            )
+    return entries

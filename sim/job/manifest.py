@@ -1,0 +1,80 @@
+"""The manifest of a run directory: what a run began with, and the digests of files that stay.
+
+What changes from round to round is in the labels of checkpoints (`server.checkpoints`).
+"""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mechanisms import durable
+from mechanisms.journal import start
+from server import labels
+from server.manifest import FILE, FIXED, digest, read
+from sim.job.job import Job
+from sim.job.version import version
+
+
+def ledger_files(folder: Path, job: Job) -> list[Path]:
+    """The ledger's file of each group."""
+    return [folder / "ledger" / f"group-{n:04d}.jsonl" for n in range(len(job.groups))]
+
+
+def write(folder: Path, job: Job) -> None:
+    """Write the manifest of a new run directory, in which all other files are."""
+    entries = {
+        **_began(job),
+        "files": {name: digest(folder / name) for name in FIXED},
+        "ledger": {path.name: start(path) for path in ledger_files(folder, job)},
+    }
+    durable.write(folder / FILE, labels.sealed(entries))
+
+
+def check(folder: Path, job: Job) -> None:
+    """Refuse to resume what another version, model or directory began.
+
+    Raises:
+        ValueError: there is no manifest, a file is not as it was, or the job differs.
+    """
+    entries = read(folder)
+    if entries is None:
+        raise ValueError(
+            f"{folder / FILE} is missing, which the unreleased 0.1.0 did not write at first: "
+            "restore it, or start a new run"
+        )
+    for name, now in _began(job).items():
+        if entries.get(name) != now:
+            raise ValueError(
+                f"{name} = {now} is not what {folder} began with, {entries.get(name)}: a resumed "
+                "run goes on with the same; restore it, or start a new run"
+            )
+
+
+def _began(job: Job) -> dict[str, Any]:
+    initial = job.gradients.layout.initial(job.model).numpy()
+    code = "\n".join(dict.fromkeys(_sources(job.model)))
+    return {
+        "version": version(),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "model code": hashlib.sha256(code.encode()).hexdigest(),
+        "initial parameters": hashlib.sha256(initial.tobytes()).hexdigest(),
+    }
+
+
+def _sources(model: torch.nn.Module) -> Iterator[str]:
+    """The source of each class that is not of PyTorch; its name where there is no source."""
+    for module in model.modules():
+        kind = type(module)
+        if not kind.__module__.startswith("torch."):
+            try:
+                yield inspect.getsource(kind)
+            except (OSError, TypeError):
+                yield kind.__qualname__
