@@ -26,7 +26,7 @@ import sim
 from mechanisms.accounting import accountant
 from mechanisms.accounting.events import Gaussian
 from mechanisms.accounting.ledger import Ledger
-from server import orders
+from server import labels, manifest, orders
 from server.store import Store
 from sim import account, audit, central, run
 from sim.commands import audit as audit_flags
@@ -653,6 +653,9 @@ def test_a_resumed_run_takes_the_engine_of_the_call(tmp_path, records):
     path = folder / "config.toml"
     path.write_text(path.read_text().replace('engine = "inline"', 'engine = "ray"'))
     assert load(path, {}).run.engine == "ray"
+    began = labels.unsealed((folder / "manifest.json").read_bytes())
+    began["files"]["config.toml"] = manifest.digest(path)
+    (folder / "manifest.json").write_bytes(labels.sealed(began))
     assert sim.train(resume=folder).finished
 
 

@@ -231,3 +231,40 @@ def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
     with pytest.raises(ValueError, match="device = cpu"):
         inputs.check(folder, build(config.load(folder / "config.toml", {})))
+
+
+def starting(folder, **own):
+    """A new run's directory by two starts in the same second: the name that both have chosen."""
+    job = build(config.load(None, {"out": str(folder), "clients": 2, "groups": 1, **own}))
+    return job, rundir.choose(job.config)
+
+
+def test_of_two_starts_at_once_each_has_a_folder_of_its_own(tmp_path):
+    """The other one is at any moment: it fills its folder, or has renamed it."""
+    job, folder = starting(tmp_path)
+    part = tmp_path / f".{folder.name}.part"
+    part.mkdir()
+    with rundir.lock(part):
+        second = rundir.create(folder, job)
+    third, fourth = rundir.create(folder, job), rundir.create(folder, job)
+    names = [folder.name, *(f"{folder.name}-{n}" for n in (2, 3))]
+    assert [one.name for one in (third, second, fourth)] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert all(json.loads((one / "manifest.json").read_text()) for one in (second, third, fourth))
+
+
+def test_of_two_starts_of_one_name_one_is_refused(tmp_path):
+    job, folder = starting(tmp_path, name="mine")
+    part = tmp_path / ".mine.part"
+    part.mkdir()
+    with (
+        rundir.lock(part),
+        pytest.raises(ValueError, match=r"name = mine: another run is starting .* another --name"),
+    ):
+        rundir.create(folder, job)
+    rundir.create(folder, job)
+    before = (folder / "manifest.json").read_bytes()
+    with pytest.raises(ValueError, match="name = mine: another run"):
+        rundir.create(folder, job)
+    assert (folder / "manifest.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -52,7 +52,7 @@ def audit(
     folder, job = rundir.choose(config), build(config)
     canaries = _plant(job, count, black_box)
     watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
-    rundir.create(folder, job)
+    folder = rundir.create(folder, job)
     (folder / rundir.AUDITED).touch()
     session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
     scores = watched.scores

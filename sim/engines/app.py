@@ -96,7 +96,7 @@ def _serve(context: Context, grid: Grid) -> None:
     if request.resume:
         rundir.check_resumable(request.resume)
     else:
-        rundir.create(folder, job)
+        folder = rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     exchange = exchange_over(grid, nodes, settings)
     session.run(job, folder, session.Engine(exchange, getattr(grid, "leave", lambda: None)))

@@ -25,7 +25,7 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     if request.resume is None:
         folder = rundir.choose(request.config)
         job = build(request.config)
-        rundir.create(folder, job)
+        folder = rundir.create(folder, job)
     else:
         rundir.check_resumable(request.resume)
         folder, job = request.resume, build(request.config)

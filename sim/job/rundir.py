@@ -1,8 +1,10 @@
 """The run directory: created atomically, and finished with the model and the summary."""
 
+import errno
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from sim.job.job import Job
 
 MAX_PLD = 20
 """Maximum number of distinct charge histories with a PLD epsilon; each takes a moment."""
+LOCK = "lock"
 AUDITED = "audited"
 """A file that marks a run with canaries, which a resumed run would lack."""
 
@@ -66,11 +69,49 @@ def make_parent(config: Config) -> Path:
     return parent
 
 
-def create(folder: Path, job: Job) -> None:
-    """Create the run directory with configuration and partition, under a temporary name first."""
+def create(folder: Path, job: Job) -> Path:
+    """Create the run directory with all that stays, under a temporary name first; returns it.
+
+    If another start has taken the name since it was chosen, it is another one.
+
+    Raises:
+        ValueError: the name was given, and is taken.
+    """
+    found, copy = folder, 2
+    while not _create(found, job):
+        if job.config.run.name:
+            raise ValueError(
+                f"name = {job.config.run.name}: another run is starting in {folder}; give another "
+                "--name"
+            )
+        found, copy = folder.with_name(f"{folder.name}-{copy}"), copy + 1
+    return found
+
+
+def _create(folder: Path, job: Job) -> bool:
+    """Whether the run directory was created: False if another start has taken its name."""
     part = folder.with_name(f".{folder.name}.part")
+    part.mkdir(exist_ok=True)
+    try:
+        with lock(part):
+            if not (part / LOCK).exists():  # it was another start's, which has renamed it
+                return False
+            _fill(part, job)
+            part.rename(folder)
+    except RunInUse:
+        return False
+    except OSError as fault:
+        if fault.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+        shutil.rmtree(part, ignore_errors=True)  # another start has renamed its own
+        return False
+    durable.sync_folder(folder.parent)
+    return True
+
+
+def _fill(part: Path, job: Job) -> None:
     for name in ("ledger", "checkpoints"):
-        (part / name).mkdir(parents=True, exist_ok=True)
+        (part / name).mkdir(exist_ok=True)
     configs.save(job.config, part / "config.toml")
     with durable.writing(part / "partition.npz") as file:
         np.savez_compressed(file, allow_pickle=False, **_partition(job))
@@ -79,8 +120,6 @@ def create(folder: Path, job: Job) -> None:
         path.touch(0o600)
     durable.sync_folder(part / "ledger")
     manifest.write(part, job)
-    part.rename(folder)
-    durable.sync_folder(folder.parent)
 
 
 def _partition(job: Job) -> dict[str, np.ndarray]:
@@ -103,18 +142,22 @@ def check_resumable(folder: Path) -> None:
         )
 
 
+class RunInUse(ValueError):
+    """Another process holds the run directory."""
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Lock the run directory: two processes that resume the same run would both charge it.
 
     Raises:
-        ValueError: another process holds it.
+        RunInUse: another process holds it.
     """
-    with open(folder / "lock", "w") as file:
+    with open(folder / LOCK, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            raise RunInUse(
                 f"{folder} is in use by another process: wait until it ends, or end it"
             ) from None
         yield
