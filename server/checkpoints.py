@@ -1,8 +1,9 @@
 """The server's state after each round: a safetensors file and a small JSON that vouches for it.
 
-The JSON is written last and holds the digest of the tensors, of itself, and the places at which the
-ledger's files were, so an incomplete checkpoint is not taken for one, nor an older ledger for the
-checkpoint's. A damaged checkpoint is skipped with a warning, and the one before it is used.
+The JSON is written last. It holds the digests of the tensors, of itself and of other files of its
+round, and the places at which the ledger's files were: an incomplete checkpoint is not taken for
+one, nor an older ledger for the checkpoint's. A damaged checkpoint is skipped with a warning, and
+the one before it is used.
 """
 
 import hashlib
@@ -10,12 +11,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load, save
 
 from mechanisms import durable
-from mechanisms.journal import Place
 from server import labels
 from strategies.strategy import ServerState
 
@@ -43,10 +44,10 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int):
         self._folder, self._keep = folder, keep
 
-    def save(self, checkpoint: Checkpoint, ledger: Mapping[str, Place]) -> None:
+    def save(self, checkpoint: Checkpoint, beside: Mapping[str, Any]) -> None:
         """Write a checkpoint, then remove those that are too old.
 
-        ``ledger`` says where its files are now, by name (`server.paid.places`).
+        ``beside`` is what its label says of other files (`server.store.Store.save`).
         """
         durable.make_folder(self._folder)
         tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
@@ -55,11 +56,15 @@ class Checkpoints:
         path = self._folder / f"round-{checkpoint.round:06d}.safetensors"
         durable.write(path, content)
         tensors_digest = hashlib.sha256(content).hexdigest()
-        label = {"round": checkpoint.round, "tensors": tensors_digest, "ledger": dict(ledger)}
+        label = {"round": checkpoint.round, "tensors": tensors_digest, **beside}
         durable.write(path.with_suffix(".json"), labels.sealed(label))
         for old in self._labels()[self._keep :]:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink()
+
+    def beside(self, round_: int) -> dict[str, Any]:
+        """What the label of a round's checkpoint says."""
+        return labels.unsealed((self._folder / f"round-{round_:06d}.json").read_bytes())
 
     def _labels(self) -> list[Path]:
         paths = self._folder.glob("round-*.json")

@@ -4,6 +4,7 @@ It is written by `sim.job.manifest`; reading it needs no torch.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,18 @@ def read(run_dir: Path) -> dict[str, Any] | None:
         entries = unsealed(path.read_bytes())
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
-    for name, expected in entries["files"].items():
-        file = run_dir / name
+    compare(run_dir, entries["files"])
+    return entries
+
+
+def compare(folder: Path, digests: Mapping[str, str]) -> None:
+    """Compare files with their digests, by their paths in a folder.
+
+    Raises:
+        ValueError: one is missing, or not as it was.
+    """
+    for name, expected in digests.items():
+        file = folder / name
         if not file.is_file() or digest(file) != expected:
             state = "has been changed" if file.is_file() else "is missing"
-            raise ValueError(
-                f"{file} {state} since the run began: restore it from a copy, or start a new run"
-            )
-    return entries
+            raise ValueError(f"{file} {state}: restore it from a copy, or start a new run")

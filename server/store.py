@@ -8,9 +8,13 @@ from pathlib import Path
 from client.uploads import Uploads
 from mechanisms import durable
 from mechanisms.accounting.events import Event
-from server import paid
+from server import manifest, paid
 from server.checkpoints import Checkpoint, Checkpoints
 from server.records import RoundRecord
+
+MODEL = "model.safetensors"
+"""The final model, which no checkpoint knows: it is written after the last one."""
+KEPT = "clients/group-*/round-*.safetensors"
 
 
 class Store:
@@ -33,8 +37,24 @@ class Store:
         durable.sync_folder(self.folder)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint that knows where the ledger's files are."""
-        self.checkpoints.save(checkpoint, paid.places(self.ledger))
+        """Write a checkpoint that knows where the ledger's files are, and what else belongs to it:
+        what clients keep, and the results of earlier phases."""
+        newest = {path.parent: path for path in sorted(self.folder.glob(KEPT))}
+        results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
+        files = {
+            str(path.relative_to(self.folder)): manifest.digest(path)
+            for path in [*newest.values(), *results]
+        }
+        beside = {"ledger": paid.places(self.ledger), "files": files}
+        self.checkpoints.save(checkpoint, beside)
+
+    def check(self, round_: int) -> None:
+        """Compare the files that belong to the checkpoint of a round.
+
+        Raises:
+            ValueError: one is missing, or not as it was.
+        """
+        manifest.compare(self.folder, self.checkpoints.beside(round_)["files"])
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
         """What every client has paid, up to a round if one is given.

@@ -222,3 +222,26 @@ def test_the_code_of_a_model_is_that_of_its_own_classes():
 
     codes = [list(manifest._sources(kind(torch.nn.Linear(2, 2)))) for kind in (Mine, Other, Mine)]
     assert codes[0] == codes[2] != codes[1] and [len(code) for code in codes] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink])
+def test_what_clients_keep_is_as_it_was_or_the_run_does_not_go_on(run, capsys, change):
+    """The state before was taken, or the damaged one, and another model came out."""
+    path = run / "clients" / "group-0000" / "round-000002.safetensors"
+    change(path)
+    assert main_guard(command, ["--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(path) in said and "restore" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink])
+def test_the_result_of_an_earlier_phase_is_as_it_was_or_the_run_does_not_go_on(
+    whole, tmp_path, capsys, change
+):
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    start(tmp_path, flags=FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private"))
+    path = tmp_path / "runs" / "run" / "statistics.safetensors"
+    change(path)
+    assert main_guard(command, ["--resume", str(path.parent)]) == 2
+    said = capsys.readouterr().err
+    assert str(path) in said and "restore" in said and said.count("\n") == 1

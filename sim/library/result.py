@@ -12,6 +12,7 @@ from mechanisms.layout import Layout
 from server import orders, paid
 from server.checkpoints import Checkpoints
 from server.records import RoundRecord, Summary, finite, largest
+from server.store import MODEL
 from sim.config.fields import Config
 from sim.data import features
 from sim.data.words import words_of
@@ -22,8 +23,6 @@ from sim.showing.audit import FILE as AUDIT
 from sim.showing.audit import Audit
 from sim.showing.report import write_report
 from sim.showing.run import read_run
-
-MODEL = "model.safetensors"
 
 
 class Result:
