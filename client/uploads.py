@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,27 +28,40 @@ class Uploads:
         metrics = json.dumps([upload.group, upload.weight, upload.metrics])
         tensors = {"total": upload.total, "clients": upload.clients}
         tensors |= {SHARED + name: array for name, array in upload.shared.items()}
-        durable.write(path, save(tensors, metadata={"upload": metrics, "model": _digest(params)}))
+        metadata = {"upload": metrics, "model": _digest(params)}
+        metadata["content"] = _content(metrics, tensors)
+        durable.write(path, save(tensors, metadata=metadata))
         for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
             if old != path:
                 old.unlink()
 
     def finished(self, round_: int, params: np.ndarray) -> list[Upload]:
-        """This round's uploads that were made from exactly this model, by group."""
+        """This round's uploads that were made from exactly this model, by group.
+
+        A damaged one is left out, as if the crash had come before it: its clients pay again.
+        """
         found = []
         for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
             try:
                 with safe_open(path, "np") as file:
-                    labels, names = file.metadata(), file.keys()
+                    labels, names = file.metadata() or {}, file.keys()
                     tensors = {name: file.get_tensor(name) for name in names}
             except SafetensorError:
                 continue
-            if labels["model"] == _digest(params):
+            if labels.get("content") != _content(labels.get("upload", ""), tensors):
+                continue
+            if labels.get("model") == _digest(params):
                 group, weight, metrics = json.loads(labels["upload"])
                 total, clients = tensors.pop("total"), tensors.pop("clients")
                 shared = {name.removeprefix(SHARED): array for name, array in tensors.items()}
                 found.append(Upload(round_, group, clients, total, weight, metrics, shared=shared))
         return found
+
+
+def _content(metrics: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """The digest of all that an upload says."""
+    parts = [part for name in sorted(tensors) for part in (name.encode(), tensors[name].tobytes())]
+    return hashlib.blake2b(metrics.encode() + b"".join(parts)).hexdigest()
 
 
 def _digest(params: np.ndarray) -> str:

@@ -76,3 +76,14 @@ def test_a_torn_upload_is_none(tmp_path, uploads, length):
     path = min((tmp_path / "uploads").iterdir())
     path.write_bytes(path.read_bytes()[:length])
     assert [u.group for u in uploads.finished(4, MODEL)] == [2]
+
+
+def test_a_damaged_upload_is_none(tmp_path, uploads):
+    """One flipped bit of a sum, its weight or its clients would be another model, silently."""
+    for group in (1, 2):
+        uploads.keep(upload(4, group), MODEL)
+    path = min((tmp_path / "uploads").iterdir())
+    data = path.read_bytes()
+    for at in range(8, len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert [u.group for u in uploads.finished(4, MODEL)] == [2], at
