@@ -24,18 +24,27 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     single_thread()
     if request.resume is None:
         folder = rundir.choose(request.config)
-        job = build(request.config)
-        rundir.create(folder, job)
     else:
-        rundir.check_resumable(request.resume)
-        folder, job = request.resume, build(request.config)
+        folder = request.resume
+        rundir.check_resumable(folder)
+    job = build(request.config, cluster.workers())
+
+    def create() -> None:
+        if request.resume is None:
+            rundir.create(folder, job)
+
     if job.config.run.engine == "inline":
+        create()
         run(job, folder, Engine(inline_exchange(job, folder)))
     elif from_start(job.config.run) or device_of(job.config).type == "cuda":
-        from sim.engines.ray_grid import serve
+        cluster.begin().result()  # reports Ray and Flower that cannot be imported
+        from sim.engines.ray_grid import grid_of, serve
 
-        serve(job, folder, cluster)
+        grid = grid_of(job, folder, cluster)  # before anything is written
+        create()
+        serve(job, folder, grid)
     else:
+        create()
         moving = Moving(job, folder, cluster)
         run(job, folder, Engine(moving, cluster.leave, lambda: moving.where))
     return folder
