@@ -17,10 +17,10 @@ from sim.commands.flags import parse
 from sim.config import configuration as config
 from sim.config.settings import Execution
 from sim.engines import start
-from sim.engines.cluster import workers_of
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of, single_thread
 from sim.job.job import Job
+from sim.job.workers import workers_of
 from sim.phases import build as building
 from sim.phases.build import build, with_groups
 
@@ -73,12 +73,12 @@ def test_the_choice_does_not_depend_on_who_computes(tmp_path, given):
 
 
 @pytest.mark.parametrize(
-    ("given", "groups"), [({"workers": 7}, 3), ({"workers": 2}, 2), ({"groups": 5}, 5)]
+    ("given", "workers", "groups"), [({}, 7, 3), ({}, 2, 2), ({"groups": 5}, 2, 5)]
 )
-def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, groups):
+def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, workers, groups):
     """Unless it is said otherwise: more groups would make chunks smaller on a machine with more
     cores."""
-    assert with_groups(config.load(None, given), 25, most=3).run.groups == groups
+    assert with_groups(config.load(None, given), 25, 3, workers).run.groups == groups
 
 
 def test_a_device_with_memory_of_its_own_takes_as_many_clients_as_fit_there(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):
     class Stop(Exception):
         """Far enough."""
 
-    def seen(given: config.Config) -> NoReturn:
+    def seen(given: config.Config, workers: int) -> NoReturn:
         found.append(threads())
         raise Stop
 

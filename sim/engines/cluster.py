@@ -38,19 +38,19 @@ class Cluster:
             self._started = self._thread.submit(_start, self._run)
         return self._started
 
-    def workers(self) -> int:
-        """The number of workers: as asked for, or as many as the named cluster's machines have CPU
-        cores for, or this one.
+    def workers(self, run: Execution) -> int:
+        """The number of workers of a run: as asked for, or as many as there are CPU cores for, on
+        the machines of a named cluster or on this one.
 
         Raises:
             ValueError: the named cluster cannot be joined.
         """
-        if not (self._run.ray_address and from_start(self._run)):
-            return workers_of(self._run)
+        if run.workers or not (run.ray_address and from_start(run)):
+            return workers_of(run)
         self.begin().result()
         import ray
 
-        return workers_of(self._run, [n["Resources"].get("CPU", 0.0) for n in ray.nodes()])
+        return workers_of(run, [node["Resources"].get("CPU", 0.0) for node in ray.nodes()])
 
     def hold(self, held: object) -> None:
         """Keep an object that refers to Ray alive until Ray has ended; dropping such a reference

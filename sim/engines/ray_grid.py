@@ -54,9 +54,9 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     Raises:
         ValueError: Ray cannot start, or the workers cannot.
     """
-    run, workers = job.config.run, cluster.workers()
     cluster.begin().result()
-    gpus = run.gpus_per_worker
+    run = job.config.run
+    workers, gpus = cluster.workers(run), run.gpus_per_worker
     if gpus is None:
         on_gpu = device_of(job.config).type == "cuda"
         gpus = ray.cluster_resources().get("GPU", 0) / workers if on_gpu else 0

@@ -27,7 +27,7 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     else:
         folder = request.resume
         rundir.check_resumable(folder)
-    job = build(request.config, cluster.workers())
+    job = build(request.config, cluster.workers(request.config.run))
 
     def create() -> None:
         if request.resume is None:

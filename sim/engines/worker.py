@@ -20,11 +20,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from client.app import client_app
 from client.messages import Answering
+from sim.commands.version import DISTRIBUTION, version
 from sim.engines.app import check_shared
 from sim.job.device import single_thread
 from sim.job.job import Job
 from sim.phases.course import Host
-from sim.version import DISTRIBUTION, version
 
 PATIENCE = 5.0
 """Seconds in which a cluster must have room for all workers."""

@@ -3,7 +3,6 @@
 A group that changes its worker is new to it: whoever hosted it before may have written its files.
 """
 
-import itertools
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -68,5 +67,5 @@ class Workers:
                 "no Ray worker is left, and the cluster has no room for a new one: add machines, "
                 "and resume the run by --resume"
             )
-        for slot, worker in zip(empty, itertools.cycle(left), strict=False):
-            self._slots[slot] = worker
+        for slot in empty:
+            self._slots[slot] = min(left, key=self._slots.count)
