@@ -5,8 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
+from flwr.app import Message
 
+from client.app import encode_request
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
 from sim.commands.flags import parse
@@ -17,7 +20,7 @@ from sim.engines import workers as slots
 from sim.engines.cluster import Cluster
 from sim.engines.inline import inline_exchange
 from sim.engines.session import Engine, run
-from sim.engines.worker import Worker, versions
+from sim.engines.worker import Actor, Worker, versions
 from sim.engines.workers import Workers
 from sim.job import rundir
 from sim.job.job import Job
@@ -25,7 +28,11 @@ from sim.job.workers import workers_of
 from sim.phases.build import build
 from sim.phases.course import Host
 from sim.run import command
+from tests import phases
 from tests.ray_nodes import free_port
+from tests.test_exchange import Echo, identity
+
+__all__ = ["identity"]
 
 # --- how many ------------------------------------------------------------------------------------
 
@@ -131,6 +138,15 @@ def test_who_shares_is_replaced_as_well():
     assert hosts(workers, 3) == ["later 1", "later 2", "later 0"]
 
 
+def test_who_comes_and_dies_is_replaced():
+    """Also before it has started. Kills one that is waited for and never comes."""
+    workers, first, coming = pool(1, "a node")
+    workers.lose(first[0])
+    assert hosts(workers, 1) == ["later 0"]
+    workers.lose(coming[0])
+    assert hosts(workers, 1) == ["later 1"] and len(coming) == 2
+
+
 def test_a_group_is_new_to_whoever_did_not_host_it_last():
     """Kills a node that goes on from what it remembers, when another one has charged since."""
     workers, first, coming = pool(2)
@@ -187,6 +203,39 @@ def test_a_run_whose_last_worker_died_ends_unless_there_is_room_for_another(monk
     workers, first, _ = pool(1, "a node")
     workers.lose(first[0])
     assert hosts(workers, 2) == ["later 0"] * 2  # which is asked before it has started
+
+
+# --- the process of a worker ---------------------------------------------------------------------
+
+
+def actor(tmp_path, monkeypatch) -> tuple[Actor, list[int], Message]:
+    """An actor in this process, the groups that it has forgotten, and a request for it."""
+    job, forgotten = phases.job(tmp_path), []
+    monkeypatch.setattr(workers_of_ray.ray, "get", lambda reference: job)
+    monkeypatch.setattr(Host, "forget", lambda host, group: forgotten.append(group))
+    monkeypatch.setattr(Host, "node", lambda host, group, phase: Echo())
+    nobody = (np.zeros(0, np.int64),) * 2
+    request = TrainRequest(1, 0, "round-1", *nobody, np.zeros(2, np.float32))
+    message = Message(encode_request(request, {}), dst_node_id=0, message_type="train")
+    return Actor(["a reference"], str(tmp_path)), forgotten, message
+
+
+def test_a_worker_without_the_run_directory_says_so(tmp_path, monkeypatch):
+    """Its machine shares no file system with the driver. Kills ledgers that nobody reads."""
+    one, _, message = actor(tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match=rf"the run directory {tmp_path} does not exist .* share"):
+        one.handle(message, is_new=True)
+    (tmp_path / "config.toml").touch()
+    assert one.handle(message, is_new=True).has_content()
+
+
+def test_a_worker_opens_the_files_of_a_group_that_is_new_to_it(tmp_path, monkeypatch):
+    one, forgotten, message = actor(tmp_path, monkeypatch)
+    (tmp_path / "config.toml").touch()
+    one.handle(message, is_new=False)
+    assert forgotten == []
+    one.handle(message, is_new=True)
+    assert forgotten == [0]
 
 
 # --- a worker that does not fit ------------------------------------------------------------------
