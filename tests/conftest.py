@@ -27,7 +27,7 @@ LONG = """
     fedfed flower gradients grid leaderboard ledger loss_distribution lstm mechanisms moving
     mutants order_search phases prices quickstart readme recipe_links record_trial release_files
     report report_figures rounded_gaussian run run_figures rundir screening selective site
-    strategies summary
+    strategies summary workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
 these."""
