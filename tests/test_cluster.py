@@ -2,7 +2,7 @@
 
     pytest -m slow -n 0 tests/test_cluster.py
 
-takes two minutes.
+takes a few minutes.
 """
 
 import os
