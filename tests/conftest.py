@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     need none."""
     for place in ("sim.engines.session", "sim.auditing.session"):
         monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
+    monkeypatch.setattr("sim.engines.drawer.drawing", lambda run: nullcontext())
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
