@@ -1,5 +1,6 @@
 """How many clients are computed together: a rule of sizes alone, the same on every machine."""
 
+import gc
 import itertools
 import os
 import subprocess
@@ -19,6 +20,7 @@ from sim.config.settings import Execution
 from sim.engines import start
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of, single_thread
+from sim.job.environment import importing
 from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.phases import build as building
@@ -128,6 +130,19 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     if second("plain") < 1000:
         pytest.skip("this system's allocator or page size shows no difference")
     assert second("prepared") < 100
+
+
+def test_garbage_is_looked_for_again_after_an_import_but_not_in_what_was_imported():
+    """Also after one that fails."""
+    held = [[] for _ in range(1000)]
+    try:
+        with pytest.raises(ImportError), importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > len(held)
+        assert not any(one is held[0] for one in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "RAY_USAGE_STATS_ENABLED": "1"}])

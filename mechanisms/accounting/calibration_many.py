@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.interpolate import PchipInterpolator
 
 from mechanisms.accounting import sampled_gaussian
 from mechanisms.accounting.accountant import ORDERS, check_delta, conversion
@@ -117,6 +116,8 @@ def _between(
     noise = np.full(len(rates), solved[0])
     # PCHIP does not overshoot the solved points; `meets` confirms every value between them
     if last:
+        from scipy.interpolate import PchipInterpolator
+
         noise = np.exp(PchipInterpolator(np.log(rates[known]), np.log(solved))(np.log(rates)))
     noise[known] = solved
     for k in np.setdiff1d(np.arange(last), known):
