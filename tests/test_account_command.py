@@ -508,6 +508,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("--clients 2 --records 4,0", "--records 4,0 positive"),
         ("--records 50 --epsilon 1e-3 --noise-multiplier 1", "epsilon too small"),
         ("--records 50 --evaluate-on validation", "evaluate_on validation_records is 0"),
+        ("--records 50 --strategy fedfed --shared-source public", "public_records is 0"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):

@@ -468,6 +468,8 @@ def test_a_training_that_ends_early_has_the_rates_of_the_whole_and_meets_its_bud
         found.epsilon, rel=0.1
     )
     assert found.epsilon_published != found.epsilon
+    turned = train(job, [np.arange(300), np.arange(90)], seed_key(0))
+    assert turned.epsilon == found.epsilon, "the largest, whoever comes first"
 
 
 def test_the_terminal_says_which_training_is_attacked(monkeypatch):
