@@ -86,7 +86,9 @@ def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, work
 def test_a_device_with_memory_of_its_own_takes_as_many_clients_as_fit_there(tmp_path, monkeypatch):
     """The bounds on a step are those of a CPU's cache."""
     job = built(tmp_path)
-    assert building.step_entries(job) > 0
+    assert building.step_entries(built(tmp_path, batch_size=2)) > 0
+    twice = building.step_entries(built(tmp_path, batch_size=4))
+    assert twice == 2 * building.step_entries(built(tmp_path, batch_size=2)), "by its records"
     monkeypatch.setattr(building, "device_of", lambda config: torch.device("cuda"))
     assert building.step_entries(job) == 0
 

@@ -145,6 +145,22 @@ def test_rounds_are_counted_beside_what_was_paid_before_them(capsys):
         assert epsilon(one_more, 1e-3).epsilon > 6.0
 
 
+def test_each_phase_has_the_price_of_its_own_events(capsys):
+    """What came before it is in the price of the whole run."""
+    flags = (
+        "--clients 2 --records 50,40 --batch-size 10 --rounds 3 --delta 1e-3 --noise-multiplier 2 "
+        "--epsilon none --strategy fedfed --shared-source prototypes --share-noise 4"
+    )
+    rows = price(capsys, f"{flags} --standardize private --standardize-noise 3")["phases"]
+    assert [row["phase"] for row in rows] == ["statistics", "share", "train", "train"]
+    for row in rows:
+        events = counted(row["events"]).items()
+        charges = {from_dict(json.loads(event)): count for event, count in events}
+        for column in ("certified", "published"):
+            expected = epsilon(charges, 1e-3, column).epsilon
+            assert row[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_public_records_are_reckoned_with_where_numbers_of_records_are_given(capsys):
     """They are shared at no cost. Kills an outlook without them."""
     flags = "--clients 3 --records 40 --rounds 2 --epsilon 2 --strategy fedfed"
