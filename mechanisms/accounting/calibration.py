@@ -8,6 +8,8 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+from scipy.optimize import brentq
+
 from mechanisms.accounting import accountant
 from mechanisms.accounting.accountant import Charges
 
@@ -70,7 +72,31 @@ def smallest(
         place = grid.index(order)
         window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
-    return best
+    return best if column == "published" else _tightened(charges_of, best, epsilon, delta)
+
+
+def _tightened(
+    charges_of: Callable[[float], Charges], noise: float, epsilon: float, delta: float
+) -> float:
+    """The smallest noise multiplier by privacy loss distributions, or ``noise``, which meets the
+    budget by a Renyi order."""
+
+    def excess(log_noise: float) -> float:
+        return accountant.epsilon(charges_of(math.exp(log_noise)), delta).epsilon / epsilon - 1.0
+
+    high = math.log(noise)
+    if accountant.epsilon(charges_of(noise), delta).order is not None or excess(high) >= 0.0:
+        return noise  # no loss distributions, or nothing gained
+    low = high + excess(high)
+    while low > math.log(LOWER) and excess(low) <= 0.0:
+        high, low = low, 2.0 * low - high
+    if low <= math.log(LOWER):
+        return math.exp(high)
+    root = float(brentq(excess, low, high, xtol=TOLERANCE / 4.0))
+    # the root may lie on either side
+    while root < high and excess(root) > 0.0:
+        root += TOLERANCE / 4.0
+    return math.exp(min(root, high))
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
