@@ -175,9 +175,10 @@ def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
         "loss": (0.5, {"test loss"}),
         "epsilon_certified": (five, {"certified epsilon"}),
         "epsilon_published": (five, {"published epsilon"}),
-        "epsilon_pld": (1.0, {"PLD epsilon"}),
+        "epsilon_renyi": (1.0, {"by Renyi alone"}),
+        "method": ("Renyi", {"certified epsilon"}),
         "delta": (0.5, {"certified epsilon"}),
-        "order": (9.0, {"Renyi order"}),
+        "order": (9.0, {"by Renyi alone"}),
         "noise_multiplier": (five, {"noise multiplier"}),
         "retired": (4, {"retired clients"}),
         "rounds": (8, {"rounds"}),
@@ -205,7 +206,7 @@ def test_what_there_is_not_has_no_line():
         table["certified epsilon"] == "infinite (not private)"
         and table["published epsilon"] == "8.375"
     )
-    assert not table.keys() & {"Renyi order", "noise multiplier"}
+    assert not table.keys() & {"by Renyi alone", "noise multiplier"}
     table = dict(closing_table(unequal.summary(epsilon_published=(1.0, None))))
     assert (
         table["published epsilon"] == "infinite (not private)"
@@ -213,10 +214,10 @@ def test_what_there_is_not_has_no_line():
     )
     table = dict(
         closing_table(
-            unequal.summary(epsilon_pld=None, order=None, seconds=None, accuracy=None, loss=None)
+            unequal.summary(method="", order=None, seconds=None, accuracy=None, loss=None)
         )
     )
-    assert not table.keys() & {"PLD epsilon", "Renyi order", "time"}
+    assert not table.keys() & {"by Renyi alone", "time"}
     assert table["test accuracy"] == table["test loss"] == "unknown"
 
 

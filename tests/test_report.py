@@ -46,13 +46,12 @@ def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
     )
     if finished:
         each, none = (spent[-1],) * clients, mechanism == "none"
-        order, pld, noise = (None, math.inf, 0.0) if none else (5.5, 7.111, 3.123)
+        order, noise = (None, 0.0) if none else (5.5, 3.123)
         summary = Summary(
             0.6123,
             0.66,
             each,
             each,
-            pld,
             1e-5,
             order,
             (noise,) * clients,

@@ -36,7 +36,7 @@ MAX_POINTS = 2**21
 be needed."""
 MAX_EPSILON = 50.0
 """Largest epsilon that is worth the time."""
-COARSE = 2_048
+COARSE = 2**14
 """Most losses of a step that a tilt is chosen by."""
 TILTS = (math.log(1e-3), math.log(1e5))
 """Logarithms of the least and the largest tilt."""
@@ -161,9 +161,11 @@ def _between(edges: Floats) -> Floats:
 def _best_tilt(
     parts: Sequence[tuple[_Losses, int]], spacing: float, delta: float
 ) -> tuple[float, float]:
-    """A tilt near the one with the least Chernoff bound on epsilon, and roughly that bound.
+    """A tilt a little below the one with the least Chernoff bound on epsilon, and roughly that
+    bound.
 
-    Any positive tilt gives a valid epsilon, so losses are put together into `COARSE` ones.
+    Any positive tilt gives a valid epsilon, so losses are put together into `COARSE` ones. Above
+    the best one a few large losses carry the tilted mass, and windows are wide.
     """
     coarse: list[tuple[Floats, Floats, int]] = []
     for part, n in parts:
@@ -182,7 +184,7 @@ def _best_tilt(
         return (moment + _log_most(theta) - math.log(delta)) / theta
 
     found = minimize_scalar(bound, bounds=TILTS, method="bounded", options={"xatol": 0.05})
-    return math.exp(found.x), float(found.fun)
+    return 0.9 * math.exp(found.x), float(found.fun)
 
 
 def _log_most(theta: float) -> float:
@@ -213,9 +215,15 @@ def _window(parts: Sequence[tuple[_Losses, int]], theta: float, spacing: float) 
     around = [_log_moment(parts, theta + sign * little, spacing) for sign in (-1, 1)]
     deviation = math.sqrt(max(sum(around) - 2.0 * at, 0.0)) / little + spacing
     tail = -math.log(OUTSIDE)
-    turns = [k / deviation for k in (1.0, 3.0, 6.0)]
-    high = min((_log_moment(parts, theta + t, spacing) - at + tail) / t for t in turns)
-    low = max((at - _log_moment(parts, theta - t, spacing) - tail) / t for t in turns)
+    # a few turns of the tilt; the small ones are for sampled steps, whose few large losses are rare
+    high = min(
+        (_log_moment(parts, theta + k / deviation, spacing) - at + tail) * deviation / k
+        for k in (0.1, 0.3, 1.0, 3.0, 6.0)
+    )
+    low = max(
+        (at - _log_moment(parts, theta - k / deviation, spacing) - tail) * deviation / k
+        for k in (1.0, 3.0, 6.0)
+    )
     first, last = math.floor(low / spacing), math.ceil(high / spacing)
     return first, 2 ** math.ceil(math.log2(last - first + 2))
 
@@ -263,15 +271,13 @@ def _solve(
     level = math.exp(math.log(delta) - log_scale + theta * top)
     start = max(0, int(np.searchsorted(losses, 0.0, side="right")) - 1)
     tilted, losses = tilted[start:], losses[start:]
-    # where the exponent is cut off, the error alone exceeds the level
+    # exponents are cut off where the error alone exceeds the level, or nothing is above
     first = tilted * np.exp(np.minimum(-theta * (losses - top), 700.0))
     second = first * np.exp(top - losses)
     above = np.append(np.cumsum(first[::-1])[::-1] * (1.0 + SUMS), 0.0)
     below = np.append(np.cumsum(second[::-1])[::-1] * (1.0 - SUMS), 0.0)
-
-    with np.errstate(over="ignore"):
-        errors = error * np.exp(log_most - theta * (losses - top))
-        over = above[:-1] - np.exp(losses - top) * below[:-1] + errors
+    errors = error * np.exp(np.minimum(log_most - theta * (losses - top), 700.0))
+    over = above[:-1] - np.exp(np.minimum(losses - top, 700.0)) * below[:-1] + errors
     place = int(np.argmax(over <= level)) if over.min() <= level else len(losses)
     if place == len(losses):  # nothing but the error is left
         return max(float(losses[-1]), top + (math.log(error / level) + log_most) / theta)

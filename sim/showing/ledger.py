@@ -97,6 +97,7 @@ def _client(
     return {
         "client": client,
         "epsilon_certified": certified.epsilon,
+        "method": certified.method,
         "order": certified.order,
         "epsilon_published": published,
         "delta": delta,
