@@ -15,6 +15,7 @@ import numpy as np
 
 from mechanisms import durable
 from mechanisms.accounting.accountant import (
+    IN_PROGRESS,
     ORDERS,
     Charges,
     Guarantee,
@@ -22,6 +23,7 @@ from mechanisms.accounting.accountant import (
     guarantee,
     within,
 )
+from mechanisms.accounting.dominating import all_dominated
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, planned
 
@@ -43,16 +45,19 @@ def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, colum
 
 
 def running(charges: Charges, delta: float, order: float, budget: float) -> Guarantee:
-    """The certified epsilon of charges so far, at the order fixed in advance, or the budget.
+    """The certified epsilon of charges so far: at the order fixed in advance, or the budget.
 
-    Both hold even if outputs decide the end. With L the privacy loss and D the divergence at the
+    It holds even if outputs decide the end. With L the privacy loss and D the divergence at the
     order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no stopping rule gains
-    anything. And a run that ends early is part of one that spends its certified ``budget``, whose
-    end is fixed by charges alone. The smallest epsilon over all orders, and one by privacy loss
-    distributions, hold only for an end fixed in advance.
+    anything. Where the end is certified by loss distributions, which is another bound, the order
+    has a share of delta to itself (`IN_PROGRESS`): whoever stops when this figure is small, and
+    goes on to the end otherwise, uses both. There the figure is at most a certified ``budget``,
+    too: a run that ends early is part of one that spends it, and whose end charges alone decide.
     """
-    spent = epsilon(charges, delta, orders=(order,))
-    if spent.epsilon > budget and within(charges, budget, delta):
+    dominated = all_dominated(event for event, count in charges.items() if count)
+    share = IN_PROGRESS if dominated else 1.0
+    spent = epsilon(charges, share * delta, orders=(order,))
+    if dominated and spent.epsilon > budget and within(charges, budget, delta):
         return Guarantee(budget, None)
     return spent
 

@@ -412,7 +412,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: plan_table(Privacy(epsilon=0.125, noise_multiplier=2.0), None, 4, 2, np.array([9])),
-        "epsilon = 0.125 is too small for a single round, which costs 4.729 at delta = 1e-05: "
+        "epsilon = 0.125 is too small for a single round, which costs 4.377 at delta = 1e-05: "
         "raise --epsilon or --noise-multiplier, or lower --steps or --sample-rate",
     ),
 ]

@@ -79,7 +79,7 @@ def test_a_finished_run(tmp_path):
         "61.2%",
         "7.5",
         "Published epsilon",
-        "7.111",
+        "5.5",
         "3.123",
         "at delta 1e-05",
         "target 8",

@@ -36,6 +36,9 @@ ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 MAX_KINDS = 1_000
 """Kinds of steps in charges above which no privacy loss distribution is built: it would take
 seconds."""
+IN_PROGRESS = 0.02
+"""Share of delta that pays for epsilons of a run in progress (`server.orders.running`), where the
+certified one of its end is by loss distributions, which have the rest."""
 MAX_KNOWN = 100_000
 _WITHIN: dict[tuple[frozenset[Event], float, float], Charges] = {}
 """Charges that stay within a target at a delta although their Renyi epsilon does not."""
@@ -281,4 +284,4 @@ def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) ->
             steps[pair] = steps.get(pair, 0) + int(count)
     if len(steps) > MAX_KINDS:
         return math.inf
-    return loss_distribution.epsilon(steps, delta) if steps else 0.0
+    return loss_distribution.epsilon(steps, (1.0 - IN_PROGRESS) * delta) if steps else 0.0

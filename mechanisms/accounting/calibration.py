@@ -8,8 +8,6 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from scipy.optimize import brentq
-
 from mechanisms.accounting import accountant
 from mechanisms.accounting.accountant import Charges
 
@@ -55,11 +53,13 @@ def smallest(
 
     sparse = grid[::-SPARSE][::-1]
     if not meets(UPPER, sparse) and not meets(UPPER, grid):
+        least = accountant.epsilon(charges_of(UPPER), delta, column).epsilon
+        if least <= epsilon:
+            return _tightened(charges_of, UPPER, epsilon, delta)
         raise ValueError(
             f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below "
-            f"{spent(UPPER, grid).epsilon:.6g}, what noise multiplier {UPPER:g} still costs; raise "
-            "epsilon or delta, plan fewer steps, lower the rates, or add noise to what else is "
-            "released"
+            f"{least:.6g}, what noise multiplier {UPPER:g} still costs; raise epsilon or delta, "
+            "plan fewer steps, lower the rates, or add noise to what else is released"
         )
     if meets(LOWER, sparse):
         return LOWER
@@ -87,16 +87,20 @@ def _tightened(
     high = math.log(noise)
     if accountant.epsilon(charges_of(noise), delta).order is not None or excess(high) >= 0.0:
         return noise  # no loss distributions, or nothing gained
-    low = high + excess(high)
-    while low > math.log(LOWER) and excess(low) <= 0.0:
+    least, low = math.log(LOWER), high + excess(high)
+    while low > least and excess(low) <= 0.0:
         high, low = low, 2.0 * low - high
-    if low <= math.log(LOWER):
+    if low <= least:
         return math.exp(high)
-    root = float(brentq(excess, low, high, xtol=TOLERANCE / 4.0))
-    # the root may lie on either side
-    while root < high and excess(root) > 0.0:
-        root += TOLERANCE / 4.0
-    return math.exp(min(root, high))
+    above, below = excess(low), excess(high)
+    while high - low > TOLERANCE:  # false position (Illinois): the end that stays counts half
+        middle = (low * below - high * above) / (below - above)
+        middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)
+        if (value := excess(middle)) > 0.0:
+            low, above, below = middle, value, below / 2.0
+        else:
+            high, above, below = middle, above / 2.0, value
+    return math.exp(high)
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:

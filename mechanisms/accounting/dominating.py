@@ -8,11 +8,17 @@ registers a function with `steps.register`, or keeps its Renyi curve alone.
 """
 
 import functools
+from collections.abc import Iterable
 
 from mechanisms.accounting import events
 from mechanisms.accounting.loss_distribution import Step
 
 Steps = tuple[Step, ...]
+
+
+def all_dominated(given: Iterable[events.Event]) -> bool:
+    """Whether every event has a dominating pair, or costs nothing."""
+    return all(steps(event) is not None for event in given)
 
 
 @functools.singledispatch

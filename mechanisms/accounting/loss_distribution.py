@@ -16,12 +16,11 @@ Unit and adjacency as in `accountant`. Both directions are composed; the larger 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
 
 Floats = NDArray[np.float64]
@@ -183,8 +182,25 @@ def _best_tilt(
             moment += n * (top + math.log(float(mass @ np.exp(theta * losses - top))))
         return (moment + _log_most(theta) - math.log(delta)) / theta
 
-    found = minimize_scalar(bound, bounds=TILTS, method="bounded", options={"xatol": 0.05})
-    return 0.9 * math.exp(found.x), float(found.fun)
+    best = _least(bound, *TILTS, width=0.05)
+    return 0.9 * math.exp(best), bound(best)
+
+
+def _least(function: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """Where a function that falls and then rises is least, by golden-section search."""
+    share = (math.sqrt(5.0) - 1.0) / 2.0
+    left, right = high - share * (high - low), low + share * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > width:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - share * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + share * (high - low)
+            at_right = function(right)
+    return 0.5 * (low + high)
 
 
 def _log_most(theta: float) -> float:
