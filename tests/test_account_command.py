@@ -43,7 +43,7 @@ def test_epsilons_of_the_reference(capsys, row):
     found = run(capsys, "dpsgd", *(f"--{name}={value}" for name, value in flags.items()))
     assert found["epsilon_published"] == pytest.approx(row["epsilon"], rel=1e-9)
     assert found["order_published"] == row["order"]
-    assert found["epsilon_pld"] < found["epsilon_certified"] <= found["epsilon_published"]
+    assert found["epsilon_certified"] < found["epsilon_renyi"] <= found["epsilon_published"]
     assert {name: found[name.replace("-", "_")] for name in flags} == flags
 
 
@@ -238,7 +238,11 @@ def test_a_budget_gives_the_noise_that_meets_it(capsys):
 
 def test_an_infinite_figure_is_null(capsys):
     found = run(capsys, "dpsgd", "--sample-rate=0.5", "--noise-multiplier=1e-200")
-    assert (found["epsilon_certified"], found["epsilon_pld"], found["order"]) == (None, None, None)
+    assert (found["epsilon_certified"], found["epsilon_renyi"], found["order"]) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_table_shows_the_figures(capsys):
