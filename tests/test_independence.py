@@ -96,6 +96,7 @@ MIXES = {
     "largest label": lambda m, h: h * F.one_hot((h > 0).long().sum(1)).amax(),
     "expanded records": lambda m, h: h.unsqueeze(0).expand(2, -1, -1).reshape(-1, 2, WIDTH).mean(1),
     "gathered": lambda m, h: h.gather(0, (h > 0).long()),
+    "gathered by another's numbers": lambda m, h: h.gather(1, (h > 0).long().T),
     "largest records": lambda m, h: h[:, :, None, None].topk(3, 0).values.flatten(1),
     "noise": lambda m, h: h + torch.rand_like(h),
     "in place on a buffer": lambda m, h: m.row.add_(h.sum()) * h,

@@ -216,20 +216,6 @@ def test_uploads_are_collected_before_their_round_counts_as_finished(tmp_path):
     assert before == [(3, 0, None), (3, 1, 1)]
 
 
-def test_rounds_of_a_phase_before_training_are_restored_as_those_of_training(tmp_path):
-    """They count up to 0. Kills records that are dropped, or kept after a crash, by their round's
-    number."""
-    world = World(tmp_path)
-    store, federation = world.store, replace(training.federation(world.job), before=-5, rounds=0)
-    exchange = world.exchange(tmp_path, None)
-    standing = loop.run(federation, exchange, store, loop.restore(federation, store), [])
-    assert [record.round for record in standing.records] == [-4, -3, -2, -1, 0]
-    whole = (tmp_path / "rounds.jsonl").read_text()
-    (tmp_path / "rounds.jsonl").write_text(whole + json.dumps(world.lines()[-1]) + "\n")
-    assert outcome(loop.restore(federation, store)) == outcome(standing)
-    assert (tmp_path / "rounds.jsonl").read_text() == whole
-
-
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
     world = World(tmp_path, {"fraction": 0.5})
     world.run()
