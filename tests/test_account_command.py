@@ -43,7 +43,7 @@ def test_epsilons_of_the_reference(capsys, row):
     found = run(capsys, "dpsgd", *(f"--{name}={value}" for name, value in flags.items()))
     assert found["epsilon_published"] == pytest.approx(row["epsilon"], rel=1e-9)
     assert found["order_published"] == row["order"]
-    assert found["epsilon_pld"] < found["epsilon_certified"] <= found["epsilon_published"]
+    assert found["epsilon_certified"] < found["epsilon_renyi"] <= found["epsilon_published"]
     assert {name: found[name.replace("-", "_")] for name in flags} == flags
 
 
@@ -144,6 +144,30 @@ def test_where_every_trial_is_charged_accepted_steps_do_not_say_how_many(capsys,
     )
 
 
+@pytest.mark.parametrize("found", ["--trials=9", "--norm-sum=9", "--eigenvalues=3,2"])
+@pytest.mark.parametrize(
+    ("line", "own"),
+    [
+        ("dpsgd", ""),
+        ("dpsur --dpsur-accounting=selective", ""),
+        ("dpsur --dpsur-accounting=visible", "--trials=9"),
+        ("dpis", "--norm-sum=9"),
+        ("dphero", "--eigenvalues=3,2"),
+        ("screening", ""),
+        ("dpagd", ""),
+    ],
+)
+def test_what_a_run_finds_prices_the_mechanism_that_finds_it_and_no_other(capsys, line, own, found):
+    """Nor beside its own, which would be shown as if it counted."""
+    first, *more = line.split()
+    given = [first, "--sample-rate=0.1", "--noise-multiplier=2", "--records=50", "--steps=4", *more]
+    assert main_guard(command, [*given, "--json", found]) == (0 if own == found else 2)
+    assert capsys.readouterr().err.count("\n") == (own != found)
+    if own not in ("", found):
+        assert main_guard(command, [*given, own, found]) == 2
+        assert "are found by different mechanisms: give one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mechanism", ["dpsur", "screening"])
 def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
     """With the cap on rejections, which a part of delta pays for; its share has the run's own
@@ -214,7 +238,11 @@ def test_a_budget_gives_the_noise_that_meets_it(capsys):
 
 def test_an_infinite_figure_is_null(capsys):
     found = run(capsys, "dpsgd", "--sample-rate=0.5", "--noise-multiplier=1e-200")
-    assert (found["epsilon_certified"], found["epsilon_pld"], found["order"]) == (None, None, None)
+    assert (found["epsilon_certified"], found["epsilon_renyi"], found["order"]) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_table_shows_the_figures(capsys):
@@ -247,6 +275,7 @@ def test_a_runs_epsilons_are_recomputed_from_its_files(capsys, tmp_path):
     unused = {
         "client": 3,
         "epsilon_certified": 0,
+        "method": "",
         "order": None,
         "epsilon_published": 0,
         "delta": 1e-6,
@@ -296,6 +325,11 @@ LEAST = {
 }
 
 
+def at(order: float, charges: dict, delta: float) -> float:
+    """Epsilon in progress at an order, where the end is certified by loss distributions."""
+    return accountant.epsilon(charges, accountant.IN_PROGRESS * delta, orders=(order,)).epsilon
+
+
 def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_it_began(
     capsys, tmp_path
 ):
@@ -311,7 +345,7 @@ def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_i
     assert (found["finished"], found["note"]) == (False, wording.AT_ONE_ORDER)
     charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
     shown = [row["epsilon_certified"] for row in found["clients"]]
-    assert shown[2] == accountant.epsilon(charges, 1e-4, orders=(20.0,)).epsilon > 1.05 * least[2]
+    assert shown[2] == at(20.0, charges, 1e-4) > 1.05 * least[2]
     assert [row["order"] for row in found["clients"]] == [3.0, None, 20.0, None]
     assert main_guard(command, ["--ledger", str(folder)]) == 0
     assert wording.AT_ONE_ORDER in capsys.readouterr().out
@@ -484,6 +518,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("--clients 2 --records 4,0", "--records 4,0 positive"),
         ("--records 50 --epsilon 1e-3 --noise-multiplier 1", "epsilon too small"),
         ("--records 50 --evaluate-on validation", "evaluate_on validation_records is 0"),
+        ("--records 50 --strategy fedfed --shared-source public", "public_records is 0"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):

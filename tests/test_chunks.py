@@ -1,5 +1,6 @@
 """How many clients are computed together: a rule of sizes alone, the same on every machine."""
 
+import gc
 import itertools
 import os
 import subprocess
@@ -17,10 +18,11 @@ from sim.commands.flags import parse
 from sim.config import configuration as config
 from sim.config.settings import Execution
 from sim.engines import start
-from sim.engines.cluster import workers_of
 from sim.job.chunks import chunk_width, group
 from sim.job.device import device_of, single_thread
+from sim.job.environment import importing
 from sim.job.job import Job
+from sim.job.workers import workers_of
 from sim.phases import build as building
 from sim.phases.build import build, with_groups
 
@@ -73,18 +75,20 @@ def test_the_choice_does_not_depend_on_who_computes(tmp_path, given):
 
 
 @pytest.mark.parametrize(
-    ("given", "groups"), [({"workers": 7}, 3), ({"workers": 2}, 2), ({"groups": 5}, 5)]
+    ("given", "workers", "groups"), [({}, 7, 3), ({}, 2, 2), ({"groups": 5}, 2, 5)]
 )
-def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, groups):
+def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, workers, groups):
     """Unless it is said otherwise: more groups would make chunks smaller on a machine with more
     cores."""
-    assert with_groups(config.load(None, given), 25, most=3).run.groups == groups
+    assert with_groups(config.load(None, given), 25, 3, workers).run.groups == groups
 
 
 def test_a_device_with_memory_of_its_own_takes_as_many_clients_as_fit_there(tmp_path, monkeypatch):
     """The bounds on a step are those of a CPU's cache."""
     job = built(tmp_path)
-    assert building.step_entries(job) > 0
+    assert building.step_entries(built(tmp_path, batch_size=2)) > 0
+    twice = building.step_entries(built(tmp_path, batch_size=4))
+    assert twice == 2 * building.step_entries(built(tmp_path, batch_size=2)), "by its records"
     monkeypatch.setattr(building, "device_of", lambda config: torch.device("cuda"))
     assert building.step_entries(job) == 0
 
@@ -130,6 +134,19 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     assert second("prepared") < 100
 
 
+def test_garbage_is_looked_for_again_after_an_import_but_not_in_what_was_imported():
+    """Also after one that fails."""
+    held = [[] for _ in range(1000)]
+    try:
+        with pytest.raises(ImportError), importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > len(held)
+        assert not any(one is held[0] for one in gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "RAY_USAGE_STATS_ENABLED": "1"}])
 def test_what_the_user_has_set_for_the_process_stays(given: dict[str, str]):
     """Otherwise there is one thread, for sums have one order, and no telemetry."""
@@ -171,7 +188,7 @@ def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):
     class Stop(Exception):
         """Far enough."""
 
-    def seen(given: config.Config) -> NoReturn:
+    def seen(given: config.Config, workers: int) -> NoReturn:
         found.append(threads())
         raise Stop
 

@@ -21,7 +21,11 @@ ROUNDS = 8  # how often the window may be moved to a better order
 
 
 def smallest(
-    charges_of: Callable[[float], Charges], epsilon: float, delta: float, column: str = "certified"
+    charges_of: Callable[[float], Charges],
+    epsilon: float,
+    delta: float,
+    column: str = "certified",
+    one_order: bool = False,
 ) -> float:
     """The smallest noise multiplier whose charges meet (epsilon, delta) in one column.
 
@@ -30,6 +34,7 @@ def smallest(
         epsilon: budget, above 0.
         delta: budget, in (0, 1).
         column: "certified", or "published" for a budget by the paper's own claim.
+        one_order: whether the budget must be met at one Renyi order, as that of an adaptive run.
 
     Returns:
         The upper end of the bracket, which always meets the budget, or `LOWER` if that does:
@@ -53,11 +58,14 @@ def smallest(
 
     sparse = grid[::-SPARSE][::-1]
     if not meets(UPPER, sparse) and not meets(UPPER, grid):
+        found = spent(UPPER, grid) if one_order else None
+        least = (found or accountant.epsilon(charges_of(UPPER), delta, column)).epsilon
+        if least <= epsilon:
+            return _tightened(charges_of, UPPER, epsilon, delta)
         raise ValueError(
             f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below "
-            f"{spent(UPPER, grid).epsilon:.6g}, what noise multiplier {UPPER:g} still costs; raise "
-            "epsilon or delta, plan fewer steps, lower the rates, or add noise to what else is "
-            "released"
+            f"{least:.6g}, what noise multiplier {UPPER:g} still costs; raise epsilon or delta, "
+            "plan fewer steps, lower the rates, or add noise to what else is released"
         )
     if meets(LOWER, sparse):
         return LOWER
@@ -70,7 +78,37 @@ def smallest(
         place = grid.index(order)
         window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
-    return best
+    if one_order or column == "published":
+        return best
+    return _tightened(charges_of, best, epsilon, delta)
+
+
+def _tightened(
+    charges_of: Callable[[float], Charges], noise: float, epsilon: float, delta: float
+) -> float:
+    """The smallest noise multiplier by privacy loss distributions, or ``noise``, which meets the
+    budget by a Renyi order."""
+
+    def excess(log_noise: float) -> float:
+        return accountant.epsilon(charges_of(math.exp(log_noise)), delta).epsilon / epsilon - 1.0
+
+    high = math.log(noise)
+    if accountant.epsilon(charges_of(noise), delta).order is not None or excess(high) >= 0.0:
+        return noise  # no loss distributions, or nothing gained
+    least, low = math.log(LOWER), high + excess(high)
+    while low > least and excess(low) <= 0.0:
+        high, low = low, 2.0 * low - high
+    if low <= least:
+        return math.exp(high)
+    above, below = excess(low), excess(high)
+    while high - low > TOLERANCE:  # false position (Illinois): the end that stays counts half
+        middle = (low * below - high * above) / (below - above)
+        middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)
+        if (value := excess(middle)) > 0.0:
+            low, above, below = middle, value, below / 2.0
+        else:
+            high, above, below = middle, above / 2.0, value
+    return math.exp(high)
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from sim.commands.flags import Request
 from sim.engines.cluster import Cluster, from_start, starting
+from sim.engines.drawer import Report
 from sim.engines.inline import inline_exchange
 from sim.engines.moving import Moving
 from sim.engines.session import Engine, run
@@ -12,30 +13,39 @@ from sim.job.device import device_of, single_thread
 from sim.phases.build import build
 
 
-def train(request: Request, cluster: Cluster | None = None) -> Path:
+def train(request: Request, cluster: Cluster | None = None, report: Report | None = None) -> Path:
     """Train as requested, on the given or a new cluster; returns the run directory.
+
+    ``report`` writes the report; by default, and if Ray has all rounds, this process does.
 
     Raises:
         ValueError: a user error, in one line.
     """
     if cluster is None:
         with starting(request.config) as cluster:
-            return train(request, cluster)
+            return train(request, cluster, report)
     single_thread()
     if request.resume is None:
         folder = rundir.choose(request.config)
-        job = build(request.config)
-        folder = rundir.create(folder, job)
     else:
-        rundir.check_resumable(request.resume)
-        folder, job = request.resume, build(request.config)
-    if job.config.run.engine == "inline":
-        run(job, folder, Engine(inline_exchange(job, folder)))
-    elif from_start(job.config.run) or device_of(job.config).type == "cuda":
-        from sim.engines.ray_grid import serve
+        folder = request.resume
+        rundir.check_resumable(folder)
+    job = build(request.config, cluster.workers(request.config.run))
 
-        serve(job, folder, cluster)
+    def create(exactly: bool = False) -> Path:
+        return folder if request.resume else rundir.create(folder, job, exactly)
+
+    if job.config.run.engine == "inline":
+        folder = create()
+        run(job, folder, Engine(inline_exchange(job, folder), report=report))
+    elif from_start(job.config.run) or device_of(job.config).type == "cuda":
+        cluster.begin().result()  # reports Ray and Flower that cannot be imported
+        from sim.engines.ray_grid import grid_of, serve
+
+        grid = grid_of(job, folder, cluster)  # before anything is written
+        serve(job, create(exactly=True), grid)
     else:
+        folder = create()
         moving = Moving(job, folder, cluster)
-        run(job, folder, Engine(moving, cluster.leave, lambda: moving.where))
+        run(job, folder, Engine(moving, cluster.leave, lambda: moving.where, report))
     return folder

@@ -17,8 +17,8 @@ from mechanisms import durable
 from mechanisms.journal import start
 from server import labels
 from server.manifest import FILE, FIXED, digest, read
+from sim.commands.version import version
 from sim.job.job import Job
-from sim.job.version import version
 
 
 def ledger_files(folder: Path, job: Job) -> list[Path]:
