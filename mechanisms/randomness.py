@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mechanisms.entropy import SystemEntropy
+from mechanisms.placing import place
 from mechanisms.rounded_gaussian import Words, rounded_gaussian
 
 SERVER = -1
@@ -134,12 +135,12 @@ class Streams:
         rows = np.empty((len(self), size), dtype=np.float32)
         for stream, row in zip(self.of(purpose), rows, strict=True):
             stream.standard_normal(out=row, dtype=np.float32)
-        return torch.from_numpy(rows).to(self._device)
+        return place(torch.from_numpy(rows), self._device)
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), int64 ``[K, size]``, row k from client k's stream."""
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
-        return torch.from_numpy(np.stack(rows)).to(self._device)
+        return place(torch.from_numpy(np.stack(rows)), self._device)
 
     def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
         if purpose not in self._cuda:
@@ -179,4 +180,4 @@ class SystemStreams:
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""
         draws = rounded_gaussian(self._entropy.words, self._clients * size)
-        return torch.from_numpy(draws).view(self._clients, size).to(self._device)
+        return place(torch.from_numpy(draws).view(self._clients, size), self._device)

@@ -85,7 +85,7 @@ def test_a_device_with_memory_of_its_own_takes_as_many_clients_as_fit_there(tmp_
     """The bounds on a step are those of a CPU's cache."""
     job = built(tmp_path)
     assert building.step_entries(job) > 0
-    monkeypatch.setattr(building, "device_of", lambda config: torch.device("cuda"))
+    monkeypatch.setattr("sim.job.job.device_of", lambda config: torch.device("cuda"))
     assert building.step_entries(job) == 0
 
 

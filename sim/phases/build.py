@@ -16,6 +16,7 @@ from sim.data.holdout import Holdout, hold_out, set_aside
 from sim.data.partition import Partition, partition
 from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, group
+from sim.job.copies import copy_on
 from sim.job.device import device_of
 from sim.job.job import Job
 from sim.models.networks import build as build_model
@@ -106,7 +107,7 @@ def with_groups(config: Config, width: int, most: int) -> Config:
 
 def step_entries(job: Job) -> int:
     """Tensor entries that a step of a median-sized client holds on a CPU; 0 on other devices."""
-    if device_of(job.config).type != "cpu":
+    if job.device.type != "cpu":
         return 0
     size = int(np.median(job.partition.sizes))
     batch = job.config.privacy.rate(max(size, 1)) * size
@@ -115,4 +116,5 @@ def step_entries(job: Job) -> int:
 
 def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     """The first two records ``[1, 2, ...]`` and their labels, to try the model on."""
-    return torch.from_numpy(job.dataset.x[None, :2]), torch.from_numpy(job.dataset.y[None, :2])
+    x, y = (copy_on(job.device, array[None, :2]) for array in (job.dataset.x, job.dataset.y))
+    return x, y
