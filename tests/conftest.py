@@ -1,5 +1,6 @@
 """For all tests: they compute with one thread, as runs do, and draw the same each time."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,19 +75,31 @@ def device(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def exact_products() -> Iterator[None]:
-    """Products of float32 with all their digits, and kernels that add up in one order, as in a
-    run."""
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restores which kernels a GPU takes."""
     import torch
 
-    flags = [
-        (torch.backends.cuda.matmul, "allow_tf32", False),
-        (torch.backends.cudnn, "allow_tf32", False),
-    ]
-    flags += [(torch.backends.cudnn, "deterministic", True)]
-    before = [getattr(place, name) for place, name, _ in flags]
-    for place, name, value in flags:
-        setattr(place, name, value)
+    names = ["deterministic", "benchmark", "allow_tf32"]
+    flags = [(torch.backends.cudnn, name) for name in names]
+    flags += [(torch.backends.cuda.matmul, "allow_tf32")]
+    flags += [(torch.utils.deterministic, "fill_uninitialized_memory")]
+    before = [getattr(place, name) for place, name in flags]
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # to be restored
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    # the same without the import of PyTorch's compiler, which takes a second
+    enable = functools.partial(torch._C._set_deterministic_algorithms, warn_only=False)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", enable)
     yield
-    for (place, name, _), value in zip(flags, before, strict=True):
+    enable(False)
+    for (place, name), value in zip(flags, before, strict=True):
         setattr(place, name, value)
+
+
+@pytest.fixture
+def exact_products(device, kernels) -> None:
+    """On a GPU, products of float32 with all their digits, and kernels that add up in one order, as
+    in a run."""
+    if device.type == "cuda":
+        from mechanisms.kernels import fix_kernels
+
+        fix_kernels()

@@ -1,7 +1,7 @@
 """Tests of device code: on which devices a law runs, and what a machine with a GPU may lack."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 import pytest
@@ -40,3 +40,15 @@ def needed(*names: str) -> list[ModuleType]:
     for package in ("pydantic", "safetensors", "threadpoolctl"):
         pytest.importorskip(package)
     return [importlib.import_module(name) for name in names]
+
+
+class Noted(TorchFunctionMode):
+    """Tells ``note`` of each function of torch that is called."""
+
+    def __init__(self, note: Callable[[object], None]):
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self._note(func)
+        return func(*args, **(kwargs or {}))

@@ -24,6 +24,7 @@ from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.routes import Routes, needs_single_clients
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.grid import PART
+from mechanisms.kernels import with_all_digits
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric, check_metric
 from mechanisms.placing import known
@@ -111,7 +112,8 @@ class RecordGradients:
             scale = of_pass(factors, norms, c, b)
             finite = norms[c, b].isfinite()
             scale = torch.where(finite, scale, 0.0).to(params.dtype)
-            total[c] += one.weighted_sum(scale, None if known(finite) else finite)
+            with with_all_digits():
+                total[c] += one.weighted_sum(scale, None if known(finite) else finite)
         return total, norms
 
     def whole_sum(

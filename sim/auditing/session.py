@@ -19,7 +19,7 @@ from sim.engines import session
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
 from sim.job.copies import copy_on
-from sim.job.device import single_thread
+from sim.job.device import in_one_order
 from sim.job.job import Job
 from sim.phases.build import build
 from sim.phases.course import present
@@ -45,7 +45,7 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
-    single_thread()
+    in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
     config = config.model_copy(update={"run": execution})

@@ -86,6 +86,9 @@ class Execution(Settings):
     """share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, divided evenly"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """device for tensors; auto: cuda if available"""
+    tf32: bool = False
+    """on a GPU, products of float32 by the first 10 binary digits of their factors, except in sums
+    of clipped gradients: faster, but affects results"""
     out: str = "runs"
     """parent folder of run directories"""
     name: str | None = None

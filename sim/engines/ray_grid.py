@@ -27,7 +27,7 @@ from sim.commands.flags import words
 from sim.config.settings import EXECUTION_ONLY
 from sim.engines import app
 from sim.engines.cluster import Cluster, workers_of
-from sim.job.device import device_of, single_thread
+from sim.job.device import device_of, in_one_order
 from sim.job.job import Job
 from sim.phases.course import Host
 
@@ -87,8 +87,8 @@ class _Worker:
     """The actor: hosts groups behind a Flower ClientApp."""
 
     def __init__(self, shared: list[ray.ObjectRef], run_dir: str):
-        single_thread()
         job = ray.get(shared[0])
+        in_one_order(job.config)
         host = Host(job, Path(run_dir))
 
         def node_of(config: Mapping[str, Any], context: Context) -> Answering:

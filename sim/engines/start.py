@@ -8,7 +8,7 @@ from sim.engines.inline import inline_exchange
 from sim.engines.moving import Moving
 from sim.engines.session import Engine, run
 from sim.job import rundir
-from sim.job.device import device_of, single_thread
+from sim.job.device import device_of, in_one_order
 from sim.phases.build import build
 
 
@@ -21,7 +21,7 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
     if cluster is None:
         with starting(request.config) as cluster:
             return train(request, cluster)
-    single_thread()
+    in_one_order(request.config)
     if request.resume is None:
         folder = rundir.choose(request.config)
         job = build(request.config)

@@ -3,15 +3,23 @@
 import torch
 from threadpoolctl import threadpool_limits
 
+from mechanisms.kernels import fix_kernels
 from sim.config.fields import Config
 
 
-def single_thread() -> None:
-    """Limit torch and NumPy to one thread: sums have one order, and processes share the cores.
+def in_one_order(config: Config) -> None:
+    """Make this process compute a run's sums in one order.
 
-    On a GPU, kernels that sum in a varying order are disabled.
+    Raises:
+        ValueError: CUDA was requested but is not available.
     """
-    torch.backends.cudnn.deterministic = True
+    single_thread()
+    if device_of(config).type == "cuda":
+        fix_kernels(config.run.tf32)
+
+
+def single_thread() -> None:
+    """Limit torch and NumPy to one thread: sums have one order, and processes share the cores."""
     torch.set_num_threads(1)
     threadpool_limits(1)
 
