@@ -31,22 +31,30 @@ def convolutions() -> nn.Module:
     )
 
 
-def world(module: nn.Module, x: torch.Tensor, optimizer: str = "sgd", **privacy: object):
-    """Four clients of one to three steps on the device without values, and their model there."""
+def world(
+    module: nn.Module,
+    x: torch.Tensor,
+    where: torch.device = META,
+    optimizer: str = "sgd",
+    **privacy: object,
+):
+    """Four clients of one to three steps on a device, and their model there."""
     settings = {"epsilon": None, "noise_multiplier": 1.0, "sample_rate": 0.5, **privacy}
     plans = [
         plan_table(Privacy(**settings), None, np.array([steps]), 1, np.array([8])).of(0)
         for steps in (1, 3, 2, 3)
     ]
-    gradients = RecordGradients(module)
-    gradients.is_tapped(x[None, :2], small.Y[None, :2])  # how, is found out on values
+    start = small.start(module).to(where)
+    own = small.CPU if where == META else where  # the way to gradients is found with values
+    gradients = RecordGradients(module.to(own))
+    gradients.is_tapped(x[None, :2].to(own), small.Y[None, :2].to(own))
     cohort = dataclasses.replace(
         small.cohort(plans, module=module, optimizer=OPTIMIZERS[optimizer](0.9)),
         gradients=gradients,
-        data=CohortData(x.to(META), small.Y.to(META), small.OWNED),
-        streams=Streams(seed_key(3), 1, range(4), META),
+        data=CohortData(x.to(where), small.Y.to(where), small.OWNED),
+        streams=Streams(seed_key(3), 1, range(4), where),
     )
-    return cohort, gradients.layout.initial(module).to(META)
+    return cohort, start
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,7 @@ def world(module: nn.Module, x: torch.Tensor, optimizer: str = "sgd", **privacy:
 )
 def test_a_local_round_of_dpsgd_waits_for_nothing(make, x, settings):
     """Kills a value that is read, a copy that is waited for, and a constant on the host."""
-    cohort, start = world(make(), x, **settings)
+    cohort, start = world(make(), x, META, **settings)
     with Asynchronous():
         end = local_round(MECHANISMS["dpsgd"], cohort, start)
     assert {end.params.device, end.taken.device, end.memory["clip_norm"].device} == {META}
@@ -69,7 +77,7 @@ def test_a_local_round_of_dpsgd_waits_for_nothing(make, x, settings):
 
 def test_a_local_round_without_privacy_asks_whether_its_sums_are_finite():
     """Once in a step; DPSGD masks its records instead."""
-    cohort, start = world(small.model(), small.X, mechanism="none")
+    cohort, start = world(small.model(), small.X, META, mechanism="none")
     with pytest.raises(RuntimeError, match="meta"), Asynchronous():
         local_round(MECHANISMS["none"], cohort, start)
 

@@ -72,11 +72,6 @@ def from_start(run: Execution) -> bool:
     return run.engine == "ray" or (run.engine == "auto" and run.ray_address is not None)
 
 
-def workers_of(run: Execution) -> int:
-    """The number of workers; by default one per CPU core."""
-    return run.workers or os.cpu_count() or 1
-
-
 def _start(run: Execution) -> None:
     import ray
 
@@ -87,8 +82,9 @@ def _start(run: Execution) -> None:
         )
     own: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if not run.ray_address:
-        needed = math.ceil(workers_of(run) * run.cpus_per_worker)
-        own |= {"num_cpus": max(needed, os.cpu_count() or 1), "include_dashboard": False}
+        cores = os.cpu_count() or 1
+        needed = math.ceil((run.workers or cores) * run.cpus_per_worker)
+        own |= {"num_cpus": max(needed, cores), "include_dashboard": False}
     ray.init(address=run.ray_address or "local", **own)
 
 

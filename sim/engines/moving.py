@@ -14,9 +14,10 @@ from time import perf_counter
 
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
-from sim.engines.cluster import Cluster, workers_of
+from sim.engines.cluster import Cluster
 from sim.engines.inline import inline_exchange
 from sim.job.job import Job
+from sim.job.workers import workers_of
 
 MOVE_SECONDS = 15.0
 """What a move costs [s]: Ray's start and end, and the imports of its workers."""

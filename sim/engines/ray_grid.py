@@ -26,9 +26,10 @@ from client.messages import Answering
 from sim.commands.flags import words
 from sim.config.settings import EXECUTION_ONLY
 from sim.engines import app
-from sim.engines.cluster import Cluster, workers_of
-from sim.job.device import device_of, in_one_order
+from sim.engines.cluster import Cluster
+from sim.job.device import in_one_order
 from sim.job.job import Job
+from sim.job.workers import gpu_share, workers_of
 from sim.phases.course import Host
 
 TRIES = 3
@@ -52,15 +53,19 @@ def serve(job: Job, run_dir: Path, cluster: Cluster) -> None:
 
 
 def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
-    """The job's groups in workers of the Ray cluster; waits until that is ready."""
+    """The job's groups in workers of the Ray cluster; waits until that is ready.
+
+    Raises:
+        ValueError: the cluster has not enough cores or GPUs for the workers.
+    """
     run = job.config.run
-    workers, gpus = workers_of(run), run.gpus_per_worker
+    workers = min(workers_of(run), len(job.groups))
     cluster.begin().result()
-    _check_cores(min(workers, len(job.groups)) * run.cpus_per_worker)
-    if gpus is None:
-        on_gpu = device_of(job.config).type == "cuda"
-        gpus = ray.cluster_resources().get("GPU", 0) / workers if on_gpu else 0
-    grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, gpus)
+    _check_cores(workers * run.cpus_per_worker)
+    wanted = job.device.type == "cuda" or run.gpus_per_worker
+    gpus = ray.cluster_resources().get("GPU", 0) if wanted else 0
+    share = gpu_share(workers, int(gpus), run.gpus_per_worker)
+    grid = RayGrid(job, run_dir, workers, run.cpus_per_worker, share)
     grid.leave = cluster.leave
     cluster.hold(grid)
     return grid
@@ -120,7 +125,7 @@ class RayGrid(Grid):
         shared = [ray.put(job)]  # one copy on each machine
         actor: Any = ray.remote(num_cpus=cpus, num_gpus=gpus)(_Worker)
         self._new_worker = lambda: actor.remote(shared, str(run_dir))
-        self._workers = [self._new_worker() for _ in range(min(workers, len(job.groups)))]
+        self._workers = [self._new_worker() for _ in range(workers)]
         self._tries = 1 if job.seed is None else TRIES
         self._groups = range(len(job.groups))
         self._asked: dict[str, tuple[ray.ObjectRef, _Asked]] = {}

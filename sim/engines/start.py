@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from sim.commands.flags import Request
+from sim.config.fields import Config
 from sim.engines.cluster import Cluster, from_start, starting
 from sim.engines.inline import inline_exchange
 from sim.engines.moving import Moving
 from sim.engines.session import Engine, run
 from sim.job import rundir
 from sim.job.device import device_of, in_one_order
+from sim.job.workers import workers_of
 from sim.phases.build import build
 
 
@@ -31,7 +33,7 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
         folder, job = request.resume, build(request.config)
     if job.config.run.engine == "inline":
         run(job, folder, Engine(inline_exchange(job, folder)))
-    elif from_start(job.config.run) or device_of(job.config).type == "cuda":
+    elif all_by_workers(job.config):
         from sim.engines.ray_grid import serve
 
         serve(job, folder, cluster)
@@ -39,3 +41,10 @@ def train(request: Request, cluster: Cluster | None = None) -> Path:
         moving = Moving(job, folder, cluster)
         run(job, folder, Engine(moving, cluster.leave, lambda: moving.where))
     return folder
+
+
+def all_by_workers(config: Config) -> bool:
+    """Whether all rounds are for Ray's workers: if the user says so, or there are several GPUs, of
+    which this process would use one."""
+    several = device_of(config).type == "cuda" and workers_of(config.run) > 1
+    return from_start(config.run) or several

@@ -24,6 +24,12 @@ def single_thread() -> None:
     threadpool_limits(1)
 
 
+def memory_of(device: torch.device) -> int:
+    """A GPU's memory in bytes, rounded down to a power of 2: the same for GPUs of one kind."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(2 ** (total.bit_length() - 1))
+
+
 def device_of(config: Config) -> torch.device:
     """The computing device.
 
