@@ -88,9 +88,9 @@ def test_a_gpu_takes_as_many_clients_as_its_memory_has_room_for_and_an_eighth_of
     widths = [device_width(n, 26_010, 47_040, 2**37) for n in (100, 1_000, 10_000, 10**6)]
     assert widths == [25, 125, 1250, 4096]
     sizes = (10**4, 10**6, 11 * 10**6, 10**9)
-    assert [device_width(10**5, p, 0, 2**34) for p in sizes] == [4096, 67, 6, 1]
-    assert [device_width(10**5, 10**4, n, 2**34) for n in (10**6, 10**8)] == [497, 5]
-    assert device_width(10**5, 10**6, 10**6, 2**37) == 8 * 59 + 5
+    assert [device_width(10**5, p, 0, 2**34) for p in sizes] == [4096, 44, 4, 1]
+    assert [device_width(10**5, 10**4, n, 2**34) for n in (10**6, 10**8)] == [479, 5]
+    assert device_width(10**5, 10**6, 10**6, 2**37) == 330
 
 
 def test_on_a_gpu_the_width_follows_its_memory_and_the_clients_batches(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ MIN_CLIENTS = 5
 """Minimum clients of a chunk under the bound on a step: each chunk has a fixed cost."""
 CACHED_ENTRIES = 2**21
 """Maximum parameters of a chunk's clients on a CPU; more evict each other from the cache."""
-ROWS = 16
-"""Rows of all parameters that a client's step may hold at once on a GPU: its model, sum, noise and
-direction, the optimizer's, and those of a step on trial."""
+ROWS = 24
+"""Rows of all parameters that a client's step may hold at once on a GPU: its model, sum and
+direction, the noise of several steps, the optimizer's rows, and those of a step on trial."""
 MEMORY_SHARE = 4
 """A chunk takes at most one part in so many of a GPU's memory."""
 MAX_CLIENTS = 4096
