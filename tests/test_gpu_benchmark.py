@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import checks, speed
+from benchmarks.gpu.worlds import SHAPES, World
 from tests.devices import CPU
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,3 +100,14 @@ def test_the_command_takes_all_parts():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(f"## {part.__name__}" in done.stdout for part in gpu.PARTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_model_takes_a_step_on_both_sides(name):
+    world = World.of(name, 8, CPU)
+    assert world.ours(2)().isfinite().all()
+    before = world.module.state_dict()
+    world.plain(2, batch=3)()
+    assert all(torch.equal(world.module.state_dict()[n], t) for n, t in before.items())
+    assert world.ours(2, mechanism="none")().isfinite().all()
