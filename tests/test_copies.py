@@ -1,5 +1,6 @@
 """What a process holds on the computing device: one copy of the records, however many groups."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -52,3 +53,11 @@ def test_all_groups_of_a_process_have_the_same_records(tmp_path, monkeypatch):
         assert len({id(held(data)) for data in groups}) == 1
         assert isinstance(held(groups[0]), torch.Tensor) and held(groups[0]).device == META
     assert job.tests[0] is job.tests[0] and job.tests[1].device == META
+
+
+def test_workers_are_not_sent_the_records_of_the_evaluation_twice(tmp_path):
+    """They are in the data set already."""
+    job = built(tmp_path)
+    assert job.tests and job.gradients and "tests" in vars(job)
+    sent = vars(copy.copy(job))
+    assert "tests" not in sent and sent.keys() == vars(job).keys() - {"tests"}

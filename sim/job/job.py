@@ -86,3 +86,7 @@ class Job:
         """The records and labels that models are evaluated on, on the computing device."""
         data = self.dataset
         return copy_on(self.device, data.x_test), copy_on(self.device, data.y_test)
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is sent to workers: without `tests`, which only the server uses."""
+        return {name: value for name, value in vars(self).items() if name != "tests"}
