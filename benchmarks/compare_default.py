@@ -6,9 +6,10 @@ All sides are whole commands, started by this script one at a time and in turns 
 first changes with every repeat, so that none always meets the warmer machine):
 
     peer     PEER-PYTHON benchmarks/peers/flower_ray_opacus.py ...
-    ray      OURS-PYTHON -m sim.run --dataset digits --engine ray ...
-             (run directory in a temporary folder)
+    auto     OURS-PYTHON -m sim.run --dataset digits --engine auto ...
+             (the default engine; run directory in a temporary folder)
     inline   the same with --engine inline
+    ray      the same with --engine ray
 
 Two figures are taken of each run: the wall-clock seconds of the whole process, measured here from
 before its start to after its exit, and the median seconds of its rounds after the first, as it
@@ -42,7 +43,7 @@ OUR_MODELS = {"cnn": "benchmarks.digits_cnn:DigitsCNN"}
 """Where our name for the peer's model is another one."""
 BASELINE_PRIVACY = ("--mechanism=dpsgd", "--clip-norm=1", "--epsilon=none")
 """As in the baseline no client retires; ledgers and epsilons are still written, and timed."""
-SIDES = ("peer", "ray", "inline")
+SIDES = ("peer", "auto", "inline", "ray")
 """The baseline, and our engines."""
 MEASURES = {"whole_process": "whole process", "round_after_first": "a round after the first"}
 
@@ -252,7 +253,8 @@ def main() -> None:
     runs: list[Run] = []
     peer_facts: dict = {}
     for repeat in range(arguments.repeats):
-        for side in SIDES[repeat % 3 :] + SIDES[: repeat % 3]:
+        first = repeat % len(SIDES)
+        for side in SIDES[first:] + SIDES[:first]:
             if side == "peer":
                 run, peer_facts = run_peer(arguments, repeat)
             else:

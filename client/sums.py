@@ -57,8 +57,12 @@ def mean(totals: list[np.ndarray], weight: int) -> np.ndarray:
     Raises:
         ValueError: the groups' totals are too large to be added.
     """
-    if not np.abs(totals, dtype=np.float64).sum(axis=0).max(initial=0.0) < SCALE * LIMIT:
+    total, largest = np.zeros_like(totals[0]), np.zeros(len(totals[0]))
+    for one in totals:  # not all at once: that would be as much memory again, several times
+        total += one
+        largest += np.abs(one, dtype=np.float64)
+    if not largest.max(initial=0.0) < SCALE * LIMIT:
         raise ValueError(
             f"training diverged (the groups' sums together exceed {LIMIT:g}); lower --lr"
         )
-    return np.asarray(np.sum(totals, axis=0, dtype=np.int64) / (SCALE * weight))
+    return np.asarray(total / (SCALE * weight))

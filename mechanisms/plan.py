@@ -14,10 +14,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee
+from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee, within
 from mechanisms.accounting.calibration import smallest
-from mechanisms.accounting.calibration_many import interpolated, smallest_many
-from mechanisms.accounting.events import Event, SampledGaussian
+from mechanisms.accounting.calibration_many import interpolated
+from mechanisms.accounting.events import Event
 from mechanisms.settings import Privacy, Settings
 
 
@@ -116,19 +116,12 @@ def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -
     """For each of the terms, the plan with the smallest noise whose rounds together cost at most
     (epsilon, delta).
 
-    The terms differ in rate and steps alone, and many are calibrated together. Runs that are
-    Poisson-sampled Gaussian steps of one kind are searched for at once; for others see
-    `least_noises`.
+    The terms differ in rate and steps alone.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
-    first, privacy = terms[0], terms[0].privacy
-    alike: Charges = {SampledGaussian(privacy.sample_rate, 1.0): first.steps * first.rounds}
-    if len(terms) > 1 and privacy.budget == "certified" and first.run(plan_of(first, 1.0)) == alike:
-        noises = smallest_many(*_rates_and_steps(terms), first.target, privacy.delta).tolist()
-    else:
-        noises = least_noises(lambda one, noise: one.run(plan_of(one, noise)), terms)
+    noises = least_noises(lambda one, noise: one.run(plan_of(one, noise)), terms)
     return [plan_of(one, noise) for one, noise in zip(terms, noises, strict=True)]
 
 
@@ -153,16 +146,12 @@ def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Term
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]
-        return guarantee(run_of(terms[row], noise), delta, column, orders).epsilon <= target
+        return within(run_of(terms[row], noise), target, delta, column, orders)
 
     if len(terms) == 1:
         return [search(terms[0])]
-    return list(interpolated(*_rates_and_steps(terms), solve, meets).tolist())
-
-
-def _rates_and_steps(terms: Sequence[Terms]) -> tuple[list[float], list[int]]:
-    """What the terms differ in: sampling rates, and steps of the whole run."""
-    return [t.privacy.sample_rate for t in terms], [t.steps * t.rounds for t in terms]
+    rates = [one.privacy.sample_rate for one in terms]
+    return list(interpolated(rates, [t.steps * t.rounds for t in terms], solve, meets).tolist())
 
 
 def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:
@@ -171,16 +160,19 @@ def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:
     Raises:
         ValueError: not even one.
     """
-    target, delta = terms.target, terms.privacy.delta
+    target, delta, column = terms.target, terms.privacy.delta, terms.privacy.budget
 
-    def spent(rounds: int) -> float:
-        charges = merge(planned(plan, rounds), dict(terms.prior))
-        return epsilon(charges, delta, terms.privacy.budget).epsilon
+    def charges(rounds: int) -> Charges:
+        return merge(planned(plan, rounds), dict(terms.prior))
 
-    rounds = bisect.bisect_right(range(1, at_most + 1), target, key=spent)
+    def too_many(rounds: int) -> bool:
+        return not within(charges(rounds), target, delta, column)
+
+    rounds = bisect.bisect_left(range(1, at_most + 1), True, key=too_many)
     if rounds == 0:
+        cost = epsilon(charges(1), delta, column).epsilon
         raise ValueError(
-            f"epsilon = {target:g} is too small for a single round, which costs {spent(1):.4g} at "
+            f"epsilon = {target:g} is too small for a single round, which costs {cost:.4g} at "
             f"delta = {delta:g}: raise --epsilon or --noise-multiplier, or lower --steps or "
             "--sample-rate"
         )

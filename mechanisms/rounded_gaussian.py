@@ -198,7 +198,7 @@ def _threshold_cells(bits: int) -> tuple[int, ...]:
     as are their sums and the ratio; the terms left out add up to less than 10^-digits. Digits are
     added until no floor is in doubt.
     """
-    digits, last = bits // 3 + 20, 2**bits - 1
+    digits, last = bits // 3, 2**bits - 1
     while True:
         context, error = Context(digits), Fraction(1, 10 ** (digits - 4))
         sums = [Decimal(0)]

@@ -113,13 +113,17 @@ def exchange_over(grid: Grid, nodes: Sequence[int], run: dict[str, str]) -> Exch
             return Message(content, nodes[r.group], MessageType.TRAIN, group_id=name)
 
         messages = [message(r) for r in requests]
-        replies = list(grid.send_and_receive(messages))
-        if len(replies) < len(messages):
-            raise RuntimeError(
-                f"{len(messages) - len(replies)} of {len(messages)} groups sent no reply"
-            )
-        for reply in replies:
-            yield decode_upload(_content(reply, reply.metadata.group_id))
+        silent, failed = len(messages), []
+        for reply in grid.send_and_receive(messages):  # all, so that nobody works in vain
+            silent -= 1
+            if reply.has_error():
+                failed.append(reply)
+            else:
+                yield decode_upload(reply.content)
+        if silent:
+            raise RuntimeError(f"{silent} of {len(messages)} groups sent no reply")
+        for reply in failed:
+            _content(reply, reply.metadata.group_id)
 
     return exchange
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mechanisms.accounting.accountant import Charges, epsilon, precompute
+from mechanisms.accounting.accountant import Charges, epsilon, precompute, within
 from mechanisms.accounting.allotment import payable
 from mechanisms.accounting.events import Event
 from mechanisms.plan import Plan, PlanTable, merge, most
-from server.orders import order_in_advance
+from server.orders import order_in_advance, running
 
 
 class Budgets:
@@ -83,11 +83,8 @@ class Budgets:
         """Bool ``[clients]``: whether the client's next round stays within the target."""
         after, place = self._after_a_round(most)
         precompute(after, self._column)
-        within = [
-            np.isinf(self._target) or epsilon(c, self._delta, self._column).epsilon <= self._target
-            for c in after
-        ]
-        return np.array(within, dtype=bool)[place]
+        terms = self._target, self._delta, self._column
+        return np.array([within(charges, *terms) for charges in after], dtype=bool)[place]
 
     def epsilons(self, column: str) -> np.ndarray:
         """Float64 ``[clients]``: epsilon spent so far, ``certified`` or ``published``."""
@@ -97,16 +94,12 @@ class Budgets:
         return np.array([epsilon(one, self._delta, column).epsilon for one in histories])[place]
 
     def so_far(self) -> np.ndarray:
-        """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end.
-
-        Each client's epsilon is taken at one order, the best one after its last round
-        (`order_in_advance`). With L the privacy loss and D the divergence at that order so far,
-        ``exp((order - 1) (L - D))`` is a supermartingale, so no stopping rule gains anything. The
-        smallest epsilon over all orders holds only for an end fixed in advance.
-        """
+        """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end
+        (`orders.running`)."""
         distinct, place = _distinct(self._history, self._plans.which)
+        budget = self._target if self._column == "certified" else np.inf
         spent = [
-            epsilon(self._histories[h], self._delta, orders=(self._order(int(p)),))
+            running(self._histories[h], self._delta, self._order(int(p)), budget)
             for h, p in distinct
         ]
         return np.array([one.epsilon for one in spent])[place]

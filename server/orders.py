@@ -1,8 +1,6 @@
 """The Renyi order of each client's epsilon during a run, fixed and written down before it begins.
 
-At an order fixed in advance an epsilon holds whatever makes the run end
-(`server.budgets.Budgets.so_far`). The smallest epsilon over all orders holds only for an end fixed
-in advance.
+At an order fixed in advance an epsilon holds whatever makes the run end (`running`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mechanisms import durable
-from mechanisms.accounting.accountant import ORDERS, epsilon, guarantee
+from mechanisms.accounting.accountant import (
+    IN_PROGRESS,
+    ORDERS,
+    Charges,
+    Guarantee,
+    epsilon,
+    guarantee,
+    within,
+)
+from mechanisms.accounting.dominating import all_dominated
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, planned
 
@@ -29,14 +36,30 @@ FILE = "orders.json"
 @functools.lru_cache(maxsize=100_000)
 def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> float:
     """The best order for the certified epsilon of as many rounds as the target pays for."""
-    last = rounds
 
-    def costs(number: int) -> float:
-        return epsilon(planned(plan, number), delta, column).epsilon
+    def too_many(number: int) -> bool:
+        return not within(planned(plan, number), target, delta, column)
 
-    if costs(last) > target:
-        last = bisect.bisect_right(range(1, last), target, key=costs)
+    last = bisect.bisect_left(range(1, rounds), True, key=too_many) if too_many(rounds) else rounds
     return guarantee(planned(plan, last), delta, "certified", ORDERS).order or 2.0
+
+
+def running(charges: Charges, delta: float, order: float, budget: float) -> Guarantee:
+    """The certified epsilon of charges so far: at the order fixed in advance, or the budget.
+
+    It holds even if outputs decide the end. With L the privacy loss and D the divergence at the
+    order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no stopping rule gains
+    anything. Where the end is certified by loss distributions, which is another bound, the order
+    has a share of delta to itself (`IN_PROGRESS`): whoever stops when this figure is small, and
+    goes on to the end otherwise, uses both. There the figure is at most a certified ``budget``,
+    too: a run that ends early is part of one that spends it, and whose end charges alone decide.
+    """
+    dominated = all_dominated(event for event, count in charges.items() if count)
+    share = IN_PROGRESS if dominated else 1.0
+    spent = epsilon(charges, share * delta, orders=(order,))
+    if dominated and spent.epsilon > budget and within(charges, budget, delta):
+        return Guarantee(budget, None)
+    return spent
 
 
 def write(folder: Path, federation: Federation) -> None:

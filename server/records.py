@@ -114,10 +114,8 @@ class Summary(Record):
         loss: its mean cross-entropy [nats].
         epsilon_certified: proved epsilon of each client.
         epsilon_published: epsilon that the paper would claim for each client.
-        epsilon_pld: the clients' largest epsilon by privacy-loss distributions, which is tighter;
-            None if that accountant does not apply or clients differ too much to compute it for all.
         delta: of each client's guarantee.
-        order: the Renyi order that gives the largest certified epsilon; None without privacy.
+        order: the Renyi order that gives ``epsilon_renyi``; None without privacy.
         noise_multiplier: of each client; 0 without privacy.
         events: privacy events charged to each client, counted with multiplicity.
         retired: clients whose budget pays for no further round.
@@ -126,6 +124,8 @@ class Summary(Record):
             timed.
         run_dir: where the files are.
         release: whether noise and batches came from the system's entropy.
+        epsilon_renyi: the clients' largest certified epsilon by Renyi differential privacy alone.
+        method: what proves the largest certified epsilon, ``loss distributions`` or ``Renyi``.
         note: a sentence on why the published epsilon differs from the certified one, if it does.
         budget: the epsilon that the budget bounded, ``certified`` or ``published``.
         evaluated_on: the records that give accuracy and loss, ``test`` or ``validation``.
@@ -136,7 +136,6 @@ class Summary(Record):
     loss: float | None
     epsilon_certified: tuple[Epsilon, ...]
     epsilon_published: tuple[Epsilon, ...]
-    epsilon_pld: Epsilon
     delta: float
     order: float | None
     noise_multiplier: tuple[float, ...]
@@ -146,6 +145,8 @@ class Summary(Record):
     seconds: float | None
     run_dir: str
     release: bool
+    epsilon_renyi: Epsilon = None
+    method: str = ""
     note: str = ""
     budget: str = "certified"
     evaluated_on: str = "test"

@@ -21,13 +21,19 @@ class Store:
         self._rounds = folder / "rounds.jsonl"
 
     def append(self, record: RoundRecord) -> None:
-        """Add a round's record, flushed to disk."""
-        durable.make_folder(self.folder)
+        """Add a round's record, flushed to disk.
+
+        The file's entry is flushed with its first record; what an earlier process left unflushed,
+        the session has flushed when it began.
+        """
+        if begins := not self._rounds.exists():
+            durable.make_folder(self.folder)
         with open(self._rounds, "a") as file:
             file.write(json.dumps(record.to_json()) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        durable.sync_folder(self.folder)
+        if begins:
+            durable.sync_folder(self.folder)
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""

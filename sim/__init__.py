@@ -22,7 +22,7 @@ __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from sim.version import version
+        from sim.commands.version import version
 
         return version()
     if name not in __all__:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "dpfed") -> int:
         print(usage(program))
         return 0 if words else 2
     if words[0] == "--version":
-        from sim.version import version
+        from sim.commands.version import version
 
         print(f"{program} {version()}")
         return 0

@@ -25,12 +25,15 @@ def command(argv: Sequence[str], program: str = "python -m sim.central") -> None
         ValueError: a user error, in one line.
     """
     request = parse(argv, program, DESCRIPTION, central=True)
-    from sim.job.environment import prepare
+    from sim.job.environment import importing, prepare
 
     prepare()
-    from sim.engines.start import train
+    from sim.engines.drawer import drawing
 
-    train(request)
+    with drawing(request.config.run) as report:
+        with importing():
+            from sim.engines.start import train
+        train(request, report=report)
 
 
 if __name__ == "__main__":

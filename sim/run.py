@@ -18,15 +18,16 @@ def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
         ValueError: a user error, in one line.
     """
     request = parse(argv, program, DESCRIPTION)
-    from sim.job.environment import prepare
+    from sim.job.environment import importing, prepare
 
     prepare()
     from sim.engines.cluster import starting
+    from sim.engines.drawer import drawing
 
-    with starting(request.config) as cluster:
-        from sim.engines.start import train
-
-        train(request, cluster)
+    with starting(request.config) as cluster, drawing(request.config.run) as report:
+        with importing():
+            from sim.engines.start import train
+        train(request, cluster, report)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ settings.load_profile("tests")
 LONG = """
     account_command api architecture attack_command attack_figures audit_attacks audit_bounds
     audit_command audit_dpsur audit_many_run bench bits calibration_many caveats central
-    crash_points cuda_runs door dpagd_budget dpis dpsur dpsur_charges engine fast_gradients
-    fedfed flower gpu_benchmark gradients grid leaderboard ledger loss_distribution lstm
-    mechanisms moving mutants order_search phases prices quickstart readme recipe_links
-    record_trial release_files report report_figures rounded_gaussian run run_figures rundir
-    screening selective site strategies summary
+    crash_points cuda_runs door dpagd_budget dpis dpsur dpsur_charges drawer engine
+    fast_gradients fedfed flower gpu_benchmark gradients grid leaderboard ledger
+    loss_distribution lstm mechanisms moving mutants order_search phases prices quickstart readme
+    recipe_links record_trial release_files report report_figures rounded_gaussian run
+    run_figures rundir screening selective site strategies summary workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
 these."""
@@ -62,6 +63,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     need none."""
     for place in ("sim.engines.session", "sim.auditing.session"):
         monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
+    monkeypatch.setattr("sim.engines.drawer.drawing", lambda run: nullcontext())
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -65,6 +65,9 @@ class Disk:
             other: node for other, node in self.now[folder].items() if other != name
         }
 
+    def link(self, folder: int, name: str, to_folder: int, to_name: str) -> None:
+        self.now[to_folder] = self.now[to_folder] | {to_name: self.now[folder][name]}
+
     def move(self, folder: int, name: str, to_folder: int, to_name: str) -> None:
         node = self.now[folder][name]
         self.remove(folder, name)
@@ -225,6 +228,7 @@ class Noting(contextlib.ExitStack):
             "mkdir",
             "unlink",
             "remove",
+            "link",
             "rename",
             "replace",
             "open",
@@ -310,12 +314,17 @@ class Noting(contextlib.ExitStack):
         self._made(path, {})
 
     def _unlink(self, real: Callable[..., None], path: Any) -> None:
-        gone = _identity(os.stat(path))
+        status = os.stat(path)
         real(path)
-        self._numbers.pop(gone)
+        if status.st_nlink == 1:
+            self._numbers.pop(_identity(status))
         self._note("remove", *self._place(path))
 
     _remove = _unlink
+
+    def _link(self, real: Callable[..., None], path: Any, to: Any, **named: Any) -> None:
+        real(path, to, **named)
+        self._note("link", *self._place(path), *self._place(to))
 
     def _rename(self, real: Callable[..., None], path: Any, to: Any) -> None:
         gone = _identity(os.stat(to)) if os.path.exists(to) else None

@@ -43,7 +43,7 @@ def test_epsilons_of_the_reference(capsys, row):
     found = run(capsys, "dpsgd", *(f"--{name}={value}" for name, value in flags.items()))
     assert found["epsilon_published"] == pytest.approx(row["epsilon"], rel=1e-9)
     assert found["order_published"] == row["order"]
-    assert found["epsilon_pld"] < found["epsilon_certified"] <= found["epsilon_published"]
+    assert found["epsilon_certified"] < found["epsilon_renyi"] <= found["epsilon_published"]
     assert {name: found[name.replace("-", "_")] for name in flags} == flags
 
 
@@ -144,6 +144,30 @@ def test_where_every_trial_is_charged_accepted_steps_do_not_say_how_many(capsys,
     )
 
 
+@pytest.mark.parametrize("found", ["--trials=9", "--norm-sum=9", "--eigenvalues=3,2"])
+@pytest.mark.parametrize(
+    ("line", "own"),
+    [
+        ("dpsgd", ""),
+        ("dpsur --dpsur-accounting=selective", ""),
+        ("dpsur --dpsur-accounting=visible", "--trials=9"),
+        ("dpis", "--norm-sum=9"),
+        ("dphero", "--eigenvalues=3,2"),
+        ("screening", ""),
+        ("dpagd", ""),
+    ],
+)
+def test_what_a_run_finds_prices_the_mechanism_that_finds_it_and_no_other(capsys, line, own, found):
+    """Nor beside its own, which would be shown as if it counted."""
+    first, *more = line.split()
+    given = [first, "--sample-rate=0.1", "--noise-multiplier=2", "--records=50", "--steps=4", *more]
+    assert main_guard(command, [*given, "--json", found]) == (0 if own == found else 2)
+    assert capsys.readouterr().err.count("\n") == (own != found)
+    if own not in ("", found):
+        assert main_guard(command, [*given, own, found]) == 2
+        assert "are found by different mechanisms: give one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mechanism", ["dpsur", "screening"])
 def test_hidden_rejections_cost_what_the_plan_of_a_run_costs(capsys, mechanism):
     """With the cap on rejections, which a part of delta pays for; its share has the run's own
@@ -214,7 +238,11 @@ def test_a_budget_gives_the_noise_that_meets_it(capsys):
 
 def test_an_infinite_figure_is_null(capsys):
     found = run(capsys, "dpsgd", "--sample-rate=0.5", "--noise-multiplier=1e-200")
-    assert (found["epsilon_certified"], found["epsilon_pld"], found["order"]) == (None, None, None)
+    assert (found["epsilon_certified"], found["epsilon_renyi"], found["order"]) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_table_shows_the_figures(capsys):
@@ -484,6 +512,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("--clients 2 --records 4,0", "--records 4,0 positive"),
         ("--records 50 --epsilon 1e-3 --noise-multiplier 1", "epsilon too small"),
         ("--records 50 --evaluate-on validation", "evaluate_on validation_records is 0"),
+        ("--records 50 --strategy fedfed --shared-source public", "public_records is 0"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(capsys, arguments, words):

@@ -109,6 +109,8 @@ def test_an_account_refuses_what_it_does_not_cover():
     assert Account(4.0, PRICE).pay({RELEASE: 1}).left == 0.0
     with pytest.raises(ValueError, match="above the allotted"):
         Account(4.0, math.nextafter(PRICE, 0)).pay({RELEASE: 1})
+    with pytest.raises(ValueError, match="to nan, above the allotted"):
+        Account(4.0, 0.5, spent=math.nan).pay({RELEASE: 1})
 
 
 def test_after_a_round_only_covered_releases_and_claims_are_written_down():

@@ -32,7 +32,7 @@ STAGES = (
 
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION, FULLEST_FOLDER = 320, 60, 12
-RIM = {"sim/engines/cluster.py", "sim/engines/ray_grid.py"}
+RIM = {f"sim/engines/{file}.py" for file in ("cluster", "ray_grid", "worker")}
 """Beside the apps, the only files that know Ray or Flower."""
 
 NUMPY_RANDOM = {"Generator", "Philox", "SeedSequence", "BitGenerator", "bit_generator"}
@@ -246,6 +246,50 @@ def loaded_by(*modules: str) -> set[str]:
 
 def test_a_run_without_the_ray_engine_loads_neither_flower_nor_ray():
     assert not loaded_by("sim.engines.session", "sim.phases.build", "sim.report") & {"flwr", "ray"}
+
+
+NEEDED = {
+    "torch": "training",
+    "torchgen": "torch",
+    "numpy": "data and sums",
+    "pydantic": "settings",
+    "pydantic_core": "pydantic",
+    "annotated_types": "pydantic",
+    "typing_extensions": "pydantic",
+    "typing_inspection": "pydantic",
+    "scipy": "its functions of the gamma and normal laws, by which noise is calibrated",
+    "charset_normalizer": "scipy, which loads all of NumPy",
+    "safetensors": "models and uploads on disk",
+    "tomli_w": "the run's config.toml",
+    "threadpoolctl": "one thread for BLAS",
+    "rich": "the live line",
+}
+"""What a run loads by the end of its first round, and what for."""
+FIRST_ROUND = """
+import os, sys
+before = {*sys.modules, *sys.stdlib_module_names}
+from server.store import Store
+def first(store, record):
+    print(*(name for name in sys.modules if name not in before), flush=True)
+    os._exit(0)
+Store.append = first
+from sim.run import command
+command(sys.argv[1:])
+"""
+LIBRARY = re.compile(r"_?cython|_cyutility|_sysconfigdata|__mp_main__|.*__mypyc")
+"""Modules that compiled libraries make at run time."""
+
+
+def test_a_run_loads_what_its_first_round_needs(tmp_path):
+    """Of scipy one part alone, as each of the others takes a tenth of a second or more."""
+    flags = ["--quiet", "--rounds=2", f"--out={tmp_path}"]
+    words = [sys.executable, "-c", FIRST_ROUND, *flags]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {name for name in done.stdout.split() if not LIBRARY.match(name)}
+    tops = {name.partition(".")[0] for name in loaded} - {*sys.stdlib_module_names}
+    assert tops - MAY_IMPORT.keys() - NEEDED.keys() == set()
+    public = {name.split(".")[1] for name in loaded if re.fullmatch(r"scipy\.[a-z]+", name)}
+    assert public == {"special", "version"}
 
 
 def test_accounting_loads_no_torch():

@@ -61,6 +61,12 @@ def test_only_clients_with_noise_get_noise():
     assert torch.equal(FLOATS.noised(total, BOUND, 0 * std, streams([4, 9]), "noise"), total)
 
 
+def test_a_pass_of_a_release_has_room_for_the_expected_records():
+    """At least one, so that a pass is never empty; in a simulation its shape may vary."""
+    assert [GRID.width(records) for records in (0, 1, 7)] == [1, 1, 7]
+    assert FLOATS.width(7) is None
+
+
 def test_totals_of_one_client_are_in_units_of_their_bound():
     """Both arithmetics release the totals themselves, up to their noise; kills a total that is
     read in another unit than its parts were made in."""

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian
 from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
 from mechanisms.registry import MECHANISMS, plan_table
@@ -468,6 +469,18 @@ def test_a_training_that_ends_early_has_the_rates_of_the_whole_and_meets_its_bud
         found.epsilon, rel=0.1
     )
     assert found.epsilon_published != found.epsilon
+
+
+def test_of_several_trainings_the_one_that_costs_most_counts():
+    """The smaller one stops further from the budget, for a round of its own costs more."""
+    flags = "--noise-multiplier=2 --epsilon=3.4 --rounds=3 --steps=30 --batch-size=20 --delta=1e-3"
+    job = build(parse(flags.split()).configs[0])
+    found = train(job, [np.arange(90), np.arange(120)], seed_key(0))
+    costs = [
+        epsilon({SampledGaussian(20 / size, 2.0): paid_steps(job.config, 90, size)}, 1e-3).epsilon
+        for size in (90, 120)
+    ]
+    assert costs[0] < costs[1] - 0.1 and found.epsilon == pytest.approx(costs[1])
 
 
 def test_the_terminal_says_which_training_is_attacked(monkeypatch):

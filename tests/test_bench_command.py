@@ -140,7 +140,7 @@ def test_the_plot_is_of_the_table_and_says_what_its_axes_are(tmp_path, figures, 
     }
     assert (axes.get_xlabel(), axes.get_ylabel(), drawn) == AXES[plot]
     ticks = [tick.get_text() for tick in axes.get_xticklabels()]
-    assert (ticks == ["3", "1"]) is (plot == "column")
+    assert ticks == ["3", "1"] if plot == "column" else len(ticks) > 2 and ticks != ["3", "1"]
 
 
 def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):

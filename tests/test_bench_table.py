@@ -298,3 +298,11 @@ def test_a_level_is_reached_by_a_round_that_has_exactly_that_accuracy():
     ]
     spent = dataclasses.replace(one, rounds=tuple(records))
     assert [table.reached(spent, level) for level in (50.0, 62.5, 62.6, 76.0)] == [1, 2, 3, None]
+    failing = result(0.5, (3.0,), (4.0,), None, 3, 0.5, 0.5)
+    cell = Cell("A", "60", {}, says(2.0), reach=60.0)
+    line, short = (table.Line(cell, 2, two, ()) for two in ((spent, spent), (spent, failing)))
+    assert (line.measured, line.mean, line.difference) == ([2.0, 2.0], 2.0, 0.0)
+    assert (short.measured, short.mean, short.difference) == ([2.0], None, None)
+    assert "| not reached |" in table.markdown(RECIPE, "certified", [short]), (
+        "the mean of the seeds that reach it would be too low"
+    )

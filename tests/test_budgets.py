@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import fftconvolve
 
-from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
 from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.dpsur import DpsurPlan
@@ -134,20 +134,23 @@ def true_delta(noise: float, figures: list[float]) -> float:
     return float(value @ np.exp(-np.square(z) / 2) * width / math.sqrt(2 * math.pi))
 
 
-def test_what_is_shown_during_a_run_holds_for_whoever_stops_it_by_what_he_sees():
-    """The smallest figure over all orders does not: it is shown when the run is over, as had been
-    planned."""
-    noise = 2.854
-    now = budgets(DpsgdPlan(1.0, noise, 1.0, 1), target=8.0)
+@pytest.mark.parametrize("target", [8.0, 30.0])
+def test_what_is_shown_during_a_run_holds_for_whoever_stops_it_by_what_he_sees(target):
+    """And shows the closing figure if it comes to its end. The smallest figure does not. Kills a
+    budget that limits figures at an order which has all of delta."""
+    noise = 2.6878  # twenty rounds cost 7.99
+    now = budgets(DpsgdPlan(1.0, noise, 1.0, 1), target=target)
     shown, smallest = [], []
     for _ in range(ROUNDS):
+        assert now.eligible().all()
         now.charge(np.array([0]))
         shown.append(now.so_far()[0])
         smallest.append(now.epsilons("certified")[0])
-    assert shown[-1] == smallest[-1] <= 8.0 and all(
-        a >= b for a, b in zip(shown, smallest, strict=True)
-    )
-    assert true_delta(noise, shown) <= DELTA < 1.5 * DELTA < true_delta(noise, smallest)
+    assert 7.98 < smallest[-1] < 8.0 and shown[0] < 6.0 and max(shown) <= target
+    assert all(a >= b for a, b in zip(shown, smallest, strict=True))
+    shown[-1] = smallest[-1]
+    assert 0.9 * DELTA < true_delta(noise, shown) <= DELTA < 1.5 * DELTA
+    assert true_delta(noise, smallest) > 1.5 * DELTA
 
 
 @pytest.mark.parametrize("paid", [3, 7])
@@ -157,9 +160,28 @@ def test_the_order_is_that_of_the_rounds_that_the_target_pays_for(paid):
     now = budgets(A, target=cost(A, paid))
     for n in range(1, paid + 1):
         now.charge(np.array([0]))
-        order = epsilon(planned(A, paid), DELTA).order
-        assert now.so_far()[0] == epsilon(planned(A, n), DELTA, orders=(order,)).epsilon
-    assert now.so_far()[0] == cost(A, paid)
+        order = epsilon(planned(A, paid), DELTA, orders=ORDERS).order
+        assert now.so_far()[0] == min(at(order, A, n), cost(A, paid))
+    assert now.so_far()[0] == cost(A, paid) > at(order, A, 1)
+
+
+def at(order: float, plan: Plan, rounds: int) -> float:
+    """Epsilon in progress at an order."""
+    return epsilon(planned(plan, rounds), IN_PROGRESS * DELTA, orders=(order,)).epsilon
+
+
+def test_a_client_that_has_spent_more_than_the_budget_is_not_shown_at_it():
+    """As after rounds charged twice. And a budget of what papers claim bounds no proof."""
+    now = budgets(A, target=cost(A, 3))
+    for _ in range(4):
+        now.charge(np.array([0]))
+    assert now.so_far()[0] > cost(A, 4)
+    target = epsilon(planned(A, 3), DELTA, "published").epsilon
+    terms = ROUNDS, target / 2, DELTA, {}, np.array([0])
+    claimed = Budgets(plan_table(A), *terms, "published")
+    for _ in range(3):
+        claimed.charge(np.array([0]))
+    assert claimed.so_far()[0] > target / 2
 
 
 def test_every_client_is_shown_at_the_order_of_its_own_plan():
@@ -167,11 +189,8 @@ def test_every_client_is_shown_at_the_order_of_its_own_plan():
     plans = (A, B, DpsgdPlan(0.3, 3.0, 1.0, 1))
     now = budgets(*plans, target=math.inf)
     now.charge(np.arange(3))
-    orders = [epsilon(planned(plan, ROUNDS), DELTA).order for plan in plans]
-    expected = [
-        epsilon(planned(p, 1), DELTA, orders=(o,)).epsilon
-        for p, o in zip(plans, orders, strict=True)
-    ]
+    orders = [epsilon(planned(plan, ROUNDS), DELTA, orders=ORDERS).order for plan in plans]
+    expected = [at(order, plan, 1) for plan, order in zip(plans, orders, strict=True)]
     assert len(set(orders)) == 3 and now.so_far().tolist() == expected
 
 

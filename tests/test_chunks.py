@@ -1,5 +1,6 @@
 """How many clients are computed together: a rule of sizes alone, the same on every machine."""
 
+import gc
 import itertools
 import os
 import subprocess
@@ -21,6 +22,7 @@ from sim.config.settings import Execution
 from sim.engines import start
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.device import device_of, single_thread
+from sim.job.environment import importing
 from sim.job.job import Job
 from sim.job.workers import gpu_share, workers_of
 from sim.phases import build as building
@@ -75,12 +77,12 @@ def test_the_choice_does_not_depend_on_who_computes(tmp_path, given):
 
 
 @pytest.mark.parametrize(
-    ("given", "groups"), [({"workers": 7}, 3), ({"workers": 2}, 2), ({"groups": 5}, 5)]
+    ("given", "workers", "groups"), [({}, 7, 3), ({}, 2, 2), ({"groups": 5}, 2, 5)]
 )
-def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, groups):
+def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, workers, groups):
     """Unless it is said otherwise: more groups would make chunks smaller on a machine with more
     cores."""
-    assert with_groups(config.load(None, given), 25, most=3).run.groups == groups
+    assert with_groups(config.load(None, given), 25, 3, workers).run.groups == groups
 
 
 def test_a_gpu_takes_as_many_clients_as_its_memory_has_room_for_and_an_eighth_of_all():
@@ -115,6 +117,11 @@ def test_a_model_without_kernels_that_give_the_same_bits_is_refused(tmp_path, mo
     monkeypatch.setattr("sim.job.job.device_of", lambda config: META)
     with pytest.raises(ValueError, match=r"^model = 'linear' has .* each time on a GPU \(adap"):
         building._refuse_varying(job)
+
+
+def test_a_step_is_as_large_as_its_batch(tmp_path):
+    one, two = (building.step_entries(built(tmp_path, batch_size=n)) for n in (2, 4))
+    assert 0 < one == two / 2
 
 
 def test_a_given_number_is_taken(tmp_path):
@@ -156,6 +163,19 @@ def test_buffers_are_kept_by_the_process_that_prepares_itself():
     if second("plain") < 1000:
         pytest.skip("this system's allocator or page size shows no difference")
     assert second("prepared") < 100
+
+
+def test_garbage_is_looked_for_again_after_an_import_but_not_in_what_was_imported():
+    """Also after one that fails."""
+    held = [[] for _ in range(1000)]
+    try:
+        with pytest.raises(ImportError), importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > len(held)
+        assert not any(one is held[0] for one in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_NUM_THREADS": "3", "RAY_USAGE_STATS_ENABLED": "1"}])
@@ -202,7 +222,6 @@ def test_there_is_a_worker_for_each_gpu_where_clients_train_on_gpus(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     given = {"device": device, "workers": workers}
     assert workers_of(Execution(**given)) == found
-    assert with_groups(config.load(None, given), 25, most=9).run.groups == found
 
 
 @pytest.mark.parametrize("gpus", range(1, 10))
@@ -210,14 +229,16 @@ def test_all_workers_find_room_on_any_gpus(gpus):
     """2 and 3 would have waited for ever, 8 and 6 would have been refused: Ray takes whole GPUs, or
     parts of one in ten-thousandths. Kills a share that is rounded up."""
     for workers in range(1, 40):
-        parts = gpu_share(workers, gpus) * 10_000
+        parts = gpu_share(workers, [gpus]) * 10_000
         assert parts == pytest.approx(round(parts), abs=1e-6) and 0 < parts <= 10_000
         room = gpus * (10_000 // round(parts))
         assert room >= workers and (parts == 10_000 or room < workers + gpus)
-    assert gpu_share(3, 2) == 0.5 and gpu_share(6, 8) == 1.0 and gpu_share(7, 0) == 0.0
+    assert gpu_share(3, [2]) == 0.5 and gpu_share(6, [4, 0, 4]) == 1.0 and gpu_share(7, []) == 0.0
 
 
-@pytest.mark.parametrize(("workers", "gpus", "given"), [(4, 2, 0.5), (2, 5, 2.0), (9, 0, 0.0)])
+@pytest.mark.parametrize(
+    ("workers", "gpus", "given"), [(4, [1, 1], 0.5), (2, [5], 2.0), (9, [], 0.0)]
+)
 def test_a_share_that_is_given_is_taken_if_all_workers_find_room(workers, gpus, given):
     assert gpu_share(workers, gpus, given) == given
 
@@ -227,14 +248,15 @@ def test_a_share_that_is_given_is_taken_if_all_workers_find_room(workers, gpus, 
     [
         (
             5,
-            2,
+            [2],
             0.5,
             r"^gpus_per_worker is 0.5, so the cluster's GPUs \(2\) have room for 4 ",
         ),
-        (4, 2, 0.6, "room for 2 workers, and there are 4: give fewer --workers"),
-        (3, 5, 2.0, "room for 2 workers"),
-        (1, 0, 0.5, "room for 0 workers"),
-        (1, 8, 1.5, r"^gpus_per_worker is 1.5; above 1 it must be a whole number"),
+        (4, [2], 0.6, "room for 2 workers, and there are 4: give fewer --workers"),
+        (3, [5], 2.0, "room for 2 workers"),
+        (3, [3.0, 3.0], 2.0, r"GPUs \(6\) have room for 2 workers"),  # one is left over on each
+        (1, [], 0.5, "room for 0 workers"),
+        (1, [8], 1.5, r"^gpus_per_worker is 1.5; above 1 it must be a whole number"),
     ],
 )
 def test_a_share_for_which_there_is_no_room_is_refused(workers, gpus, given, why):
@@ -252,7 +274,7 @@ def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):
     class Stop(Exception):
         """Far enough."""
 
-    def seen(given: config.Config) -> NoReturn:
+    def seen(given: config.Config, workers: int) -> NoReturn:
         found.append(threads())
         raise Stop
 

@@ -162,7 +162,9 @@ def test_help_of_a_part_has_its_own_flags(capsys, topic, expected):
         flags_of(shown(capsys, "--help", topic))
         == set(expected)
         == flags_of(shown(capsys, f"--help={topic}"))
+        == flags_of(shown(capsys, f"--help={topic}", "dphero"))
     )
+    assert flags_of(shown(capsys, "--help")) == flags_of(shown(capsys, "--help", "--seed", topic))
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,9 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*torn last line")
         resumed = world.go(crash)
+    assert "runs/run/summary.json" not in before or "runs/run/model.safetensors" in before, (
+        "a finished run has no model"
+    )
     asked, after = marks(resumed.operations, "asked"), tree_of(world.root)
     assert min(asked, default=(99,)) >= (max(marks(done, "asked"), default=(-99,))[0],), (
         "a finished round is repeated"

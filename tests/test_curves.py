@@ -132,6 +132,7 @@ def test_what_has_no_curve_is_refused():
         curves.rdp(SampledGaussian(0.1, 1.0), [2], "proved")
     with pytest.raises(ValueError, match="above 1"):
         curves.rdp(SampledGaussian(0.1, 1.0), [1, 2], "certified")
+    assert np.isfinite(curves.rdp(SampledGaussian(0.1, 1.0), [1.01, 2], "certified")).all()
     with pytest.raises(ValueError, match="has no curve"):
         curves.rdp(Event(), [2], "certified")
 

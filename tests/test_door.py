@@ -12,7 +12,7 @@ import pytest
 import setuptools
 
 import sim
-import sim.version as numbers
+import sim.commands.version as numbers
 from sim.__main__ import COMMANDS, main
 from sim.config.papers import RECIPES
 from sim.hidden import LAST, PACKAGES, hiding, put_last
@@ -164,9 +164,9 @@ def test_a_package_by_another_path_of_the_same_folder_hides_nothing(tmp_path, mo
 
 def test_another_project_s_version_is_not_ours(tmp_path, monkeypatch):
     """Installed packages may lie in a folder with the project file of somebody else."""
-    (tmp_path / "sim").mkdir()
     project = tmp_path / "pyproject.toml"
-    monkeypatch.setattr(numbers, "__file__", str(tmp_path / "sim" / "version.py"))
+    place = tmp_path / "sim" / "commands" / "version.py"
+    monkeypatch.setattr(numbers, "__file__", str(place))
     monkeypatch.setattr(numbers.metadata, "version", lambda name: f"installed {name}")
     ours = numbers.DISTRIBUTION
     for name, found in (("other", f"installed {ours}"), (ours, "9.8.7")):

@@ -70,14 +70,17 @@ def test_the_coins_of_a_norm_sum_do_not_depend_on_whether_there_is_a_clip_sum():
 
 def test_the_noise_of_the_two_norm_sums_is_not_one_noise():
     """Signs of K* and K without a gradient: Fisher's exact test at level 1e-6; one noise for both
-    is noticed."""
-    own = plan(0.001, 1e-3, steps=1, records=1, dpis_clip=1e3)
-    world = apart([own] * CLIENTS, np.array([0.0]))
-    memory = DPIS.step(world, DPIS.start(world, torch.zeros(1))).memory
-    clip, norm = (
-        memory["clip_norm"][:, 0].numpy() > 0.5,
-        memory["norm_ratio"][:, 0].numpy() > own.sample_rate,
-    )
+    is noticed. K's noise is the same if there is no K*."""
+
+    def positive(clip: float | None, clients: int) -> tuple[np.ndarray, np.ndarray]:
+        own = plan(0.001, 1e-3, steps=1, records=1, dpis_clip=clip)
+        world = apart([own] * clients, np.array([0.0]))
+        memory = DPIS.step(world, DPIS.start(world, torch.zeros(1))).memory
+        bounds, shares = (memory[name][:, 0].numpy() for name in ("clip_norm", "norm_ratio"))
+        return bounds > 0.5, shares > own.sample_rate
+
+    clip, norm = positive(1e3, CLIENTS)
+    assert np.array_equal(norm[:40], positive(None, 40)[1])
     assert independent(clip, norm) and not independent(clip, clip) and 0.4 < clip.mean() < 0.6
 
 

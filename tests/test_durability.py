@@ -28,6 +28,7 @@ from server.checkpoints import Checkpoint, Checkpoints
 from server.records import RoundRecord
 from server.store import Store
 from sim.config import configuration as config
+from sim.data import given
 from sim.job import inputs, rundir
 from sim.phases.build import build
 from tests.crashing import Crash, Noting, crashes, lay_out, tree_of
@@ -251,6 +252,24 @@ def test_a_run_directory_is_whole_or_not_there(tmp_path):
         inputs.check(folder, job)
         assert np.array_equal(np.load(folder / "partition.npz")["sizes"], job.partition.sizes)
         assert (folder / "ledger").is_dir() and (folder / "checkpoints").is_dir()
+
+
+def test_arrays_that_are_kept_survive_with_their_key_whoever_had_begun_to_keep_them(tmp_path):
+    """A process may be killed anywhere in it; the next one keeps them, and the power fails."""
+    root, arrays = tmp_path / "disk", (np.arange(6.0).reshape(3, 2), np.array([0, 1, 0]))
+    root.mkdir()
+    noting, _ = every_crash(root, lambda: given.keep(arrays, root))
+    for done in range(len(noting.operations) + 1):
+        dead = noting.start.copy()
+        dead.do(*noting.operations[:done])
+        lay_out(root, dead.tree())
+        with Noting(root, dead) as again:
+            path = given.keep(arrays, root)
+        dead.do(*again.operations)
+        lay_out(root, dead.tree(False, False))
+        with np.load(path) as kept:
+            assert np.array_equal(kept["x"], arrays[0]) and np.array_equal(kept["y"], arrays[1])
+        assert given.keep(arrays, root) == path
 
 
 def test_the_harness_finds_what_is_not_flushed(tmp_path):

@@ -16,7 +16,7 @@ from server.store import Store
 from sim.config.configuration import load
 from sim.data.partition import Partition
 from sim.engines import cluster as clusters
-from sim.engines import ray_grid
+from sim.engines import ray_grid, worker
 from sim.engines.cluster import starting
 from sim.engines.ray_grid import TRIES, RayGrid, grid_of
 from sim.phases import training
@@ -38,14 +38,16 @@ class Fatal(Partition):
         os._exit(1)
 
 
-def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path):
+def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path, monkeypatch):
     """A release that is asked again draws again, at a price that nobody had planned; a simulation
     draws the same. Workers for which there are no cores are refused, not waited for."""
     given = {"engine": "ray", "workers": 1, "strategy": "fedavg", "standardize": "none"}
     with starting(phases.job(tmp_path, **given).config) as cluster:
         greedy = phases.job(tmp_path / "greedy", cpus_per_worker=999.5, **given)
-        with pytest.raises(ValueError, match=r"need 999.5 CPU cores .* but the Ray cluster has"):
+        monkeypatch.setattr(worker, "PATIENCE", 0.1)
+        with pytest.raises(ValueError, match=r"^workers is 1, each with 999.5 CPU .* room for 0"):
             grid_of(greedy, tmp_path, cluster)
+        monkeypatch.undo()
         for release, tries in ((False, TRIES), (True, 1)):
             folder = tmp_path / str(release)
             job = phases.job(folder, release, **given)
@@ -53,6 +55,7 @@ def test_a_request_is_sent_again_in_a_simulation_and_never_in_a_release(tmp_path
             job, federation = replace(job, partition=fatal), training.federation(job)
             store = Store(folder, keep_checkpoints=2)
             (folder / "ledger").mkdir()
+            (folder / "config.toml").touch()
             grid = grid_of(job, folder, cluster)
             exchange = exchange_over(grid, list(grid.get_node_ids()), run={})
             with pytest.raises(RuntimeError, match="group 0 failed: its worker died"):
@@ -85,6 +88,16 @@ def test_no_reference_to_ray_goes_while_it_ends(monkeypatch):
     assert there == [(False, True)] * 2
 
 
+class Pool:
+    """Workers that note who is lost."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+
+    def lose(self, worker: str) -> None:
+        self.lost.append(worker)
+
+
 def waiting(monkeypatch, fault: Exception | None, tries: int = 1, most: int = TRIES) -> RayGrid:
     """A grid that has asked one worker, whose answer is a fault or itself, without Ray."""
     for name in ("_task_id", "_run_id", "_node_id"):
@@ -92,7 +105,7 @@ def waiting(monkeypatch, fault: Exception | None, tries: int = 1, most: int = TR
     grid = RayGrid.__new__(RayGrid)
     message = Message(RecordDict(), dst_node_id=3, message_type="train")
     grid._asked = {"a": ("reply", ray_grid._Asked(message, "worker", tries))}
-    grid._workers, grid._tries, grid._new_worker = ["other", "worker"], most, lambda: "fresh"
+    grid._workers, grid._tries = Pool(), most
 
     def get(reply: object) -> object:
         if fault is not None:
@@ -117,14 +130,25 @@ def test_a_user_error_in_a_worker_is_the_users_error_here(monkeypatch):
     assert waiting(monkeypatch, None)._take("a") == "reply"
 
 
+LOST = (
+    ray_grid.ray.exceptions.ActorDiedError(),
+    ray_grid.ray.exceptions.ActorUnavailableError("gone", None),
+    ray_grid.ray.exceptions.ObjectLostError("0" * 56, None, ""),
+)
+
+
+@pytest.mark.parametrize("fault", LOST, ids=lambda fault: type(fault).__name__)
 @pytest.mark.parametrize(("tries", "again"), [(1, True), (2, True), (3, False)])
-def test_a_worker_that_dies_is_replaced_and_asked_three_times_in_all(monkeypatch, tries, again):
-    grid = waiting(monkeypatch, ray_grid.ray.exceptions.ActorDiedError(), tries)
+def test_a_request_whose_worker_is_lost_is_sent_three_times_in_all(
+    monkeypatch, fault, tries, again
+):
+    """Lost with its process, with its machine, or with its answer."""
+    grid = waiting(monkeypatch, fault, tries)
     sent = []
     grid._hand_over = lambda *given: sent.append(given)
     message = grid._asked["a"][1].message
     said = grid._take("a")
-    assert grid._workers == ["other", "fresh"]
+    assert grid._workers.lost == (["worker"] if again else [])
     assert sent == ([(message, tries + 1, "a")] if again else [])
     assert (said is None) is again
     assert again or (said.has_error() and said.error.reason.startswith("its worker died: "))

@@ -56,3 +56,22 @@ def test_a_round_in_which_one_group_of_several_is_silent_does_not_count(silent):
     grid = LocalGrid(places | {silent: None}, echo)
     with pytest.raises(RuntimeError, match="1 of 3 groups sent no reply"):
         list(exchange_over(grid, [4, 8, 6], {})(requests))
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_a_group_that_fails_is_told_once_all_have_answered(faulty):
+    """In a release the others' work is paid for, and kept for a resumed run."""
+
+    class Faulty(Echo):
+        def train(self, request: TrainRequest) -> Upload:
+            return super().train(request) if request.group != faulty else 1 / 0
+
+    grid = LocalGrid({4: {}, 8: {}, 6: {}}, client_app(lambda config, context: Faulty()))
+    nobody, heard = (np.zeros(1, np.int64),) * 2, []
+    requests = [
+        TrainRequest(1, group, "round-1", *nobody, np.zeros(2, np.float32)) for group in range(3)
+    ]
+    with pytest.raises(RuntimeError, match=f"group {faulty} failed: .*ZeroDivisionError"):
+        for upload in exchange_over(grid, [4, 8, 6], {})(requests):
+            heard.append(upload.group)
+    assert sorted(heard) == [group for group in range(3) if group != faulty]

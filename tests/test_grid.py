@@ -480,6 +480,16 @@ def test_a_test_s_acceptance_lies_within_what_is_charged(bound, noise, beta, sid
     assert Acceptance.of_noisy_loss(1.0, noise, beta).lowest >= 0
 
 
+def test_a_test_whose_bound_is_less_than_a_point_of_the_grid_is_refused():
+    """One client's noise is enough. Kills an acceptance that no longer depends on the loss."""
+    change, most = torch.zeros(2, dtype=torch.float64), 2.0 ** (SCALE_BITS - 1)
+    GRID.below(change, LossTest([1.0, 1.0], [0.5, most], [0.0, 0.0]), Chosen(0, 0), "test")
+    refused = r"^validation_noise = 1\.5e\+08 is too large for a release: lower it$"
+    for noise in ([0.5, 1.5e8], [1.5e8, 0.5]):
+        with pytest.raises(ValueError, match=refused):
+            GRID.below(change, LossTest([1.0, 1.0], noise, [0.0, 0.0]), Chosen(0, 0), "test")
+
+
 def test_a_test_on_the_grid_is_that_in_floats():
     """The same noise: draws of one stream, as floats and as whole numbers, decide alike."""
     streams = Streams(seed_key(0), 1, range(400), CPU)
@@ -490,7 +500,7 @@ def test_a_test_on_the_grid_is_that_in_floats():
             return (draws.double() * 2.0**-SCALE_BITS).float()
 
         def rounded(self, purpose: str, size: int) -> Tensor:
-            return draws
+            return draws if purpose == "x" else -draws
 
     change = torch.linspace(-0.5, 0.5, 400, dtype=torch.float64)
     test = LossTest([0.5] * 400, [0.7] * 400, [-0.3] * 400)

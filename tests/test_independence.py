@@ -15,8 +15,15 @@ from torch.nn import functional as F
 
 from mechanisms.gradients import program
 from mechanisms.gradients.materialised import Vectorized
-from mechanisms.gradients.module_state import refuse_state
-from mechanisms.gradients.program import loss_acts_alone, marked_outputs, traced, traced_loss
+from mechanisms.gradients.module_state import close, refuse_state
+from mechanisms.gradients.program import (
+    loss_acts_alone,
+    marked_outputs,
+    place_of_difference,
+    reads_weights,
+    traced,
+    traced_loss,
+)
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from strategies.distillation import Distiller, objective
 from tests.record_models import Apply
@@ -89,6 +96,7 @@ MIXES = {
     "largest label": lambda m, h: h * F.one_hot((h > 0).long().sum(1)).amax(),
     "expanded records": lambda m, h: h.unsqueeze(0).expand(2, -1, -1).reshape(-1, 2, WIDTH).mean(1),
     "gathered": lambda m, h: h.gather(0, (h > 0).long()),
+    "gathered by another's numbers": lambda m, h: h.gather(1, (h > 0).long().T),
     "largest records": lambda m, h: h[:, :, None, None].topk(3, 0).values.flatten(1),
     "noise": lambda m, h: h + torch.rand_like(h),
     "in place on a buffer": lambda m, h: m.row.add_(h.sum()) * h,
@@ -322,7 +330,7 @@ class Stateful(nn.Module):
         self.register_buffer("largest", torch.zeros(4))
         self.register_buffer("unset", torch.full((2,), torch.nan))
         self.array, self.table, self.words = np.arange(3.0), {"mean": [1.0], "none": None}, {"a"}
-        self.box = SimpleNamespace(count=1, parts=(1, "two"))
+        self.box, self.spare = SimpleNamespace(count=1, parts=(1, "two")), torch.ones(2)
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -346,6 +354,12 @@ STATES = {
     "set": lambda m, x: m.words.add(f"word {len(m.words)}"),
     "attribute of an object": lambda m, x: setattr(m.box, "count", m.box.count + 1),
     "equal numbers of another type": lambda m, x: setattr(m, "largest", m.largest.double()),
+    "array of another shape": lambda m, x: setattr(m, "array", m.array[None]),
+    "object for a tensor": lambda m, x: setattr(m, "spare", SimpleNamespace(count=1)),
+    "tensor for an object": lambda m, x: setattr(m, "box", torch.ones(2)),
+    "nothing for an array": lambda m, x: setattr(m, "array", None),
+    "array for nothing": lambda m, x: setattr(m, "last", np.ones(2)),
+    "key of a dictionary": lambda m, x: m.table.update({f"key {len(m.table)}": 1}),
 }
 
 
@@ -364,6 +378,22 @@ def test_a_layer_that_keeps_something_is_refused_by_its_path(
         match=r"layer '0\.1' \(Stateful\) changes its '\w+'.*influence cannot be bounded",
     ):
         getattr(gradients, ask)(*arguments)
+
+
+@pytest.mark.parametrize("keep", STATES.values(), ids=STATES.keys())
+def test_what_a_layer_holds_before_and_after_made_up_records_is_compared(
+    keep: Callable[..., object],
+) -> None:
+    """By its numbers, type and parts alone: kills comparisons that a `Snapshot` makes up for."""
+    with pytest.raises(ValueError, match=r"layer '0' \(Stateful\) changes its '\w+'"):
+        refuse_state(nn.Sequential(Stateful(keep)), torch.ones(2, 4))
+
+
+def test_outputs_are_close_up_to_the_rounding_of_their_size() -> None:
+    one = torch.tensor([1e6, -3.0, torch.inf])
+    assert close(one, one * (1 + 1e-5)) and close(one[:0], one[:0])
+    for other in (one * 1.01, one[:2], one.where(one < torch.inf, 1e6)):
+        assert not close(one, other) and not close(other, one)
 
 
 def test_what_a_layer_holds_and_does_not_change_is_no_state() -> None:
@@ -459,6 +489,41 @@ def test_a_layer_that_works_otherwise_in_training_is_refused_by_its_path() -> No
         RecordGradients(module).refuse_mixing(
             torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
         )
+
+
+UNLIKE = {
+    "function": (torch.sin, torch.tanh),
+    "argument": (lambda h: h.clamp(-2.0), lambda h: h.clamp(-3.0)),
+    "named argument": (lambda h: h.clamp(max=2.0), lambda h: h.clamp(max=3.0)),
+    "dropout": (F.dropout, lambda h: F.dropout(h, training=False)),
+    "one more operation": (lambda h: h.tanh().tanh(), lambda h: h.tanh()),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), UNLIKE.values(), ids=UNLIKE.keys())
+def test_the_first_layer_whose_operations_differ_is_named(
+    one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+) -> None:
+    """By its whole path; silent dropout differs in nothing."""
+
+    def of(function: Callable[[Tensor], Tensor]) -> nn.Module:
+        inner = nn.Sequential(nn.Linear(3, 3), Apply(function))
+        graph = traced(nn.Sequential(inner, nn.Linear(3, 3)))
+        assert graph is not None
+        return graph
+
+    assert place_of_difference(of(one), of(other)) == "0.1"
+    assert place_of_difference(of(other), of(one))
+    assert place_of_difference(of(one), of(one)) is None
+    silent = [of(lambda h, mode=mode: F.dropout(h, 0.0, mode)) for mode in (True, False)]
+    assert place_of_difference(*silent) is None
+
+
+def test_constants_and_weights_of_an_inner_layer_are_found() -> None:
+    assert together(nn.Sequential(Net(lambda m, h: h * m.row)))
+    for reads, function in ((True, lambda m, h: h @ m.first.weight), (False, lambda m, h: h)):
+        graph = traced(nn.Sequential(Net(function)))
+        assert graph is not None and reads_weights(graph) is reads
 
 
 @pytest.mark.parametrize("training", [True, False])

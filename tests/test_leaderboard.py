@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import re
 import shutil
+import subprocess
 import time
 from types import SimpleNamespace
 from typing import ClassVar
@@ -251,6 +252,29 @@ def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
     monkeypatch.setattr(kept.subprocess, "run", failing)
     names.add(kept.code.__wrapped__())
     assert len(names) == 7 and all(re.fullmatch("sources [0-9a-f]{12}", name) for name in names)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_with_git_the_code_is_named_by_its_commit_and_by_whether_files_differ(
+    tmp_path, monkeypatch
+):
+    """The name says nothing of tags, for they move."""
+    monkeypatch.setattr(kept, "PACKAGES", tmp_path)
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+        line = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "pyproject.toml").touch()
+    git("add", "--all")
+    git("commit", "--quiet", "--message=first", "--no-gpg-sign")
+    git("tag", "--annotate", "--message=newest", "newest")
+    commit = git("rev-parse", "HEAD")[:12]
+    assert kept.code.__wrapped__() == commit
+    (tmp_path / "pyproject.toml").write_text("changed")
+    assert kept.code.__wrapped__() == f"{commit}+"
 
 
 def failing(*_, **__):

@@ -10,7 +10,8 @@ import pytest
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.plan import planned
+from mechanisms.accounting.events import PaperClaim
+from mechanisms.plan import merge, planned
 from server import loop
 from server.loop import Standing
 from server.store import Store
@@ -175,6 +176,44 @@ def test_a_round_s_seconds_are_those_that_pass_in_it(tmp_path, monkeypatch):
     store = World(tmp_path / "silent").store
     records = loop.run(silent, exchange, store, loop.restore(silent, store), []).records
     assert {(record.seconds, record.seconds_training) for record in records} == {(None, None)}
+
+
+def test_what_each_client_has_paid_beyond_its_plan_counts_for_it_alone(tmp_path):
+    """Two kinds of payers in each upload: kills a count of the first kind, or of the first
+    upload."""
+    world, claim = World(tmp_path, {"rounds": 1}), PaperClaim(0.5, 2.0)
+    federation, real = training.federation(world.job), world.exchange(tmp_path, None)
+    times = np.ones(CLIENTS, dtype=int)
+
+    def exchange(requests):
+        for upload in real(requests):
+            times[upload.clients[1:]] = 3
+            parts = (upload.clients[:1], upload.clients[1:])
+            paid = [(part, {claim: n}) for part, n in zip(parts, (1, 3), strict=True)]
+            yield replace(upload, realized=paid)
+
+    store = world.store
+    spent = loop.run(federation, exchange, store, loop.restore(federation, store), []).budgets
+    expected = [
+        epsilon(merge(world.job.plans.of(0).round_charges(1), {claim: int(n)}), 1e-5, "published")
+        for n in times
+    ]
+    assert sorted(times) == [1] * 3 + [3] * 7
+    assert spent.epsilons("published").tolist() == [one.epsilon for one in expected]
+
+
+def test_uploads_are_collected_before_their_round_counts_as_finished(tmp_path):
+    """A crash after it would lose what clients have shared and paid for."""
+    world, before = World(tmp_path, {"rounds": 2}), []
+    store = world.store
+
+    def collect(uploads):
+        newest = store.checkpoints.newest()
+        before.append((len(uploads), len(store.records(9)), newest and newest.round))
+
+    federation = replace(training.federation(world.job), collect=collect)
+    loop.run(federation, world.exchange(tmp_path, None), store, loop.restore(federation, store), [])
+    assert before == [(3, 0, None), (3, 1, 1)]
 
 
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):

@@ -117,6 +117,7 @@ FAULTS = [
     ({"classes": 1}, "classes = 1"),
     ({"input_shape": ()}, "input_shape = ()"),
     ({"input_shape": (0,)}, "input_shape = (0,)"),
+    ({"input_shape": (1, 0, 8)}, "input_shape = (1, 0, 8)"),
     ({"seed": -1}, "seed = -1"),
     (
         {"name": "lstm"},

@@ -24,6 +24,7 @@ from sim.engines.session import Engine, run
 from sim.engines.start import all_by_workers, train
 from sim.job import rundir
 from sim.phases.build import build
+from tests.processes import NEEDS_PROC
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (
@@ -163,24 +164,49 @@ def test_where_ray_cannot_start_training_goes_on_here(tmp_path, common, monkeypa
 
 KILLED = """
 import os, signal, sys
-from sim.engines import moving, ray_grid
+from sim.engines.moving import Cluster, Moving
+from sim.engines import moving
 from sim.run import command
-grid_of, begin = ray_grid.grid_of, moving.Cluster.begin
-def dies(*of):
-    grid_of(*of)
+from tests.processes import descendants, wait_for
+moment, moving.MOVE_SECONDS = sys.argv[1], 0.0
+begin, see, ray = Cluster.begin, Moving._see, Moving._ray
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def begun(cluster):
-    begin(cluster).result()
+    if moment != "Ray starts":
+        begin(cluster).result()
     return begin(cluster)
-ray_grid.grid_of, moving.MOVE_SECONDS, moving.Cluster.begin = dies, 0.0, begun
-command(sys.argv[1:])
+def seen(self, *what):
+    if self._cluster._started:
+        wait_for(lambda: any("gcs_server" in title for title in descendants(os.getpid()).values()))
+        die()
+    see(self, *what)
+def moved(self):
+    exchange = ray(self)
+    if moment == "between the engines":
+        die()
+    def answered(requests):
+        next(iter(exchange(requests)))
+        die()
+    return answered
+Cluster.begin, Moving._see, Moving._ray = begun, seen, moved
+command(sys.argv[2:])
 """
 
 
-def test_a_kill_during_the_move_loses_nothing(tmp_path, common):
-    """It dies with a round half finished, between both engines."""
+@pytest.mark.parametrize(
+    ("moment", "charges"),
+    [
+        pytest.param("Ray starts", 6, marks=NEEDS_PROC),
+        ("between the engines", 4),
+        pytest.param("a worker has answered", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_during_the_move_loses_nothing(tmp_path, common, moment, charges):
+    """The third group's request of the first round is not asked yet, or its upload not added."""
     argv = [*common, *IN_A_ROUND.split()]
-    done = subprocess.run([sys.executable, "-c", KILLED, *argv, "--name=killed"], cwd=ROOT)
-    assert done.returncode == -signal.SIGKILL and len(ledger.read(tmp_path / "killed/ledger")) == 4
+    words = [sys.executable, "-c", KILLED, moment, *argv, "--name=killed"]
+    assert subprocess.run(words, cwd=ROOT).returncode == -signal.SIGKILL
+    assert len(ledger.read(tmp_path / "killed/ledger")) == charges
     train(parse(["--resume", str(tmp_path / "killed"), "--engine=inline", "--quiet"], "run", ""))
     assert result(tmp_path / "killed") == result(inline(argv, "inline"))

@@ -115,6 +115,14 @@ def test_shares_are_those_of_a_dirichlet_draw(shares_of, alpha: float) -> None:
         assert abs(measured / expected_concentration(wrong, 20) - 1) > bound
 
 
+def test_where_skew_is_extreme_a_class_is_with_one_client_to_its_last_record() -> None:
+    """A cut at the wrong record would give that one to another class's client."""
+    labels = balanced(240, 8)
+    counts = partition(labels, 50, "dirichlet", rng(4), alpha=1e-6, minimum=0).counts(labels, 8)
+    assert np.array_equal(counts.max(0), np.bincount(labels))
+    assert len(set(counts.argmax(0))) > 5
+
+
 def label_distance(parts: Partition, labels: np.ndarray) -> float:
     """Mean over clients of the total variation distance between a client's label distribution and
     everyone's."""

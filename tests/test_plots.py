@@ -2,11 +2,12 @@
 figures."""
 
 import dataclasses
+import io
 import math
 
 import numpy as np
 import pytest
-from matplotlib import colors
+from matplotlib import colors, rc_context
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -32,6 +33,18 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
         color = handle.get_edgecolor() if isinstance(handle, Patch) else handle.get_color()
         looks.append((colors.to_hex(color), str(handle.get_linestyle())))
     return {text.get_text(): look for text, look in zip(own.get_texts(), looks, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: plots.partition(unequal.COUNTS), lambda: plots.epsilon_by_round(unequal.ROUNDS, 9.5)],
+    ids=["beside its scale", "beside its legend"],
+)
+def test_drawn_once_a_picture_is_what_matplotlib_saves(draw):
+    saved = io.BytesIO()
+    with rc_context(plots._STYLE):
+        draw().savefig(saved, format="svg", metadata={"Date": None})
+    assert plots.svg(draw()) == saved.getvalue()
 
 
 def test_accuracy_and_loss_by_round():

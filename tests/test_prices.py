@@ -145,6 +145,22 @@ def test_rounds_are_counted_beside_what_was_paid_before_them(capsys):
         assert epsilon(one_more, 1e-3).epsilon > 6.0
 
 
+def test_each_phase_has_the_price_of_its_own_events(capsys):
+    """What came before it is in the price of the whole run."""
+    flags = (
+        "--clients 2 --records 50,40 --batch-size 10 --rounds 3 --delta 1e-3 --noise-multiplier 2 "
+        "--epsilon none --strategy fedfed --shared-source prototypes --share-noise 4"
+    )
+    rows = price(capsys, f"{flags} --standardize private --standardize-noise 3")["phases"]
+    assert [row["phase"] for row in rows] == ["statistics", "share", "train", "train"]
+    for row in rows:
+        events = counted(row["events"]).items()
+        charges = {from_dict(json.loads(event)): count for event, count in events}
+        for column in ("certified", "published"):
+            expected = epsilon(charges, 1e-3, column).epsilon
+            assert row[f"epsilon_{column}"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_public_records_are_reckoned_with_where_numbers_of_records_are_given(capsys):
     """They are shared at no cost. Kills an outlook without them."""
     flags = "--clients 3 --records 40 --rounds 2 --epsilon 2 --strategy fedfed"
@@ -182,13 +198,14 @@ def test_caveats_are_those_of_all_phases(capsys, public):
 
 
 def test_the_tighter_figure_is_that_of_all_phases(capsys):
-    """Where none is known of what is shared, there is none. Kills that of training alone."""
+    """Where none is known of what is shared, Renyi orders prove all. Kills that of training
+    alone."""
     flags = (
         "--clients 2 --records 50 --batch-size 10 --rounds 3 --delta 1e-3 --noise-multiplier 1.5 "
         "--epsilon none"
     )
     alone = price(capsys, flags)
-    assert 0 < alone["epsilon_pld"] < alone["epsilon_certified"]
+    assert 0 < alone["epsilon_certified"] < alone["epsilon_renyi"]
     shared = "--strategy fedfed --shared-source prototypes --share-noise 4"
     both = price(capsys, f"{flags} {shared}")
-    assert len(both["phases"]) == 2 and both["epsilon_pld"] is None
+    assert len(both["phases"]) == 2 and both["epsilon_certified"] == both["epsilon_renyi"]

@@ -32,7 +32,7 @@ def show(quiet=False, terminal=False, epsilon=2.5, width=120, release=False):
                 RoundRecord(n, 0.2 * n, 0.5, epsilon, epsilon, epsilon, 1, 3, 60.0, 50.0)
             )
         each, noise = (epsilon,) * 3, (1.5, 1.5, 2.0)
-        head = (0.8, 0.5, each, each, 2.25, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release)
+        head = (0.8, 0.5, each, each, 1e-5, 7, noise, (4,) * 3, 1, 4, 75, "runs/one", release)
         progress.finished(Summary(*head, caveats=() if release else (caveats.SEEDED, caveats.TEST)))
     return text.getvalue()
 
@@ -48,7 +48,7 @@ def test_without_a_terminal_there_is_the_closing_table_only():
     assert table["test"] and "certified epsilon  2.5 (median 2.5), delta 1e-05" in text
     for part in (
         "0.8000",
-        "PLD epsilon        2.25",
+        "by Renyi alone",
         "1.5 to 2",
         "1 of 3",
         "1 min 15 s",
@@ -147,10 +147,9 @@ def test_spans():
 CLOSING = {
     "validation accuracy": "0.4321",
     "validation loss": "1.4187",
-    "certified epsilon": "7.25 (median 3.125), delta 2e-06",
+    "certified epsilon": "7.25 (median 3.125), delta 2e-06, by loss distributions",
     "published epsilon": "8.375",
-    "PLD epsilon": "6.875",
-    "Renyi order": "5.5",
+    "by Renyi alone": "7.875 at order 5.5",
     "noise multiplier": "1.84 to 3.37",
     "retired clients": "2 of 5",
     "rounds": "3",
@@ -175,9 +174,10 @@ def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
         "loss": (0.5, {"test loss"}),
         "epsilon_certified": (five, {"certified epsilon"}),
         "epsilon_published": (five, {"published epsilon"}),
-        "epsilon_pld": (1.0, {"PLD epsilon"}),
+        "epsilon_renyi": (1.0, {"by Renyi alone"}),
+        "method": ("Renyi", {"certified epsilon"}),
         "delta": (0.5, {"certified epsilon"}),
-        "order": (9.0, {"Renyi order"}),
+        "order": (9.0, {"by Renyi alone"}),
         "noise_multiplier": (five, {"noise multiplier"}),
         "retired": (4, {"retired clients"}),
         "rounds": (8, {"rounds"}),
@@ -205,7 +205,7 @@ def test_what_there_is_not_has_no_line():
         table["certified epsilon"] == "infinite (not private)"
         and table["published epsilon"] == "8.375"
     )
-    assert not table.keys() & {"Renyi order", "noise multiplier"}
+    assert not table.keys() & {"by Renyi alone", "noise multiplier"}
     table = dict(closing_table(unequal.summary(epsilon_published=(1.0, None))))
     assert (
         table["published epsilon"] == "infinite (not private)"
@@ -213,10 +213,10 @@ def test_what_there_is_not_has_no_line():
     )
     table = dict(
         closing_table(
-            unequal.summary(epsilon_pld=None, order=None, seconds=None, accuracy=None, loss=None)
+            unequal.summary(method="", order=None, seconds=None, accuracy=None, loss=None)
         )
     )
-    assert not table.keys() & {"PLD epsilon", "Renyi order", "time"}
+    assert not table.keys() & {"by Renyi alone", "time"}
     assert table["test accuracy"] == table["test loss"] == "unknown"
 
 
@@ -229,7 +229,7 @@ def test_the_closing_table_of_one_client_speaks_of_its_budget():
     for retired, words in ((1, "used up"), (0, "pays for further rounds")):
         table = dict(closing_table(unequal.summary(**one, retired=retired)))
         assert (
-            table["certified epsilon"] == "4.375, delta 2e-06"
+            table["certified epsilon"] == "4.375, delta 2e-06, by loss distributions"
             and table["published epsilon"] == "6.125"
         )
         assert (

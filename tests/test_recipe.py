@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sim.benching.runs import Run, plan, play, result
+from sim.config import papers
 from sim.config import recipe as recipes
 
 TEXT = """
@@ -144,3 +145,55 @@ def test_a_former_name_in_a_recipe_is_refused_with_the_new_one():
 def test_a_cell_that_is_like_none_is_refused_by_its_name(place):
     with pytest.raises(ValueError, match=rf"like = '{place}' is no cell: .*known: "):
         recipes._like(place, "3", "certified")
+
+
+LAYERS = """
+title = "All"
+like = "below/first/a"
+follows = ["given/table/0"]
+settings = {3}
+columns = [{{ name = "a", settings = {4} }}, {{ name = "b" }}]
+[[rows]]
+name = "row"
+like = "below/second"
+follows = ["given/table/1"]
+settings = {6}
+{budget} = {7}
+cells = {{ a = {8} }}
+"""
+BELOW = """
+title = "Below"
+columns = [{{ name = "a" }}, {{ name = "b", settings = {{ n9 = "of its column" }} }}]
+rows = [{{ name = "first", settings = {0} }}, {{ name = "second", settings = {1} }}]
+"""
+GIVEN = """
+name = "A paper"
+[table]
+sets = {{ {sets} }}
+0 = {2}
+1 = {5}
+"""
+
+
+@pytest.mark.parametrize("budget", ["certified", "published"])
+def test_each_layer_of_settings_goes_over_all_before_it(budget, tmp_path, monkeypatch):
+    """The layer with number k sets the settings from number k on."""
+    names = [f"n{number}" for number in range(9)]
+    values = [
+        f"{{ {', '.join(f'{name} = {layer}' for name in names[layer:])} }}" for layer in range(9)
+    ]
+    sets = ", ".join(f'{name} = "{name}"' for name in names)
+    (tmp_path / "papers").mkdir()
+    for place, text in (("all", LAYERS), ("below", BELOW), ("papers/given", GIVEN)):
+        filled = text.format(*values, budget=budget, sets=sets)
+        (tmp_path / f"{place}.toml").write_text(filled)
+    for module in (recipes, papers):
+        monkeypatch.setattr(module, "RECIPES", tmp_path)
+    try:
+        cell, other = recipes.cells(recipes.read(tmp_path / "all.toml"), budget)
+    finally:
+        recipes._known.cache_clear()
+        papers._paper.cache_clear()
+    assert cell.settings == {name: number for number, name in enumerate(names)}
+    assert other.settings["n9"] == "of its column"
+    assert cell.own == {"n6", "n7", "n8"}

@@ -46,13 +46,12 @@ def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
     )
     if finished:
         each, none = (spent[-1],) * clients, mechanism == "none"
-        order, pld, noise = (None, math.inf, 0.0) if none else (5.5, 7.111, 3.123)
+        order, noise = (None, 0.0) if none else (5.5, 3.123)
         summary = Summary(
             0.6123,
             0.66,
             each,
             each,
-            pld,
             1e-5,
             order,
             (noise,) * clients,
@@ -80,7 +79,7 @@ def test_a_finished_run(tmp_path):
         "61.2%",
         "7.5",
         "Published epsilon",
-        "7.111",
+        "5.5",
         "3.123",
         "at delta 1e-05",
         "target 8",

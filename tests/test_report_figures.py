@@ -128,12 +128,12 @@ def test_the_ledger_table(tmp_path):
         ["published epsilon per client", "0.875", "5.25", "8.375"],
         ["privacy events charged per client", "19", "35", "67"],
         ["noise multiplier", "1.84", "2.18", "3.37"],
-        ["epsilon by privacy-loss distributions", "", "", "6.875"],
-        ["Rényi order of the largest certified epsilon", "", "", "5.5"],
+        ["what proves the largest certified epsilon", "", "", "loss distributions"],
+        ["certified epsilon by Rényi order 5.5 alone", "", "", "7.875"],
     ]
     assert "Published and certified: The paper counts less." in html.unescape(part)
     closing = unequal.summary(
-        epsilon_pld=None, order=None, note="", epsilon_certified=(None, 1.5, 2.5, None, None)
+        method="", order=None, note="", epsilon_certified=(None, 1.5, 2.5, None, None)
     )
     part = unequal.section(
         page_of(unequal.run_directory(tmp_path / "b", closing=closing)), "Privacy spent"
@@ -148,7 +148,8 @@ SHOWN = {
     "accuracy": "the accuracy's tile",
     "epsilon_certified": "a tile, the table and a picture",
     "epsilon_published": "a tile, the table and a picture",
-    "epsilon_pld": "the table",
+    "epsilon_renyi": "the table",
+    "method": "the table",
     "order": "the table",
     "noise_multiplier": "the table",
     "events": "the table",
@@ -176,7 +177,8 @@ def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypa
     pages = {"": page_of(unequal.run_directory(tmp_path / "run"))}
     other = {
         "accuracy": 0.5,
-        "epsilon_pld": 1.0,
+        "epsilon_renyi": 1.0,
+        "method": "Renyi",
         "order": 9.0,
         "note": "Another.",
         "events": (1, 2, 3, 4, 5),

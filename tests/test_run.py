@@ -152,9 +152,7 @@ def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tm
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
     wait_for(lambda: rounds(tmp_path / "ray") >= 3, process)
     process.send_signal(signal.SIGSTOP)
-    victims = [
-        p for p, title in descendants(process.pid).items() if title.startswith("ray::_Worker")
-    ]
+    victims = [p for p, title in descendants(process.pid).items() if title.startswith("ray::Actor")]
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
     process.send_signal(signal.SIGCONT)

@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from client.metrics import Metrics, means
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import epsilon, pld_epsilon
+from mechanisms.accounting.accountant import ORDERS, epsilon
 from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
 from server import orders
@@ -163,15 +163,16 @@ def test_every_figure_of_the_summary(finished):
     certified = finished.spent("certified")
     worst = int(np.argmax(certified))
     accuracy, loss = measured(finished)
-    plds = [pld_epsilon(finished.paid[c], DELTA) for c in range(7)]
+    renyi = max(epsilon(finished.paid[c], DELTA, orders=ORDERS) for c in range(7))
     expected = {
         "accuracy": pytest.approx(accuracy),
         "loss": pytest.approx(loss, rel=1e-5),
         "epsilon_certified": certified,
         "epsilon_published": finished.spent("published"),
-        "epsilon_pld": None if None in plds else max(plds),
         "delta": DELTA,
-        "order": epsilon(finished.paid[worst], DELTA).order,
+        "order": renyi.order,
+        "epsilon_renyi": renyi.epsilon,
+        "method": epsilon(finished.paid[worst], DELTA).method,
         "noise_multiplier": [plan.noise_multiplier for plan in finished.plans],
         "events": [sum(finished.paid[c].values()) for c in range(7)],
         "retired": finished.over(found["rounds"]),

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import epsilon, pld_epsilon
-from mechanisms.accounting.events import DpsurStep, SampledGaussian
+from mechanisms.accounting.accountant import ORDERS, epsilon
 from server import orders
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
@@ -185,22 +184,15 @@ UNEQUAL = [
 ]
 
 
-def test_the_pld_epsilon_is_the_largest_of_all_clients(tmp_path):
-    """Rates differ with sizes, and the client with the largest certified epsilon does not have the
-    largest of these."""
+def test_the_epsilon_by_renyi_is_the_largest_of_all_clients(tmp_path):
+    """Rates differ with sizes; it is never below what is certified."""
     folder = run(tmp_path, "--clients=6", *UNEQUAL)
     paid = ledger.read(folder / "ledger")
-    figures = [pld_epsilon(paid[client], 1e-5) for client in range(6)]
-    certified = max(paid, key=lambda client: epsilon(paid[client], 1e-5).epsilon)
-    found = json.loads((folder / "summary.json").read_text())["epsilon_pld"]
-    assert found == max(figures) > max(figures[certified], figures[0], figures[-1]) + 0.1
-
-
-def test_among_many_different_clients_no_pld_epsilon_is_said(tmp_path):
-    summary = json.loads((run(tmp_path, "--clients=25", *UNEQUAL) / "summary.json").read_text())
-    assert (
-        len(set(summary["epsilon_certified"])) > rundir.MAX_PLD and summary["epsilon_pld"] is None
-    )
+    largest = max(epsilon(paid[client], 1e-5, orders=ORDERS) for client in range(6))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["epsilon_renyi"], summary["order"]) == largest
+    assert summary["epsilon_renyi"] > max(summary["epsilon_certified"])
+    assert summary["method"] == "loss distributions"
 
 
 def test_an_audited_run_is_not_resumed(tmp_path):
@@ -209,20 +201,6 @@ def test_an_audited_run_is_not_resumed(tmp_path):
     (folder / rundir.AUDITED).touch()
     with pytest.raises(ValueError, match="is an audited run"):
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))
-
-
-def test_the_pld_epsilon_is_computed_for_as_many_clients_as_it_may_be(monkeypatch):
-    paid = [{SampledGaussian(0.5, noise): 3} for noise in (4.0, 2.0, 3.0)]
-    monkeypatch.setattr(rundir, "MAX_PLD", 3)
-    assert (
-        rundir._largest_pld(paid, 1e-5) == pld_epsilon(paid[1], 1e-5) > pld_epsilon(paid[2], 1e-5)
-    )
-    assert (
-        rundir._largest_pld([*paid, {DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "visible"): 1}][1:], 1e-5)
-        is None
-    )
-    monkeypatch.setattr(rundir, "MAX_PLD", 2)
-    assert rundir._largest_pld(paid, 1e-5) is None
 
 
 def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):

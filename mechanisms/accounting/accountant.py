@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from mechanisms.accounting import (
     allotment,
     curves,
+    dominating,
     loss_distribution,
     order_search,
     trial_cap,
 )
-from mechanisms.accounting.events import ClassicClaim, Event, SampledGaussian
+from mechanisms.accounting.events import ClassicClaim, Event
 
 Charges = Mapping[Event, int]
 
@@ -32,15 +33,34 @@ _QUARTERS = tuple(n / 4.0 for n in range(5, 44) if n % 4)  # 1.25 .. 10.75 witho
 _LARGE = (72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 448.0, 512.0)
 ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
-PLD_LIMIT = 50.0
-"""Renyi epsilon above which no privacy-loss distribution is built: nobody would ask for it."""
+MAX_KINDS = 1_000
+"""Kinds of steps in charges above which no privacy loss distribution is built: it would take
+seconds."""
+IN_PROGRESS = 0.02
+"""Share of delta that pays for epsilons of a run in progress (`server.orders.running`), where the
+certified one of its end is by loss distributions, which have the rest."""
+MAX_KNOWN = 100_000
+_WITHIN: dict[tuple[frozenset[Event], float, float], Charges] = {}
+"""Charges that stay within a target at a delta although their Renyi epsilon does not."""
 
 
 class Guarantee(NamedTuple):
-    """An epsilon and the Renyi order that gave it: None for no charges or an infinite epsilon."""
+    """An epsilon and the Renyi order that gave it.
+
+    The order is None for no charges, an infinite epsilon, or an epsilon by privacy loss
+    distributions.
+    """
 
     epsilon: float
     order: float | None
+
+    @property
+    def method(self) -> str:
+        """What proves it: ``Renyi``, ``loss distributions``, or nothing for an epsilon of 0 or
+        infinity."""
+        if self.epsilon in (0.0, math.inf):
+            return ""
+        return "loss distributions" if self.order is None else "Renyi"
 
 
 def default_orders(column: str) -> tuple[float, ...]:
@@ -149,8 +169,11 @@ def _looked_at(
 def epsilon(
     charges: Charges, delta: float, column: str = "certified", orders: Sequence[float] | None = None
 ) -> Guarantee:
-    """The (epsilon, delta) guarantee of all charges by Renyi differential privacy.
+    """The (epsilon, delta) guarantee of all charges.
 
+    The certified one is by privacy loss distributions if a sampled Gaussian dominates every event,
+    else by Renyi differential privacy, which ``orders`` ask for by name. Both hold for events that
+    are fixed in advance.
     Equal charges are computed once, however many clients carry them.
 
     Args:
@@ -170,8 +193,9 @@ def epsilon(
             the published column on its own grid, which is the papers'.
     """
     check_delta(delta)
-    grid = default_orders(column) if orders is None else tuple(map(float, orders))
-    result = _epsilon(frozenset(charges.items()), float(delta), column, grid)
+    asked = None if orders is None else tuple(map(float, orders))
+    result = _epsilon(frozenset(charges.items()), float(delta), column, asked)
+    grid = asked or default_orders(column)
     chosen = column == "certified" or orders is not None
     if chosen and result.order in (grid[0], grid[-1]) and len(grid) > 1 and result.epsilon > 0.0:
         at = f"epsilon = {result.epsilon:.4g} ({column}) is reached at order {result.order:g}"
@@ -184,8 +208,14 @@ def epsilon(
 
 @functools.lru_cache(maxsize=100_000)
 def _epsilon(
-    items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...]
+    items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...] | None
 ) -> Guarantee:
+    if orders is None:
+        if column == "certified":
+            tighter = _by_loss_distributions(items, delta)
+            if math.isfinite(tighter):
+                return Guarantee(tighter, None)
+        orders = default_orders(column)
     return guarantee(dict(items), delta, column, orders)
 
 
@@ -204,33 +234,54 @@ def check_delta(delta: float) -> None:
         )
 
 
-def pld_epsilon(charges: Charges, delta: float) -> float | None:
-    """Tighter epsilon of (sampled) Gaussians fixed in advance, by privacy-loss distributions.
+def within(
+    charges: Charges,
+    target: float,
+    delta: float,
+    column: str = "certified",
+    orders: Sequence[float] | None = None,
+) -> bool:
+    """Whether all charges together stay within a budget.
 
-    It is an upper bound, too (pessimistic rounding), shown beside the Renyi epsilon, which stays
-    the guarantee.
+    It is true if ``epsilon(...).epsilon <= target``, and found faster: charges that are known to
+    stay within it prove it for every part of them, and privacy loss distributions are composed only
+    if no Renyi order is enough.
 
-    Returns:
-        Epsilon; None when an event is not a `SampledGaussian` or the Renyi epsilon is above
-        `PLD_LIMIT`.
-
-    Raises:
-        ValueError: delta outside (0, 1), or a bad count.
+    Args:
+        charges: event -> number of applications.
+        target: epsilon; infinite for none.
+        delta: in (0, 1).
+        column: "certified" or "published".
+        orders: Renyi orders to be tried; None takes the column's default.
     """
     check_delta(delta)
-    used = {event: count for event, count in charges.items() if count}
-    if not all(isinstance(event, SampledGaussian) for event in used):
-        return None
-    items = frozenset(used.items())
-    renyi = _epsilon(items, float(delta), "certified", default_orders("certified"))
-    if renyi.epsilon > PLD_LIMIT:
-        return None
-    return 0.0 if renyi.order is None else _pld_epsilon(items, float(delta), renyi.order - 1.0)
+    kinds = frozenset(event for event, count in charges.items() if count), target, delta
+    known = _WITHIN.get(kinds, {}) if column == "certified" else {}
+    if known and all(charges[event] <= known[event] for event in kinds[0]):
+        return True
+    items, grid = frozenset(charges.items()), tuple(orders or default_orders(column))
+    if _epsilon(items, float(delta), column, grid).epsilon <= target:
+        return True
+    if column != "certified" or _by_loss_distributions(items, float(delta)) > target:
+        return False
+    if len(_WITHIN) >= MAX_KNOWN:
+        _WITHIN.clear()
+    _WITHIN[kinds] = dict(charges)
+    return True
 
 
-@functools.lru_cache(maxsize=1_000)
-def _pld_epsilon(
-    items: frozenset[tuple[SampledGaussian, int]], delta: float, theta: float
-) -> float:
-    steps = {(event.sample_rate, event.noise_multiplier): count for event, count in items}
-    return loss_distribution.epsilon(steps, delta, theta)
+@functools.lru_cache(maxsize=100_000)
+def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) -> float:
+    """The epsilon of events that sampled Gaussians dominate; infinite for others, for more than
+    `MAX_KINDS` kinds of steps, and above `loss_distribution.MAX_EPSILON`."""
+    steps: dict[loss_distribution.Step, int] = {}
+    for event, count in sorted(items, key=repr):
+        _check_count(event, count)
+        pairs = dominating.steps(event) if count else ()
+        if pairs is None:
+            return math.inf
+        for pair in pairs:
+            steps[pair] = steps.get(pair, 0) + int(count)
+    if len(steps) > MAX_KINDS:
+        return math.inf
+    return loss_distribution.epsilon(steps, (1.0 - IN_PROGRESS) * delta) if steps else 0.0

@@ -53,11 +53,13 @@ def smallest(
 
     sparse = grid[::-SPARSE][::-1]
     if not meets(UPPER, sparse) and not meets(UPPER, grid):
+        least = accountant.epsilon(charges_of(UPPER), delta, column).epsilon
+        if least <= epsilon:
+            return _tightened(charges_of, UPPER, epsilon, delta)
         raise ValueError(
             f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below "
-            f"{spent(UPPER, grid).epsilon:.6g}, what noise multiplier {UPPER:g} still costs; raise "
-            "epsilon or delta, plan fewer steps, lower the rates, or add noise to what else is "
-            "released"
+            f"{least:.6g}, what noise multiplier {UPPER:g} still costs; raise epsilon or delta, "
+            "plan fewer steps, lower the rates, or add noise to what else is released"
         )
     if meets(LOWER, sparse):
         return LOWER
@@ -70,7 +72,35 @@ def smallest(
         place = grid.index(order)
         window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
-    return best
+    return best if column == "published" else _tightened(charges_of, best, epsilon, delta)
+
+
+def _tightened(
+    charges_of: Callable[[float], Charges], noise: float, epsilon: float, delta: float
+) -> float:
+    """The smallest noise multiplier by privacy loss distributions, or ``noise``, which meets the
+    budget by a Renyi order."""
+
+    def excess(log_noise: float) -> float:
+        return accountant.epsilon(charges_of(math.exp(log_noise)), delta).epsilon / epsilon - 1.0
+
+    high = math.log(noise)
+    if accountant.epsilon(charges_of(noise), delta).order is not None or excess(high) >= 0.0:
+        return noise  # no loss distributions, or nothing gained
+    least, low = math.log(LOWER), high + excess(high)
+    while low > least and excess(low) <= 0.0:
+        high, low = low, 2.0 * low - high
+    if low <= least:
+        return math.exp(high)
+    above, below = excess(low), excess(high)
+    while high - low > TOLERANCE:  # false position (Illinois): the end that stays counts half
+        middle = (low * below - high * above) / (below - above)
+        middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)
+        if (value := excess(middle)) > 0.0:
+            low, above, below = middle, value, below / 2.0
+        else:
+            high, above, below = middle, above / 2.0, value
+    return math.exp(high)
 
 
 def _bisect(meets: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:

@@ -4,9 +4,9 @@ The loss of one step is discretized by connecting the dots (Doroshenko et al. 20
 Dots: Tighter Discrete Approximations of Privacy Loss Distributions"): each interval of losses gives
 its mass to its two ends so that both distributions keep theirs, which dominates the step. Steps are
 composed by the fast Fourier transform (Koskela, Jalko, Honkela 2020) of the distribution tilted by
-``exp(theta loss)``, as in saddle-point accounting (Alghamdi et al. 2023), with theta + 1 the best
-Renyi order. With the tilt, every error of the numbers counts in units of the Renyi bound on delta,
-not of 1, so that it can be bounded and added, and the result is an upper bound:
+``exp(theta loss)``, as in saddle-point accounting (Alghamdi et al. 2023), with theta + 1 near the
+best Renyi order. With the tilt, every error of the numbers counts in units of the Renyi bound on
+delta, not of 1, so that it can be bounded and added, and the result is an upper bound:
 
 ``delta(eps) = exp(K) E[g]``, ``K = log E exp(theta L)``, ``g = exp(-theta L) max(0, 1 - exp(eps -
 L))``, and ``g`` is at most ``G = exp(-theta eps) theta^theta / (1 + theta)^(1 + theta)``. So an
@@ -16,7 +16,7 @@ Unit and adjacency as in `accountant`. Both directions are composed; the larger 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,12 @@ to the variance is less than the square of this, relatively."""
 MAX_POINTS = 2**21
 """Most losses of a step and most points of a transform; losses are spaced wider where more would
 be needed."""
+MAX_EPSILON = 50.0
+"""Largest epsilon that is worth the time."""
+COARSE = 2**14
+"""Most losses of a step that a tilt is chosen by."""
+TILTS = (math.log(1e-3), math.log(1e5))
+"""Logarithms of the least and the largest tilt."""
 CUT = 1e-9
 """Share of delta that may be lost to losses beyond the largest, over all steps."""
 OUTSIDE = 1e-12
@@ -40,6 +46,8 @@ OUTSIDE = 1e-12
 ROUNDING = 1e-10
 """Bound on the relative error of an interval's mass, a difference of `ndtr` over at least 1e-5
 standard deviations."""
+SUMS = 1e-9
+"""Bound on the relative error of a sum of `MAX_POINTS` terms and of its exponentials."""
 LOSS_ERROR = 1e-13
 """Bound on the error of a loss at which an interval ends."""
 
@@ -53,18 +61,20 @@ class _Losses(NamedTuple):
     infinite: float
 
 
-def epsilon(steps: Mapping[Step, int], delta: float, theta: float) -> float:
+def epsilon(steps: Mapping[Step, int], delta: float) -> float:
     """An upper bound on the epsilon of all steps together at ``delta``.
 
     Args:
         steps: number of applications of each SGM(q, s), positive.
         delta: in (0, 1).
-        theta: tilt, positive; any gives a bound, one less than the best Renyi order a tight one.
+
+    Returns:
+        Epsilon; infinite where it would be above `MAX_EPSILON`.
     """
-    return max(_one_way(steps, delta, theta, adding) for adding in (False, True))
+    return max(_one_way(steps, delta, adding) for adding in (False, True))
 
 
-def _one_way(steps: Mapping[Step, int], delta: float, theta: float, adding: bool) -> float:
+def _one_way(steps: Mapping[Step, int], delta: float, adding: bool) -> float:
     total = sum(steps.values())
     reach = -float(ndtri(CUT * delta / total))
     variance = sum(n * _variance(*step, adding) for step, n in steps.items()) / total
@@ -72,6 +82,9 @@ def _one_way(steps: Mapping[Step, int], delta: float, theta: float, adding: bool
     spacing = max(FINENESS * math.sqrt(variance), widest / MAX_POINTS)
     while True:
         parts = [(_losses(*step, spacing, reach, adding), n) for step, n in steps.items()]
+        theta, bound = _best_tilt(parts, spacing, delta)
+        if bound > MAX_EPSILON:
+            return math.inf
         first, points = _window(parts, theta, spacing)
         if points <= MAX_POINTS:
             break
@@ -144,6 +157,57 @@ def _between(edges: Floats) -> Floats:
     return np.where(a > 0.0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
 
 
+def _best_tilt(
+    parts: Sequence[tuple[_Losses, int]], spacing: float, delta: float
+) -> tuple[float, float]:
+    """A tilt a little below the one with the least Chernoff bound on epsilon, and roughly that
+    bound.
+
+    Any positive tilt gives a valid epsilon, so losses are put together into `COARSE` ones. Above
+    the best one a few large losses carry the tilted mass, and windows are wide.
+    """
+    coarse: list[tuple[Floats, Floats, int]] = []
+    for part, n in parts:
+        mass, at = np.exp(part.log_mass), np.arange(len(part.log_mass))
+        starts = at[:: -(-len(at) // COARSE)]
+        sums = np.maximum(np.add.reduceat(mass, starts), 1e-300)
+        middle = np.clip(np.add.reduceat(mass * at, starts) / sums, starts, None)
+        coarse.append((sums, spacing * (part.first + middle), n))
+
+    def bound(log_theta: float) -> float:
+        theta = math.exp(log_theta)
+        moment = 0.0
+        for mass, losses, n in coarse:
+            top = theta * float(losses[-1])
+            moment += n * (top + math.log(float(mass @ np.exp(theta * losses - top))))
+        return (moment + _log_most(theta) - math.log(delta)) / theta
+
+    best = _least(bound, *TILTS, width=0.05)
+    return 0.9 * math.exp(best), bound(best)
+
+
+def _least(function: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """Where a function that falls and then rises is least, by golden-section search."""
+    share = (math.sqrt(5.0) - 1.0) / 2.0
+    left, right = high - share * (high - low), low + share * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > width:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - share * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + share * (high - low)
+            at_right = function(right)
+    return 0.5 * (low + high)
+
+
+def _log_most(theta: float) -> float:
+    """Logarithm of ``theta^theta / (1 + theta)^(1 + theta)``."""
+    return theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
+
+
 def _log_moment(parts: Sequence[tuple[_Losses, int]], theta: float, spacing: float) -> float:
     """``log E exp(theta L)`` of all finite losses together."""
     return math.fsum(n * _log_sum(_tilt(part, theta, spacing)) for part, n in parts)
@@ -167,9 +231,15 @@ def _window(parts: Sequence[tuple[_Losses, int]], theta: float, spacing: float) 
     around = [_log_moment(parts, theta + sign * little, spacing) for sign in (-1, 1)]
     deviation = math.sqrt(max(sum(around) - 2.0 * at, 0.0)) / little + spacing
     tail = -math.log(OUTSIDE)
-    turns = [k / deviation for k in (1.0, 3.0, 6.0)]
-    high = min((_log_moment(parts, theta + t, spacing) - at + tail) / t for t in turns)
-    low = max((at - _log_moment(parts, theta - t, spacing) - tail) / t for t in turns)
+    # a few turns of the tilt; the small ones are for sampled steps, whose few large losses are rare
+    high = min(
+        (_log_moment(parts, theta + k / deviation, spacing) - at + tail) * deviation / k
+        for k in (0.1, 0.3, 1.0, 3.0, 6.0)
+    )
+    low = max(
+        (at - _log_moment(parts, theta - k / deviation, spacing) - tail) * deviation / k
+        for k in (1.0, 3.0, 6.0)
+    )
     first, last = math.floor(low / spacing), math.ceil(high / spacing)
     return first, 2 ** math.ceil(math.log2(last - first + 2))
 
@@ -211,20 +281,27 @@ def _solve(
     tilted: Floats, losses: Floats, log_scale: float, theta: float, error: float, delta: float
 ) -> float:
     """The least epsilon, from above, whose delta is at most the given one."""
-    log_most = theta * math.log(theta) - (1.0 + theta) * math.log1p(theta)
-
-    def excess(eps: float) -> float:
-        over = losses > eps
-        kept = tilted[over] * np.exp(-theta * (losses[over] - eps)) * -np.expm1(eps - losses[over])
-        bound = float(kept.sum()) * (1.0 + 1e-9) + error * math.exp(log_most)
-        return log_scale - theta * eps + math.log(max(bound, 1e-300)) - math.log(delta)
-
-    low, high = 0.0, 1.0
-    if excess(low) <= 0.0:
-        return low
-    while excess(high) > 0.0:
-        low, high = high, 2.0 * high
+    log_most = _log_most(theta)
+    # Chernoff's bound on epsilon: what follows is relative to it, so that nothing is out of range
+    top = max(0.0, (log_scale + log_most - math.log(delta)) / theta)
+    level = math.exp(math.log(delta) - log_scale + theta * top)
+    start = max(0, int(np.searchsorted(losses, 0.0, side="right")) - 1)
+    tilted, losses = tilted[start:], losses[start:]
+    # exponents are cut off where the error alone exceeds the level, or nothing is above
+    first = tilted * np.exp(np.minimum(-theta * (losses - top), 700.0))
+    second = first * np.exp(top - losses)
+    above = np.append(np.cumsum(first[::-1])[::-1] * (1.0 + SUMS), 0.0)
+    below = np.append(np.cumsum(second[::-1])[::-1] * (1.0 - SUMS), 0.0)
+    errors = error * np.exp(np.minimum(log_most - theta * (losses - top), 700.0))
+    over = above[:-1] - np.exp(np.minimum(losses - top, 700.0)) * below[:-1] + errors
+    place = int(np.argmax(over <= level)) if over.min() <= level else len(losses)
+    if place == len(losses):  # nothing but the error is left
+        return max(float(losses[-1]), top + (math.log(error / level) + log_most) / theta)
+    low, high = max(0.0, float(losses[max(0, place - 1)])), max(0.0, float(losses[place]))
+    one, other = float(above[place]), float(below[place])
     while high - low > 1e-7 * high:
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if excess(middle) > 0.0 else (low, middle)
+        wrong = error * math.exp(min(700.0, log_most - theta * (middle - top)))
+        too_much = one - math.exp(middle - top) * other + wrong > level
+        low, high = (middle, high) if too_much else (low, middle)
     return high

@@ -115,11 +115,8 @@ def place_of_difference(one: nn.Module, other: nn.Module) -> str | None:
         return None
     graphs = (one.graph, other.graph)
     lines = [[(_described(node), _path(node)) for node in graph.nodes] for graph in graphs]
-    for (first, path), (second, _) in zip(*lines, strict=False):
-        if first != second:
-            return path
-    longer = max(lines, key=len)[min(map(len, lines)) :]
-    return longer[0][1] if longer else None
+    both = zip(*lines, strict=False)  # the shorter one ends in its output, which differs, too
+    return next((path for (first, path), (second, _) in both if first != second), None)
 
 
 class _CountsRecords(Exception):

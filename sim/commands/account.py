@@ -192,6 +192,10 @@ def _check_one_client(question: Question, request: Request) -> None:
         raise ValueError("--sample-rate is missing: give it, or --batch-size and --records")
     if question.records is None and (privacy.batch_size is not None or question.word == "dpis"):
         raise ValueError("--records is missing: give the client's number of records")
+    if question.found.count(None) < 2:
+        raise ValueError(
+            "--trials, --norm-sum and --eigenvalues are found by different mechanisms: give one"
+        )
     if question.trials is None and _charges_trials(request.config):
         raise ValueError(
             "--trials is missing: each trial is charged here and --steps counts accepted ones; "

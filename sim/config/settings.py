@@ -71,7 +71,8 @@ class Execution(Settings):
     """where clients run: Ray workers, this process alone (inline), or this process and then Ray
     workers if a move pays (auto)"""
     workers: int | None = Field(None, ge=1)
-    """Ray workers; 'none': one per GPU if clients train there, else one per CPU core"""
+    """Ray workers; 'none': one per GPU if clients train there, else as many as this machine, or the
+    named cluster's, have CPU cores for"""
     groups: int | None = Field(None, ge=1)
     """groups of clients, one Flower node each; 'none': as many as workers, but no more than
     chunks"""

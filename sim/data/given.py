@@ -49,6 +49,7 @@ def keep(arrays: Sequence[Any], parent: Path) -> Path:
         with durable.writing(path) as file:
             os.fchmod(file.fileno(), OWNER_ONLY)
             np.savez(file, allow_pickle=False, **named)
+    durable.sync_folder(folder)  # in case a process that died did not
     return path
 
 
@@ -81,7 +82,6 @@ def _key(path: Path) -> bytes:
         with suppress(FileExistsError):
             os.link(drawn, path)
         drawn.unlink()
-        durable.sync_folder(path.parent)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         must = f"it must have {KEY_BYTES}: restore or remove it"

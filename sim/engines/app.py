@@ -130,21 +130,26 @@ def _job(settings: str) -> Job:
 
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
-    """A node for this message only, as another process may have charged its ledger in between.
+    """A node for this message only, as another process may have charged its ledger in between."""
+    run_dir, group = Path(config["run_dir"]), config["group"]
+    check_shared(run_dir, group)
+    from sim.phases.course import Host
+
+    return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
+
+
+def check_shared(run_dir: Path, group: int) -> None:
+    """Refuse to host a group where the server would not see what it writes.
 
     Raises:
-        ValueError: the run directory is missing here, so the server would never see the charges.
+        ValueError: the run directory does not exist here.
     """
-    run_dir, group = Path(config["run_dir"]), config["group"]
     if not (run_dir / "config.toml").is_file():
         raise ValueError(
             f"the run directory {run_dir} does not exist for the Flower node of group {group}: "
             "set out to the absolute path of a folder that the server and all nodes share; ledgers "
             "are written there"
         )
-    from sim.phases.course import Host
-
-    return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
 
 
 server = server_app(_serve)

@@ -5,6 +5,7 @@ import gc
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from typing import Any
 from sim.config.fields import Config
 from sim.config.settings import Execution
 from sim.data import files
+from sim.job.workers import workers_of
+
+REACH = 5.0
+"""Seconds in which a named cluster must answer."""
 
 
 class Cluster:
@@ -32,6 +37,20 @@ class Cluster:
         if self._started is None:
             self._started = self._thread.submit(_start, self._run)
         return self._started
+
+    def workers(self, run: Execution) -> int:
+        """The number of workers of a run: as asked for, or by the GPUs or CPU cores of a named
+        cluster's machines, or of this one.
+
+        Raises:
+            ValueError: the named cluster cannot be joined.
+        """
+        if run.workers or not (run.ray_address and from_start(run)):
+            return workers_of(run)
+        self.begin().result()
+        import ray
+
+        return workers_of(run, [node["Resources"] for node in ray.nodes()])
 
     def hold(self, held: object) -> None:
         """Keep an object that refers to Ray alive until Ray has ended; dropping such a reference
@@ -73,19 +92,58 @@ def from_start(run: Execution) -> bool:
 
 
 def _start(run: Execution) -> None:
-    import ray
+    """Start Ray, or join the named cluster.
 
+    Raises:
+        ValueError: it cannot be done, in one line.
+    """
+    try:
+        import flwr  # noqa: F401
+        import ray
+    except ImportError as fault:
+        raise ValueError(
+            f"engine is {run.engine}, but {fault.name} cannot be imported ({fault}): install this "
+            "project with its dependencies, or use --engine inline"
+        ) from None
     if ray.is_initialized():
         raise ValueError(
             "Ray is running in this process already: end it by ray.shutdown(), or use --engine "
             "inline"
         )
     own: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if not run.ray_address:
-        cores = os.cpu_count() or 1
-        needed = math.ceil((run.workers or cores) * run.cpus_per_worker)
-        own |= {"num_cpus": max(needed, cores), "include_dashboard": False}
-    ray.init(address=run.ray_address or "local", **own)
+    if run.ray_address:
+        _reach(run.ray_address)
+    else:
+        needed = math.ceil(workers_of(run) * run.cpus_per_worker)
+        own |= {"num_cpus": max(needed, os.cpu_count() or 1), "include_dashboard": False}
+    try:
+        ray.init(address=run.ray_address or "local", **own)
+    except Exception as fault:  # of any kind: Ray's reasons are the machine's
+        remedy = "start one by ray start --head, or leave ray_address out"
+        raise ValueError(
+            f"ray_address is {run.ray_address}, but that cluster cannot be joined ({fault}): "
+            f"{remedy}"
+            if run.ray_address
+            else f"Ray cannot start on this machine ({fault}): use --engine inline"
+        ) from None
+
+
+def _reach(address: str) -> None:
+    """Refuse an address at which nobody answers: Ray would try it for minutes.
+
+    Raises:
+        ValueError: in one line.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():  # auto; another word is refused by Ray itself
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+    except OSError as fault:
+        raise ValueError(
+            f"ray_address is {address}, but nobody answers there ({fault}): start the cluster by "
+            "ray start --head, and give the address that it prints"
+        ) from None
 
 
 def _stop(started: Future[None]) -> None:

@@ -25,11 +25,13 @@ class Engine:
         exchange: sends requests to the groups.
         leave: called when the exchange is no longer needed.
         where: where clients have trained, in words for the closing table; empty for no such row.
+        report: writes the report of the run directory; by default this process does.
     """
 
     exchange: Exchange
     leave: Callable[[], object] = lambda: None
     where: Callable[[], str] = lambda: ""
+    report: Callable[[Path], object] | None = None
 
 
 def run(job: Job, folder: Path, engine: Engine) -> None:
@@ -60,5 +62,5 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
         engine.leave()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
-        write_report(folder)
+        (engine.report or write_report)(folder)
         progress.finished(summary, engine.where())

@@ -5,6 +5,7 @@ from pathlib import Path
 from sim.commands.flags import Request
 from sim.config.fields import Config
 from sim.engines.cluster import Cluster, from_start, starting
+from sim.engines.drawer import Report
 from sim.engines.inline import inline_exchange
 from sim.engines.moving import Moving
 from sim.engines.session import Engine, run
@@ -14,32 +15,43 @@ from sim.job.workers import workers_of
 from sim.phases.build import build
 
 
-def train(request: Request, cluster: Cluster | None = None) -> Path:
+def train(request: Request, cluster: Cluster | None = None, report: Report | None = None) -> Path:
     """Train as requested, on the given or a new cluster; returns the run directory.
+
+    ``report`` writes the report; by default, and if Ray has all rounds, this process does.
 
     Raises:
         ValueError: a user error, in one line.
     """
     if cluster is None:
         with starting(request.config) as cluster:
-            return train(request, cluster)
+            return train(request, cluster, report)
     in_one_order(request.config)
     if request.resume is None:
         folder = rundir.choose(request.config)
-        job = build(request.config)
-        rundir.create(folder, job)
     else:
-        rundir.check_resumable(request.resume)
-        folder, job = request.resume, build(request.config)
-    if job.config.run.engine == "inline":
-        run(job, folder, Engine(inline_exchange(job, folder)))
-    elif all_by_workers(job.config):
-        from sim.engines.ray_grid import serve
+        folder = request.resume
+        rundir.check_resumable(folder)
+    job = build(request.config, cluster.workers(request.config.run))
 
-        serve(job, folder, cluster)
+    def create() -> None:
+        if request.resume is None:
+            rundir.create(folder, job)
+
+    if job.config.run.engine == "inline":
+        create()
+        run(job, folder, Engine(inline_exchange(job, folder), report=report))
+    elif all_by_workers(job.config):
+        cluster.begin().result()  # reports Ray and Flower that cannot be imported
+        from sim.engines.ray_grid import grid_of, serve
+
+        grid = grid_of(job, folder, cluster)  # before anything is written
+        create()
+        serve(job, folder, grid)
     else:
+        create()
         moving = Moving(job, folder, cluster)
-        run(job, folder, Engine(moving, cluster.leave, lambda: moving.where))
+        run(job, folder, Engine(moving, cluster.leave, lambda: moving.where, report))
     return folder
 
 

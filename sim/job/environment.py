@@ -1,7 +1,10 @@
 """Process settings that must be made before torch, Ray and Flower are imported."""
 
 import ctypes
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SETTINGS = {
     # one thread per process: workers share the cores, and a sum has one order of additions
@@ -29,6 +32,18 @@ def prepare() -> None:
         if name not in os.environ:
             _keep_buffers(parameter)
     set_variables()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import without a search for garbage, which would go over all that torch has made again and
+    again: a fifth of a short run. What is there afterwards lives as long as the process."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def set_variables() -> None:

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,18 +13,16 @@ import torch
 from safetensors.torch import save
 
 from mechanisms import durable
-from mechanisms.accounting.accountant import Charges, epsilon, pld_epsilon
+from mechanisms.accounting.accountant import ORDERS, epsilon
 from mechanisms.registry import MECHANISMS
 from server.loop import Standing
-from server.records import Epsilon, Summary, largest, total_seconds
+from server.records import Summary, total_seconds
 from sim.config import configuration as configs
 from sim.config.caveats import caveats
 from sim.config.fields import Config
 from sim.job import inputs
 from sim.job.job import Job
 
-MAX_PLD = 20
-"""Maximum number of distinct charge histories with a PLD epsilon; each takes a moment."""
 AUDITED = "audited"
 """A file that marks a run with canaries, which a resumed run would lack."""
 
@@ -122,15 +120,16 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
     clients, delta = range(len(job.plans.which)), job.config.privacy.delta
     certified = budgets.epsilons("certified")
     worst = budgets.charges_of(int(np.argmax(certified)))
+    by_renyi = [epsilon(charges, delta, orders=ORDERS) for charges in budgets.histories()]
+    renyi = max(by_renyi, key=lambda one: one.epsilon)
     accuracy, loss = (records[-1].accuracy, records[-1].loss) if records else (None, None)
     return Summary(
         accuracy=accuracy,
         loss=loss,
         epsilon_certified=tuple(certified.tolist()),
         epsilon_published=tuple(budgets.epsilons("published").tolist()),
-        epsilon_pld=_largest_pld(budgets.histories(), delta),
         delta=delta,
-        order=epsilon(worst, delta).order,
+        order=renyi.order,
         noise_multiplier=tuple(getattr(job.plans.of(c), "noise_multiplier", 0.0) for c in clients),
         events=tuple(sum(budgets.charges_of(c).values()) for c in clients),
         retired=int((~budgets.eligible()).sum()),
@@ -138,21 +137,13 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         seconds=total_seconds(records),
         run_dir=str(folder),
         release=job.config.run.release,
+        epsilon_renyi=renyi.epsilon,
+        method=epsilon(worst, delta).method,
         note=MECHANISMS[job.config.privacy.mechanism].note,
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),
     )
-
-
-def _largest_pld(histories: Sequence[Charges], delta: float) -> Epsilon:
-    """The largest PLD epsilon over all histories; None if one has none, or for over `MAX_PLD`.
-
-    It need not belong to the client with the largest certified epsilon.
-    """
-    if len(histories) > MAX_PLD:
-        return None
-    return largest([pld_epsilon(charges, delta) for charges in histories])
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:

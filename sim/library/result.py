@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load as load_tensors
 
-from mechanisms.accounting import accountant
 from mechanisms.accounting import ledger as ledgers
 from mechanisms.layout import Layout
 from server import orders
@@ -73,7 +72,8 @@ class Result:
         """The largest certified epsilon of any client; infinite without privacy.
 
         For an unfinished run it comes from the ledger, at the Renyi order fixed before the run
-        began: it includes a round in progress, and holds whatever made the run stop.
+        began, and is at most a certified budget: it includes a round in progress, and holds
+        whatever made the run stop.
 
         Raises:
             ValueError: a ledger file or the file of orders is damaged or missing.
@@ -88,8 +88,9 @@ class Result:
         if unknown := sorted(set(spent) - set(order_of)):
             file = self.folder / orders.FILE
             raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")
+        budget = self.config.target if privacy.budget == "certified" else math.inf
         epsilons = (
-            accountant.epsilon(charges, privacy.delta, orders=(order_of[client],)).epsilon
+            orders.running(charges, privacy.delta, order_of[client], budget).epsilon
             for client, charges in spent.items()
         )
         return max(epsilons, default=0.0)

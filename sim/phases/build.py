@@ -24,8 +24,9 @@ from sim.phases import course, sharing
 from sim.phases.phase import Outlook
 
 
-def build(config: Config) -> Job:
-    """Load the data, partition it, calibrate the plans and form groups.
+def build(config: Config, workers: int | None = None) -> Job:
+    """Load the data, partition it, calibrate the plans and form groups, by default one for each of
+    the ``workers`` (None: those of this machine).
 
     Raises:
         ValueError: a user error, in one line.
@@ -42,7 +43,7 @@ def build(config: Config) -> Job:
             f"shared_source is {config.fedfed.shared_source}, but word numbers with noise mean "
             "nothing: use --shared-source public or none, or another --strategy"
         )
-    return in_groups(Job(config, dataset, parts, model, plans, (), holdout))
+    return in_groups(Job(config, dataset, parts, model, plans, (), holdout), workers)
 
 
 def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
@@ -80,7 +81,7 @@ def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.
     return build_model(data.model, shape, dataset.classes, seed, data.activation, words)
 
 
-def in_groups(job: Job) -> Job:
+def in_groups(job: Job, workers: int | None = None) -> Job:
     """The job with its clients in chunks and groups, recorded in its configuration.
 
     Raises:
@@ -90,17 +91,18 @@ def in_groups(job: Job) -> Job:
     job.gradients.refuse_mixing(*_two_records(job))
     _refuse_varying(job)
     width = config.run.chunk_clients or clients_at_a_time(job)
-    config = with_groups(config, width, most=math.ceil(len(sizes) / width))
+    chunks = math.ceil(len(sizes) / width)
+    config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
 
 
-def with_groups(config: Config, width: int, most: int) -> Config:
+def with_groups(config: Config, width: int, chunks: int, workers: int) -> Config:
     """The configuration with chunks of ``width`` clients and a fixed number of groups.
 
-    By default there are as many groups as workers, but at most ``most``, the number of chunks, so
-    that the result is the same with more cores. The number is saved, since it names ledger files.
+    By default there are as many groups as workers, but no more than ``chunks``, so that the result
+    is the same with more cores. The number is saved, since it names ledger files.
     """
-    groups = config.run.groups or min(workers_of(config.run), most)
+    groups = config.run.groups or min(workers, chunks)
     chosen = {"groups": groups} | ({"chunk_clients": width} if config.data.clients > 1 else {})
     return config.model_copy(update={"run": config.run.model_copy(update=chosen)})
 

@@ -99,3 +99,7 @@ class Host:
         if group not in self._nodes:
             self._nodes[group] = self._builders[phase](self._now, group, self._run_dir)
         return self._nodes[group]
+
+    def forget(self, group: int) -> None:
+        """Drop a group's node: another process may have written its files since."""
+        self._nodes.pop(group, None)

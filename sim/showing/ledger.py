@@ -51,7 +51,7 @@ def spent(folder: Path, delta: float | None) -> Entries:
 
 
 def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
-    """The smallest certified epsilon over all orders."""
+    """The smallest certified epsilon, for an end fixed in advance."""
     return accountant.epsilon(charges, delta)
 
 
@@ -60,26 +60,32 @@ def _unfinished(
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
-    if order_of:
-        return functools.partial(_at_its_order, order_of), wording.AT_ONE_ORDER
     target = setting(config, "privacy", "epsilon", float, int, str)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     kept = not isinstance(target, str | None) and own == (delta, "certified")
+    if order_of:
+        budget = float(target) if kept else math.inf
+        return functools.partial(_at_its_order, order_of, budget), wording.AT_ONE_ORDER
     if not kept or any(
         _least(each, charges, delta).epsilon > target for each, charges in spent.items()
     ):
         return _least, wording.AT_THE_BEST_ORDER
-    budget, nothing = accountant.Guarantee(float(target), None), accountant.Guarantee(0.0, None)
-    return lambda client, charges, _: budget if charges else nothing, wording.AT_THE_BUDGET
+    whole, nothing = accountant.Guarantee(float(target), None), accountant.Guarantee(0.0, None)
+    return lambda client, charges, _: whole if charges else nothing, wording.AT_THE_BUDGET
 
 
 def _at_its_order(
-    order_of: Mapping[int, float], client: int, charges: accountant.Charges, delta: float
+    order_of: Mapping[int, float],
+    budget: float,
+    client: int,
+    charges: accountant.Charges,
+    delta: float,
 ) -> accountant.Guarantee:
-    """The certified epsilon at the order that was fixed for a client before the run began."""
+    """The certified epsilon at the order that was fixed for a client before the run began, or the
+    budget."""
     if client not in order_of:
         raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
-    return accountant.epsilon(charges, delta, orders=(order_of[client],))
+    return orders.running(charges, delta, order_of[client], budget)
 
 
 def _client(
@@ -91,6 +97,7 @@ def _client(
     return {
         "client": client,
         "epsilon_certified": certified.epsilon,
+        "method": certified.method,
         "order": certified.order,
         "epsilon_published": published,
         "delta": delta,

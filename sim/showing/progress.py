@@ -123,14 +123,14 @@ def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
     ]
     if certified is not None:
         median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
-        spent = f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}"
+        method = f", by {summary.method}" if summary.method else ""
+        spent = f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}{method}"
         rows[-1] = ("certified epsilon", spent)
     if certified is not None or published is not None:
         rows.append(("published epsilon", wording.epsilon(published)))
-    if finite(summary.epsilon_pld) is not None:
-        rows.append(("PLD epsilon", wording.epsilon(summary.epsilon_pld)))
     if certified is not None and finite(summary.order) is not None:
-        rows.append(("Renyi order", f"{summary.order:g}"))
+        by_renyi = f"{wording.epsilon(summary.epsilon_renyi)} at order {summary.order:g}"
+        rows.append(("by Renyi alone", by_renyi))
     if certified is not None:
         rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
     retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")

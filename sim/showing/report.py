@@ -178,11 +178,11 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
         row("privacy events charged per client", summary.events),
         row("noise multiplier", summary.noise_multiplier),
     ]
-    if finite(summary.epsilon_pld) is not None:
-        name = "epsilon by privacy-loss distributions"
-        rows.append((name, "", "", _epsilon(summary.epsilon_pld)))
+    if summary.method:
+        rows.append(("what proves the largest certified epsilon", "", "", summary.method))
     if finite(summary.order) is not None:
-        rows.append(("Rényi order of the largest certified epsilon", "", "", f"{summary.order:g}"))
+        name = f"certified epsilon by Rényi order {summary.order:g} alone"
+        rows.append((name, "", "", _epsilon(summary.epsilon_renyi)))
     return rows
 
 

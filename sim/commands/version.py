@@ -9,7 +9,7 @@ DISTRIBUTION = "dp-federated-simulator"
 
 def version() -> str:
     """Such as ``0.1.0``; a checkout's file comes first, as another version may be installed."""
-    path = Path(__file__).parent.parent / "pyproject.toml"
+    path = Path(__file__).parents[2] / "pyproject.toml"
     if path.is_file():
         project = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
         if project.get("name") == DISTRIBUTION:
