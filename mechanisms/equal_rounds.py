@@ -113,7 +113,7 @@ def calibrate(
             least_noises(lambda one, noise: one.run(plan_of(one, noise)), [one])[0] for one in terms
         ]
         return [plan_of(one, noise) for one, noise in zip(terms, claimed, strict=True)]
-    noises = least_noises(worst_run, terms)
+    noises = least_noises(worst_run, terms, one_order=True)
     precompute(
         [worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified"
     )

@@ -125,8 +125,11 @@ def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -
     return [plan_of(one, noise) for one, noise in zip(terms, noises, strict=True)]
 
 
-def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Terms]) -> list[float]:
-    """The smallest noise multiplier for each of the terms with which its charges meet the budget.
+def least_noises(
+    run_of: Callable[[Terms, float], Charges], terms: Sequence[Terms], one_order: bool = False
+) -> list[float]:
+    """The smallest noise multiplier for each of the terms with which its charges meet the budget,
+    at one Renyi order if asked.
 
     They differ in rate and steps alone. Few of the rates are searched for; what lies between is
     interpolated and checked against the client's own charges.
@@ -138,7 +141,7 @@ def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Term
     grid = default_orders(column)
 
     def search(one: Terms) -> float:
-        return smallest(functools.partial(run_of, one), target, delta, column=column)
+        return smallest(functools.partial(run_of, one), target, delta, column, one_order)
 
     def solve(row: int) -> tuple[float, float]:
         noise = search(terms[row])
@@ -146,7 +149,10 @@ def least_noises(run_of: Callable[[Terms, float], Charges], terms: Sequence[Term
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]
-        return within(run_of(terms[row], noise), target, delta, column, orders)
+        charges = run_of(terms[row], noise)
+        if one_order:
+            return guarantee(charges, delta, column, orders).epsilon <= target
+        return within(charges, target, delta, column, orders)
 
     if len(terms) == 1:
         return [search(terms[0])]

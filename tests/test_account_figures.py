@@ -298,9 +298,11 @@ def run_directory(folder):
     return folder
 
 
-def row(client: int, at: tuple[float, ...] | None = None) -> dict[str, Any]:
+def row(client: int, order: float | None = None) -> dict[str, Any]:
     charges = PAID.get(client, {})
-    certified = accountant.epsilon(charges, DELTA, orders=at)
+    certified = accountant.epsilon(charges, DELTA)
+    if order is not None:
+        certified = orders.running(charges, DELTA, order, 9.0)
     published = accountant.epsilon(charges, DELTA, "published")
     released = sorted(charges.items(), key=repr)
     return {
@@ -360,7 +362,7 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
     assert main_guard(command, ["--ledger", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     at = {0: 3.0, 1: 12.0, 2: 12.0, 3: 3.0, 4: 3.0, 5: 3.0}
-    assert found["clients"] == [row(client, (at[client],)) for client in range(6)]
+    assert found["clients"] == [row(client, at[client]) for client in range(6)]
     assert (found["finished"], found["note"], found["caveats"]) == (
         False,
         wording.AT_ONE_ORDER,

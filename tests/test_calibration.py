@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from mechanisms.accounting import accountant, calibration
 from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.events import SampledGaussian, Unprotected
+from mechanisms.plan import planned
+from mechanisms.registry import plan_table
+from mechanisms.settings import Dpagd, Privacy
 
 CASES = [
     (0.01, 1000, 1.0, 1e-5),
@@ -75,3 +79,22 @@ def test_arguments_out_of_bounds_are_refused_by_name(name, change):
     arguments = {"epsilon": 1.0, "delta": 1e-5, **change}
     with pytest.raises(ValueError, match=f"{name} = "):
         smallest(lambda s: {SampledGaussian(0.1, s): 1}, **arguments)
+
+
+def test_a_budget_kept_at_one_order_takes_the_noise_of_renyi_orders():
+    """That of an adaptive run is: loss distributions need parameters that are fixed in advance."""
+
+    def run(noise: float) -> dict:
+        return {SampledGaussian(0.1, noise): 60}
+
+    for column, one_order in (("certified", True), ("published", False)):
+        found = smallest(run, 4.0, 1e-5, column, one_order)
+        grid = accountant.default_orders(column)
+        assert 3.99 < accountant.epsilon(run(found), 1e-5, column, grid).epsilon <= 4.0
+    tighter = smallest(run, 4.0, 1e-5)
+    assert 3.99 < accountant.epsilon(run(tighter), 1e-5).epsilon <= 4.0
+    assert tighter < 0.97 * smallest(run, 4.0, 1e-5, one_order=True)
+    privacy = Privacy(mechanism="dpagd", epsilon=4.0, sample_rate=0.1)
+    (plan,) = plan_table(privacy, Dpagd(), 2, 30, np.array([50])).plans
+    spent = accountant.epsilon(planned(plan, 30), privacy.delta)
+    assert spent.method == "Renyi" and 3.99 < spent.epsilon <= 4.0

@@ -125,6 +125,15 @@ def test_the_tilt_is_near_the_best_renyi_order(steps):
     assert bound == pytest.approx(renyi.epsilon, rel=0.02)
 
 
+@pytest.mark.parametrize("q", [1.0, 0.3, 1e-4, 1e-12])
+@pytest.mark.parametrize("s", [1e-300, 0.09, 0.1, 1e6, 1.1e6, 1e300])
+def test_noise_of_any_size_has_an_answer(q, s):
+    """Without a warning. Noise that is out of range has an infinite one."""
+    found = losses.epsilon({(q, s): 1000}, DELTA)
+    assert (found == math.inf) if s not in losses.NOISES else (found >= 0.0)
+    assert losses.epsilon({(q, s): 1000, (0.1, 2.0): 1}, DELTA) >= found
+
+
 def test_an_epsilon_that_nobody_asks_for_is_infinite():
     assert losses.epsilon({(1.0, 0.05): 1}, DELTA) == math.inf
     assert losses.epsilon({(1.0, 0.15): 1}, DELTA) == math.inf

@@ -2,6 +2,7 @@
 unequal clients."""
 
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load
 
 from client.metrics import Metrics, means
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import ORDERS, epsilon
+from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
 from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
 from server import orders
@@ -93,10 +94,16 @@ class Finished:
     def spent(
         self, column: str, up_to: int | None = None, at: dict[int, float] | None = None
     ) -> list[float]:
-        """Each client's epsilon after a round (the last one), at given orders or at the best."""
+        """Each client's epsilon after a round (the last one), in progress at given orders."""
         paid = ledger.read(self.folder / "ledger", up_to_round=up_to)
-        places = [None if at is None else (at[client],) for client in range(7)]
-        return [epsilon(paid.get(c, {}), DELTA, column, orders=places[c]).epsilon for c in range(7)]
+        if at is None:
+            return [epsilon(paid.get(c, {}), DELTA, column).epsilon for c in range(7)]
+        settings = self.job.config.privacy
+        by_pld = settings.mechanism == "dpsgd"
+        share = IN_PROGRESS if by_pld else 1.0
+        limit = settings.epsilon if by_pld and settings.budget == "certified" else math.inf
+        found = [epsilon(paid.get(c, {}), share * DELTA, orders=(at[c],)) for c in range(7)]
+        return [min(one.epsilon, limit) for one in found]
 
     def taken(self, up_to: int) -> list[int]:
         """In how many rounds each client took part; every one of them is paid for, in a run without
@@ -295,9 +302,9 @@ def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, ca
     assert {name: text for name, text in shown.items() if name != "time"} == {
         "test accuracy": f"{accuracy:.4f}",
         "test loss": f"{loss:.4f}",
-        "certified epsilon": f"{wording.epsilon(certified.epsilon)}, delta 3e-05",
+        "certified epsilon": f"{wording.epsilon(certified.epsilon)}, delta 3e-05, by Renyi",
         "published epsilon": wording.epsilon(published.epsilon),
-        "Renyi order": f"{certified.order:g}",
+        "by Renyi alone": f"{wording.epsilon(certified.epsilon)} at order {certified.order:g}",
         "noise multiplier": f"{found.plans[0].noise_multiplier:.4g}",
         "budget": "used up",
         "rounds": "3",

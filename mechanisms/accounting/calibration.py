@@ -21,7 +21,11 @@ ROUNDS = 8  # how often the window may be moved to a better order
 
 
 def smallest(
-    charges_of: Callable[[float], Charges], epsilon: float, delta: float, column: str = "certified"
+    charges_of: Callable[[float], Charges],
+    epsilon: float,
+    delta: float,
+    column: str = "certified",
+    one_order: bool = False,
 ) -> float:
     """The smallest noise multiplier whose charges meet (epsilon, delta) in one column.
 
@@ -30,6 +34,7 @@ def smallest(
         epsilon: budget, above 0.
         delta: budget, in (0, 1).
         column: "certified", or "published" for a budget by the paper's own claim.
+        one_order: whether the budget must be met at one Renyi order, as that of an adaptive run.
 
     Returns:
         The upper end of the bracket, which always meets the budget, or `LOWER` if that does:
@@ -53,7 +58,8 @@ def smallest(
 
     sparse = grid[::-SPARSE][::-1]
     if not meets(UPPER, sparse) and not meets(UPPER, grid):
-        least = accountant.epsilon(charges_of(UPPER), delta, column).epsilon
+        found = spent(UPPER, grid) if one_order else None
+        least = (found or accountant.epsilon(charges_of(UPPER), delta, column)).epsilon
         if least <= epsilon:
             return _tightened(charges_of, UPPER, epsilon, delta)
         raise ValueError(
@@ -72,7 +78,9 @@ def smallest(
         place = grid.index(order)
         window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
-    return best if column == "published" else _tightened(charges_of, best, epsilon, delta)
+    if one_order or column == "published":
+        return best
+    return _tightened(charges_of, best, epsilon, delta)
 
 
 def _tightened(

@@ -33,6 +33,8 @@ to the variance is less than the square of this, relatively."""
 MAX_POINTS = 2**21
 """Most losses of a step and most points of a transform; losses are spaced wider where more would
 be needed."""
+NOISES = (0.1, 1e6)
+"""Least and largest noise multiplier; losses beyond them would be out of a float's range."""
 MAX_EPSILON = 50.0
 """Largest epsilon that is worth the time."""
 COARSE = 2**14
@@ -69,8 +71,10 @@ def epsilon(steps: Mapping[Step, int], delta: float) -> float:
         delta: in (0, 1).
 
     Returns:
-        Epsilon; infinite where it would be above `MAX_EPSILON`.
+        Epsilon; infinite where it would be above `MAX_EPSILON`, and for noise out of `NOISES`.
     """
+    if not all(NOISES[0] <= s <= NOISES[1] for _, s in steps):
+        return math.inf
     return max(_one_way(steps, delta, adding) for adding in (False, True))
 
 
