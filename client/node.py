@@ -19,6 +19,7 @@ from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import GuideOf, Surroundings, alone
 from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
+from mechanisms.placing import place
 from mechanisms.plan import PlanTable
 from mechanisms.sampling import CohortData
 from mechanisms.updates import UPDATE, Sent
@@ -49,7 +50,7 @@ class Training:
 
     def cohort(self, allowed: Allowance, data: "GroupData", start: torch.Tensor) -> Cohort:
         """The allowed clients as a cohort, for a local round from the model ``start [P]``."""
-        steps = torch.tensor([float(plan.steps) for plan in allowed.plans], device=data.x.device)
+        steps = place(torch.tensor([float(plan.steps) for plan in allowed.plans]), data.x.device)
         return Cohort(
             gradients=self.gradients,
             data=data.of(allowed.clients),
@@ -131,7 +132,7 @@ class Node:
             ValueError: training diverged.
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
-        start = torch.tensor(request.params, device=data.x.device)
+        start = place(torch.tensor(request.params), data.x.device)
         total = WeightedSum(training.gradients.layout.size + training.sent.extra)
         metrics = Metrics()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):

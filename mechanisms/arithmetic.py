@@ -18,6 +18,7 @@ from mechanisms.entropy import SystemEntropy
 from mechanisms.gradients.factors import Factors
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import Metric
+from mechanisms.placing import known, place
 from mechanisms.randomness import Draws, Source, words_of
 from mechanisms.rounded_gaussian import SCALE_BITS, rounded_gaussian
 from mechanisms.sampling import Batch
@@ -141,7 +142,7 @@ class Floats:
         self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
     ) -> Tensor:
         """Float normal draws, whatever the bound; none where there is no noise."""
-        if not bool((std > 0).any()):
+        if known(~(std > 0)):
             return total
         return total + std[:, None] * streams.normal(purpose, total.shape[1]).to(std)
 
@@ -158,7 +159,7 @@ class Floats:
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as floats."""
-        bound, noise, threshold = (torch.tensor(one, device=change.device) for one in test)
+        bound, noise, threshold = (place(torch.tensor(one), change.device) for one in test)
         return change + 2 * bound * noise * streams.normal(purpose, 1)[:, 0] < threshold * bound
 
 

@@ -14,6 +14,7 @@ from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import Guide, unguided
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.optimizers import Optimizer
+from mechanisms.placing import place
 from mechanisms.randomness import Draws
 from mechanisms.sampling import Batch, CohortData
 
@@ -54,7 +55,7 @@ class Cohort:
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
-        return torch.tensor(self.exact(name), device=self.data.x.device)
+        return place(torch.tensor(self.exact(name)), self.data.x.device)
 
     def exact(self, name: str) -> list[float]:
         """The plans' parameter ``name``, length K, as charged: without float32's rounding."""

@@ -153,4 +153,4 @@ def _maps(memory: Mapping[str, torch.Tensor]) -> tuple[Metric, Metric]:
     return forth, back
 
 
-MECHANISM = Mechanism(HeroPlan.of, step, dpsgd.active, start=start, metrics=metrics)
+MECHANISM = Mechanism(HeroPlan.of, step, start=start, metrics=metrics)

@@ -65,7 +65,7 @@ from mechanisms.arithmetic import FLOATS, Arithmetic
 from mechanisms.clipping import clip_factors
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
-from mechanisms.dpsgd import active, expected_size
+from mechanisms.dpsgd import expected_size
 from mechanisms.equal_rounds import calibrate, epsilons_spent
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import merge
@@ -268,7 +268,6 @@ def _epochs(plans: Sequence[DpisPlan], state: LocalState) -> list[int]:
 MECHANISM = Mechanism(
     DpisPlan.of,
     step,
-    active,
     start=start,
     metrics=metrics,
     realized=realized,

@@ -27,6 +27,7 @@ from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY, Metric
+from mechanisms.placing import place
 from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, poisson
 
@@ -90,11 +91,6 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     return LocalState.start(cohort, params).remember(clip_norm=cohort.plan("clip_norm"))
 
 
-def active(cohort: Cohort, state: LocalState) -> torch.Tensor:
-    """Bool ``[K]``: whether a client has steps left in this round."""
-    return state.taken < cohort.plan("steps")
-
-
 def draw(cohort: Cohort) -> Batch:
     """This step's Poisson batch."""
     return poisson(cohort.data, cohort.exact("sample_rate"), cohort.streams.of("batch"))
@@ -116,7 +112,7 @@ def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tens
     present = zip(cohort.plans, cohort.nth, strict=True)
     multiplier = [plan.sum_multiplier(nth) for plan, nth in present]
     bound = state.memory["clip_norm"]
-    scale = torch.tensor(multiplier, device=bound.device)
+    scale = place(torch.tensor(multiplier), bound.device)
     std = torch.where(scale > 0, scale * bound, 0.0)  # without noise the bound may be infinite
     return cohort.noised(total, bound, std, "noise")
 
@@ -124,7 +120,7 @@ def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tens
 def expected_size(cohort: Cohort) -> torch.Tensor:
     """Expected batch sizes q n ``[K]``: the divisor, never the drawn size."""
     rate = cohort.plan("sample_rate")
-    return rate * cohort.data.sizes().to(rate)
+    return rate * place(cohort.data.sizes(), rate.device).to(rate.dtype)
 
 
 def descend(
@@ -139,7 +135,7 @@ def descend(
     count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in present]
     bound, half = state.memory["clip_norm"], torch.full_like(size, 0.5)
     votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half)
-    std = torch.tensor(count, device=half.device) * half
+    std = place(torch.tensor(count), half.device) * half
     noisy = cohort.noised(votes.sum(dim=1, keepdim=True), half, std, "count")[:, 0]
     configured, wanted = cohort.plan("clip_norm"), cohort.plan("clip_quantile")
     return after.remember(clip_norm=quantile.adapt(bound, configured, wanted, 0.5 + noisy / size))
@@ -153,4 +149,4 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     return descend(cohort, state, noised(cohort, state, total), norms, batch)
 
 
-MECHANISM = Mechanism(DpsgdPlan.of, step, active, start=start)
+MECHANISM = Mechanism(DpsgdPlan.of, step, start=start)

@@ -8,6 +8,7 @@ import torch
 
 from mechanisms.accounting.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
+from mechanisms.placing import place
 from mechanisms.plan import Plan, Terms, calibrate
 
 
@@ -18,7 +19,9 @@ class Mechanism:
     Attributes:
         plan: from the terms and a noise multiplier, a client's plan.
         step: one (tried) step of a cohort.
-        active: bool ``[K]``, whether a client goes on in this round; one that is done idles.
+        active: bool ``[K]``, whether a client goes on in this round; one that is done idles. By
+            default each takes its planned ``steps``, which the host counts without waiting for the
+            device.
         start: the state before the first step.
         metrics: public metrics of a finished local round, for the round record: name -> a value of
             each client ``[K]``.
@@ -34,7 +37,7 @@ class Mechanism:
 
     plan: Callable[[Terms, float], Plan]
     step: Callable[[Cohort, LocalState], LocalState]
-    active: Callable[[Cohort, LocalState], torch.Tensor]
+    active: Callable[[Cohort, LocalState], torch.Tensor] | None = None
     start: Callable[[Cohort, torch.Tensor], LocalState] = LocalState.start
     metrics: Callable[[Cohort, LocalState], Mapping[str, torch.Tensor]] = lambda cohort, state: {}
     realized: Callable[[Cohort, LocalState], Sequence[Charges]] = lambda cohort, state: (
@@ -61,8 +64,16 @@ def local_round(
     ``resume`` turns the fresh state at the start into one with what clients kept from earlier
     rounds.
     """
-    state = resume(mechanism.start(cohort, params))
-    while (active := mechanism.active(cohort, state)).any():
+    state, tried = resume(mechanism.start(cohort, params)), 0
+    while (going := _going(mechanism, cohort, state, tried)).any():
         after = mechanism.step(cohort, state)
-        state = after if active.all() else after.where(active, state)
+        state = after if going.all() else after.where(place(going, params.device), state)
+        tried += 1
     return state
+
+
+def _going(mechanism: Mechanism, cohort: Cohort, state: LocalState, tried: int) -> torch.Tensor:
+    """Bool ``[K]``: who takes another step after ``tried`` ones."""
+    if mechanism.active is None:
+        return torch.tensor([tried < plan.steps for plan in cohort.plans])
+    return mechanism.active(cohort, state)

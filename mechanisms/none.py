@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import Unprotected
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import active, draw, expected_size
+from mechanisms.dpsgd import draw, expected_size
 from mechanisms.gradients.factors import Unscaled
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms
@@ -43,4 +43,4 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     return state.descend(cohort, gradient)
 
 
-MECHANISM = Mechanism(NonPrivatePlan.of, step, active, lasting=(), private=False)
+MECHANISM = Mechanism(NonPrivatePlan.of, step, lasting=(), private=False)

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from mechanisms.device_normals import DeviceNormals
 from mechanisms.entropy import SystemEntropy
+from mechanisms.placing import place
 from mechanisms.rounded_gaussian import Words, rounded_gaussian
 
 SERVER = -1
@@ -116,7 +118,7 @@ class Streams:
         self._key, self._round, self._device = key, round_, device
         self._clients = [int(c) for c in clients]
         self._host: dict[str, Purpose] = {}
-        self._cuda: dict[str, list[torch.Generator]] = {}
+        self._on_device: dict[str, DeviceNormals] = {}
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -130,27 +132,24 @@ class Streams:
     def normal(self, purpose: str, size: int) -> torch.Tensor:
         """Standard normal draws, float32 ``[K, size]``, row k from client k's stream."""
         if self._device.type == "cuda":
-            return self._normal_on_device(purpose, size)
+            return self._normals(purpose).draw(size)
         rows = np.empty((len(self), size), dtype=np.float32)
         for stream, row in zip(self.of(purpose), rows, strict=True):
             stream.standard_normal(out=row, dtype=np.float32)
-        return torch.from_numpy(rows).to(self._device)
+        return place(torch.from_numpy(rows), self._device)
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), int64 ``[K, size]``, row k from client k's stream."""
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
-        return torch.from_numpy(np.stack(rows)).to(self._device)
+        return place(torch.from_numpy(np.stack(rows)), self._device)
 
-    def _normal_on_device(self, purpose: str, size: int) -> torch.Tensor:
-        if purpose not in self._cuda:
+    def _normals(self, purpose: str) -> DeviceNormals:
+        if purpose not in self._on_device:
             names = [_digest(self._key, purpose, self._round, c, 64) for c in self._clients]
             # manual_seed reads a signed 64-bit integer
             seeds = [int.from_bytes(name) - 2**63 for name in names]
-            self._cuda[purpose] = [torch.Generator(self._device).manual_seed(s) for s in seeds]
-        rows = torch.empty(len(self), size, device=self._device)
-        for stream, row in zip(self._cuda[purpose], rows, strict=True):
-            row.normal_(generator=stream)
-        return rows
+            self._on_device[purpose] = DeviceNormals(seeds, self._device)
+        return self._on_device[purpose]
 
 
 class SystemStreams:
@@ -179,4 +178,4 @@ class SystemStreams:
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""
         draws = rounded_gaussian(self._entropy.words, self._clients * size)
-        return torch.from_numpy(draws).view(self._clients, size).to(self._device)
+        return place(torch.from_numpy(draws).view(self._clients, size), self._device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mechanisms.placing import place
 from mechanisms.randomness import Source
 
 COIN = 2.0**-53
@@ -46,11 +47,11 @@ class CohortData:
         inside = np.arange(width)[None, :] < lengths[:, None]
         numbers = np.zeros((len(chosen), width), dtype=np.int64)
         numbers[inside] = np.concatenate(chosen) if len(chosen) else []
-        index = torch.from_numpy(numbers.ravel()).to(self.x.device)
-        padding = torch.from_numpy(np.flatnonzero(~inside)).to(self.x.device)
+        index = place(torch.from_numpy(numbers.ravel()), self.x.device)
+        padding = place(torch.from_numpy(np.flatnonzero(~inside)), self.x.device)
         rows = (part.index_select(0, index).index_fill_(0, padding, 0) for part in (self.x, self.y))
         x, y = (part.unflatten(0, numbers.shape) for part in rows)
-        return Batch(x, y, torch.from_numpy(inside).to(self.x.device))
+        return Batch(x, y, place(torch.from_numpy(inside), self.x.device))
 
 
 def threshold(rate: float | np.ndarray) -> float | np.ndarray:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from mechanisms.gradients.factors import Unscaled
 from mechanisms.guide import Guide, Surroundings, unguided
+from mechanisms.placing import place
 from strategies.fedavg import fedavg
 from strategies.settings import Aggregation, FedFed
 from strategies.strategy import Strategy
@@ -62,7 +63,7 @@ def draw(around: Surroundings, records: int, wanted: int, clients: int) -> Tenso
     rows = np.stack(
         [stream.choice(records, wanted, replace=False) for stream in around.streams.of("shared")]
     )
-    return torch.from_numpy(rows).to(around.start.device)
+    return place(torch.from_numpy(rows), around.start.device)
 
 
 def prototypes(mean: np.ndarray, records: float, shape: Sequence[int]) -> SharedSet:

@@ -1,5 +1,6 @@
 """For all tests: they compute with one thread, as runs do, and draw the same each time."""
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -25,10 +26,10 @@ LONG = """
     account_command api architecture attack_command attack_figures audit_attacks audit_bounds
     audit_command audit_dpsur audit_many_run bench bits calibration_many caveats central
     crash_points cuda_runs door dpagd_budget dpis dpsur dpsur_charges drawer engine
-    fast_gradients fedfed flower gradients grid leaderboard ledger loss_distribution lstm
-    mechanisms moving mutants order_search phases prices quickstart readme recipe_links
-    record_trial release_files report report_figures rounded_gaussian run run_figures rundir
-    screening selective site strategies summary workers
+    fast_gradients fedfed flower gpu_benchmark gradients grid leaderboard ledger
+    loss_distribution lstm mechanisms moving mutants order_search phases prices quickstart readme
+    recipe_links record_trial release_files report report_figures rounded_gaussian run
+    run_figures rundir screening selective site strategies summary workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
 these."""
@@ -76,19 +77,31 @@ def device(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def exact_products() -> Iterator[None]:
-    """Products of float32 with all their digits, and kernels that add up in one order, as in a
-    run."""
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restores which kernels a GPU takes."""
     import torch
 
-    flags = [
-        (torch.backends.cuda.matmul, "allow_tf32", False),
-        (torch.backends.cudnn, "allow_tf32", False),
-    ]
-    flags += [(torch.backends.cudnn, "deterministic", True)]
-    before = [getattr(place, name) for place, name, _ in flags]
-    for place, name, value in flags:
-        setattr(place, name, value)
+    names = ["deterministic", "benchmark", "allow_tf32"]
+    flags = [(torch.backends.cudnn, name) for name in names]
+    flags += [(torch.backends.cuda.matmul, "allow_tf32")]
+    flags += [(torch.utils.deterministic, "fill_uninitialized_memory")]
+    before = [getattr(place, name) for place, name in flags]
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # to be restored
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    # the same without the import of PyTorch's compiler, which takes a second
+    enable = functools.partial(torch._C._set_deterministic_algorithms, warn_only=False)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", enable)
     yield
-    for (place, name, _), value in zip(flags, before, strict=True):
+    enable(False)
+    for (place, name), value in zip(flags, before, strict=True):
         setattr(place, name, value)
+
+
+@pytest.fixture
+def exact_products(device, kernels) -> None:
+    """On a GPU, products of float32 with all their digits, and kernels that add up in one order, as
+    in a run."""
+    if device.type == "cuda":
+        from mechanisms.kernels import fix_kernels
+
+        fix_kernels()

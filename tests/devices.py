@@ -1,13 +1,27 @@
 """Tests of device code: on which devices a law runs, and what a machine with a GPU may lack."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Asynchronous(TorchFunctionMode):
+    """Refuses what makes the host wait while it copies to a device; see `test_placing.py`."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        named, result = kwargs or {}, func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type != "cpu":
+            built = func in (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+            sent = func is torch.Tensor.to and args[0].device.type == "cpu"
+            if built or (sent and not named.get("non_blocking")):
+                raise AssertionError(f"the host waits for a copy to a device: {func.__name__}")
+        return result
 
 
 def on(device: torch.device, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -26,3 +40,15 @@ def needed(*names: str) -> list[ModuleType]:
     for package in ("pydantic", "safetensors", "threadpoolctl"):
         pytest.importorskip(package)
     return [importlib.import_module(name) for name in names]
+
+
+class Noted(TorchFunctionMode):
+    """Tells ``note`` of each function of torch that is called."""
+
+    def __init__(self, note: Callable[[object], None]):
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self._note(func)
+        return func(*args, **(kwargs or {}))

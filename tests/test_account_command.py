@@ -498,7 +498,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("--trials 0", "--trials name a mechanism"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --rounds 2 --trials 3", "rounds is 2 --steps"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --trials few", "--trials few an integer"),
-        ("dpsgd --sample-rate 0.1 --epsilon 1e-4", "budget too small raise epsilon"),
+        ("dpsgd --sample-rate 0.1 --epsilon 1e-14", "budget too small raise epsilon"),
         ("--delta 0.1 dpsgd --sample-rate 0.1 --noise-multiplier 1", "'dpsgd'"),
         ("--ledger no/such/run", "no/such/run existing run directory"),
         ("--ledger runs --steps 3", "--ledger drop steps"),

@@ -23,7 +23,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 import sim
-from mechanisms.accounting import accountant
 from mechanisms.accounting.events import Gaussian
 from mechanisms.accounting.ledger import Ledger
 from server import labels, manifest, orders
@@ -114,6 +113,7 @@ def unusual():
     torch.set_default_dtype(torch.float64)
     torch.set_float32_matmul_precision("medium")
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = True, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_num_threads(2)
     before, np_before = signal.signal(signal.SIGTERM, signal.SIG_IGN), np.seterr(all="raise")
     with threadpool_limits(2), torch.no_grad():
@@ -122,6 +122,7 @@ def unusual():
     np.seterr(**np_before)
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(False)
     torch.set_float32_matmul_precision("highest")
     torch.set_default_dtype(torch.float32)
 
@@ -264,6 +265,11 @@ def process() -> dict:
             getattr(torch.backends.cudnn, name)
             for name in ("deterministic", "benchmark", "allow_tf32")
         ],
+        "kernels": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+        ),
         "precision": torch.get_float32_matmul_precision(),
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
@@ -297,7 +303,8 @@ def test_a_run_sees_a_process_as_a_command_makes_it(tmp_path, records, monkeypat
         sim.train(dataset=records, model=Net, **SMALL, out=tmp_path)
     seen = Net.seen
     assert (seen["threads"], {number for _, number in seen["pools"]}) == (1, {1})
-    assert seen["cudnn"] == [True, False, True] and seen["precision"] == "highest"
+    assert seen["cudnn"] == [False, False, True] and seen["precision"] == "highest"
+    assert seen["kernels"] == (False, False, True)
     assert (seen["dtype"], seen["gradients"], seen["errors"]["under"]) == (
         torch.float32,
         True,
@@ -622,7 +629,7 @@ def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
     for client, noise in enumerate((5.0, 2.0, 9.0)):
         with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
             ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})
-    own = accountant.epsilon({Gaussian(2.0): 1}, 2e-6, orders=(12.0,)).epsilon
+    own = orders.running({Gaussian(2.0): 1}, 2e-6, 12.0, 9.5).epsilon
     assert sim.Result(folder).epsilon == own
     figures = f"3 rounds, accuracy 0.4300, epsilon {own:.4g}"
     assert repr(sim.Result(folder)) == f"Result({str(folder)!r}: not finished, {figures})"

@@ -125,7 +125,7 @@ def test_json_is_the_file_and_beside_it_are_the_settings(data, tmp_path, capsys)
         assert 0.9 * one["budget"] < one["epsilon_certified"] <= one["budget"]
     dpsur, dpsgd = found["trainings"][0], found["trainings"][2]
     assert dpsur["epsilon_published"] != dpsur["epsilon_certified"]
-    assert dpsgd["epsilon_published"] == pytest.approx(dpsgd["epsilon_certified"], rel=0.05)
+    assert dpsgd["epsilon_published"] == pytest.approx(dpsgd["epsilon_certified"], rel=0.25)
     assert {one["records"] for one in found["trainings"]} == {120}
     assert any("proves nothing" in note for note in found["notes"])
 

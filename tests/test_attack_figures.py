@@ -466,14 +466,14 @@ def test_a_training_that_ends_early_has_the_rates_of_the_whole_and_meets_its_bud
     assert steps == [paid_steps(job.config, 180, 90), 180] and steps[0] < 180
     assert seen[0].learning_rate(np.array([90.0, 45.0])) == pytest.approx([0.5, 0.75])
     assert 3.5 < found.epsilon <= 4.0 and found.epsilon_published == pytest.approx(
-        found.epsilon, rel=0.1
+        found.epsilon, rel=0.2
     )
     assert found.epsilon_published != found.epsilon
 
 
 def test_of_several_trainings_the_one_that_costs_most_counts():
     """The smaller one stops further from the budget, for a round of its own costs more."""
-    flags = "--noise-multiplier=2 --epsilon=3.4 --rounds=3 --steps=30 --batch-size=20 --delta=1e-3"
+    flags = "--noise-multiplier=2 --epsilon=2.7 --rounds=3 --steps=30 --batch-size=20 --delta=1e-3"
     job = build(parse(flags.split()).configs[0])
     found = train(job, [np.arange(90), np.arange(120)], seed_key(0))
     costs = [

@@ -244,7 +244,7 @@ def no_clip(faulty: bool) -> tuple[World, Statistic, float]:
 def momentum_of_rejections(faulty: bool) -> tuple[World, Statistic, float]:
     """One trial in ten is accepted, whatever the data."""
     own = Dpsur(dpsur_accounting="selective", dpsur_validation_noise=100.0, dpsur_beta=-250.0)
-    noise = 1.15 * plan("dpsgd", 2.0, steps=1).noise_multiplier
+    noise = 1.25 * plan("dpsgd", 2.0, steps=1).noise_multiplier
     one = plan("dpsur", 2.0, own, steps=1, noise_multiplier=noise)
     optimizer = with_a_memory_of_its_own(0.95) if faulty else sgd(0.95)
     return world("dpsur", one, optimizer=optimizer), moved, claimed(one)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import numpy as np
@@ -14,17 +15,19 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
+from mechanisms.gradients.record_gradients import RecordGradients
 from sim.commands.flags import parse
 from sim.config import configuration as config
 from sim.config.settings import Execution
 from sim.engines import start
-from sim.job.chunks import chunk_width, group
+from sim.job.chunks import chunk_width, device_width, group
 from sim.job.device import device_of, single_thread
 from sim.job.environment import importing
 from sim.job.job import Job
-from sim.job.workers import workers_of
+from sim.job.workers import gpu_share, workers_of
 from sim.phases import build as building
 from sim.phases.build import build, with_groups
+from tests.devices import META
 
 SETTINGS = {"clients": 40, "partition": "iid", "engine": "inline"}
 
@@ -52,7 +55,6 @@ def test_small_clients_are_many_and_large_ones_few():
     ]
     assert [chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
     assert [chunk_width(100, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [25, 8, 2, 1, 1]
-    assert [chunk_width(100, 2**n, 0) for n in (10, 20, 24, 30)] == [25, 16, 1, 1]
     widths = itertools.pairwise(
         chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5)
     )
@@ -83,14 +85,43 @@ def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, work
     assert with_groups(config.load(None, given), 25, 3, workers).run.groups == groups
 
 
-def test_a_device_with_memory_of_its_own_takes_as_many_clients_as_fit_there(tmp_path, monkeypatch):
-    """The bounds on a step are those of a CPU's cache."""
+def test_a_gpu_takes_as_many_clients_as_its_memory_has_room_for_and_an_eighth_of_all():
+    """Kills 25 clients where a GPU wants hundreds, and parameters or records left out."""
+    widths = [device_width(n, 26_010, 47_040, 2**37) for n in (100, 1_000, 10_000, 10**6)]
+    assert widths == [25, 125, 1250, 4096]
+    sizes = (10**4, 10**6, 11 * 10**6, 10**9)
+    assert [device_width(10**5, p, 0, 2**34) for p in sizes] == [4096, 44, 4, 1]
+    assert [device_width(10**5, 10**4, n, 2**34) for n in (10**6, 10**8)] == [479, 5]
+    assert device_width(10**5, 10**6, 10**6, 2**37) == 330
+
+
+def test_on_a_gpu_the_width_follows_its_memory_and_the_clients_batches(tmp_path, monkeypatch):
+    """The bounds on a step of a CPU are those of its cache."""
+    job, asked = built(tmp_path, sample_rate=0.5), []
+    assert building.clients_at_a_time(job) == 25
+    properties = SimpleNamespace(total_memory=150_754_820_096)
+    monkeypatch.setattr("sim.job.job.device_of", lambda config: META)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(building, "device_width", lambda *given: asked.append(given))
+    building.clients_at_a_time(job)
+    assert asked == [(40, 130, 5 * 64, 2**37)]
+
+
+def test_a_model_without_kernels_that_give_the_same_bits_is_refused(tmp_path, monkeypatch):
+    def varies(*given: object) -> NoReturn:
+        raise RuntimeError("adaptive_max_pool2d has no deterministic implementation\nbut you set")
+
     job = built(tmp_path)
-    assert building.step_entries(built(tmp_path, batch_size=2)) > 0
-    twice = building.step_entries(built(tmp_path, batch_size=4))
-    assert twice == 2 * building.step_entries(built(tmp_path, batch_size=2)), "by its records"
-    monkeypatch.setattr(building, "device_of", lambda config: torch.device("cuda"))
-    assert building.step_entries(job) == 0
+    monkeypatch.setattr(RecordGradients, "norms", varies)
+    building._refuse_varying(job)
+    monkeypatch.setattr("sim.job.job.device_of", lambda config: META)
+    with pytest.raises(ValueError, match=r"^model = 'linear' has .* each time on a GPU \(adap"):
+        building._refuse_varying(job)
+
+
+def test_a_step_is_as_large_as_its_batch(tmp_path):
+    one, two = (building.step_entries(built(tmp_path, batch_size=n)) for n in (2, 4))
+    assert 0 < one == two / 2
 
 
 def test_a_given_number_is_taken(tmp_path):
@@ -177,6 +208,61 @@ def test_every_group_has_a_chunk_and_every_client_its_place(clients, width, grou
 def test_there_are_as_many_workers_as_were_asked_for_and_else_one_for_each_core(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     assert [workers_of(Execution(workers=n)) for n in (1, 3, None)] == [1, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "found"),
+    [("auto", None, 2), ("cuda", None, 2), ("cpu", None, 7), ("auto", 5, 5)],
+)
+def test_there_is_a_worker_for_each_gpu_where_clients_train_on_gpus(
+    monkeypatch, device, workers, found
+):
+    """Kills as many workers as CPU cores, which would share a GPU."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    given = {"device": device, "workers": workers}
+    assert workers_of(Execution(**given)) == found
+
+
+@pytest.mark.parametrize("gpus", range(1, 10))
+def test_all_workers_find_room_on_any_gpus(gpus):
+    """2 and 3 would have waited for ever, 8 and 6 would have been refused: Ray takes whole GPUs, or
+    parts of one in ten-thousandths. Kills a share that is rounded up."""
+    for workers in range(1, 40):
+        parts = gpu_share(workers, [gpus]) * 10_000
+        assert parts == pytest.approx(round(parts), abs=1e-6) and 0 < parts <= 10_000
+        room = gpus * (10_000 // round(parts))
+        assert room >= workers and (parts == 10_000 or room < workers + gpus)
+    assert gpu_share(3, [2]) == 0.5 and gpu_share(6, [4, 0, 4]) == 1.0 and gpu_share(7, []) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "given"), [(4, [1, 1], 0.5), (2, [5], 2.0), (9, [], 0.0)]
+)
+def test_a_share_that_is_given_is_taken_if_all_workers_find_room(workers, gpus, given):
+    assert gpu_share(workers, gpus, given) == given
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "given", "why"),
+    [
+        (
+            5,
+            [2],
+            0.5,
+            r"^gpus_per_worker is 0.5, so the cluster's GPUs \(2\) have room for 4 ",
+        ),
+        (4, [2], 0.6, "room for 2 workers, and there are 4: give fewer --workers"),
+        (3, [5], 2.0, "room for 2 workers"),
+        (3, [3.0, 3.0], 2.0, r"GPUs \(6\) have room for 2 workers"),  # one is left over on each
+        (1, [], 0.5, "room for 0 workers"),
+        (1, [8], 1.5, r"^gpus_per_worker is 1.5; above 1 it must be a whole number"),
+    ],
+)
+def test_a_share_for_which_there_is_no_room_is_refused(workers, gpus, given, why):
+    """Ray would wait for more GPUs in silence."""
+    with pytest.raises(ValueError, match=why):
+        gpu_share(workers, gpus, given)
 
 
 def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):

@@ -138,10 +138,10 @@ def worlds(tmp_path_factory):
     }
     built, real = {}, start.inline_exchange
 
-    def cached(wanted: config.Config) -> Job:
+    def cached(wanted: config.Config, workers: int) -> Job:
         key = wanted.model_dump_json()
         if key not in built:
-            built[key] = jobs.build(wanted)
+            built[key] = jobs.build(wanted, workers)
         return built[key]
 
     def exchange(job: Job, folder: Path) -> Exchange:

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import Streams, generator, seed_key
 from mechanisms.sampling import CohortData
 from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, Sum
-from tests.devices import CPU, needed, on, on_devices
+from tests.devices import CPU, META, Asynchronous, needed, on, on_devices
 
 KEY = seed_key(3)
 MECHANISMS = ["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
@@ -71,6 +72,32 @@ def test_a_local_round_on_exact_sums_is_the_cpus_up_to_rounding(device, name, ex
         and paid == expected
         and figures.keys() == reported.keys()
     )
+
+
+@pytest.mark.parametrize("layers", ["mlp", "convolutions"])
+def test_a_local_round_of_dpsgd_waits_for_no_device(device, exact_products, layers):
+    """PyTorch itself raises an error where the host would wait for a GPU. Without one, the round is
+    taken on a device without values (`test_placing.py`)."""
+    placing, mechanism, registry = needed(
+        "tests.test_placing", "mechanisms.mechanism", "mechanisms.registry"
+    )
+    gpu = device.type == "cuda"
+    make, x = {
+        "mlp": (placing.small.model, placing.small.X),
+        "convolutions": (placing.convolutions, placing.IMAGES),
+    }[layers]
+    for debug in ("default", "error") if gpu else ("default",):  # a first one sets libraries up
+        cohort, start = placing.world(make(), x, device if gpu else META)
+        with Asynchronous():
+            if gpu:
+                torch.cuda.synchronize()
+                torch.cuda.set_sync_debug_mode(debug)
+            try:
+                end = mechanism.local_round(registry.MECHANISMS["dpsgd"], cohort, start)
+            finally:
+                if gpu:
+                    torch.cuda.set_sync_debug_mode("default")
+    assert end.params.device.type == (device.type if gpu else "meta")
 
 
 def test_what_is_shared_on_exact_sums_is_the_cpus(device):
@@ -224,7 +251,7 @@ def test_the_same_run_gives_the_same_bits_on_the_same_device(device, run, flags)
     """With the settings that a run makes for itself; in any number of groups."""
     flags += " --chunk-clients 3"
     here, again = run(device, flags, "here"), run(device, f"{flags} --groups 1", "again")
-    assert torch.backends.cudnn.deterministic
+    assert device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
     assert (here / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
 
 
@@ -254,13 +281,29 @@ def test_models_are_scored_by_the_same_records_and_a_run_stays_on_its_kind_of_de
     assert json.loads((folder / "inputs.json").read_text())["device"] == device.type
 
 
+class Varying(nn.Sequential):
+    """The gradient of its pooling has no kernel on a GPU that gives the same bits each time."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(2, 4, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+        )
+
+
+def test_a_model_whose_bits_vary_is_refused_before_the_run_begins(device, run, tmp_path):
+    """On a CPU it has such kernels, and trains."""
+    model = "--model tests.test_cuda_runs:Varying"
+    if device.type == "cpu":
+        assert tensors(run(device, model, "a"))
+        return
+    with pytest.raises(ValueError, match="may give other bits each time on a GPU"):
+        run(device, model, "a")
+    assert not (tmp_path / "a").exists()
+
+
 def test_chunks_are_as_wide_as_the_device(device):
-    """On a CPU the cache sets the width for a large model; on others only the memory that
-    parameters take."""
-    config, jobs, chunks = needed("sim.config.configuration", "sim.phases.build", "sim.job.chunks")
-    given = config.load(
-        None, {"clients": 40, "device": device.type, "model": "mlp", "sample_rate": 1.0}
-    )
-    entries = jobs.step_entries(jobs.build(given))
-    assert (entries > 0) is (device.type == "cpu")
-    assert chunks.chunk_width(1_000, 2**20, entries) == (2 if device.type == "cpu" else 16)
+    """On a CPU the cache sets the width, on a GPU its memory."""
+    config, jobs = needed("sim.config.configuration", "sim.phases.build")
+    given = {"clients": 400, "device": device.type, "model": "mlp", "sample_rate": 1.0}
+    found = jobs.build(config.load(None, given)).config.run.chunk_clients
+    assert found == (25 if device.type == "cpu" else 50)

@@ -131,7 +131,7 @@ def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeyp
     target = epsilon(
         {event: 3 * count for event, count in plain.worst_round().items()}, 1e-5
     ).epsilon
-    monkeypatch.setattr(equal_rounds, "least_noises", lambda run_of, terms: [2.0])
+    monkeypatch.setattr(equal_rounds, "least_noises", lambda run_of, terms, one_order: [2.0])
     terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
     (found,) = equal_rounds.calibrate(DpagdPlan.of, [terms])
     assert (

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from client.messages import TrainRequest
 from mechanisms.accounting import ledger
@@ -20,7 +21,7 @@ from sim.engines import moving
 from sim.engines.cluster import Cluster, from_start, starting
 from sim.engines.moving import MOVE_SECONDS, Moving
 from sim.engines.session import Engine, run
-from sim.engines.start import train
+from sim.engines.start import all_by_workers, train
 from sim.job import rundir
 from sim.phases.build import build
 from tests.processes import NEEDS_PROC
@@ -111,6 +112,18 @@ def test_rays_workers_have_all_rounds_if_it_is_asked_for_or_a_cluster_is_named()
     assert load(None, {}).run.engine == "auto"
     cases = [{}, {"engine": "inline"}, {"engine": "ray"}, {"ray_address": "auto"}]
     assert [from_start(load(None, given).run) for given in cases] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("gpus", "by_workers"), [(0, False), (1, False), (2, True)])
+def test_several_gpus_have_workers_from_the_start_and_one_is_for_this_process(
+    monkeypatch, gpus, by_workers
+):
+    """Where one GPU is all there is, Ray would cost its start and gain nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert all_by_workers(load(None, {})) is by_workers
+    assert all_by_workers(load(None, {"engine": "ray"}))
+    assert not all_by_workers(load(None, {"device": "cpu"}))
 
 
 def inline(argv: list[str], name: str) -> Path:

@@ -14,7 +14,7 @@ from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
 from mechanisms.sharing import ClassSums, SingleRecords
 from sim.engines.inline import inline_exchange
-from sim.job.job import Job
+from sim.job.job import TRAIN, Job
 from sim.models.networks import initialise
 from sim.phases import course, training
 from sim.phases.course import Host, before_training
@@ -170,7 +170,7 @@ def test_records_are_standardized_from_the_next_phase_on(tmp_path):
 
 
 def shared(folder: Path, job: Job) -> list | None:
-    found = training.node(job, 0, folder)._data.shared
+    found = Host(job, folder).node(0, TRAIN)._data.shared
     return None if found is None else [part.tolist() for part in found]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from client.messages import Upload
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
 from mechanisms.accounting.events import Gaussian
 from mechanisms.plan import planned
 from server import loop
@@ -163,8 +163,8 @@ def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_p
         for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()
     ]
     plan = world.job.plans_of["distill"].plans[0]
-    order = epsilon(planned(plan, 3), 1e-5).order
-    fixed = [epsilon(planned(plan, n), 1e-5, orders=(order,)).epsilon for n in (1, 2)]
+    order, delta = epsilon(planned(plan, 3), 1e-5, orders=ORDERS).order, IN_PROGRESS * 1e-5
+    fixed = [epsilon(planned(plan, n), delta, orders=(order,)).epsilon for n in (1, 2)]
     assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
     assert fixed[0] > 1.05 * epsilon(planned(plan, 1), 1e-5).epsilon
 

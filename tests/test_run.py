@@ -357,7 +357,8 @@ def test_a_fault_is_one_line_and_leaves_nothing(tmp_path, capsys, records, line)
 def test_a_model_is_tried_before_the_run_begins_on_every_device(
     tmp_path, capsys, records, monkeypatch
 ):
-    """Where a step is measured in advance, that tries the model too; on a GPU none is."""
+    """Where a step is measured in advance, that tries the model, too; where the user says how many
+    clients a chunk has, none is."""
     monkeypatch.setattr("sim.phases.build.step_entries", lambda job: 0)
     said = refusal(
         capsys, f"--dataset={records}", f"--out={tmp_path}", "--model=tests.test_run:Centred"

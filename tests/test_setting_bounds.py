@@ -168,6 +168,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "cpus_per_worker": (1.0, (TINY,), (0.0,)),
         "gpus_per_worker": (None, (None, 0.0), (-TINY,)),
         "device": ("auto", ("cpu", "cuda"), ("gpu",)),
+        "tf32": (False, (True,), (1,)),
         "out": ("runs", ("elsewhere",), (None,)),
         "name": (None, (None, "a", "0.b_C-1"), ("", ".a", "_a", "-a", "a/b", "a b")),
         "quiet": (False, (True,), (1,)),

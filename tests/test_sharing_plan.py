@@ -167,7 +167,7 @@ def test_a_plan_knows_what_is_paid_before_it(mechanism):
     assert table(6.0, prior).plans[0].noise_multiplier == 6.0
     assert table(2.0, {}).plans
     with pytest.raises(ValueError, match="too small for a single round"):
-        table(2.0, {Gaussian(1.8): 1})
+        table(2.0, {Gaussian(1.5): 1})
 
 
 def test_the_order_of_a_run_is_the_best_for_all_that_is_paid():

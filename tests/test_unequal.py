@@ -10,7 +10,7 @@ import pytest
 from client.messages import Upload
 from client.sums import SCALE
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
 from mechanisms.plan import planned
 from server import loop, orders
 from server.loop import Standing
@@ -60,11 +60,13 @@ def test_the_figures_of_a_round_are_the_largest_and_the_median_of_all_clients(tm
     world = Unequal(tmp_path)
     _, records, _ = watched(world)
     plans = [world.job.plans.of(client) for client in range(CLIENTS)]
-    fixed = [epsilon(planned(plan, ROUNDS), DELTA).order for plan in plans]
+    fixed = [epsilon(planned(plan, ROUNDS), DELTA, orders=ORDERS).order for plan in plans]
     for number, record in enumerate(records, 1):
         over = number == ROUNDS
         certified = [
-            epsilon(planned(plan, number), DELTA, **({} if over else {"orders": (order,)})).epsilon
+            epsilon(planned(plan, number), DELTA).epsilon
+            if over
+            else epsilon(planned(plan, number), IN_PROGRESS * DELTA, orders=(order,)).epsilon
             for plan, order in zip(plans, fixed, strict=True)
         ]
         published = [epsilon(planned(plan, number), DELTA, "published").epsilon for plan in plans]
@@ -82,7 +84,8 @@ def test_the_figures_of_a_round_are_the_largest_and_the_median_of_all_clients(tm
 def test_every_client_has_the_order_of_its_own_plan_written_down(tmp_path):
     world = Unequal(tmp_path)
     orders.write(tmp_path, training.federation(world.job))
-    own = {c: epsilon(planned(world.job.plans.of(c), ROUNDS), DELTA).order for c in range(CLIENTS)}
+    plans = [planned(world.job.plans.of(c), ROUNDS) for c in range(CLIENTS)]
+    own = {c: epsilon(plan, DELTA, orders=ORDERS).order for c, plan in enumerate(plans)}
     assert orders.read(tmp_path) == own and len(set(own.values())) >= 3
 
 

@@ -470,3 +470,6 @@ def test_results_of_earlier_versions_count():
     """Their digests are over the settings' names of that time, here those of the default
     configuration."""
     assert digest(DEFAULT) == "d967f8ed1d66abd2"
+    assert digest(load(None, {"device": "cuda"})) != digest(
+        load(None, {"device": "cuda", "tf32": True})
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message
 
 from client.app import encode_request
@@ -49,8 +50,21 @@ __all__ = ["identity"]
 )
 def test_each_machine_has_a_worker_for_each_of_its_cores(cores, cpus, workers):
     run = Execution(cpus_per_worker=cpus)
-    assert workers_of(run, cores) == workers
-    assert workers_of(run.model_copy(update={"workers": 7}), cores) == 7
+    machines = [{"CPU": own} for own in cores]
+    assert workers_of(run, machines) == workers
+    assert workers_of(run.model_copy(update={"workers": 7}), machines) == 7
+
+
+@pytest.mark.parametrize(
+    ("here", "device", "workers"), [(1, "auto", 3), (1, "cpu", 9), (0, "auto", 9)]
+)
+def test_each_gpu_of_a_cluster_has_a_worker_where_clients_train_on_gpus(
+    monkeypatch, here, device, workers
+):
+    """However many the driver's machine has, and wherever there are none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
+    machines = [{"CPU": 4, "GPU": 2}, {"CPU": 4, "GPU": 1}, {"CPU": 1}, {}]
+    assert workers_of(Execution(device=device), machines) == workers
 
 
 def test_only_a_run_in_a_named_cluster_asks_it_for_its_cores(monkeypatch):

@@ -48,7 +48,7 @@ def smallest(
         raise ValueError(
             f"epsilon = {epsilon} must be above 0 and finite; name a budget to calibrate to"
         )
-    grid = accountant.default_orders(column)
+    grid, tighter = accountant.default_orders(column), column == "certified" and not one_order
 
     def spent(noise: float, orders: Sequence[float]) -> accountant.Guarantee:
         return accountant.guarantee(charges_of(noise), delta, column, orders)
@@ -58,14 +58,13 @@ def smallest(
 
     sparse = grid[::-SPARSE][::-1]
     if not meets(UPPER, sparse) and not meets(UPPER, grid):
-        found = spent(UPPER, grid) if one_order else None
-        least = (found or accountant.epsilon(charges_of(UPPER), delta, column)).epsilon
-        if least <= epsilon:
+        least = accountant.epsilon(charges_of(UPPER), delta) if tighter else spent(UPPER, grid)
+        if least.epsilon <= epsilon:
             return _tightened(charges_of, UPPER, epsilon, delta)
         raise ValueError(
             f"budget too small for a single step: epsilon = {epsilon} at delta = {delta} is below "
-            f"{least:.6g}, what noise multiplier {UPPER:g} still costs; raise epsilon or delta, "
-            "plan fewer steps, lower the rates, or add noise to what else is released"
+            f"{least.epsilon:.6g}, what noise multiplier {UPPER:g} still costs; raise epsilon or "
+            "delta, plan fewer steps, lower the rates, or add noise to what else is released"
         )
     if meets(LOWER, sparse):
         return LOWER
@@ -78,9 +77,7 @@ def smallest(
         place = grid.index(order)
         window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
-    if one_order or column == "published":
-        return best
-    return _tightened(charges_of, best, epsilon, delta)
+    return _tightened(charges_of, best, epsilon, delta) if tighter else best
 
 
 def _tightened(

@@ -24,8 +24,10 @@ from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.routes import Routes, needs_single_clients
 from mechanisms.gradients.tapped import Tapped
 from mechanisms.grid import PART
+from mechanisms.kernels import with_all_digits
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY, Metric, check_metric
+from mechanisms.placing import known
 
 # A smaller norm may have lost digits to underflow: it is rounded up to this.
 _SMALLEST_NORM = 1e-12
@@ -110,7 +112,8 @@ class RecordGradients:
             scale = of_pass(factors, norms, c, b)
             finite = norms[c, b].isfinite()
             scale = torch.where(finite, scale, 0.0).to(params.dtype)
-            total[c] += one.weighted_sum(scale, None if bool(finite.all()) else finite)
+            with with_all_digits():
+                total[c] += one.weighted_sum(scale, None if known(finite) else finite)
         return total, norms
 
     def whole_sum(
@@ -143,7 +146,7 @@ class RecordGradients:
             scale = of_pass(factors, norms, c, b).double() * (PART / bound[c, None].double())
             scale = F.pad(scale, (0, found.shape[1] - drawn))
             scale = torch.where(finite, torch.minimum(scale, most), 0.0)
-            total[c] += one.whole_sum(scale, None if bool(finite.all()) else finite)
+            total[c] += one.whole_sum(scale, None if known(finite) else finite)
         return total, norms
 
     def norms(

@@ -36,10 +36,12 @@ def partial_attack(target: Trained, parts: Split, key: bytes) -> Tally:
 def _features(target: Trained, records: Numbers) -> np.ndarray:
     """What the attacker sees of each record, float64 ``[M, features]``."""
     data = target.job.dataset
-    x, y = torch.from_numpy(data.x[records]), torch.from_numpy(data.y[records])
+    y = torch.from_numpy(data.y[records])
     probabilities, gradients = target.probabilities(records)[0], target.job.gradients
     label = F.one_hot(y, probabilities.shape[1]).double()
-    loss = gradients.losses(target.params, x[None], y[None])[0].double()
-    length = gradients.norms(target.params, x[None], y[None])[0].double()
+    own = torch.from_numpy(data.x[records])[None], y[None]
+    params, (xs, ys) = target.params, (part.to(target.params.device) for part in own)
+    loss = gradients.losses(params, xs, ys)[0].cpu().double()
+    length = gradients.norms(params, xs, ys)[0].cpu().double()
     seen = [torch.from_numpy(posterior_features(probabilities, y)), label, probabilities - label]
     return torch.cat([*seen, loss[:, None], length[:, None]], dim=1).numpy()

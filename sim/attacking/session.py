@@ -13,7 +13,7 @@ from sim.commands.attack import Question
 from sim.config import configuration
 from sim.config.fields import Config
 from sim.job import rundir
-from sim.job.device import single_thread
+from sim.job.device import in_one_order
 from sim.phases.build import build
 from sim.showing.attack import FILE, RATES, Attacked, Report, Success, one_by_one
 
@@ -24,8 +24,8 @@ def attack(question: Question) -> Report:
     Raises:
         ValueError: a user error.
     """
-    single_thread()
     first = question.configs[0]
+    in_one_order(first)
     folder = rundir.choose(first)
     report = Report(
         dataset=first.data.dataset,

@@ -169,12 +169,12 @@ class Watched:
     def __init__(self, row: Mechanism, canaries: Canaries):
         self._row, self._canaries, self._start = row, canaries, torch.empty(0)
         self.scores = np.zeros(len(canaries.records))
-        seen = canaries.planted.seen
+        seen, goes_on = canaries.planted.seen, row.active
         self.mechanism = replace(
             row,
             start=self._begin,
             step=lambda cohort, state: row.step(seen(cohort), state),
-            active=lambda cohort, state: row.active(seen(cohort), state),
+            active=goes_on and (lambda cohort, state: goes_on(seen(cohort), state)),
             metrics=lambda cohort, state: row.metrics(seen(cohort), state),
             realized=self._end,
         )
@@ -198,9 +198,12 @@ class Watched:
 def losses(
     gradients: RecordGradients, canaries: Canaries, x: Tensor, first: Tensor, last: Tensor
 ) -> Floats:
-    """Scores ``[m]`` of mislabelled canaries: the fall of their loss from ``first`` to ``last``."""
-    records = x[torch.from_numpy(canaries.records)][None]
-    labels = torch.from_numpy(canaries.labels)[None]
+    """Scores ``[m]`` of mislabelled canaries: the fall of their loss from ``first`` to ``last``.
+
+    Records ``x [N, ...]`` are on the device of the models ``[P]``.
+    """
+    chosen, labels = (torch.from_numpy(n).to(x.device) for n in (canaries.records, canaries.labels))
+    records, labels = x[chosen][None], labels[None]
     before, after = (gradients.losses(params[None], records, labels)[0] for params in (first, last))
     return np.asarray((before - after).double().cpu().numpy())
 

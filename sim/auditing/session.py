@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load
@@ -19,7 +18,8 @@ from sim.config.fields import Config
 from sim.engines import session
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
-from sim.job.device import device_of, single_thread
+from sim.job.copies import copy_on
+from sim.job.device import in_one_order
 from sim.job.job import Job
 from sim.phases.build import build
 from sim.phases.course import present
@@ -45,7 +45,7 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
-    single_thread()
+    in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
     config = config.model_copy(update={"run": execution})
@@ -57,10 +57,11 @@ def audit(
     session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
     scores = watched.scores
     if black_box:
-        layout, x = job.gradients.layout, torch.from_numpy(present(job, folder).dataset.x)
+        layout, x = job.gradients.layout, copy_on(job.device, present(job, folder).dataset.x)
         final = load((folder / "model.safetensors").read_bytes())
         last = layout.flatten({name: final[name] for name in layout.names})
-        scores = one_run.losses(job.gradients, canaries, x, layout.initial(job.model), last)
+        first, last = (model.to(job.device) for model in (layout.initial(job.model), last))
+        scores = one_run.losses(job.gradients, canaries, x, first, last)
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
     owned = [job.partition.of(client) for client in range(config.data.clients)]
@@ -98,9 +99,9 @@ def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     room = most if black_box else len(owned) * (parameters // 2)
     chosen = min(one_run.MAX_CANARIES, most, room) if count is None else count
     size = 0.0 if black_box else one_run.LENGTH * config.privacy.clip_norm
-    key, device = seed_key(config.run.seed), device_of(config)
+    key = seed_key(config.run.seed)
     return one_run.plant(
-        job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, device
+        job.dataset.y, job.dataset.classes, owned, parameters, chosen, key, size, job.device
     )
 
 

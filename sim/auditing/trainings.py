@@ -20,7 +20,7 @@ from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import CohortData
 from sim.config.fields import Config
-from sim.job.device import device_of
+from sim.job.copies import copy_on
 from sim.job.job import Job
 from sim.phases.training import local_steps
 
@@ -34,7 +34,7 @@ class Trained:
 
     Attributes:
         job: the configuration, its data and its model.
-        params: parameters ``[K, P]``, on the CPU.
+        params: parameters ``[K, P]``, on the computing device.
         epsilon: the largest certified epsilon of the K trainings, at the configuration's delta.
         epsilon_published: the largest published epsilon of what they released.
     """
@@ -46,9 +46,9 @@ class Trained:
 
     def probabilities(self, records: NDArray[np.int64]) -> Tensor:
         """Each model's probabilities for records ``[M]``, float64 ``[K, M, classes]``."""
-        x = torch.from_numpy(self.job.dataset.x[records])
+        x = torch.from_numpy(self.job.dataset.x[records]).to(self.params.device)
         rows = [self.job.gradients.logits(row[None], x[None])[0] for row in self.params]
-        return torch.stack(rows).double().softmax(dim=2)
+        return torch.stack(rows).cpu().double().softmax(dim=2)
 
 
 def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
@@ -67,9 +67,9 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     steps = np.array([paid_steps(config, most, size) for most, size in sized])
     own = getattr(config, config.privacy.mechanism, None)
     table = plan_table(config.privacy, own, steps, 1, sizes)
-    device = device_of(config)
+    device = job.device
     start = job.gradients.layout.initial(job.model).to(device)
-    x, y = (torch.from_numpy(array).to(device) for array in (job.dataset.x, job.dataset.y))
+    x, y = (copy_on(device, array) for array in (job.dataset.x, job.dataset.y))
     models, settled = [], []
     for at in range(0, len(owned), AT_A_TIME):
         numbers = range(at, min(at + AT_A_TIME, len(owned)))
@@ -89,7 +89,7 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
             ],
         )
         end = local_round(row, cohort, start)
-        models.append(end.params.cpu())
+        models.append(end.params)
         released = zip(plans, row.realized(cohort, end), strict=True)
         settled += [payable(merge(plan.round_charges(1), found)) for plan, found in released]
     delta = config.privacy.delta

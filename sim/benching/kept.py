@@ -26,6 +26,9 @@ from sim.config.settings import EXECUTION_ONLY
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 """Settings that may differ when a run is resumed."""
 
+NEWER = {"tf32": False}
+"""Settings that results of earlier versions lack, and the values that those were made with."""
+
 PER_CLIENT = ("epsilon_certified", "epsilon_published", "noise_multiplier", "events")
 """Fields of a summary with an entry per client, of which the largest is kept."""
 
@@ -42,6 +45,7 @@ def digest(config: Config) -> str:
     """A digest of all settings that affect a result, by their former names: old results count."""
     former = {now: name for name, now in FORMER.items()}
     values = {former.get(name, name): config.value(name) for name in SETTINGS if name not in FREE}
+    values = dict(entry for entry in values.items() if entry not in NEWER.items())
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

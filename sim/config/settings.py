@@ -71,7 +71,8 @@ class Execution(Settings):
     """where clients run: Ray workers, this process alone (inline), or this process and then Ray
     workers if a move pays (auto)"""
     workers: int | None = Field(None, ge=1)
-    """Ray workers; 'none': as many as this machine, or the named cluster's, have CPU cores for"""
+    """Ray workers; 'none': one per GPU if clients train there, else as many as this machine, or the
+    named cluster's, have CPU cores for"""
     groups: int | None = Field(None, ge=1)
     """groups of clients, one Flower node each; 'none': as many as workers, but no more than
     chunks"""
@@ -83,9 +84,13 @@ class Execution(Settings):
     cpus_per_worker: float = Field(1.0, gt=0)
     """CPU cores that Ray reserves for a worker [cores]"""
     gpus_per_worker: float | None = Field(None, ge=0)
-    """share of a GPU that Ray reserves for a worker [GPUs]; 'none': all GPUs, divided evenly"""
+    """GPUs that Ray reserves for a worker, 1 or a part of one [GPUs]; 'none': 1, or as many workers
+    share one as must"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """device for tensors; auto: cuda if available"""
+    tf32: bool = False
+    """on a GPU, products of float32 by the first 10 binary digits of their factors, except in sums
+    of clipped gradients: faster, but affects results"""
     out: str = "runs"
     """parent folder of run directories"""
     name: str | None = None

@@ -147,6 +147,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "ray_address": ((RAY,),),
     "cpus_per_worker": ((RAY,),),
     "gpus_per_worker": ((RAY,),),
+    "tf32": ((_one_of("device", "cuda"),),),
 }
 """Setting -> alternative conditions under which it has an effect; all others always have one."""
 

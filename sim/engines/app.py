@@ -118,11 +118,12 @@ def know(job: Job) -> None:
 
 def _job(settings: str) -> Job:
     if settings not in _known:
-        from sim.job.device import single_thread
+        from sim.job.device import in_one_order
         from sim.phases.build import build
 
-        single_thread()
-        job = build(Config.model_validate_json(settings))
+        config = Config.model_validate_json(settings)
+        in_one_order(config)
+        job = build(config)
         _known.clear()
         _known[settings] = job
     return _known[settings]

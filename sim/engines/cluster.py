@@ -39,8 +39,8 @@ class Cluster:
         return self._started
 
     def workers(self, run: Execution) -> int:
-        """The number of workers of a run: as asked for, or as many as there are CPU cores for, on
-        the machines of a named cluster or on this one.
+        """The number of workers of a run: as asked for, or by the GPUs or CPU cores of a named
+        cluster's machines, or of this one.
 
         Raises:
             ValueError: the named cluster cannot be joined.
@@ -50,7 +50,7 @@ class Cluster:
         self.begin().result()
         import ray
 
-        return workers_of(run, [node["Resources"].get("CPU", 0.0) for node in ray.nodes()])
+        return workers_of(run, [node["Resources"] for node in ray.nodes()])
 
     def hold(self, held: object) -> None:
         """Keep an object that refers to Ray alive until Ray has ended; dropping such a reference

@@ -25,8 +25,8 @@ from sim.engines import app
 from sim.engines.cluster import Cluster
 from sim.engines.worker import Worker, check_room, starter
 from sim.engines.workers import Workers
-from sim.job.device import device_of
 from sim.job.job import Job
+from sim.job.workers import gpu_share
 
 TRIES = 3
 NODE_FAILED = 1
@@ -56,13 +56,12 @@ def grid_of(job: Job, run_dir: Path, cluster: Cluster) -> "RayGrid":
     """
     cluster.begin().result()
     run = job.config.run
-    workers, gpus = cluster.workers(run), run.gpus_per_worker
-    if gpus is None:
-        on_gpu = device_of(job.config).type == "cuda"
-        gpus = ray.cluster_resources().get("GPU", 0) / workers if on_gpu else 0
-    needed = {"CPU": run.cpus_per_worker, "GPU": gpus}
+    workers, gpus = min(cluster.workers(run), len(job.groups)), [0.0]
+    if job.device.type == "cuda" or run.gpus_per_worker:
+        gpus = [node["Resources"].get("GPU", 0.0) for node in ray.nodes()]
+    needed = {"CPU": run.cpus_per_worker, "GPU": gpu_share(workers, gpus, run.gpus_per_worker)}
     start = starter(job, run_dir.resolve(), needed)
-    started = [start() for _ in range(min(workers, len(job.groups)))]
+    started = [start() for _ in range(workers)]
     check_room(started, needed)
     for worker in started:
         worker.check()

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 from sim.commands.flags import Request
+from sim.config.fields import Config
 from sim.engines.cluster import Cluster, from_start, starting
 from sim.engines.drawer import Report
 from sim.engines.inline import inline_exchange
 from sim.engines.moving import Moving
 from sim.engines.session import Engine, run
 from sim.job import rundir
-from sim.job.device import device_of, single_thread
+from sim.job.device import device_of, in_one_order
+from sim.job.workers import workers_of
 from sim.phases.build import build
 
 
@@ -24,7 +26,7 @@ def train(request: Request, cluster: Cluster | None = None, report: Report | Non
     if cluster is None:
         with starting(request.config) as cluster:
             return train(request, cluster, report)
-    single_thread()
+    in_one_order(request.config)
     if request.resume is None:
         folder = rundir.choose(request.config)
     else:
@@ -38,7 +40,7 @@ def train(request: Request, cluster: Cluster | None = None, report: Report | Non
     if job.config.run.engine == "inline":
         folder = create()
         run(job, folder, Engine(inline_exchange(job, folder), report=report))
-    elif from_start(job.config.run) or device_of(job.config).type == "cuda":
+    elif all_by_workers(job.config):
         cluster.begin().result()  # reports Ray and Flower that cannot be imported
         from sim.engines.ray_grid import grid_of, serve
 
@@ -49,3 +51,10 @@ def train(request: Request, cluster: Cluster | None = None, report: Report | Non
         moving = Moving(job, folder, cluster)
         run(job, folder, Engine(moving, cluster.leave, lambda: moving.where, report))
     return folder
+
+
+def all_by_workers(config: Config) -> bool:
+    """Whether all rounds are for Ray's workers: if the user says so, or there are several GPUs, of
+    which this process would use one."""
+    several = device_of(config).type == "cuda" and workers_of(config.run) > 1
+    return from_start(config.run) or several

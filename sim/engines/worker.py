@@ -22,7 +22,7 @@ from client.app import client_app
 from client.messages import Answering
 from sim.commands.version import DISTRIBUTION, version
 from sim.engines.app import check_shared
-from sim.job.device import single_thread
+from sim.job.device import in_one_order
 from sim.job.job import Job
 from sim.phases.course import Host
 
@@ -40,8 +40,8 @@ class Actor:
     """Hosts groups behind a Flower ClientApp, in a process of its own."""
 
     def __init__(self, shared: list[ray.ObjectRef], run_dir: str):
-        single_thread()
         job = ray.get(shared[0])
+        in_one_order(job.config)
         self._host, self._groups = Host(job, Path(run_dir)), len(job.groups)
 
         def node_of(config: Mapping[str, Any], context: Context) -> Answering:

@@ -3,15 +3,22 @@
 import numpy as np
 
 CHUNK_ENTRIES = 2**24
-"""Maximum parameters of a chunk's clients, and maximum tensor entries of their step on a CPU."""
+"""Maximum tensor entries of the step of a chunk's clients on a CPU."""
 MIN_CLIENTS = 5
 """Minimum clients of a chunk under the bound on a step: each chunk has a fixed cost."""
 CACHED_ENTRIES = 2**21
 """Maximum parameters of a chunk's clients on a CPU; more evict each other from the cache."""
+ROWS = 24
+"""Rows of all parameters that a client's step may hold at once on a GPU: its model, sum and
+direction, the noise of several steps, the optimizer's rows, and those of a step on trial."""
+MEMORY_SHARE = 4
+"""A chunk takes at most one part in so many of a GPU's memory."""
+MAX_CLIENTS = 4096
+"""Maximum clients of a chunk on a GPU, which is busy with fewer."""
 
 
 def chunk_width(clients: int, parameters: int, entries: int) -> int:
-    """The default number of clients computed together.
+    """The default number of clients computed together on a CPU.
 
     They share the fixed cost of a step's calls, which makes small models with few records 10 to 20
     times faster. It gains nothing if one client's work (``entries``, as for convolutions) or
@@ -20,8 +27,19 @@ def chunk_width(clients: int, parameters: int, entries: int) -> int:
     """
     wanted = min(max(25, clients // 40), 250)
     filling = max(MIN_CLIENTS, CHUNK_ENTRIES // max(entries, 1))
-    cached = (CACHED_ENTRIES if entries else CHUNK_ENTRIES) // parameters
-    return max(1, min(wanted, filling, cached))
+    return max(1, min(wanted, filling, CACHED_ENTRIES // parameters))
+
+
+def device_width(clients: int, parameters: int, entries: int, memory: int) -> int:
+    """The default number of clients computed together on a GPU with so many bytes of memory.
+
+    A step's calls cost the same for any number of clients, so there are as many as fit, with
+    batches of so many ``entries`` each. But no more than an eighth of all: chunks hold clients of
+    similar size, the more similar the more chunks there are, and several GPUs need several chunks.
+    """
+    needed = 4 * (ROWS * parameters + 2 * entries)
+    wanted = min(max(25, clients // 8), MAX_CLIENTS)
+    return max(1, min(wanted, memory // MEMORY_SHARE // needed))
 
 
 def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.ndarray, ...], ...]:

@@ -3,17 +3,31 @@
 import torch
 from threadpoolctl import threadpool_limits
 
+from mechanisms.kernels import fix_kernels
 from sim.config.fields import Config
 
 
-def single_thread() -> None:
-    """Limit torch and NumPy to one thread: sums have one order, and processes share the cores.
+def in_one_order(config: Config) -> None:
+    """Make this process compute a run's sums in one order.
 
-    On a GPU, kernels that sum in a varying order are disabled.
+    Raises:
+        ValueError: CUDA was requested but is not available.
     """
-    torch.backends.cudnn.deterministic = True
+    single_thread()
+    if device_of(config).type == "cuda":
+        fix_kernels(config.run.tf32)
+
+
+def single_thread() -> None:
+    """Limit torch and NumPy to one thread: sums have one order, and processes share the cores."""
     torch.set_num_threads(1)
     threadpool_limits(1)
+
+
+def memory_of(device: torch.device) -> int:
+    """A GPU's memory in bytes, rounded down to a power of 2: the same for GPUs of one kind."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(2 ** (total.bit_length() - 1))
 
 
 def device_of(config: Config) -> torch.device:

@@ -1,5 +1,6 @@
 """A run's inputs, the same in every process: data, clients, model, plans and groups."""
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from sim.config.fields import Config
 from sim.data.dataset import Dataset
 from sim.data.holdout import Holdout
 from sim.data.partition import Partition
+from sim.job.copies import copy_on
+from sim.job.device import device_of
 
 TRAIN = "train"
 """The name of the phase in which the model is trained."""
@@ -31,6 +34,7 @@ class Job:
         plans_of: the clients' privacy plans, by the name of the phase.
         groups: for each group, the chunks of client numbers that are computed together.
         holdout: records that no client holds and no guarantee covers, or None.
+        shared: records of the globally shared data set, once there are any.
     """
 
     config: Config
@@ -40,6 +44,7 @@ class Job:
     plans_of: Mapping[str, PlanTable]
     groups: tuple[tuple[np.ndarray, ...], ...]
     holdout: Holdout | None = None
+    shared: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def plans(self) -> PlanTable:
@@ -61,15 +66,27 @@ class Job:
 
     @functools.cached_property
     def gradients(self) -> RecordGradients:
-        """Per-record gradients of the model.
+        """Per-record gradients of the model, with its constants on the computing device.
 
         Raises:
             ValueError: the model has a layer that mixes records.
         """
-        return self.gradients_of(self.model)
-
-    def gradients_of(self, module: torch.nn.Module) -> RecordGradients:
-        """Per-record gradients of ``module``, a copy of the model on the computing device."""
         local = self.config.local
         limit = None if local.memory_limit is None else local.memory_limit * MEBIBYTE
+        module = copy.deepcopy(self.model).to(self.device)
         return RecordGradients(module, max_records=local.max_records, memory_limit=limit)
+
+    @property
+    def device(self) -> torch.device:
+        """The computing device of this process."""
+        return device_of(self.config)
+
+    @functools.cached_property
+    def tests(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The records and labels that models are evaluated on, on the computing device."""
+        data = self.dataset
+        return copy_on(self.device, data.x_test), copy_on(self.device, data.y_test)
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is sent to workers: without `tests`, which only the server uses."""
+        return {name: value for name, value in vars(self).items() if name != "tests"}

@@ -25,8 +25,8 @@ from threadpoolctl import threadpool_limits
 from sim.engines import start  # noqa: F401
 from sim.job.environment import set_variables
 
-CUDNN = {"deterministic": True, "benchmark": False, "allow_tf32": True}
-"""cuDNN flags of a run: PyTorch's defaults, except ``deterministic``."""
+CUDNN = {"deterministic": False, "benchmark": False, "allow_tf32": True}
+"""PyTorch's defaults of cuDNN's flags."""
 ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """NumPy's default handling of floating-point errors."""
 
@@ -62,6 +62,8 @@ def _lend_arithmetic(stack: ExitStack) -> None:
     for name, value in CUDNN.items():
         stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
         setattr(torch.backends.cudnn, name, value)
+    stack.callback(_set_determinism, *_determinism())
+    _set_determinism(False, False, True)
     stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
     torch.set_float32_matmul_precision("highest")
     stack.callback(torch.set_default_dtype, torch.get_default_dtype())
@@ -75,6 +77,22 @@ def _lend_arithmetic(stack: ExitStack) -> None:
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.enable_grad())
     stack.enter_context(np.errstate(**ERRORS))
+
+
+def _determinism() -> tuple[bool, bool, bool]:
+    """Whether kernels must be deterministic, or only warn, and whether new memory is filled."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+
+
+def _set_determinism(mode: bool, warn_only: bool, fill: bool) -> None:
+    """Set what `_determinism` gives, if it is not so: that imports PyTorch's compiler."""
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    if _determinism() != (mode, warn_only, fill):
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 def _signals() -> list[signal.Signals]:

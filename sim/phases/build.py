@@ -14,8 +14,9 @@ from sim.data.features import load
 from sim.data.holdout import Holdout, hold_out, set_aside
 from sim.data.partition import Partition, partition
 from sim.data.words import Words, words_of
-from sim.job.chunks import chunk_width, group
-from sim.job.device import device_of
+from sim.job.chunks import chunk_width, device_width, group
+from sim.job.copies import copy_on
+from sim.job.device import device_of, memory_of
 from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.models.networks import build as build_model
@@ -88,8 +89,8 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
     """
     config, sizes = job.config, job.partition.sizes
     job.gradients.refuse_mixing(*_two_records(job))
-    parameters, entries = job.gradients.layout.size, step_entries(job)
-    width = config.run.chunk_clients or chunk_width(len(sizes), parameters, entries)
+    _refuse_varying(job)
+    width = config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
@@ -106,15 +107,47 @@ def with_groups(config: Config, width: int, chunks: int, workers: int) -> Config
     return config.model_copy(update={"run": config.run.model_copy(update=chosen)})
 
 
+def _refuse_varying(job: Job) -> None:
+    """Refuse a model for which a GPU has no kernel that gives the same bits each time.
+
+    Raises:
+        ValueError: there is none for an operation of the model or of its gradient.
+    """
+    if job.device.type == "cpu":
+        return
+    start = job.gradients.layout.initial(job.model).to(job.device)
+    try:
+        job.gradients.norms(start[None], *_two_records(job))
+    except RuntimeError as fault:
+        if "deterministic" not in str(fault):
+            raise
+        raise ValueError(
+            f"model = {job.config.data.model!r} has an operation that may give other bits each "
+            f"time on a GPU ({str(fault).splitlines()[0]}): replace it, or use --device cpu"
+        ) from None
+
+
+def clients_at_a_time(job: Job) -> int:
+    """The default number of clients computed together, by the kind of device."""
+    clients, parameters = len(job.partition.sizes), job.gradients.layout.size
+    if job.device.type == "cpu":
+        return chunk_width(clients, parameters, step_entries(job))
+    entries = math.ceil(_batch(job) * job.dataset.x[0].size)
+    return device_width(clients, parameters, entries, memory_of(job.device))
+
+
 def step_entries(job: Job) -> int:
-    """Tensor entries that a step of a median-sized client holds on a CPU; 0 on other devices."""
-    if device_of(job.config).type != "cpu":
-        return 0
+    """Tensor entries that a step of a median-sized client holds."""
+    return math.ceil(_batch(job) * job.gradients.entries(*_two_records(job)))
+
+
+def _batch(job: Job) -> float:
+    """The expected batch of a median-sized client."""
     size = int(np.median(job.partition.sizes))
-    batch = job.config.privacy.rate(max(size, 1)) * size
-    return math.ceil(batch * job.gradients.entries(*_two_records(job)))
+    return job.config.privacy.rate(max(size, 1)) * size
 
 
 def _two_records(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
     """The first two records ``[1, 2, ...]`` and their labels, to try the model on."""
-    return torch.from_numpy(job.dataset.x[None, :2]), torch.from_numpy(job.dataset.y[None, :2])
+    x, y = (copy_on(job.device, array[None, :2]) for array in (job.dataset.x, job.dataset.y))
+    return x, y

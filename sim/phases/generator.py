@@ -20,7 +20,6 @@ from mechanisms.settings import Privacy
 from server.federation import Federation
 from server.store import Store
 from sim.config.fields import Config
-from sim.job.device import device_of
 from sim.job.job import Job
 from sim.models.networks import initialise
 from sim.phases import phase
@@ -71,7 +70,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
 
 def node(job: Job, group: int, run_dir: Path) -> Node:
     """The clients of a group that train the generator, with a fresh optimizer in each round."""
-    own, module = job.config.fedfed, distiller(job).to(device_of(job.config))
+    own, module = job.config.fedfed, distiller(job).to(job.device)
     training = Training(
         mechanism=MECHANISMS["dpsgd" if job.config.private else "none"],
         gradients=RecordGradients(module, objective(own.distill_penalty)),

@@ -1,5 +1,6 @@
 """A phase: consecutive rounds in which all groups do the same. The last phase is training."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from mechanisms.plan import Plan, PlanTable
 from server.federation import Federation
 from sim.config.caveats import tells_times
 from sim.config.fields import Config
-from sim.job.device import device_of
+from sim.job.copies import copy_on
 from sim.job.job import Job
 from strategies.registry import strategy_of
 from strategies.strategy import Strategy
@@ -101,25 +102,24 @@ def release(job: Job, name: str, initial: np.ndarray, **own: Any) -> Federation:
     return federation(job, name, nothing, initial, **own)
 
 
-def group_data(
-    job: Job, group: int, shared: tuple[np.ndarray, np.ndarray] | None = None
-) -> GroupData:
-    """A group's clients and their records on the computing device."""
-    device = device_of(job.config)
+def group_data(job: Job, group: int) -> GroupData:
+    """A group's clients, and the records on the computing device, of which all groups of a process
+    have the same copy."""
+    on = functools.partial(copy_on, job.device)
 
     def pair(
         records: tuple[np.ndarray, np.ndarray] | None,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None if records is None else (_on(device, records[0]), _on(device, records[1]))
+        return None if records is None else (on(records[0]), on(records[1]))
 
     return GroupData(
-        x=_on(device, job.dataset.x),
-        y=_on(device, job.dataset.y),
+        x=on(job.dataset.x),
+        y=on(job.dataset.y),
         records=job.partition.of,
         chunks=job.groups[group],
         weights=strategy_of(job.config.strategy, job.config.fedfed).weights(job.partition.sizes),
         holdout=pair(job.holdout),
-        shared=pair(shared),
+        shared=pair(job.shared),
     )
 
 
@@ -134,7 +134,3 @@ def mean_sums(job: Job, uploads: Sequence[Upload]) -> tuple[np.ndarray, float]:
     clients = np.concatenate([upload.clients for upload in uploads])
     mean = sums.mean([upload.total for upload in uploads], len(clients))
     return mean, float(job.partition.sizes[clients].mean())
-
-
-def _on(device: torch.device, array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,6 @@ from mechanisms.plan import PlanTable, merge
 from mechanisms.sharing import ClassSums, Features, Release, SharingPlan, SingleRecords
 from server.federation import Federation
 from sim.config.fields import Config
-from sim.job.device import device_of
 from sim.job.job import Job
 from sim.phases import generator, phase
 from sim.phases.phase import Costs, Outlook, Phase, files, group_data, mean_sums
@@ -128,7 +128,7 @@ def _distilled(job: Job, params: np.ndarray) -> Features:
     module = generator.distiller(job)
     layout = RecordGradients(module).layout
     module.load_state_dict(layout.unflatten(torch.from_numpy(params)))
-    return sensitive(module.splitter.to(device_of(job.config)))
+    return sensitive(module.splitter.to(job.device))
 
 
 def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
@@ -145,4 +145,10 @@ def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
     return tensors["x"], tensors["y"]
 
 
-PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=SHARED_FILE)
+def joined(job: Job, run_dir: Path) -> Job:
+    """The job with D^s; unchanged as long as there is none."""
+    shared = shared_set(job, run_dir)
+    return job if shared is None else replace(job, shared=shared)
+
+
+PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=SHARED_FILE, apply=joined)

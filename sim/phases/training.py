@@ -1,6 +1,5 @@
 """The last phase: trains the model, and evaluates it after rounds."""
 
-import copy
 import functools
 import math
 from pathlib import Path
@@ -10,18 +9,16 @@ import torch
 
 from client.client_state import ClientState
 from client.node import Node, Training
-from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
 from mechanisms.registry import MECHANISMS, plan_table
 from server.federation import Federation
 from sim.config.fields import Config
-from sim.job.device import device_of
 from sim.job.job import TRAIN, Job
 from sim.phases import phase
 from sim.phases.phase import Costs, Outlook, Phase, files, group_data
-from sim.phases.sharing import shared_set
 from strategies.registry import strategy_of
 
 EVALUATION_BATCH = 2_000
@@ -64,15 +61,16 @@ def federation(job: Job, run_dir: Path | None = None) -> Federation:
 
 def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
     """(accuracy, mean cross-entropy) of the model ``[P]`` on the test set."""
-    rows = torch.from_numpy(params)[None]
-    right = loss = 0.0
-    for at in range(0, len(job.dataset.y_test), EVALUATION_BATCH):
-        x = torch.from_numpy(job.dataset.x_test[at : at + EVALUATION_BATCH])
-        y = torch.from_numpy(job.dataset.y_test[at : at + EVALUATION_BATCH])
+    x_test, y_test = job.tests
+    rows = place(torch.from_numpy(params), job.device)[None]
+    found = rows.new_zeros(2, dtype=torch.float64)  # read once, at the end
+    for at in range(0, len(y_test), EVALUATION_BATCH):
+        x, y = x_test[at : at + EVALUATION_BATCH], y_test[at : at + EVALUATION_BATCH]
         logits = job.gradients.logits(rows, x[None])[0]
-        right += float((logits.argmax(dim=1) == y).sum())
-        loss += float(torch.nn.functional.cross_entropy(logits, y, reduction="sum"))
-    return right / len(job.dataset.y_test), loss / len(job.dataset.y_test)
+        found[0] += (logits.argmax(dim=1) == y).sum()
+        found[1] += torch.nn.functional.cross_entropy(logits, y, reduction="sum")
+    right, loss = found.tolist()
+    return right / len(y_test), loss / len(y_test)
 
 
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
@@ -81,7 +79,7 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
     strategy = strategy_of(config.strategy, config.fedfed)
     training = Training(
         mechanism=mechanism or MECHANISMS[config.privacy.mechanism],
-        gradients=_gradients(job),
+        gradients=job.gradients,
         optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
         learning_rate=lambda round_, taken, steps: (
             config.local.lr
@@ -95,16 +93,7 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
     if config.local.keep_state:
         folder = run_dir / "clients" / f"group-{group:04d}"
         client_state = ClientState(folder, training.mechanism.lasting)
-    data = group_data(job, group, shared_set(job, run_dir))
-    return Node(training, data, job.plans, *files(run_dir, group), client_state)
-
-
-def _gradients(job: Job) -> RecordGradients:
-    """Per-record gradients of the model, with its constants on the computing device."""
-    device = device_of(job.config)
-    if device.type == "cpu":
-        return job.gradients
-    return job.gradients_of(copy.deepcopy(job.model).to(device))
+    return Node(training, group_data(job, group), job.plans, *files(run_dir, group), client_state)
 
 
 PHASE = Phase(TRAIN, lambda config: config.rounds.rounds, plan, federation, node)

@@ -1,0 +1,171 @@
+"""Parts that measure: steps, cohorts, chunks, the yardstick, evaluation, precision."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.checks import Rows
+from benchmarks.gpu.worlds import SHAPES, World, seconds
+from mechanisms.clipping import clip_factors
+from mechanisms.gradients.convolution_tap import all_clients, each_client
+from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.kernels import fix_kernels
+from mechanisms.randomness import Streams, seed_key
+from mechanisms.sampling import CohortData, poisson
+
+
+def steps(device: torch.device, quick: bool) -> Rows:
+    """A step of DPSGD with one client beside a plain step on the same batch; the aim is 1.2."""
+    rows: Rows = []
+    repeats, many, batches = (1, 1, (32,)) if quick else (5, 10, (256, 1024))
+    for name in ("mlp", "cnn") if quick else SHAPES:
+        gradients = RecordGradients(World.of(name, 1, device).module)
+        for batch in batches:
+            world = World.of(name, batch, device)
+            ours, plain = world.ours(1, many, gradients=gradients), world.plain(1, many)
+            found = seconds(device, repeats, ours=ours, plain=plain)
+            ratio = {"DP over plain": found["ours"] / found["plain"]}
+            rows.append({"model": name, "batch": batch} | ratio | _each(found, many))
+    return rows
+
+
+def cohort(device: torch.device, quick: bool) -> Rows:
+    """1,000 clients of 60 records take 10 steps together; beside plain PyTorch without privacy, one
+    client after the other, of which 20 are timed."""
+    clients, some, many = (20, 2, 2) if quick else (1_000, 20, 10)
+    rows: Rows = []
+    for name in ("mlp", "cnn"):
+        together, few = (World.of(name, 60 * n, device) for n in (clients, some))
+        found = seconds(device, 1, ours=together.ours(clients, many), plain=few.plain(some, many))
+        alone = found["plain"] / some * clients
+        rows.append(
+            {"model": name, "clients": clients, "steps": many, "seconds": found["ours"]}
+            | {"one by one, no privacy": alone, "times faster": alone / found["ours"]}
+        )
+    return rows
+
+
+def opacus(device: torch.device, quick: bool) -> Rows:
+    """The same beside Opacus, one client after the other, of which 5 are timed; the aim is 100."""
+    from benchmarks.dp_step import opacus as private
+
+    clients, some, many = (20, 1, 2) if quick else (1_000, 5, 10)
+    rows: Rows = []
+    for name in ("mlp", "cnn"):
+        together = World.of(name, 60 * clients, device)
+        few = [World.of(name, 60, device) for _ in range(some)]
+        theirs = [private(one.module, one.x, one.y, "hooks") for one in few]
+
+        def alone(sides: list = theirs) -> None:
+            for step in sides:
+                for _ in range(many):
+                    step()
+
+        found = seconds(device, 1, ours=together.ours(clients, many), opacus=alone)
+        one_by_one = found["opacus"] / some * clients
+        rows.append({"model": name, "seconds": found["ours"], "Opacus": one_by_one})
+        rows[-1]["times faster"] = one_by_one / found["ours"]
+    return rows
+
+
+def chunks(device: torch.device, quick: bool) -> Rows:
+    """Clients a second by the number that is computed together: 60 records, half of them in each of
+    5 steps."""
+    rows: Rows = []
+    many, widths = (1, (5, 20)) if quick else (5, (25, 100, 400, 1_600, 4_096))
+    for name in ("mlp",) if quick else ("mlp", "cnn", "cnn-cifar"):
+        gradients = RecordGradients(World.of(name, 1, device).module)
+        for width in widths[:3] if name == "cnn-cifar" else widths:
+            world = World.of(name, 60 * width, device)
+            ours = world.ours(width, many, 0.5, gradients=gradients)
+            took = seconds(device, 1, ours=ours)["ours"]
+            rows.append({"model": name, "together": width, "clients/s": width / took})
+    return rows
+
+
+def yardstick(device: torch.device, quick: bool) -> Rows:
+    """pfl-research's round on CIFAR-10's shapes: 50 clients of 50 records, 5 steps of 10 (ours: of
+    10 expected); the aim is 3 times plain PyTorch."""
+    clients = 3 if quick else 50
+    world = World.of("yardstick", 50 * clients, device)
+    sides = {
+        mechanism: world.ours(clients, 5, rate=0.2, mechanism=mechanism)
+        for mechanism in ("none", "dpsgd")
+    }
+    found = seconds(device, 1 if quick else 5, plain=world.plain(clients, 5, batch=10), **sides)
+    return [
+        {"side": name, "seconds": took, "times plain": found["plain"] / took}
+        for name, took in found.items()
+    ]
+
+
+def one_step(device: torch.device, quick: bool) -> Rows:
+    """Where a step of many clients of `cnn` goes: batches of half of 60 records, clipped sums, one
+    normal draw for each parameter and client."""
+    clients = 10 if quick else 1_000
+    world, owned = World.of("cnn", 60 * clients, device), range(clients)
+    data = CohortData(world.x, world.y, np.array_split(np.arange(60 * clients), clients))
+    streams, gradients = Streams(seed_key(0), 1, owned, device), RecordGradients(world.module)
+    params = gradients.layout.initial(world.module).to(device).expand(clients, -1).contiguous()
+    batch, bound = poisson(data, [0.5] * clients, streams.of("batch")), params.new_ones(clients)
+    found = seconds(
+        device,
+        1 if quick else 5,
+        batches=lambda: poisson(data, [0.5] * clients, streams.of("batch")),
+        sums=lambda: gradients.scaled_sum(
+            params, batch.x, batch.y, lambda norms: clip_factors(norms, bound) * batch.mask
+        ),
+        noise=lambda: streams.normal("noise", params.shape[1]),
+    )
+    return [{"clients": clients} | _each(found, 1)]
+
+
+def evaluation(device: torch.device, quick: bool) -> Rows:
+    """A look at 10,000 records, in batches of 2,000 as in a run."""
+    rows: Rows = []
+    for name in ("cnn",) if quick else ("cnn", "cnn-cifar"):
+        world = World.of(name, 200 if quick else 10_000, device)
+        look = partial(_look, world, RecordGradients(world.module))
+        rows.append({"model": name} | seconds(device, 1, seconds=look))
+    return rows
+
+
+def precision(device: torch.device, quick: bool) -> Rows:
+    """A round with TF32 beside one without."""
+    rows: Rows = []
+    for name in ("mlp",) if quick else ("mlp", "cnn-cifar"):
+        round_ = World.of(name, 60 * 20, device).ours(20, 1 if quick else 5)
+        took = {}
+        for tf32 in (False, True):
+            fix_kernels(tf32)
+            took[tf32] = seconds(device, 1 if quick else 5, ours=round_)["ours"]
+        fix_kernels()
+        rows.append({"model": name, "float32 over TF32": took[False] / took[True]})
+    return rows
+
+
+def convolutions(device: torch.device, quick: bool) -> Rows:
+    """Convolutions of many clients in one grouped call, as on a GPU, beside one after the other, as
+    on a CPU."""
+    rows: Rows = []
+    draws = torch.Generator(device).manual_seed(0)
+    for clients in (4,) if quick else (10, 100, 1_000):
+        x = torch.randn(clients * 16, 16, 14, 14, device=device, generator=draws)
+        weight = torch.randn(clients, 32, 16, 3, 3, device=device, generator=draws)
+        given = x, weight, None, (1, 1, 1), 1
+        sides = {"grouped": partial(all_clients, *given), "single": partial(each_client, *given)}
+        found = seconds(device, 3, **sides)
+        ratio = found["single"] / found["grouped"]
+        rows.append({"clients": clients, "one by one over grouped": ratio})
+    return rows
+
+
+def _look(world: World, gradients: RecordGradients) -> None:
+    params = gradients.layout.initial(world.module)[None]
+    for x in world.x.split(2_000):
+        gradients.logits(params, x[None])
+
+
+def _each(found: dict[str, float], many: int) -> dict[str, object]:
+    return {f"{name} [ms]": 1e3 * took / many for name, took in found.items()}

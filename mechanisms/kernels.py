@@ -1,0 +1,40 @@
+"""Which kernels a GPU takes: those that give the same bits each time, with all digits where a clip
+bound depends on them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+# A workspace of a fixed size, without which cuBLAS may add up in another order.
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+
+def fix_kernels(tf32: bool = False) -> None:
+    """Take only kernels that give the same bits each time, before a GPU is first used.
+
+    An operation that has no such kernel raises an error. With ``tf32`` products of float32 may use
+    the first 10 binary digits of their factors, except in sums of scaled gradients.
+    """
+    os.environ.setdefault(*_WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+@contextmanager
+def with_all_digits() -> Iterator[None]:
+    """Products of float32 use all digits of their factors, whatever `fix_kernels` allows.
+
+    With fewer, a clipped record could add more to a sum than the clip bound.
+    """
+    matmul = torch.backends.cuda.matmul
+    allowed, matmul.allow_tf32 = matmul.allow_tf32, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = allowed
