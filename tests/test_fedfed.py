@@ -368,7 +368,7 @@ def test_the_generator_learns_to_keep_what_tells_the_class(tmp_path):
     ("given", "words"),
     [
         ({"shared_source": "public"}, "public_records is 0: give --public-records"),
-        ({"share_budget": 1e-4}, "pays for no release"),
+        ({"share_budget": 1e-14}, "pays for no release"),
         ({"epsilon": None, "noise_multiplier": 1.0}, "give --epsilon"),
         ({"mechanism": "dpagd"}, "--strategy fedavg"),
     ],
