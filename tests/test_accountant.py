@@ -145,6 +145,14 @@ def test_too_many_kinds_of_steps_are_left_to_renyi(monkeypatch):
     assert accountant.epsilon(charges | {SampledGaussian(0.1, 9.0): 4}, 1e-5).order is not None
 
 
+def test_what_loss_distributions_leave_to_renyi_leaves_figures_in_progress_their_share_of_delta():
+    charges = {SampledGaussian(0.5, 0.09): 2}
+    renyi = accountant.epsilon(charges, 0.98e-5, orders=accountant.ORDERS)
+    assert accountant.epsilon(charges, 1e-5) == renyi
+    assert accountant.within(charges, renyi.epsilon, 1e-5)
+    assert not accountant.within(charges, renyi.epsilon * (1 - 1e-9), 1e-5)
+
+
 @pytest.mark.parametrize("charges", [GAUSSIANS, {A: 50, VisibleChoice(0.1, 4.0): 1}], ids=str)
 def test_what_is_within_a_budget_is_what_epsilon_says(charges):
     """Whatever was asked before. Kills answers that are remembered for other counts, budgets or
