@@ -128,9 +128,8 @@ def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeyp
     """A target that the planned rounds meet to the last bit. Kills allotments that add up to
     more."""
     plain = DpagdPlan.of(Terms(Privacy(mechanism="dpagd"), Dpagd(), 2, 3, 9), 2.0)
-    target = epsilon(
-        {event: 3 * count for event, count in plain.worst_round().items()}, 1e-5
-    ).epsilon
+    run = {event: 3 * count for event, count in plain.worst_round().items()}
+    target = epsilon(run, 1e-5, orders=ORDERS).epsilon
     monkeypatch.setattr(equal_rounds, "least_noises", lambda run_of, terms, one_order: [2.0])
     terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
     (found,) = equal_rounds.calibrate(DpagdPlan.of, [terms])

@@ -213,7 +213,7 @@ def test_where_rejections_are_hidden_nothing_tells_how_many_there_were(release, 
         if "uploads/" in name:
             with safe_open(path, "np") as file:
                 assert (
-                    set(file.metadata()) == {"upload", "model"}
+                    set(file.metadata()) == {"upload", "model", "content"}
                     and json.loads(file.metadata()["upload"])[2] == {}
                 )
     page = files["report.html"].read_text()
