@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from client.client_state import ClientState
 from mechanisms import equal_rounds
-from mechanisms.accounting.accountant import PUBLISHED_ORDERS, epsilon, rdp
+from mechanisms.accounting.accountant import ORDERS, PUBLISHED_ORDERS, epsilon, rdp
 from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
 from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
 from mechanisms.accounting.ledger import read
