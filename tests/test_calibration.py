@@ -18,6 +18,8 @@ CASES = [
     (0.1, 50, 0.2, 1e-6),
     (1.0, 30, 4.0, 1e-5),
     (1e-3, 10**5, 3, 1e-7),
+    (1.0, 20, 100.0, 1e-5),  # too large for loss distributions
+    (0.3, 5, 55.0, 1e-5),
 ]
 
 
@@ -29,6 +31,7 @@ def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, d
         <= accountant.epsilon({SampledGaussian(rate, noise): steps}, delta).epsilon
         <= budget
     )
+    assert accountant.within({SampledGaussian(rate, noise): steps}, budget, delta)
     assert (
         accountant.epsilon({SampledGaussian(rate, noise * (1 - 2e-4)): steps}, delta).epsilon
         > budget

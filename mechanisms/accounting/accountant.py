@@ -215,7 +215,7 @@ def _epsilon(
             tighter = _by_loss_distributions(items, delta)
             if math.isfinite(tighter):
                 return Guarantee(tighter, None)
-            delta *= _share_of_the_end(event for event, count in items if count)
+            delta *= share_of_the_end(event for event, count in items if count)
         orders = default_orders(column)
     return guarantee(dict(items), delta, column, orders)
 
@@ -261,7 +261,7 @@ def within(
     if known and all(charges[event] <= known[event] for event in kinds[0]):
         return True
     items, grid = frozenset(charges.items()), tuple(orders or default_orders(column))
-    share = _share_of_the_end(kinds[0]) if column == "certified" else 1.0
+    share = share_of_the_end(kinds[0]) if column == "certified" else 1.0
     if _epsilon(items, share * float(delta), column, grid).epsilon <= target:
         return True
     if column != "certified" or _by_loss_distributions(items, float(delta)) > target:
@@ -272,7 +272,7 @@ def within(
     return True
 
 
-def _share_of_the_end(events: Iterable[Event]) -> float:
+def share_of_the_end(events: Iterable[Event]) -> float:
     """The share of delta that pays for a certified epsilon when a run is over."""
     return 1.0 - IN_PROGRESS if dominating.all_dominated(events) else 1.0
 

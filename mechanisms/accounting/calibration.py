@@ -49,9 +49,10 @@ def smallest(
             f"epsilon = {epsilon} must be above 0 and finite; name a budget to calibrate to"
         )
     grid, tighter = accountant.default_orders(column), column == "certified" and not one_order
+    share = accountant.share_of_the_end(charges_of(UPPER)) if tighter else 1.0
 
     def spent(noise: float, orders: Sequence[float]) -> accountant.Guarantee:
-        return accountant.guarantee(charges_of(noise), delta, column, orders)
+        return accountant.guarantee(charges_of(noise), share * delta, column, orders)
 
     def meets(noise: float, orders: Sequence[float]) -> bool:
         return spent(noise, orders).epsilon <= epsilon

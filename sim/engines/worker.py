@@ -104,7 +104,7 @@ class Worker:
                 )
 
     def end(self) -> None:
-        """End it, whatever its state, and give its place back. Idempotent."""
+        """Stop the actor in any state and release its placement group. Idempotent."""
         ray.kill(self.actor)
         remove_placement_group(self.place)
 
