@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from mechanisms.accounting import accountant, curves, loss_distribution
+from mechanisms.accounting import accountant, curves, dominating, loss_distribution
 from mechanisms.accounting.events import (
     ClassicClaim,
     DpsurStep,
@@ -20,8 +20,8 @@ from mechanisms.accounting.events import (
     NoisyNormSum,
     PaperClaim,
     PublicLabels,
-    RandomizedResponse,
     SampledGaussian,
+    ScreenedStep,
     Unprotected,
     Unproved,
     VisibleChoice,
@@ -99,7 +99,10 @@ AS_SAMPLED = {A: 300, SampledGaussian(1.0, 9.0): 2, SampledGaussian(0.05, 1.0): 
 def test_gaussians_are_certified_by_loss_distributions_and_named_orders_by_renyi():
     found = accountant.epsilon(GAUSSIANS, 1e-5)
     renyi = accountant.epsilon(GAUSSIANS, 1e-5, orders=accountant.ORDERS)
-    steps = {(event.sample_rate, event.noise_multiplier): n for event, n in AS_SAMPLED.items()}
+    steps = {
+        dominating.sampled(event.sample_rate, event.noise_multiplier): n
+        for event, n in AS_SAMPLED.items()
+    }
     assert found == (loss_distribution.epsilon(steps, 0.98e-5), None)
     assert 0.8 * renyi.epsilon < found.epsilon < 0.97 * renyi.epsilon
     assert (found.method, renyi.method) == ("loss distributions", "Renyi")
@@ -121,9 +124,8 @@ def test_what_costs_nothing_is_no_obstacle_to_loss_distributions():
 @pytest.mark.parametrize(
     "event",
     [
-        DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "visible"),
-        VisibleChoice(0.1, 4.0),
-        RandomizedResponse(0.1),
+        DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "selective"),
+        ScreenedStep(0.1, 2.0, 0.1, 0.5, "clipped"),
         Unproved("nothing"),
         HeterogeneousGaussian(0.05, 2.0, 0.0),
         NoisyNormSum(0.1, 2.0),

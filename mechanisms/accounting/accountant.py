@@ -25,6 +25,7 @@ from mechanisms.accounting import (
     trial_cap,
 )
 from mechanisms.accounting.events import ClassicClaim, Event
+from mechanisms.accounting.profile import Pair
 
 Charges = Mapping[Event, int]
 
@@ -281,10 +282,10 @@ def share_of_the_end(events: Iterable[Event]) -> float:
 def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) -> float:
     """The epsilon of events that sampled Gaussians dominate; infinite for others, for more than
     `MAX_KINDS` kinds of steps, and above `loss_distribution.MAX_EPSILON`."""
-    steps: dict[loss_distribution.Step, int] = {}
+    steps: dict[Pair, int] = {}
     for event, count in sorted(items, key=repr):
         _check_count(event, count)
-        pairs = dominating.steps(event) if count else ()
+        pairs = dominating.pairs(event) if count else ()
         if pairs is None:
             return math.inf
         for pair in pairs:

@@ -1,53 +1,109 @@
-"""The sampled Gaussian that dominates one application of an event, where there is one.
+"""The pairs that dominate one application of an event, where there are some.
 
 A pair of distributions dominates an event if it is at least as far apart in every hockey-stick
-divergence, whatever records and outputs came before. Dominating pairs compose (Zhu, Dong, Wang
-2022, "Optimal Accounting of Differential Privacy via Characteristic Function", Theorem 10), so that
-charges whose events all have one can be composed by `loss_distribution`. A new kind of event
-registers a function with `steps.register`, or keeps its Renyi curve alone.
+divergence, whatever records and outputs came before. Charges whose events all have pairs are
+composed by `loss_distribution`. A new kind of event registers a function with `pairs.register`, or
+keeps its Renyi curve alone.
+
+A tested step (`Acceptance`) with proposals P, Q and probabilities of acceptance a, a' releases
+``P a`` and the bit. By joint convexity the sampled Gaussian is the worst proposal, and a hockey
+stick is convex in (a, a'), so that at each point a corner is the worst: the expectation of the
+largest of a few lines in the likelihood ratio (`profile.largest`).
 """
 
 import functools
+import math
 from collections.abc import Iterable
 
 from mechanisms.accounting import events
-from mechanisms.accounting.loss_distribution import Step
+from mechanisms.accounting.acceptance import Acceptance
+from mechanisms.accounting.profile import Case, Pair, Part, both_ways, largest
 
-Steps = tuple[Step, ...]
+Pairs = tuple[Pair, ...]
 
 
 def all_dominated(given: Iterable[events.Event]) -> bool:
-    """Whether every event has a dominating pair, or costs nothing."""
-    return all(steps(event) is not None for event in given)
+    """Whether every event has dominating pairs, or costs nothing."""
+    return all(pairs(event) is not None for event in given)
+
+
+@functools.lru_cache(maxsize=100_000)
+def sampled(rate: float, noise: float) -> Pair:
+    """SGM(rate, noise) itself."""
+    return both_ways(Part(1.0, 0.0, rate, noise))
 
 
 @functools.singledispatch
-def steps(event: events.Event) -> Steps | None:
-    """Rates and noise multipliers of sampled Gaussians that dominate one application together.
+def pairs(event: events.Event) -> Pairs | None:
+    """Pairs that dominate one application together.
 
     Returns:
-        Empty for what costs nothing in the certified column; None if no such pair is known.
+        Empty for what costs nothing in the certified column; None if no pair is known.
     """
     return None
 
 
-@steps.register
-def _sampled(event: events.SampledGaussian) -> Steps:
-    return ((event.sample_rate, event.noise_multiplier),)
+@pairs.register
+def _sampled(event: events.SampledGaussian) -> Pairs:
+    return (sampled(event.sample_rate, event.noise_multiplier),)
 
 
-@steps.register
-def _gaussian(event: events.Gaussian) -> Steps:
-    return ((1.0, event.noise_multiplier),)
+@pairs.register
+def _gaussian(event: events.Gaussian) -> Pairs:
+    return (sampled(1.0, event.noise_multiplier),)
 
 
-@steps.register
-def _heterogeneous(event: events.HeterogeneousGaussian) -> Steps | None:
+@pairs.register
+def _heterogeneous(event: events.HeterogeneousGaussian) -> Pairs | None:
     # noise of at least s min(v) in every direction: more noise elsewhere is post-processing
     least = event.noise_multiplier * event.smallest_scale
-    return ((event.sample_rate, least),) if least else None
+    return (sampled(event.sample_rate, least),) if least else None
 
 
-@steps.register
-def _free(event: events.PaperClaim | events.ClassicClaim | events.PublicLabels) -> Steps:
+@pairs.register
+def _free(event: events.PaperClaim | events.ClassicClaim | events.PublicLabels) -> Pairs:
     return ()
+
+
+@pairs.register
+def _visible_choice(event: events.VisibleChoice) -> Pairs:
+    shared = event.share_rate
+    own = Part(shared, 0.0, 1.0, event.noise_multiplier)
+    return (both_ways(own, Part(1.0 - shared, 0.0, 1.0, math.inf)),)
+
+
+@pairs.register
+def _randomized_response(event: events.RandomizedResponse) -> Pairs:
+    """Any pure epsilon is dominated by two answers (Kairouz, Oh, Viswanath 2015)."""
+    likely = 1.0 / (1.0 + math.exp(-event.epsilon))
+    answers = ((likely, event.epsilon), (1.0 - likely, -event.epsilon))
+    return (both_ways(*(Part(mass, loss, 1.0, math.inf) for mass, loss in answers)),)
+
+
+@pairs.register
+def _screened(event: events.ScreenedStep) -> Pairs | None:
+    if event.accounting != "public-test":
+        return None  # hidden rejections: `selective`
+    return (sampled(event.sample_rate, event.noise_multiplier),)
+
+
+@pairs.register
+@functools.lru_cache(maxsize=10_000)
+def _tested(event: events.DpsurStep) -> Pairs | None:
+    if event.accounting == "selective":
+        return None
+    acceptance = Acceptance.of_noisy_loss(event.validation_rate, event.validation_noise, event.beta)
+    removing, adding = (_cases(event, acceptance, adding) for adding in (False, True))
+    return (Pair(removing, adding),)
+
+
+def _cases(event: events.DpsurStep, acceptance: Acceptance, adding: bool) -> tuple[Case, ...]:
+    low, high, share = acceptance.lowest, acceptance.highest, acceptance.rate
+    corners = [(a, (1.0 - share) * a + share * z) for a in (low, high) for z in (low, high)]
+    accepted = corners if adding else [(within, without) for without, within in corners]
+    rejected = [(1.0 - a, 1.0 - b) for a, b in accepted]
+    neither, always = (0.0, 0.0), (1.0, 1.0)
+    lines = [[neither, *accepted], [always, *rejected]]  # the bit "rejected" counts in the second
+    if event.accounting == "every-trial":  # rejected proposals are seen too
+        lines = [[neither, always, *accepted, *rejected]]
+    return tuple(largest(one, event.sample_rate, event.noise_multiplier) for one in lines)

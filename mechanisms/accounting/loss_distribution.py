@@ -1,9 +1,8 @@
-"""Epsilon of composed (sampled) Gaussians from the distribution of their privacy loss.
+"""Epsilon of composed steps from the distribution of their privacy loss.
 
 The loss of one step is discretized by connecting the dots (Doroshenko et al. 2022, "Connect the
-Dots: Tighter Discrete Approximations of Privacy Loss Distributions"): each interval of losses gives
-its mass to its two ends so that both distributions keep theirs, which dominates the step. Steps are
-composed by the fast Fourier transform (Koskela, Jalko, Honkela 2020) of the distribution tilted by
+Dots: Tighter Discrete Approximations of Privacy Loss Distributions"): its `profile` is replaced by
+chords, which lie above it as it is convex. Steps are composed by the fast Fourier transform (Koskela, Jalko, Honkela 2020) of the distribution tilted by
 ``exp(theta loss)``, as in saddle-point accounting (Alghamdi et al. 2023), with theta + 1 near the
 best Renyi order. With the tilt, every error of the numbers counts in units of the Renyi bound on
 delta, not of 1, so that it can be bounded and added, and the result is an upper bound:
@@ -21,11 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
+
+from mechanisms.accounting.profile import Pair, excess, span, variance
 
 Floats = NDArray[np.float64]
-Step = tuple[float, float]
-"""Sample rate and noise multiplier."""
 
 FINENESS = 0.02
 """Spacing of the losses over the standard deviation of a step's loss; what the discretization adds
@@ -45,13 +44,10 @@ CUT = 1e-9
 """Share of delta that may be lost to losses beyond the largest, over all steps."""
 OUTSIDE = 1e-12
 """Bound on the tilted mass outside the window of a transform."""
-ROUNDING = 1e-10
-"""Bound on the relative error of an interval's mass, a difference of `ndtr` over at least 1e-5
-standard deviations."""
 SUMS = 1e-9
 """Bound on the relative error of a sum of `MAX_POINTS` terms and of its exponentials."""
 LOSS_ERROR = 1e-13
-"""Bound on the error of a loss at which an interval ends."""
+"""Bound on the error of a step's losses."""
 
 
 class _Losses(NamedTuple):
@@ -63,29 +59,31 @@ class _Losses(NamedTuple):
     infinite: float
 
 
-def epsilon(steps: Mapping[Step, int], delta: float) -> float:
+def epsilon(steps: Mapping[Pair, int], delta: float) -> float:
     """An upper bound on the epsilon of all steps together at ``delta``.
 
     Args:
-        steps: number of applications of each SGM(q, s), positive.
+        steps: number of applications of each pair, positive.
         delta: in (0, 1).
 
     Returns:
         Epsilon; infinite where it would be above `MAX_EPSILON`, and for noise out of `NOISES`.
     """
-    if not all(NOISES[0] <= s <= NOISES[1] for _, s in steps):
-        return math.inf
+    for part in (part for pair in steps for part in pair.parts):
+        if not (NOISES[0] <= part.noise <= NOISES[1] or math.isinf(part.noise)):
+            return math.inf
     return max(_one_way(steps, delta, adding) for adding in (False, True))
 
 
-def _one_way(steps: Mapping[Step, int], delta: float, adding: bool) -> float:
+def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool) -> float:
     total = sum(steps.values())
     reach = -float(ndtri(CUT * delta / total))
-    variance = sum(n * _variance(*step, adding) for step, n in steps.items()) / total
-    widest = max(abs(float(_loss(1.0 + reach * s, q, s))) for q, s in steps)
-    spacing = max(FINENESS * math.sqrt(variance), widest / MAX_POINTS)
+    spread = sum(n * variance(pair.cases(adding), adding) for pair, n in steps.items()) / total
+    ends = [span(pair.cases(adding), reach, adding) for pair in steps]
+    widest = max(high - low for low, high in ends)
+    spacing = max(FINENESS * math.sqrt(spread), widest / MAX_POINTS)
     while True:
-        parts = [(_losses(*step, spacing, reach, adding), n) for step, n in steps.items()]
+        parts = [(_losses(pair, spacing, reach, adding), n) for pair, n in steps.items()]
         theta, bound = _best_tilt(parts, spacing, delta)
         if bound > MAX_EPSILON:
             return math.inf
@@ -100,65 +98,24 @@ def _one_way(steps: Mapping[Step, int], delta: float, adding: bool) -> float:
     return max(0.0, found + total * LOSS_ERROR)
 
 
-def _variance(q: float, s: float, adding: bool) -> float:
-    """Variance of the loss of one step, roughly; it only sets the spacing."""
-    x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)
-    loss = _loss(x, q, s)
-    density = np.exp(-0.5 * (x / s) ** 2)
-    if not adding:
-        density = density * np.exp(loss)
-    mass = density / density.sum()
-    mean = float(mass @ loss)
-    return float(mass @ (loss - mean) ** 2)
+def _losses(pair: Pair, spacing: float, reach: float, adding: bool) -> _Losses:
+    """One application's losses, discretized upward; ``reach`` standard deviations are looked at.
 
-
-def _loss(x: Floats | float, q: float, s: float) -> Floats:
-    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence."""
-    t = (2.0 * np.asarray(x) - 1.0) / (2.0 * s**2)
-    rest = math.log1p(-q) if q < 1.0 else -math.inf
-    return np.asarray(np.logaddexp(rest, math.log(q) + t), dtype=np.float64)
-
-
-def _point(loss: Floats, q: float, s: float) -> Floats:
-    """Inverse of `_loss`; ``-inf`` where no point has so small a loss."""
-    with np.errstate(divide="ignore", over="ignore"):
-        ratio = np.maximum(np.expm1(loss) / q, -1.0)
-        t = np.where(loss > 500.0, loss - math.log(q), np.log1p(ratio))
-    return np.asarray(s**2 * t + 0.5)
-
-
-def _losses(q: float, s: float, spacing: float, reach: float, adding: bool) -> _Losses:
-    """One step's losses, discretized upward; ``reach`` standard deviations are looked at."""
-    low, high = float(_loss(-reach * s, q, s)), float(_loss(1.0 + reach * s, q, s))
-    if adding:
-        low, high = -high, -low
-    first, last = math.floor(low / spacing), math.ceil(high / spacing)
-    ends = spacing * np.arange(first, last + 1, dtype=np.float64)
-    # x grows with the loss if a record is removed, and falls if it is added: -x grows then
-    x = -_point(-ends, q, s) if adding else _point(ends, q, s)
-    edges = np.concatenate([[-np.inf], x, [np.inf]]) / s
-    without = _between(edges)
-    shift = -1.0 / s if not adding else 1.0 / s
-    record = (1.0 - q) * without + q * _between(edges + shift)
-    upper, lower = (without, record) if adding else (record, without)
-    upper = upper * (1.0 + ROUNDING)
-    below, inner, beyond = upper[0], upper[1:-1], upper[-1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        raised = (inner - np.exp(ends[:-1]) * lower[1:-1]) / -math.expm1(-spacing)
-    raised = np.clip(np.nan_to_num(raised, nan=np.inf), 0.0, inner)
-    raised = np.minimum(inner, raised + 4.0 * ROUNDING / spacing * inner)
-    mass = np.zeros(len(ends))
-    mass[1:] = raised
-    mass[:-1] += inner - raised
-    mass[0] += below
+    The masses' profile is a chord between neighbours, and below the first loss up to x = 0.
+    What lies at the last loss counts as infinite, as a few large losses would govern the tilt.
+    """
+    low, high = span(pair.cases(adding), reach, adding)
+    first, last = min(-1, math.floor(low / spacing)), max(1, math.ceil(high / spacing) + 1)
+    losses = spacing * np.arange(first, last + 1, dtype=np.float64)
+    delta, error = excess(pair, losses, adding)
+    fall = -np.diff(delta, prepend=math.exp(-spacing) * delta[0])
+    mass = math.exp(spacing) * fall + 4.0 * math.exp(spacing) * error
+    mass[:-1] -= fall[1:]
+    mass /= math.expm1(spacing)
+    mass[-first] += 1.0
+    beyond = float(delta[-1] + error[-1] + mass[-1])
     with np.errstate(divide="ignore"):
-        return _Losses(first, np.log(mass), float(beyond))
-
-
-def _between(edges: Floats) -> Floats:
-    """Standard normal mass between neighbours of ascending edges, of the nearer tail's accuracy."""
-    a, b = edges[:-1], edges[1:]
-    return np.where(a > 0.0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a))
+        return _Losses(first, np.log(np.maximum(mass[:-1], 0.0)), beyond)
 
 
 def _best_tilt(

@@ -1,0 +1,178 @@
+"""Privacy profiles: the hockey-stick divergence ``H(x) = E max(0, P - x Q)`` at ``x = exp(loss)``.
+
+The largest profile that a mechanism reaches, whatever the data and whatever it tests, is convex in
+x and hence the profile of some pair of distributions, which dominates the mechanism and composes
+(Zhu, Dong, Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
+Proposition 10 and Theorem 10). All profiles here are put together from those of sampled Gaussians:
+
+- of SGM(q, s) itself: with the record in P, ``H(x) = q G(t)`` at ``x = 1 - q + q exp(t)``; with the
+  record in Q, ``H(x) = (1 - x (1 - q)) G(t)`` at ``1 / x = 1 - q + q exp(-t)``; G is the profile of
+  N(1, s^2) and N(0, s^2) at ``exp(t)``;
+- of the largest of some lines ``c L - x g`` in the likelihood ratio L: a line of larger c takes the
+  lead at ``L = u x``, whatever x is, and adds ``(c' - c) H(u x)`` to what the first line has.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erfcx
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-14
+"""Bound on the error of a profile, relative to the terms whose difference it is."""
+
+
+class Part(NamedTuple):
+    """``weight * H(exp(loss - shift))`` with H of SGM(rate, noise); of equal distributions where
+    the noise is infinite."""
+
+    weight: float
+    shift: float
+    rate: float
+    noise: float
+
+
+class Case(NamedTuple):
+    """One kind of worst case: ``certain[0] - certain[1] x``, and parts."""
+
+    parts: tuple[Part, ...]
+    certain: tuple[float, float] = (0.0, 0.0)
+
+
+class Pair(NamedTuple):
+    """What dominates one application: at each loss the larger case.
+
+    Attributes:
+        removing: the record is in P.
+        adding: the record is in Q.
+    """
+
+    removing: tuple[Case, ...]
+    adding: tuple[Case, ...]
+
+    def cases(self, adding: bool) -> tuple[Case, ...]:
+        return self.adding if adding else self.removing
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts of all cases."""
+        return [part for cases in self for case in cases for part in case.parts]
+
+
+def both_ways(*parts: Part) -> Pair:
+    """The same parts in both directions."""
+    return Pair((Case(parts),), (Case(parts),))
+
+
+def largest(lines: Iterable[tuple[float, float]], rate: float, noise: float) -> Case:
+    """The expectation of the largest line ``c L - x g``, (c, g) of ``lines``; L is the likelihood
+    ratio of SGM(rate, noise)."""
+    rest = set(lines)
+    slope, offset = first = min(rest, key=lambda line: (line[1], -line[0]))
+    parts = []
+    while rest := {line for line in rest if line[0] > slope}:
+        lead, (steeper, further) = min(((g - offset) / (c - slope), (c, g)) for c, g in rest)
+        parts.append(Part(steeper - slope, -math.log(lead), rate, noise))
+        slope, offset = steeper, further
+    return Case(tuple(parts), first)
+
+
+def excess(pair: Pair, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
+    """The profile less that of equal distributions, ``max(0, 1 - x)``, and a bound on its error.
+
+    Args:
+        pair: what dominates a step.
+        losses: float64 ``[n]``; below 0 it is the other direction's, ``x H'(1 / x)``.
+        adding: the direction.
+    """
+    return _by_sign(losses, adding, lambda at, way: _largest_case(pair.cases(way), at, way))
+
+
+def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[Floats, Floats]:
+    """Of losses of at least 0."""
+    least, found, most = np.zeros((3, *losses.shape))
+    x = np.exp(losses)
+    for parts, (ours, theirs) in cases:
+        total, terms = ours - theirs * x, ours + theirs * x
+        for weight, shift, rate, noise in parts:
+            at = losses - shift
+            value, size = _by_sign(at, adding, lambda at, way: _sampled(at, rate, noise, way))
+            equal = np.maximum(-np.expm1(at), 0.0)
+            total, terms = total + weight * (equal + value), terms + weight * (equal + size)
+        error = ROUNDING * terms
+        least = np.maximum(least, total - error)
+        found = np.maximum(found, total)
+        most = np.maximum(most, total + error)
+    return found, np.maximum(most - found, found - least)
+
+
+def _by_sign(
+    losses: Floats, adding: bool, of: Callable[[Floats, bool], tuple[Floats, Floats]]
+) -> tuple[Floats, Floats]:
+    """``of`` losses in this direction, and in the other one where they are below 0."""
+    value, error = np.empty((2, *losses.shape))
+    for there, way in ((losses >= 0.0, adding), (losses < 0.0, not adding)):
+        scale = np.exp(np.minimum(losses[there], 0.0))
+        one, other = of(np.abs(losses[there]), way)
+        value[there], error[there] = scale * one, scale * other
+    return value, error
+
+
+def _sampled(losses: Floats, q: float, s: float, adding: bool) -> tuple[Floats, Floats]:
+    """H of SGM(q, s) at losses of at least 0, and the size of the terms whose difference it is."""
+    if math.isinf(s):
+        return np.zeros(losses.shape), np.zeros(losses.shape)
+    share = 1.0 + np.expm1(-losses if adding else losses) / q  # exp(-t) if adding, else exp(t)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.abs(np.log(np.maximum(share, 0.0)))
+    # the profile of Gaussians, as a difference of scaled tails
+    near, far = (t * s - 0.5 / s) / math.sqrt(2.0), (t * s + 0.5 / s) / math.sqrt(2.0)
+    scale = 0.5 * q * np.exp(-(near**2))
+    here, there = scale * erfcx(near), scale * erfcx(far)
+    if adding:
+        x = np.exp(losses)
+        return x * np.maximum(share, 0.0) * (here - there), x * (here + there)
+    return here - there, here + there
+
+
+def span(cases: Iterable[Case], reach: float, adding: bool) -> tuple[float, float]:
+    """Least and largest loss within ``reach`` standard deviations of each Gaussian."""
+    found = []
+    for parts, (ours, theirs) in cases:
+        if ours > 0.0 < theirs:
+            found.append(math.log(ours / theirs))
+        for _, shift, rate, noise in parts:
+            ends = (-reach * noise, 1.0 + reach * noise)
+            inner = (0.0,) if math.isinf(noise) else (loss(x, rate, noise) for x in ends)
+            found += [shift + (-float(one) if adding else float(one)) for one in inner]
+    return min(found), max(found)
+
+
+def variance(cases: Iterable[Case], adding: bool) -> float:
+    """Roughly the variance of the losses; it only sets how close they lie."""
+    return max(sum(part.weight * _variance(part, adding) for part in case.parts) for case in cases)
+
+
+def _variance(part: Part, adding: bool) -> float:
+    _, shift, q, s = part
+    if math.isinf(s):
+        return shift**2
+    x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)
+    losses = loss(x, q, s)
+    density = np.exp(-0.5 * (x / s) ** 2)
+    if not adding:
+        density = density * np.exp(losses)
+    mass = density / density.sum()
+    mean = float(mass @ losses)
+    return float(mass @ (losses - mean) ** 2)
+
+
+def loss(x: Floats | float, q: float, s: float) -> Floats:
+    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence."""
+    t = (2.0 * np.asarray(x) - 1.0) / (2.0 * s**2)
+    rest = math.log1p(-q) if q < 1.0 else -math.inf
+    return np.asarray(np.logaddexp(rest, math.log(q) + t), dtype=np.float64)
