@@ -61,6 +61,7 @@ def test_the_largest_of_lines_is_integrated_exactly(adding):
         [(1.0, 1.0), (0.4, 0.3), (0.7, 0.65)],
         [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0)],
         [(0.2, 0.1)],
+        [(0.2, 0.1), (0.5, 0.1), (0.6, 0.4)],
     ):
         case = profile.largest(lines, 0.2, 1.0)
         for loss in (0.0, 0.05, 0.2, 0.21):

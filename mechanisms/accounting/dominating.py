@@ -67,9 +67,7 @@ def _free(event: events.PaperClaim | events.ClassicClaim | events.PublicLabels) 
 
 @pairs.register
 def _visible_choice(event: events.VisibleChoice) -> Pairs:
-    shared = event.share_rate
-    own = Part(shared, 0.0, 1.0, event.noise_multiplier)
-    return (both_ways(own, Part(1.0 - shared, 0.0, 1.0, math.inf)),)
+    return (both_ways(Part(event.share_rate, 0.0, 1.0, event.noise_multiplier)),)
 
 
 @pairs.register

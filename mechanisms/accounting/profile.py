@@ -37,7 +37,10 @@ class Part(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One kind of worst case: ``certain[0] - certain[1] x``, and parts."""
+    """One kind of worst case: ``certain[0] - certain[1] x``, and parts.
+
+    What is left to a weight of 1 is the same with and without the record.
+    """
 
     parts: tuple[Part, ...]
     certain: tuple[float, float] = (0.0, 0.0)
