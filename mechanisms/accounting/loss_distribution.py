@@ -2,10 +2,11 @@
 
 The loss of one step is discretized by connecting the dots (Doroshenko et al. 2022, "Connect the
 Dots: Tighter Discrete Approximations of Privacy Loss Distributions"): its `profile` is replaced by
-chords, which lie above it as it is convex. Steps are composed by the fast Fourier transform (Koskela, Jalko, Honkela 2020) of the distribution tilted by
-``exp(theta loss)``, as in saddle-point accounting (Alghamdi et al. 2023), with theta + 1 near the
-best Renyi order. With the tilt, every error of the numbers counts in units of the Renyi bound on
-delta, not of 1, so that it can be bounded and added, and the result is an upper bound:
+chords, which lie above it as it is convex. Steps are composed by the fast Fourier transform
+(Koskela, Jalko, Honkela 2020) of the distribution tilted by ``exp(theta loss)``, as in saddle-point
+accounting (Alghamdi et al. 2023), with theta + 1 near the best Renyi order. With the tilt, every
+error of the numbers counts in units of the Renyi bound on delta, not of 1, so that it can be
+bounded and added, and the result is an upper bound:
 
 ``delta(eps) = exp(K) E[g]``, ``K = log E exp(theta L)``, ``g = exp(-theta L) max(0, 1 - exp(eps -
 L))``, and ``g`` is at most ``G = exp(-theta eps) theta^theta / (1 + theta)^(1 + theta)``. So an

@@ -12,6 +12,7 @@ Proposition 10 and Theorem 10). All profiles here are put together from those of
   lead at ``L = u x``, whatever x is, and adds ``(c' - c) H(u x)`` to what the first line has.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -103,7 +104,7 @@ def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[
         total, terms = ours - theirs * x, ours + theirs * x
         for weight, shift, rate, noise in parts:
             at = losses - shift
-            value, size = _by_sign(at, adding, lambda at, way: _sampled(at, rate, noise, way))
+            value, size = _by_sign(at, adding, functools.partial(_sampled, rate, noise))
             equal = np.maximum(-np.expm1(at), 0.0)
             total, terms = total + weight * (equal + value), terms + weight * (equal + size)
         error = ROUNDING * terms
@@ -125,7 +126,7 @@ def _by_sign(
     return value, error
 
 
-def _sampled(losses: Floats, q: float, s: float, adding: bool) -> tuple[Floats, Floats]:
+def _sampled(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
     """H of SGM(q, s) at losses of at least 0, and the size of the terms whose difference it is."""
     if math.isinf(s):
         return np.zeros(losses.shape), np.zeros(losses.shape)
