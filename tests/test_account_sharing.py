@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from scipy.special import ndtr
 
 from mechanisms.accounting.accountant import ORDERS
 from sim.config import caveats
@@ -33,9 +34,12 @@ def test_every_view_of_a_shared_record_is_a_release(capsys, views):
     assert found["rdp_certified"] == pytest.approx(
         [gaussian(a, 3, views) for a in ALPHAS], rel=1e-12
     )
-    assert found["epsilon_certified"] == pytest.approx(
+    assert found["epsilon_renyi"] == pytest.approx(
         converted(lambda a: gaussian(a, 3, views)), rel=1e-12
     )
+    mean, loss = math.sqrt(views) / 3, found["epsilon_certified"]
+    near, far = ndtr(mean / 2 - loss / mean), ndtr(-mean / 2 - loss / mean)
+    assert 0.975e-5 < near - math.exp(loss) * far <= 0.98e-5  # Balle, Wang 2018, Theorem 8
 
 
 def test_all_views_hang_on_one_coin(capsys):

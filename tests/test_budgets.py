@@ -215,7 +215,7 @@ def test_the_order_in_advance_is_of_the_rounds_that_the_target_pays_for_in_its_c
     }
     assert paid["published"] == 4 != paid["certified"]
     for column, rounds in paid.items():
-        expected = epsilon(planned(plan, rounds), DELTA).order
+        expected = epsilon(planned(plan, rounds), DELTA, orders=ORDERS).order
         assert order_in_advance(plan, ROUNDS, target, DELTA, column) == expected
 
 
