@@ -303,6 +303,23 @@ def test_a_replayed_round_starts_from_what_clients_kept_before_it(tmp_path):
     assert (fresh != second).any()
 
 
+def test_a_replayed_round_spends_from_the_account_as_it_was(tmp_path):
+    """Noise that follows what earlier rounds have left: a round asked again, by another process, is
+    the same and costs nothing. Kills a replay that sees its own payments, or later ones."""
+    own = Dpis(dpis_first_phase=0.0)
+    plans = [DpisPlan(0.25, 2.0, 1.0, 4, 3, 1e-5, len(mine), own) for mine in OWNED]
+
+    def trained(number: int) -> np.ndarray:
+        here = node(tmp_path, mechanism=MECHANISMS["dpis"], plans=plan_table(*plans))
+        return here.train(request(number, [0, 1])).total
+
+    totals = {number: trained(number) for number in (1, 2, 3)}
+    paid = read(tmp_path / "ledger")
+    for number in (3, 2, 1):
+        assert (trained(number) == totals[number]).all()
+    assert read(tmp_path / "ledger") == paid
+
+
 def test_clients_whose_rounds_have_unlike_numbers_of_epochs_meet_though_they_keep_state(tmp_path):
     """Client 0 trains alone, then with client 1. Kills keeping what has a column for each epoch."""
     dpis = MECHANISMS["dpis"]
