@@ -153,10 +153,12 @@ def test_what_loss_distributions_leave_to_renyi_leaves_figures_in_progress_their
     assert not accountant.within(charges, renyi.epsilon * (1 - 1e-9), 1e-5)
 
 
-@pytest.mark.parametrize("charges", [GAUSSIANS, {A: 50, VisibleChoice(0.1, 4.0): 1}], ids=str)
+@pytest.mark.parametrize(
+    "charges", [GAUSSIANS, {A: 50}, {A: 50, VisibleChoice(0.1, 4.0): 1}], ids=str
+)
 def test_what_is_within_a_budget_is_what_epsilon_says(charges):
-    """Whatever was asked before. Kills answers that are remembered for other counts, budgets or
-    deltas."""
+    """Whatever was asked before. Kills answers that are remembered for other counts, budgets,
+    deltas or columns."""
     for column in ("published", "certified"):
         spent = accountant.epsilon(charges, 1e-5, column).epsilon
         more = {event: count + 1 for event, count in charges.items()}
@@ -168,6 +170,9 @@ def test_what_is_within_a_budget_is_what_epsilon_says(charges):
             assert accountant.within(more, math.inf, 1e-5, column)
         less = {event: count - 1 for event, count in charges.items()}
         assert accountant.within(less, spent, 1e-5, column)
+        for other in curves.COLUMNS:
+            enough = accountant.epsilon(charges, 1e-5, other).epsilon <= spent
+            assert accountant.within(charges, spent, 1e-5, other) is enough
     assert not accountant.within({Unprotected(0.1): 1}, 9.0, 1e-5)
     assert accountant.within({Unprotected(0.1): 1}, math.inf, 1e-5)
 
