@@ -205,17 +205,22 @@ def test_what_each_client_has_paid_beyond_its_plan_counts_for_it_alone(tmp_path)
 
 
 def test_uploads_are_collected_before_their_round_counts_as_finished(tmp_path):
-    """A crash after it would lose what clients have shared and paid for."""
+    """A crash after it would lose what clients have shared and paid for. Groups stand in their
+    order, whichever answers first."""
     world, before = World(tmp_path, {"rounds": 2}), []
-    store = world.store
+    store, exchange = world.store, world.exchange(tmp_path, None)
 
     def collect(uploads):
         newest = store.checkpoints.newest()
-        before.append((len(uploads), len(store.records(9)), newest and newest.round))
+        groups = [upload.group for upload in uploads]
+        before.append((groups, len(store.records(9)), newest and newest.round))
+
+    def last_first(requests):
+        return list(exchange(requests))[::-1]
 
     federation = replace(training.federation(world.job), collect=collect)
-    loop.run(federation, world.exchange(tmp_path, None), store, loop.restore(federation, store), [])
-    assert before == [(3, 0, None), (3, 1, 1)]
+    loop.run(federation, last_first, store, loop.restore(federation, store), [])
+    assert before == [([0, 1, 2], 0, None), ([0, 1, 2], 1, 1)]
 
 
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
