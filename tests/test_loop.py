@@ -13,8 +13,9 @@ from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
 from mechanisms.accounting.events import PaperClaim
 from mechanisms.plan import merge, planned
 from server import loop
+from server.checkpoints import Checkpoint
 from server.loop import Standing
-from server.store import Store
+from server.store import MODEL, Store
 from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
@@ -291,6 +292,16 @@ def test_a_damaged_newest_checkpoint_costs_a_round_of_time_and_nothing_else(tmp_
     with pytest.warns(UserWarning, match="round-000003 is damaged"):
         assert outcome(world.run()) == outcome(expected)
     assert ledger.read(world.folder / "ledger") == ledger.read(tmp_path / "a" / "ledger")
+
+
+def test_the_final_model_belongs_to_no_checkpoint(tmp_path):
+    """A finished run whose last checkpoint is damaged repeats its last round, and writes the model
+    again after it."""
+    store = World(tmp_path).store
+    (tmp_path / MODEL).write_bytes(b"of the first end")
+    store.save(Checkpoint(1, np.zeros(2, np.float32), {}, np.ones(1, np.int64)))
+    (tmp_path / MODEL).write_bytes(b"of the second one")
+    store.check(1)
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
