@@ -106,6 +106,12 @@ def test_gaussians_are_certified_by_loss_distributions_and_named_orders_by_renyi
     assert renyi.order in accountant.ORDERS
 
 
+def test_events_that_one_pair_dominates_are_all_counted():
+    alike = [Gaussian(9.0), SampledGaussian(1.0, 9.0), HeterogeneousGaussian(1.0, 18.0, 0.5)]
+    together = accountant.epsilon({event: n for n, event in enumerate(alike, 1)}, 1e-5)
+    assert together == accountant.epsilon({alike[0]: 6}, 1e-5) and together.order is None
+
+
 def test_what_costs_nothing_is_no_obstacle_to_loss_distributions():
     free = {
         PaperClaim(0.1, 1.0): 5,
