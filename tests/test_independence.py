@@ -182,6 +182,13 @@ def test_a_layer_that_takes_the_records_for_something_else_reaches_from_record_t
         assert not together(Arranged(times_first, lambda x: x, output), (3, 3))
 
 
+def test_a_layer_whose_forward_was_replaced_is_not_that_layer() -> None:
+    layer = nn.Linear(3, 3)
+    assert together(nn.Sequential(layer))
+    layer.forward = lambda x: x - x.mean(0)  # type: ignore[method-assign]
+    assert not together(nn.Sequential(layer))
+
+
 WRITES = {
     "records": Arranged(nn.Linear(3, 3), lambda x: x.mul_(2.0), lambda out: out),
     "a buffer": Net(lambda m, h: h + m.row.mul_(2.0)),

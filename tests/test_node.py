@@ -76,9 +76,10 @@ def test_every_round_is_charged_as_the_round_that_it_is(tmp_path):
     assert read(tmp_path / "ledger") == {0: {first: 3, second: 3}, 1: {first: 3}}
 
 
-def test_a_replayed_round_of_a_simulation_is_the_same_release_and_charged_once(tmp_path):
-    first = node(tmp_path).train(request(1, [0, 1]))
-    again = node(tmp_path).train(request(1, [0, 1]))
+@pytest.mark.parametrize("seed", [0, SEED])
+def test_a_replayed_round_of_a_simulation_is_the_same_release_and_charged_once(tmp_path, seed):
+    first = node(tmp_path, seed=seed).train(request(1, [0, 1]))
+    again = node(tmp_path, seed=seed).train(request(1, [0, 1]))
     assert (first.total == again.total).all() and read(tmp_path / "ledger") == {0: ONCE, 1: ONCE}
 
 
