@@ -109,6 +109,12 @@ def test_gaussians_are_certified_by_loss_distributions_and_named_orders_by_renyi
     assert renyi.order in accountant.ORDERS
 
 
+def test_events_that_one_pair_dominates_are_all_counted():
+    alike = [Gaussian(9.0), SampledGaussian(1.0, 9.0), HeterogeneousGaussian(1.0, 18.0, 0.5)]
+    together = accountant.epsilon({event: n for n, event in enumerate(alike, 1)}, 1e-5)
+    assert together == accountant.epsilon({alike[0]: 6}, 1e-5) and together.order is None
+
+
 def test_what_costs_nothing_is_no_obstacle_to_loss_distributions():
     free = {
         PaperClaim(0.1, 1.0): 5,
@@ -155,10 +161,12 @@ def test_what_loss_distributions_leave_to_renyi_leaves_figures_in_progress_their
     assert not accountant.within(charges, renyi.epsilon * (1 - 1e-9), 1e-5)
 
 
-@pytest.mark.parametrize("charges", [GAUSSIANS, {A: 50, VisibleChoice(0.1, 4.0): 1}], ids=str)
+@pytest.mark.parametrize(
+    "charges", [GAUSSIANS, {A: 50}, {A: 50, VisibleChoice(0.1, 4.0): 1}], ids=str
+)
 def test_what_is_within_a_budget_is_what_epsilon_says(charges):
-    """Whatever was asked before. Kills answers that are remembered for other counts, budgets or
-    deltas."""
+    """Whatever was asked before. Kills answers that are remembered for other counts, budgets,
+    deltas or columns."""
     for column in ("published", "certified"):
         spent = accountant.epsilon(charges, 1e-5, column).epsilon
         more = {event: count + 1 for event, count in charges.items()}
@@ -170,6 +178,9 @@ def test_what_is_within_a_budget_is_what_epsilon_says(charges):
             assert accountant.within(more, math.inf, 1e-5, column)
         less = {event: count - 1 for event, count in charges.items()}
         assert accountant.within(less, spent, 1e-5, column)
+        for other in curves.COLUMNS:
+            enough = accountant.epsilon(charges, 1e-5, other).epsilon <= spent
+            assert accountant.within(charges, spent, 1e-5, other) is enough
     assert not accountant.within({Unprotected(0.1): 1}, 9.0, 1e-5)
     assert accountant.within({Unprotected(0.1): 1}, math.inf, 1e-5)
 

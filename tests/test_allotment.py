@@ -151,9 +151,10 @@ def test_the_noise_that_is_solved_for_leaves_room_for_a_sum_that_is_rounded():
     ).all()
 
 
-def test_nothing_left_is_an_error():
+@pytest.mark.parametrize("limits", [[0.0, 0.0], [0.5, -0.1], [math.nan, 0.5]], ids=str)
+def test_nothing_left_for_one_of_them_is_an_error(limits):
     with pytest.raises(ValueError, match="nothing is left"):
-        least_multipliers(np.array([0.1]), np.array([0.0]), 4.0, np.array([1.0]))
+        least_multipliers(np.array([0.1, 0.2]), np.array(limits), 4.0, np.ones(2))
 
 
 def plan(steps=12, rounds=4, rate=0.2, **own) -> DpisPlan:

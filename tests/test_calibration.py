@@ -41,12 +41,22 @@ def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, d
 @pytest.mark.parametrize(
     ("rate", "steps", "noise"), [(0.01, 1000, 1.5), (0.2, 60, 4.0), (1.0, 7, 9.0)]
 )
-def test_a_budget_that_the_upper_end_just_meets_is_not_refused(rate, steps, noise, monkeypatch):
-    """Few orders are looked at first; where none of them meets the budget, another one may."""
-    budget = accountant.epsilon({SampledGaussian(rate, noise): steps}, 1e-5).epsilon * (1 + 1e-7)
+@pytest.mark.parametrize(
+    ("column", "room"), [("certified", 1e-7), ("certified", 0.02), ("published", 1e-7)]
+)
+def test_a_budget_that_the_upper_end_just_meets_is_not_refused(
+    rate, steps, noise, column, room, monkeypatch
+):
+    """By loss distributions alone, or by an order that is not among the few looked at first. Nor
+    is it given the upper end where less is enough."""
+
+    def spent(s: float) -> float:
+        return accountant.epsilon({SampledGaussian(rate, s): steps}, 1e-5, column).epsilon
+
+    budget = spent(noise) * (1 + room)
     monkeypatch.setattr(calibration, "UPPER", noise)
-    found = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, 1e-5)
-    assert noise * (1 - 2e-4) <= found <= noise
+    found = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, 1e-5, column)
+    assert found <= noise and spent(found) <= budget < spent(found * (1 - 2e-4))
 
 
 def test_parts_with_fixed_noise_are_paid_first():

@@ -29,18 +29,19 @@ def test_many_rates_meet_their_budget_and_have_hardly_more_noise(steps):
 @pytest.mark.parametrize("jump", [0.004, 0.4])
 def test_what_lies_between_searches_is_never_taken_unchecked(jump):
     """The least noise bends and jumps between the grid's points, by less than the raises make up
-    for and by more."""
+    for and by more. Its order rises with the rate, or falls."""
     rates, steps = np.geomspace(0.01, 0.3, 200), np.repeat([5, 7], 100)
     least = np.sqrt(rates) * (1.0 + jump * (np.arange(200) % 3 == 1)) * steps
     shuffled, searched = np.random.default_rng(0).permutation(200), []
     rates, steps, least = rates[shuffled], steps[shuffled], least[shuffled]
+    orders = np.where(steps == 5, rates, -rates)
 
     def solve(row: int) -> tuple[float, float]:
         searched.append(row)
-        return float(least[row]), float(rates[row])
+        return float(least[row]), float(orders[row])
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
-        assert ends[0] <= rates[row] <= ends[1], "the orders of its neighbours"
+        assert ends[0] <= orders[row] <= ends[1], "the orders of its neighbours"
         return noise >= least[row]
 
     found = interpolated(rates, steps, solve, meets)

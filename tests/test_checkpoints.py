@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mechanisms import durable
+from server import labels
 from server.checkpoints import Checkpoint, Checkpoints
 from server.settings import Rounds
 
@@ -94,11 +95,19 @@ def test_a_label_of_another_round_is_damage(tmp_path):
         assert checkpoints.newest().round == 2
 
 
-def test_a_label_that_was_edited_is_damage(tmp_path):
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda entries: entries | {"ledger": {"g.jsonl": [9, ""]}},
+        lambda entries: {name: entries[name] for name in entries if name != labels.DIGEST},
+    ],
+    ids=["another place", "no digest"],
+)
+def test_a_label_that_was_edited_is_damage(tmp_path, edit):
     """It says where the ledger was, which the digest of the tensors does not cover."""
     checkpoints = saved(tmp_path, 3)
     path = tmp_path / "checkpoints" / "round-000003.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"ledger": {"g.jsonl": [9, ""]}}))
+    path.write_text(json.dumps(edit(json.loads(path.read_text()))))
     with pytest.warns(UserWarning, match="round-000003 is damaged"):
         assert checkpoints.newest().round == 2
 

@@ -626,7 +626,8 @@ def assert_equal(one: object, other: object) -> None:
 @pytest.mark.parametrize("params", [[], [0.0, -0.0, 1e-45, np.inf, -np.inf, np.nan]])
 def test_a_request_survives_the_journey(clients, params):
     numbers = np.array(clients, np.int64)
-    request = TrainRequest(3, 1, "round-3-0a", numbers, numbers + 1, np.array(params, np.float32))
+    params = np.array(params, np.float32)
+    request = TrainRequest(3, 1, "round-3-0a", numbers, numbers + 1, params, "sharing")
     content = encode_request(request, {"settings": "{}", "run_dir": "x"})
     assert_equal(decode_request(content), request)
     assert (content["config"]["settings"], content["config"]["run_dir"]) == ("{}", "x")

@@ -312,14 +312,28 @@ def test_where_what_is_shown_of_a_record_depends_on_its_place_records_go_one_by_
     assert [xs.shape[1] for _, xs, _ in passes] == [1] * 4
 
 
-def test_a_pass_of_more_clients_is_tried_anew():
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(2, 4, 3),
+        torch.zeros(1, 8, 3),
+        torch.zeros(1, 4, 5),
+        torch.zeros(1, 4, 3, dtype=torch.float64),
+    ],
+    ids=["clients", "records", "numbers", "type"],
+)
+def test_a_pass_of_another_kind_is_tried_anew(other):
     """A kernel may see places with two clients' products and not with one's. Kills what was found
-    for some clients and is taken for more."""
-    passes = Passes(None, None, 4)
-    places = lambda x, y: (x, x[:, 0].sum() if len(x) > 1 else x.sum() * 0)  # noqa: E731
-    for clients, taken in ((1, [4]), (2, [1] * 4)):
-        x, y = torch.zeros(clients, 4, 3), torch.zeros(clients, 4, dtype=torch.int64)
-        found = passes.of_shape(x, y, slice(0, 4), (), places)
+    for one kind of pass and is taken for another."""
+    passes, x = Passes(None, None, 4), torch.zeros(1, 4, 3)
+
+    def places(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = (x.shape, x.dtype) == (other.shape, other.dtype)
+        return x, x[:, 0].sum() if seen else x.sum() * 0
+
+    for one, taken in ((x, [4]), (other, [1] * other.shape[1])):
+        y = torch.zeros(one.shape[:2], dtype=torch.int64)
+        found = passes.of_shape(one, y, slice(0, one.shape[1]), (), places)
         assert [xs.shape[1] for _, xs, _ in found] == taken
 
 

@@ -143,6 +143,64 @@ def test_what_may_reach_from_record_to_record_is_not_computed_together(
     assert not together(Net(function))
 
 
+class Arranged(nn.Module):
+    """A layer between two functions."""
+
+    def __init__(
+        self, layer: nn.Module, before: Callable[[Tensor], Tensor], after: Callable[..., Tensor]
+    ) -> None:
+        super().__init__()
+        self.layer, self.before, self.after = layer, before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.layer(self.before(x)))
+
+
+LAYERS = {
+    "LSTM": (nn.LSTM(3, 3, batch_first=True), 1, lambda out: out[0]),
+    "GRU": (nn.GRU(3, 3, batch_first=True), 1, lambda out: out[0]),
+    "Linear": (nn.Linear(3, 3), 2, lambda out: out),
+    "LayerNorm": (nn.LayerNorm(3), 2, lambda out: out),
+    "GroupNorm": (nn.GroupNorm(1, 3), 1, lambda out: out),
+    "Conv1d": (nn.Conv1d(3, 3, 1), 1, lambda out: out),
+}
+"""Layers that compute along a dimension, which is given, and their output."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_takes_the_records_for_something_else_reaches_from_record_to_record(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills a layer that is known whatever dimension the records are in."""
+    monkeypatch.setattr(program, "_SIZES", (3,))
+    layer, dim, output = LAYERS[name]
+    assert together(Arranged(layer, lambda x: x, output), (3, 3))
+    there, back = lambda x: x.transpose(0, dim), lambda out: output(out).transpose(0, dim)
+    assert not together(Arranged(layer, there, back), (3, 3))
+    if name in ("LSTM", "GRU"):
+        times_first = type(layer)(3, 3)
+        assert not together(Arranged(times_first, lambda x: x, output), (3, 3))
+
+
+def test_a_layer_whose_forward_was_replaced_is_not_that_layer() -> None:
+    layer = nn.Linear(3, 3)
+    assert together(nn.Sequential(layer))
+    layer.forward = lambda x: x - x.mean(0)  # type: ignore[method-assign]
+    assert not together(nn.Sequential(layer))
+
+
+WRITES = {
+    "records": Arranged(nn.Linear(3, 3), lambda x: x.mul_(2.0), lambda out: out),
+    "a buffer": Net(lambda m, h: h + m.row.mul_(2.0)),
+    "a weight": Net(lambda m, h: h * m.last.weight[0].mul_(2.0)),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_writes_into_what_all_records_see_is_not_computed_together(name: str) -> None:
+    assert not together(WRITES[name])
+
+
 def _split_heads(m: nn.Module, h: Tensor) -> Tensor:
     size, width = h.size(0), h.size(1)
     heads = h.view(size, 3, width // 3).transpose(1, 2)

@@ -13,8 +13,9 @@ from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
 from mechanisms.accounting.events import PaperClaim
 from mechanisms.plan import merge, planned
 from server import loop
+from server.checkpoints import Checkpoint
 from server.loop import Standing
-from server.store import Store
+from server.store import MODEL, Store
 from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
@@ -205,17 +206,22 @@ def test_what_each_client_has_paid_beyond_its_plan_counts_for_it_alone(tmp_path)
 
 
 def test_uploads_are_collected_before_their_round_counts_as_finished(tmp_path):
-    """A crash after it would lose what clients have shared and paid for."""
+    """A crash after it would lose what clients have shared and paid for. Groups stand in their
+    order, whichever answers first."""
     world, before = World(tmp_path, {"rounds": 2}), []
-    store = world.store
+    store, exchange = world.store, world.exchange(tmp_path, None)
 
     def collect(uploads):
         newest = store.checkpoints.newest()
-        before.append((len(uploads), len(store.records(9)), newest and newest.round))
+        groups = [upload.group for upload in uploads]
+        before.append((groups, len(store.records(9)), newest and newest.round))
+
+    def last_first(requests):
+        return list(exchange(requests))[::-1]
 
     federation = replace(training.federation(world.job), collect=collect)
-    loop.run(federation, world.exchange(tmp_path, None), store, loop.restore(federation, store), [])
-    assert before == [(3, 0, None), (3, 1, 1)]
+    loop.run(federation, last_first, store, loop.restore(federation, store), [])
+    assert before == [([0, 1, 2], 0, None), ([0, 1, 2], 1, 1)]
 
 
 def test_every_group_is_asked_for_its_own_clients_alone(tmp_path):
@@ -286,6 +292,16 @@ def test_a_damaged_newest_checkpoint_costs_a_round_of_time_and_nothing_else(tmp_
     with pytest.warns(UserWarning, match="round-000003 is damaged"):
         assert outcome(world.run()) == outcome(expected)
     assert ledger.read(world.folder / "ledger") == ledger.read(tmp_path / "a" / "ledger")
+
+
+def test_the_final_model_belongs_to_no_checkpoint(tmp_path):
+    """A finished run whose last checkpoint is damaged repeats its last round, and writes the model
+    again after it."""
+    store = World(tmp_path).store
+    (tmp_path / MODEL).write_bytes(b"of the first end")
+    store.save(Checkpoint(1, np.zeros(2, np.float32), {}, np.ones(1, np.int64)))
+    (tmp_path / MODEL).write_bytes(b"of the second one")
+    store.check(1)
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):

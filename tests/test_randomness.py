@@ -14,11 +14,21 @@ from tests.gaussian import SPOILERS, alarms
 KEY = seed_key(5)
 DEVICES = [
     "cpu",
+    "generators",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")),
 ]
 
 
+class OfGenerators(Streams):
+    """The draws that a GPU has, from generators of the CPU."""
+
+    def normal(self, purpose: str, size: int) -> torch.Tensor:
+        return self._normals(purpose).draw(size)
+
+
 def streams(*clients: int, key: bytes = KEY, round_: int = 1, device: str = "cpu") -> Streams:
+    if device == "generators":
+        return OfGenerators(key, round_, clients, torch.device("cpu"))
     return Streams(key, round_, clients, torch.device(device))
 
 
@@ -65,17 +75,18 @@ def test_purposes_do_not_disturb_each_other(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_two_draws_of_noise_are_the_same(device):
-    """Over steps, clients, rounds and keys. Kills noise that is drawn once and used twice."""
+    """Over purposes, steps, clients, rounds and keys. Kills noise that is drawn once and used
+    twice."""
     rows = [
         row
         for key, round_ in itertools.product((KEY, fresh_key()), (1, 2))
         for cohort in [streams(0, 1, key=key, round_=round_, device=device)]
-        for _ in range(2)
-        for row in cohort.normal("noise", 2000)
+        for purpose in ("noise", "count", "noise")
+        for row in cohort.normal(purpose, 2000)
     ]
     correlations = torch.corrcoef(torch.stack(rows)).cpu() - torch.eye(len(rows))
-    # 120 pairs: a false alarm has probability 120 * 4e-9 < 1e-6
-    assert len(rows) == 16 and correlations.abs().max() < 5.9 / 2000**0.5
+    # 276 pairs: a false alarm has probability 276 * 2e-9 < 1e-6
+    assert len(rows) == 24 and correlations.abs().max() < 6.0 / 2000**0.5
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -18,7 +18,7 @@ from mechanisms.accounting.events import (
     Unprotected,
     VisibleChoice,
 )
-from mechanisms.arithmetic import FLOATS
+from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.randomness import Streams, seed_key
 from mechanisms.sharing import ClassSums, SharingPlan, SingleRecords, Sum, clipped
 
@@ -261,6 +261,9 @@ def test_a_label_is_never_told_more_often_than_is_charged(epsilon, classes):
 
 
 def test_without_noise_there_is_none_whatever_the_bound():
-    """Kills 0 times an infinite bound, which is no number."""
+    """Kills 0 times an infinite bound, which is no number, and a grid in units of such a bound."""
     for bound in (1.0, math.inf):
         assert SharingPlan(0.0, bound).noise_std == 0.0 and SharingPlan(2.0, 0.5).noise_std == 1.0
+        assert SharingPlan(0.0, bound).arithmetic(GRID) is FLOATS
+    for of_run in (GRID, FLOATS):
+        assert SharingPlan(2.0, 0.5).arithmetic(of_run) is of_run
