@@ -16,11 +16,14 @@ from server.federation import Exchange
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.config.settings import Execution
+from sim.engines import cluster as clusters
+from sim.engines import ray_grid
 from sim.engines import worker as workers_of_ray
 from sim.engines import workers as slots
 from sim.engines.cluster import Cluster
 from sim.engines.inline import inline_exchange
 from sim.engines.session import Engine, run
+from sim.engines.start import train
 from sim.engines.worker import Actor, Worker, versions
 from sim.engines.workers import Workers
 from sim.job import rundir
@@ -262,12 +265,38 @@ def test_a_node_with_other_versions_is_refused(monkeypatch):
     found = [{"NodeID": "abcdefghij", "NodeManagerHostname": "far"}]
     monkeypatch.setattr(ray, "nodes", lambda: found)
     worker = Worker("an actor", "a place", "a reference")
-    for name in versions():
+    for name in ("dp-federated-simulator", "Python", "torch", "numpy"):
         monkeypatch.setattr(ray, "get", lambda reference, n=name: versions() | {n: "0.1"})
         with pytest.raises(ValueError, match=rf"^the Ray node far \(abcdefgh\) has {name} 0.1"):
             worker.check()
     monkeypatch.setattr(ray, "get", lambda reference: versions())
     worker.check()
+
+
+# --- Ray of a run's own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "cpus", "cores"), [(6, 1.5, 9), (3, 0.5, 4), (5, 0.5, 4)])
+def test_a_ray_of_a_runs_own_has_room_for_its_workers(monkeypatch, workers, cpus, cores):
+    """On a machine of 4 cores. Kills a run that is refused as Ray sees no room for it."""
+    begun = []
+    monkeypatch.setattr(clusters.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(workers_of_ray.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(workers_of_ray.ray, "init", lambda **given: begun.append(given))
+    clusters._start(Execution(workers=workers, cpus_per_worker=cpus))
+    assert [given["num_cpus"] for given in begun] == [cores]
+
+
+def test_a_run_whose_folder_is_taken_while_its_workers_start_is_refused(tmp_path, monkeypatch):
+    """They were told its path. Kills workers that charge in the ledgers of another run."""
+    monkeypatch.setattr(clusters, "_start", lambda run: None)
+    monkeypatch.setattr(clusters, "_stop", lambda started: None)
+    monkeypatch.setattr(ray_grid, "grid_of", lambda job, told, cluster: rundir.create(told, job))
+    monkeypatch.setattr(ray_grid, "serve", lambda *_: 1 / 0)
+    flags = [f"--out={tmp_path}", "--engine=ray", "--workers=1", "--clients=2"]
+    with pytest.raises(ValueError, match="another run is starting in"):
+        train(parse(flags, "run", ""))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 # --- Ray that cannot start -----------------------------------------------------------------------
