@@ -1,9 +1,12 @@
 """The workers of a run: how many there are, who hosts which group, and who cannot start."""
 
+import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -297,6 +300,35 @@ def test_a_run_whose_folder_is_taken_while_its_workers_start_is_refused(tmp_path
     with pytest.raises(ValueError, match="another run is starting in"):
         train(parse(flags, "run", ""))
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_every_worker_has_a_group_and_is_checked_before_it_is_asked(tmp_path, monkeypatch):
+    """Of 7 that there is room for. Kills cores that idle, and other versions that are let in."""
+    job, started = phases.job(tmp_path, groups=3, chunk_clients=1), []
+    began = Future()
+    began.set_result(None)
+    ready = SimpleNamespace(begin=lambda: began, workers=lambda run: 7)
+
+    def start() -> Fake:
+        started.append(Fake(f"{len(started)}", fault="" if len(started) < 2 else "no torch"))
+        return started[-1]
+
+    monkeypatch.setattr(ray_grid, "starter", lambda *given: start)
+    monkeypatch.setattr(ray_grid, "check_room", lambda *given: None)
+    with pytest.raises(ValueError, match="no torch"):
+        ray_grid.grid_of(job, tmp_path, ready)
+    assert len(started) == len(job.groups) == 3
+
+
+def test_a_cluster_is_called_at_its_host_and_port_whatever_is_around_them():
+    """Kills an address that is refused though a cluster answers there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "auto"):
+            clusters._reach(address)
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        with pytest.raises(ValueError, match="nobody answers there"):
+            clusters._reach(address)
 
 
 # --- Ray that cannot start -----------------------------------------------------------------------
