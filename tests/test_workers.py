@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -274,6 +275,21 @@ def test_a_node_with_other_versions_is_refused(monkeypatch):
             worker.check()
     monkeypatch.setattr(ray, "get", lambda reference: versions())
     worker.check()
+
+
+def test_a_worker_that_cannot_start_says_why(monkeypatch):
+    """In the last line of what Ray says."""
+
+    def died(reference: object) -> NoReturn:
+        fault = workers_of_ray.ray.exceptions.RayActorError()
+        fault.error_msg = "The actor died\n  File x.py\nModuleNotFoundError: No module 'sim'\n"
+        raise fault
+
+    monkeypatch.setattr(Worker, "node", "abcdefghij")
+    monkeypatch.setattr(workers_of_ray.ray, "nodes", list)
+    monkeypatch.setattr(workers_of_ray.ray, "get", died)
+    with pytest.raises(ValueError, match=r"^a worker cannot start on .* \(ModuleNotFoundError: No"):
+        Worker("an actor", "a place", "a reference").check()
 
 
 # --- Ray of a run's own --------------------------------------------------------------------------
