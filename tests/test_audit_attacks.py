@@ -12,9 +12,9 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
-from sim.attacking import partial, shadow
+from sim.attacking import membership, partial, shadow
 from sim.attacking.lira import Roc, confidences, halves, likelihood_ratios, roc
-from sim.attacking.membership import Tally, balanced, posterior_features, split
+from sim.attacking.membership import Tally, balanced, judge, posterior_features, split
 from sim.attacking.partial import partial_attack
 from sim.attacking.shadow import shadow_attack
 from sim.auditing import trainings
@@ -285,6 +285,15 @@ def test_the_partial_attacker_sees_each_records_own_answers_loss_and_gradient(tm
 
 def rows(features: np.ndarray) -> set[bytes]:
     return {row.tobytes() for row in features}
+
+
+def test_an_attack_guesses_by_its_seed_alone(monkeypatch):
+    """About 400 records without a trace. Kills a forest that is another one each time."""
+    monkeypatch.setattr(membership, "TREES", 20)
+    rng = np.random.default_rng(0)
+    known, asked = (tuple(rng.normal(size=(2, n, 3))) for n in (20, 200))
+    first, again, other = (judge(known, asked, seed) for seed in (7, 7, 8))
+    assert first == again != other and first.guesses == 400
 
 
 def test_attacks_learn_from_what_the_attacker_holds_and_are_judged_by_other_records(

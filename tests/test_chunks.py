@@ -16,10 +16,14 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 from mechanisms.gradients.record_gradients import RecordGradients
+from sim.attacking.session import attack
+from sim.auditing.session import audit
+from sim.commands.attack import parse as asked
 from sim.commands.flags import parse
 from sim.config import configuration as config
+from sim.config.fields import Config
 from sim.config.settings import Execution
-from sim.engines import start
+from sim.engines import app, start, worker
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.device import device_of, single_thread
 from sim.job.environment import importing
@@ -265,8 +269,38 @@ def test_a_share_for_which_there_is_no_room_is_refused(workers, gpus, given, why
         gpu_share(workers, gpus, given)
 
 
-def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):
-    """Before it builds anything. Kills sums whose order follows the number of cores."""
+def begin_run(_: Config) -> None:
+    start.train(parse(["--engine=inline"], "", ""))
+
+
+def begin_audit(of: Config) -> None:
+    audit(of, None, False, 0.95)
+
+
+def begin_attack(_: Config) -> None:
+    attack(asked(["--quiet"]))
+
+
+def begin_node(of: Config) -> None:
+    app._job(of.model_dump_json())
+
+
+def begin_worker(of: Config) -> None:
+    worker.Actor(["a reference"], "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("begin", "first"),
+    [
+        (begin_run, "engines.start.build"),
+        (begin_audit, "auditing.session.build"),
+        (begin_attack, "attacking.session.build"),
+        (begin_node, "phases.build.build"),
+        (begin_worker, "engines.worker.Host"),
+    ],
+)
+def test_whoever_computes_has_one_thread_whatever_the_process_has(monkeypatch, begin, first):
+    """Before anything is built. Kills sums whose order follows the number of cores."""
 
     def threads() -> set[int]:
         return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())}
@@ -274,19 +308,21 @@ def test_a_run_computes_with_one_thread_whatever_the_process_has(monkeypatch):
     class Stop(Exception):
         """Far enough."""
 
-    def seen(given: config.Config, workers: int) -> NoReturn:
+    def seen(*_: object) -> NoReturn:
         found.append(threads())
         raise Stop
 
     found: list[set[int]] = []
-    monkeypatch.setattr(start, "build", seen)
+    settings = config.load(None, {})
+    monkeypatch.setattr(f"sim.{first}", seen)
     monkeypatch.setattr(start.rundir, "choose", lambda config: Path("nowhere"))
+    monkeypatch.setattr(worker.ray, "get", lambda reference: SimpleNamespace(config=settings))
     try:
         torch.set_num_threads(2)
         threadpool_limits(2)
         found.append(threads())
         with pytest.raises(Stop):
-            start.train(parse(["--engine=inline"], "", ""))
+            begin(settings)
     finally:
         single_thread()
     assert 2 in found[0] and found[1] == {1}

@@ -222,6 +222,8 @@ def test_the_code_of_a_model_is_that_of_its_own_classes():
 
     codes = [list(manifest._sources(kind(torch.nn.Linear(2, 2)))) for kind in (Mine, Other, Mine)]
     assert codes[0] == codes[2] != codes[1] and [len(code) for code in codes] == [1, 1, 1]
+    Other.__module__ = "torchmodels"  # of which there is no source
+    assert list(manifest._sources(Other(torch.nn.Linear(2, 2)))) == [Other.__qualname__]
 
 
 @pytest.mark.parametrize("change", [flip, Path.unlink])

@@ -234,6 +234,12 @@ def saved(tmp_path: Path, **arrays: object) -> str:
     return str(tmp_path / "mine.npz")
 
 
+@pytest.mark.parametrize(("records", "held"), [(2, 1), (4, 1), (9, 1), (10, 2)])
+def test_a_record_in_five_is_held_out_and_at_least_one(tmp_path, records, held) -> None:
+    own = load(saved(tmp_path, x=np.eye(records), y=np.arange(records)[::-1]))
+    assert (len(own.x_test), len(own.x)) == (held, records - held)
+
+
 def test_npz_features_images_and_test_parts(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(25, 3)), np.arange(25) % 4
     own = load(saved(tmp_path, x=x, y=y, names=np.array(["kept out"])))

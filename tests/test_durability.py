@@ -29,7 +29,7 @@ from server.records import RoundRecord
 from server.store import Store
 from sim.config import configuration as config
 from sim.data import given
-from sim.job import inputs, rundir
+from sim.job import inputs, manifest, rundir
 from sim.phases.build import build
 from tests.crashing import Crash, Noting, crashes, lay_out, tree_of
 
@@ -251,7 +251,8 @@ def test_a_run_directory_is_whole_or_not_there(tmp_path):
         assert config.load(folder / "config.toml", {}) == job.config
         inputs.check(folder, job)
         assert np.array_equal(np.load(folder / "partition.npz")["sizes"], job.partition.sizes)
-        assert (folder / "ledger").is_dir() and (folder / "checkpoints").is_dir()
+        assert all(path.is_file() for path in manifest.ledger_files(folder, job))
+        assert (folder / "checkpoints").is_dir()
 
 
 def test_arrays_that_are_kept_survive_with_their_key_whoever_had_begun_to_keep_them(tmp_path):

@@ -1,9 +1,13 @@
 """The workers of a run: how many there are, who hosts which group, and who cannot start."""
 
+import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -16,11 +20,14 @@ from server.federation import Exchange
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.config.settings import Execution
+from sim.engines import cluster as clusters
+from sim.engines import ray_grid
 from sim.engines import worker as workers_of_ray
 from sim.engines import workers as slots
 from sim.engines.cluster import Cluster
 from sim.engines.inline import inline_exchange
 from sim.engines.session import Engine, run
+from sim.engines.start import train
 from sim.engines.worker import Actor, Worker, versions
 from sim.engines.workers import Workers
 from sim.job import rundir
@@ -262,12 +269,82 @@ def test_a_node_with_other_versions_is_refused(monkeypatch):
     found = [{"NodeID": "abcdefghij", "NodeManagerHostname": "far"}]
     monkeypatch.setattr(ray, "nodes", lambda: found)
     worker = Worker("an actor", "a place", "a reference")
-    for name in versions():
+    for name in ("dp-federated-simulator", "Python", "torch", "numpy"):
         monkeypatch.setattr(ray, "get", lambda reference, n=name: versions() | {n: "0.1"})
         with pytest.raises(ValueError, match=rf"^the Ray node far \(abcdefgh\) has {name} 0.1"):
             worker.check()
     monkeypatch.setattr(ray, "get", lambda reference: versions())
     worker.check()
+
+
+def test_a_worker_that_cannot_start_says_why(monkeypatch):
+    """In the last line of what Ray says."""
+
+    def died(reference: object) -> NoReturn:
+        fault = workers_of_ray.ray.exceptions.RayActorError()
+        fault.error_msg = "The actor died\n  File x.py\nModuleNotFoundError: No module 'sim'\n"
+        raise fault
+
+    monkeypatch.setattr(Worker, "node", "abcdefghij")
+    monkeypatch.setattr(workers_of_ray.ray, "nodes", list)
+    monkeypatch.setattr(workers_of_ray.ray, "get", died)
+    with pytest.raises(ValueError, match=r"^a worker cannot start on .* \(ModuleNotFoundError: No"):
+        Worker("an actor", "a place", "a reference").check()
+
+
+# --- Ray of a run's own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "cpus", "cores"), [(6, 1.5, 9), (3, 0.5, 4), (5, 0.5, 4)])
+def test_a_ray_of_a_runs_own_has_room_for_its_workers(monkeypatch, workers, cpus, cores):
+    """On a machine of 4 cores. Kills a run that is refused as Ray sees no room for it."""
+    begun = []
+    monkeypatch.setattr(clusters.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(workers_of_ray.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(workers_of_ray.ray, "init", lambda **given: begun.append(given))
+    clusters._start(Execution(workers=workers, cpus_per_worker=cpus))
+    assert [given["num_cpus"] for given in begun] == [cores]
+
+
+def test_a_run_whose_folder_is_taken_while_its_workers_start_is_refused(tmp_path, monkeypatch):
+    """They were told its path. Kills workers that charge in the ledgers of another run."""
+    monkeypatch.setattr(clusters, "_start", lambda run: None)
+    monkeypatch.setattr(clusters, "_stop", lambda started: None)
+    monkeypatch.setattr(ray_grid, "grid_of", lambda job, told, cluster: rundir.create(told, job))
+    monkeypatch.setattr(ray_grid, "serve", lambda *_: 1 / 0)
+    flags = [f"--out={tmp_path}", "--engine=ray", "--workers=1", "--clients=2"]
+    with pytest.raises(ValueError, match="another run is starting in"):
+        train(parse(flags, "run", ""))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_every_worker_has_a_group_and_is_checked_before_it_is_asked(tmp_path, monkeypatch):
+    """Of 7 that there is room for. Kills cores that idle, and other versions that are let in."""
+    job, started = phases.job(tmp_path, groups=3, chunk_clients=1), []
+    began = Future()
+    began.set_result(None)
+    ready = SimpleNamespace(begin=lambda: began, workers=lambda run: 7)
+
+    def start() -> Fake:
+        started.append(Fake(f"{len(started)}", fault="" if len(started) < 2 else "no torch"))
+        return started[-1]
+
+    monkeypatch.setattr(ray_grid, "starter", lambda *given: start)
+    monkeypatch.setattr(ray_grid, "check_room", lambda *given: None)
+    with pytest.raises(ValueError, match="no torch"):
+        ray_grid.grid_of(job, tmp_path, ready)
+    assert len(started) == len(job.groups) == 3
+
+
+def test_a_cluster_is_called_at_its_host_and_port_whatever_is_around_them():
+    """Kills an address that is refused though a cluster answers there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}", "auto"):
+            clusters._reach(address)
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        with pytest.raises(ValueError, match="nobody answers there"):
+            clusters._reach(address)
 
 
 # --- Ray that cannot start -----------------------------------------------------------------------
