@@ -71,7 +71,7 @@ class ConvolutionTap(Tap):
         convolve = each_client if x.device.type == "cpu" else all_clients
         geometry = layer.stride, padding, layer.dilation
         output = convolve(padded, weight, bias, geometry, layer.groups)
-        return output, output, x
+        return output, output, x.detach()
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         left = self._by_client(gradient.flatten(2))
