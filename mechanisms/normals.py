@@ -10,30 +10,34 @@ the precision of float32, and none is above 6.7.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+Words = Callable[[int], NDArray[np.uint64]]
+"""Gives n independent uniform 64-bit words."""
 
 BLOCK = 2**14
 """The most words transformed together: few enough for a core's cache."""
 
 
-def normals(words: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """``[K, 2 n]`` draws from ``words [K, n]``; row k from row k alone."""
-    clients, size = words.shape
-    uniform = words.view(np.uint32).reshape(clients, 2, size)
-    drawn = np.empty((clients, 2, size), dtype=np.float32)
-    rows = max(1, BLOCK // max(1, size))
-    for k in range(0, clients, rows):
-        for j in range(0, size, BLOCK):
-            block = np.s_[k : k + rows, :, j : j + BLOCK]
-            _transform(uniform[block], drawn[block])
-    return drawn.reshape(clients, 2 * size)
+def normals(sources: Sequence[Words], size: int) -> NDArray[np.float32]:
+    """``[K, size]`` draws; row k from source k alone, which gives (size + 1) // 2 words."""
+    pairs = (size + 1) // 2
+    drawn = np.empty((len(sources), 2, pairs), dtype=np.float32)
+    rows = max(1, BLOCK // max(1, pairs))
+    for k in range(0, len(sources), rows):
+        for j in range(0, pairs, BLOCK):
+            block = drawn[k : k + rows, :, j : j + BLOCK]
+            words = np.stack([source(block.shape[2]) for source in sources[k : k + rows]])
+            _transform(words.view(np.uint32).reshape(*words.shape, 2), block)
+    return drawn.reshape(len(sources), 2 * pairs)[:, :size]
 
 
-def _transform(uniform: NDArray[np.uint32], drawn: NDArray[np.float32]) -> None:
-    """Fills ``drawn [K, 2, n]`` from ``uniform [K, 2, n]``."""
-    radius, angle = uniform[:, 0].astype(np.float32), uniform[:, 1].astype(np.float32)
+def _transform(halves: NDArray[np.uint32], drawn: NDArray[np.float32]) -> None:
+    """Fills ``drawn [K, 2, n]`` from the ``halves [K, n, 2]`` of words."""
+    radius, angle = halves[..., 0].astype(np.float32), halves[..., 1].astype(np.float32)
     radius += 1.0  # u is in (0, 1]
     radius *= 2.0**-32
     np.log(radius, out=radius)

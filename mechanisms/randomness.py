@@ -154,10 +154,8 @@ class Streams:
             self._ahead.begin(self._host_normals, purpose, size)
 
     def _host_normals(self, purpose: str, size: int) -> torch.Tensor:
-        words = np.empty((len(self), (size + 1) // 2), dtype=np.uint64)
-        for stream, row in zip(self.of(purpose), words, strict=True):
-            row[:] = words_of(stream)(len(row))
-        return torch.from_numpy(normals(words)[:, :size])
+        sources = [words_of(stream) for stream in self.of(purpose)]
+        return torch.from_numpy(normals(sources, size))
 
     def _host_rounded(self, purpose: str, size: int) -> torch.Tensor:
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
