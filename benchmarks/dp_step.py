@@ -36,9 +36,10 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from benchmarks.measured import openblas_kernels, publish  # noqa: E402
+from benchmarks.measured import publish  # noqa: E402
 from mechanisms.clipping import clip_factors  # noqa: E402
 from mechanisms.gradients.record_gradients import RecordGradients  # noqa: E402
+from mechanisms.kernels import openblas_kernels  # noqa: E402
 from sim.models.networks import build  # noqa: E402
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1

@@ -32,8 +32,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from benchmarks.measured import openblas_kernels, publish  # noqa: E402
+from benchmarks.measured import publish  # noqa: E402
 from client.messages import TrainRequest  # noqa: E402
+from mechanisms.kernels import openblas_kernels  # noqa: E402
 from sim.commands.flags import parse  # noqa: E402
 from sim.engines.inline import inline_exchange  # noqa: E402
 from sim.job.job import Job  # noqa: E402

@@ -21,12 +21,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.measured import openblas_kernels, publish
+from benchmarks.measured import publish
 from mechanisms import dpsgd
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.cohort import Cohort
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
+from mechanisms.kernels import openblas_kernels
 from mechanisms.optimizers import sgd
 from mechanisms.randomness import Streams, SystemStreams, seed_key
 from mechanisms.sampling import CohortData

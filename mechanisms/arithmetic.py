@@ -82,6 +82,9 @@ class Arithmetic(Protocol):
     def total(self, values: Tensor) -> Tensor:
         """``[K]``: sums of ``values [K, B]`` in their own type, for what is bounded afterwards."""
 
+    def begin_noise(self, streams: Draws, purpose: str, size: int) -> None:
+        """Start the draws of a total ``[K, size]`` that is noised next for this purpose."""
+
     def noised(
         self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
     ) -> Tensor:
@@ -138,13 +141,17 @@ class Floats:
         """A float sum, in any order."""
         return values.sum(dim=1)
 
+    def begin_noise(self, streams: Draws, purpose: str, size: int) -> None:
+        """Float draws."""
+        streams.begin("normal", purpose, size)
+
     def noised(
         self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str
     ) -> Tensor:
         """Float normal draws, whatever the bound; none where there is no noise."""
         if known(~(std > 0)):
             return total
-        return total + std[:, None] * streams.normal(purpose, total.shape[1]).to(std)
+        return torch.addcmul(total, std[:, None], streams.normal(purpose, total.shape[1]).to(std))
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """Float64 normal draws; none where there is no noise.
@@ -210,6 +217,10 @@ class Grid:
         rows = values.double().cpu().numpy()
         sums = [math.fsum(row) if np.isfinite(row).all() else math.nan for row in rows]
         return torch.tensor(sums, dtype=torch.float64, device=values.device)
+
+    def begin_noise(self, streams: Draws, purpose: str, size: int) -> None:
+        """Exact draws."""
+        streams.begin("rounded", purpose, size)
 
     def noised(
         self, total: Tensor, bound: Tensor, std: Tensor, streams: Draws, purpose: str

@@ -80,7 +80,9 @@ class Cohort:
         """The sums ``[K, P]`` of factor times gradient, each of norm at most ``bound [K]``; norms.
 
         ``factors`` maps norms ``[K, B]`` to factors; the batch was drawn with these ``rates [K]``.
+        The draws of the purpose ``noise`` are made beside the gradients.
         """
+        self.arithmetic.begin_noise(self.streams, "noise", params.shape[1])
         width = self.width(rates)
         return self.arithmetic.gradient_sum(
             self.gradients, params, batch, factors, bound, width, metric

@@ -1,14 +1,34 @@
 """Which kernels a GPU takes: those that give the same bits each time, with all digits where a clip
-bound depends on them."""
+bound depends on them. And for which sizes a CPU has its best ones."""
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
+from threadpoolctl import threadpool_info
 
 # A workspace of a fixed size, without which cuBLAS may add up in another order.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+# Chips for whose wide registers OpenBLAS has kernels for small matrices, and the most
+# multiplications of such a product.
+_WITH_SMALL_KERNELS, _SMALL = {"SkylakeX", "Cooperlake", "SapphireRapids"}, 10**6
+
+
+@cache
+def small_product() -> float:
+    """Multiplications up to which a product of NumPy's is computed by kernels for small matrices;
+    infinity where OpenBLAS has none."""
+    return _SMALL if _WITH_SMALL_KERNELS & set(openblas_kernels()) else math.inf
+
+
+def openblas_kernels() -> list[str]:
+    """The chips whose kernels NumPy's and SciPy's BLAS use here, or OPENBLAS_CORETYPE."""
+    found = [one for one in threadpool_info() if one["internal_api"] == "openblas"]
+    return sorted({one["architecture"] for one in found})
 
 
 def fix_kernels(tf32: bool = False) -> None:

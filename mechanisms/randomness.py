@@ -11,13 +11,15 @@ them.
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 
+from mechanisms.ahead import Ahead
 from mechanisms.device_normals import DeviceNormals
 from mechanisms.entropy import SystemEntropy
+from mechanisms.normals import normals
 from mechanisms.placing import place
 from mechanisms.rounded_gaussian import Words, rounded_gaussian
 
@@ -85,6 +87,10 @@ class Draws(Protocol):
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""
 
+    def begin(self, kind: Literal["normal", "rounded"], purpose: str, size: int) -> None:
+        """Start draws that are asked for next, on another core if there are many; a GPU makes its
+        own when they are asked for."""
+
 
 class Purpose(Sequence[np.random.Generator]):
     """The generators of one purpose, ``[K]``, each made on first use: most batches need no draw."""
@@ -119,6 +125,7 @@ class Streams:
         self._clients = [int(c) for c in clients]
         self._host: dict[str, Purpose] = {}
         self._on_device: dict[str, DeviceNormals] = {}
+        self._ahead = Ahead(len(self._clients))
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -133,15 +140,26 @@ class Streams:
         """Standard normal draws, float32 ``[K, size]``, row k from client k's stream."""
         if self._device.type == "cuda":
             return self._normals(purpose).draw(size)
-        rows = np.empty((len(self), size), dtype=np.float32)
-        for stream, row in zip(self.of(purpose), rows, strict=True):
-            stream.standard_normal(out=row, dtype=np.float32)
-        return place(torch.from_numpy(rows), self._device)
+        return place(self._ahead.take(self._host_normals, purpose, size), self._device)
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), int64 ``[K, size]``, row k from client k's stream."""
+        return place(self._ahead.take(self._host_rounded, purpose, size), self._device)
+
+    def begin(self, kind: Literal["normal", "rounded"], purpose: str, size: int) -> None:
+        """Start draws that are asked for next, on another core if there are many."""
+        if kind == "rounded":
+            self._ahead.begin(self._host_rounded, purpose, size)
+        elif self._device.type != "cuda":
+            self._ahead.begin(self._host_normals, purpose, size)
+
+    def _host_normals(self, purpose: str, size: int) -> torch.Tensor:
+        sources = [words_of(stream) for stream in self.of(purpose)]
+        return torch.from_numpy(normals(sources, size))
+
+    def _host_rounded(self, purpose: str, size: int) -> torch.Tensor:
         rows = [rounded_gaussian(words_of(stream), size) for stream in self.of(purpose)]
-        return place(torch.from_numpy(np.stack(rows)), self._device)
+        return torch.from_numpy(np.stack(rows))
 
     def _normals(self, purpose: str) -> DeviceNormals:
         if purpose not in self._on_device:
@@ -157,6 +175,7 @@ class SystemStreams:
 
     def __init__(self, clients: int, device: torch.device):
         self._clients, self._device, self._entropy = clients, device, SystemEntropy()
+        self._ahead = Ahead(clients)
 
     def __len__(self) -> int:
         return self._clients
@@ -177,5 +196,12 @@ class SystemStreams:
 
     def rounded(self, purpose: str, size: int) -> torch.Tensor:
         """Exact draws of round(2^28 Z), Z standard normal, int64 ``[K, size]``."""
+        return place(self._ahead.take(self._drawn, purpose, size), self._device)
+
+    def begin(self, kind: Literal["normal", "rounded"], purpose: str, size: int) -> None:
+        """Start exact draws that are asked for next, on another core if there are many."""
+        self._ahead.begin(self._drawn, purpose, size)
+
+    def _drawn(self, purpose: str, size: int) -> torch.Tensor:
         draws = rounded_gaussian(self._entropy.words, self._clients * size)
-        return place(torch.from_numpy(draws).view(self._clients, size), self._device)
+        return torch.from_numpy(draws).view(self._clients, size)

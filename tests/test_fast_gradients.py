@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
-from mechanisms.gradients import convolution_tap
+from mechanisms.gradients import convolution_tap, windows
 from mechanisms.gradients.convolution_tap import all_clients, each_client
 from mechanisms.gradients.forms import Held, Pass, outer_products
 from mechanisms.gradients.image_format import channels_last, keep_format
@@ -207,18 +208,42 @@ def test_wide_convolutions_in_float32(name: str) -> None:
     assert not finite[0, 1] and finite.sum() == 5
 
 
-@pytest.mark.parametrize(("constant", "value"), [("_STRETCH", 1), ("_RUN", 0), ("_RUN", 2**62)])
-@pytest.mark.parametrize("name", [name for name in TAPPED if name.startswith("conv")])
-def test_how_patches_are_copied_changes_no_bit(
-    name: str, constant: str, value: int, monkeypatch: pytest.MonkeyPatch
+CONVOLUTIONS = [name for name in TAPPED if name.startswith("conv")]
+
+
+@pytest.mark.parametrize(
+    ("module", "constant", "value"),
+    [(convolution_tap, "_STRETCH", 1), (windows, "_RUN", 0), (windows, "_RUN", 2**62)],
+)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_how_windows_are_copied_changes_no_bit(
+    name: str, module: ModuleType, constant: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record by record, with windows laid out all at once, or one dimension after the other."""
     p = problem(TAPPED[name])
     expected = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
-    monkeypatch.setattr(convolution_tap, constant, value)
+    monkeypatch.setattr(module, constant, value)
     found = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
     assert p.gradients.is_tapped(p.x, p.y)
     assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("constant", "value"),
+    [("_WIDE", 1), ("_WIDE", 2**62), ("_rows_aside", lambda layer: layer.kernel_size[0])],
+)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_shifts_along_no_one_and_all_dimensions_give_the_same_gradients(
+    name: str, constant: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(TAPPED[name])
+    monkeypatch.setattr(windows, constant, value)
+    expected = plain_gradients(p.module, p.params, p.x, p.y)
+    total, norms = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
+    assert p.gradients.is_tapped(p.x, p.y)
+    torch.testing.assert_close(norms, expected.norm(dim=2), **ROUNDING)
+    summed = (clip(norms).unsqueeze(2) * expected).sum(1)
+    torch.testing.assert_close(total, summed, **ROUNDING)
 
 
 def test_gradients_leave_the_callers_module_and_the_global_generator_alone() -> None:

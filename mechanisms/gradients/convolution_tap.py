@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mechanisms.gradients.forms import Arranged, Form, Held, outer_products
-from mechanisms.gradients.products import products
+from mechanisms.gradients.products import small_products
 from mechanisms.gradients.taps import Tap
+from mechanisms.gradients.windows import arranged, factors, pad, patches
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 # Entries of patches made at a time on a CPU: 2 MiB, which fit its caches
 # (docs/decisions/0010-speed.md).
 _STRETCH = 2**19
-# Rows of a patch with at least so many entries are copied fast enough as they are (as above).
-_RUN = 64
 # Stride, padding and dilation, as torch takes them.
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
 
@@ -67,12 +66,12 @@ class ConvolutionTap(Tap):
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layer = self._layer
         plain = layer.padding_mode == "zeros"
-        padded, padding = (x, layer.padding) if plain else (self._pad(x), 0)
+        padded, padding = (x, layer.padding) if plain else (pad(layer, x), 0)
         weight, bias = self._own["weight"], self._own.get("bias")
         convolve = each_client if x.device.type == "cpu" else all_clients
         geometry = layer.stride, padding, layer.dilation
         output = convolve(padded, weight, bias, geometry, layer.groups)
-        return output, output, x
+        return output, output, x.detach()
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         left = self._by_client(gradient.flatten(2))
@@ -84,46 +83,24 @@ class ConvolutionTap(Tap):
         if left.shape[3] > 1:
             formed = self._by_client(self._gradients(kept, left.flatten(0, 1)))
             return Arranged(Held(formed, left.numel() + kept.numel()), self._arrange)
-        return outer_products(left, self._by_client(self._patches(kept)), self._arrange)
+        right = self._by_client(patches(self._layer, kept))
+        return outer_products(left, right, lambda total: self._arrange(total.unsqueeze(2)))
 
     def _gradients(self, x: Tensor, left: Tensor) -> Tensor:
-        """`[n, G, out / G, kernel * in / G]` of `x [n, in, *size]`, `left [n, G, T, out / G]`."""
+        """`[n, G, A, out / G, F]` of `x [n, in, *size]`, `left [n, G, T, out / G]`, where A times F
+        are the kernel's entries."""
+        groups, pixels, own = left.shape[1:]
         features = self._layer.weight[0].numel()
-        formed = left.new_empty(*left.shape[:2], left.shape[3], features)
-        entries = left.shape[1:3].numel() * features
+        entries = groups * pixels * features
         records = max(1, _STRETCH // entries) if x.device.type == "cpu" else len(x)
+        formed = left.new_empty(len(x), groups, own * features)
         parts = (whole.split(records) for whole in (formed, left, x))
-        for part, own, source in zip(*parts, strict=True):
-            products(own.transpose(2, 3), self._patches(source), part)
-        return formed
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """`[n, G, T, in]`: the input's patch under each of the T output pixels, its entries ordered
-        by kernel position, then channel.
-
-        Channels come last because a copy from the channels-last layout then runs over contiguous
-        memory. If such runs are short, windows are laid out one dimension after the other, which
-        gives the next copy longer runs.
-        """
-        layer = self._layer
-        dims = x.dim() - 2
-        views = self._pad(x).unflatten(1, (layer.groups, -1)).movedim(2, -1)
-        for d in reversed(range(dims)):
-            span = layer.dilation[d] * (layer.kernel_size[d] - 1) + 1
-            windows = views.unfold(2 + d, span, layer.stride[d])[..., :: layer.dilation[d]]
-            views = windows.movedim(-1, 2 + dims)
-            if d > 0 and views.shape[2 + dims :].numel() < _RUN:
-                views = views.movedim(2 + d, 2).contiguous().movedim(2, 2 + d)
-        return views.flatten(2 + dims).flatten(2, 1 + dims)
-
-    def _pad(self, x: Tensor) -> Tensor:
-        layer = self._layer
-        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-        amounts = layer._reversed_padding_repeated_twice
-        return F.pad(x, amounts, mode) if any(amounts) else x
+        for part, gradient, source in zip(*parts, strict=True):
+            rows, shifts = factors(self._layer, source, gradient)
+            lead = shifts.shape[2:-2]
+            rows = rows.unflatten(1, (-1, *(1 for _ in lead)))
+            small_products(rows.mT, shifts, part.unflatten(2, (*lead, own, -1)))
+        return formed.unflatten(2, (-1, own, shifts.shape[-1]))
 
     def _arrange(self, total: Tensor) -> Tensor:
-        """`[K, out, in / G, *kernel]` from `[K, G, out / G, kernel * in / G]`."""
-        layer = self._layer
-        rows = total.flatten(1, 2).unflatten(2, (*layer.kernel_size, -1))
-        return rows.movedim(-1, 2)
+        return arranged(self._layer, total)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms.gradients.forms import Form, Held, outer_products
+from mechanisms.gradients.products import linear
 from mechanisms.gradients.recurrence import recurrence
 from mechanisms.gradients.taps import Tap
 
@@ -36,18 +37,17 @@ class LSTMTap(Tap):
         """False: the recurrence's own backward gives its weights no gradient."""
         return False
 
-    def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
+    def _apply(self, x: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
+        self._sums: dict[int, Form] = {}
         sequence = self._by_client(x).transpose(1, 2)  # [K, T, B, in]
         passes = [sequence, sequence.flip(1)] if self._layer.bidirectional else [sequence]
         seen = torch.stack(passes, 1)
         clients, ways, times, records, _ = seen.shape
         rows = seen.flatten(0, 1).flatten(1, 2)
+        z = linear(rows, self._both(_INPUT)).unflatten(1, (times, records))
         if self._layer.bias:
-            first, second = (self._both(name).unsqueeze(1) for name in _BIASES)
-            z = torch.baddbmm(first + second, rows, self._both(_INPUT).mT)
-        else:
-            z = rows @ self._both(_INPUT).mT
-        z = z.unflatten(1, (times, records))
+            first, second = (self._both(name).detach() for name in _BIASES)
+            z = z + (first + second)[:, None, None]
         # in the first layer, with a frozen input weight, z has no graph yet
         z = z if z.requires_grad else z.requires_grad_()
         h, last = (
@@ -56,21 +56,26 @@ class LSTMTap(Tap):
         output = [one if way == 0 else one.flip(1) for way, one in enumerate(h[:, :, 1:].unbind(1))]
         folded = torch.cat(output, dim=3).transpose(1, 2).flatten(0, 1)
         ends = tuple(state.transpose(0, 1).flatten(1, 2) for state in (h[:, :, -1], last))
-        return (folded, ends), z, torch.cat([seen, h[:, :, :-1].detach()], dim=4)
+        return (folded, ends), z, (seen.detach(), h[:, :, :-1].detach())
 
     def _both(self, name: str) -> Tensor:
         """`[K * D, ...]`: a parameter of each direction."""
         own = [self._own[name + end] for end in ("", "_reverse")[: 1 + self._layer.bidirectional]]
         return torch.stack(own, dim=1).flatten(0, 1)
 
-    def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
+    def _form(
+        self, name: str, kept: tuple[Tensor, Tensor], gradient: Tensor, matrix: Tensor | None
+    ) -> Form:
         way = int(name.endswith("_reverse"))
         left = gradient.unflatten(0, (self._clients, -1))[:, way].transpose(1, 2)  # [K, B, T, 4 H]
         if matrix is not None:
             left = left @ matrix.transpose(1, 2).unsqueeze(1)
         if name.startswith("bias"):
-            return Held(left.sum(2))
-        inputs = self._layer.input_size
-        part = slice(0, inputs) if name.startswith(_INPUT) else slice(inputs, None)
-        right = kept[:, way, ..., part].transpose(1, 2)
-        return outer_products(left.unsqueeze(2), right.unsqueeze(2), lambda total: total.squeeze(1))
+            # both biases of a direction enter the gates alike
+            if way not in self._sums:
+                self._sums[way] = Held(left.sum(2))
+            return self._sums[way]
+        of_input = name.startswith(_INPUT)
+        right = kept[0 if of_input else 1][:, way].transpose(1, 2)
+        sides = left.unsqueeze(2), right.unsqueeze(2)
+        return outer_products(*sides, lambda total: total.squeeze(1), shared=not of_input)

@@ -14,17 +14,29 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_TYPES = (torch.float32, torch.float64)
+from mechanisms.kernels import small_product
+
+TYPES = (torch.float32, torch.float64)
 
 
 def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """`left [..., m, t] @ right [..., t, n]`, into `out` if given, without a graph."""
-    if left.device.type != "cpu" or left.dtype not in _TYPES:
+    if left.device.type != "cpu" or left.dtype not in TYPES:
         return torch.matmul(left, right, out=out)
     result = left.new_empty(*left.shape[:-1], right.shape[-1]) if out is None else out
     with np.errstate(all="ignore"):  # as quiet as torch about a record that is not finite
         np.matmul(left.numpy(), right.numpy(), out=result.numpy())
     return result
+
+
+def small_products(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """As `products`, with rows of `left` in equal parts, small enough for a CPU's kernels for small
+    matrices, as far as parts have at least 16 rows."""
+    rows, size = left.shape[-2], left.shape[-2:].numel() * right.shape[-1]
+    parts = 1
+    while size / parts > small_product() and rows % (2 * parts) == 0 and rows // parts >= 32:
+        parts *= 2
+    products(left.unflatten(-2, (parts, -1)), right.unsqueeze(-3), out.unflatten(-2, (parts, -1)))
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mechanisms.gradients.hyperbolic import tanh_into
+
+# From a gradient and a function's value to the gradient of its argument.
+_through_tanh, _through_sigmoid = torch.ops.aten.tanh_backward, torch.ops.aten.sigmoid_backward
+
 
 def recurrence(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The states of N independent recurrences over T steps of B records with H units.
@@ -29,42 +34,41 @@ def recurrence(z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Recurrence(torch.autograd.Function):
+    """Both passes go step by step, so that what they compute with stays in a core's cache."""
+
     @staticmethod
     def forward(ctx: Any, z: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         runs, times, records, width = z.shape
         units = width // 4
         gates = z.new_empty(runs, times, records, 4, units)
-        h, c = (z.new_zeros(runs, times + 1, records, units) for _ in range(2))
+        h, c, tanh_c = (z.new_zeros(runs, times + 1, records, units) for _ in range(3))
         for t in range(times):
             entering = torch.baddbmm(z[:, t], h[:, t], weight.mT).unflatten(2, (4, units))
             i, f, g, o = gates[:, t].unbind(2)
             torch.sigmoid(entering[:, :, :2], out=gates[:, t, :, :2])
-            torch.tanh(entering[:, :, 2], out=g)
+            tanh_into(g, entering[:, :, 2])
             torch.sigmoid(entering[:, :, 3], out=o)
             torch.mul(f, c[:, t], out=c[:, t + 1]).addcmul_(i, g)
-            torch.mul(o, c[:, t + 1].tanh(), out=h[:, t + 1])
-        ctx.save_for_backward(gates, c, weight)
+            tanh_into(tanh_c[:, t + 1], c[:, t + 1])
+            torch.mul(o, tanh_c[:, t + 1], out=h[:, t + 1])
+        ctx.save_for_backward(gates, c, tanh_c, weight)
         return h, c[:, times].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_h: Tensor, of_last: Tensor) -> tuple[Tensor, None]:
-        gates, c, weight = ctx.saved_tensors
-        i, f, g, o = gates.unbind(3)
-        tanh = c[:, 1:].tanh()
-        through = o * (1 - tanh.square())  # from h_t to c_t
-        # each gate's derivative times its factor; multiplied by the gradient of c_t (for o: of h_t)
-        # it becomes that of z_t
-        of_i, of_f = g * i * (1 - i), c[:, :-1] * f * (1 - f)
-        of_g, of_o = i * (1 - g.square()), tanh * o * (1 - o)
-        of_z = torch.stack((of_i, of_f, of_g, of_o), dim=3)
-        from_c, entered = of_last, of_z.flatten(3)
+        gates, c, tanh_c, weight = ctx.saved_tensors
+        of_z, from_c = torch.empty_like(gates), of_last
         for t in reversed(range(gates.shape[1])):
+            i, f, g, o = gates[:, t].unbind(2)
+            of_i, of_f, of_g, of_o = of_z[:, t].unbind(2)
             from_h = of_h[:, t + 1]
             if t + 1 < gates.shape[1]:
-                from_h = torch.baddbmm(from_h, entered[:, t + 1], weight)
-            from_c = torch.addcmul(from_c, from_h, through[:, t])
-            of_z[:, t, :, :3] *= from_c.unsqueeze(2)
-            of_z[:, t, :, 3] *= from_h
-            from_c = from_c * f[:, t]
-        return entered, None
+                from_h = torch.baddbmm(from_h, of_z[:, t + 1].flatten(2), weight)
+            from_c = from_c + _through_tanh(from_h * o, tanh_c[:, t + 1])
+            _through_sigmoid(from_h * tanh_c[:, t + 1], o, grad_input=of_o)
+            _through_sigmoid(from_c * g, i, grad_input=of_i)
+            _through_sigmoid(from_c * c[:, t], f, grad_input=of_f)
+            _through_tanh(from_c * i, g, grad_input=of_g)
+            from_c = from_c * f
+        return of_z.flatten(3), None

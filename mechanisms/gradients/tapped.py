@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mechanisms.gradients.convolution_tap import ConvolutionTap
 from mechanisms.gradients.forms import Form, Pass
+from mechanisms.gradients.hyperbolic import tanh
 from mechanisms.gradients.image_format import keep_format
 from mechanisms.gradients.lstm_tap import LSTMTap
 from mechanisms.gradients.materialised import Loss
@@ -58,6 +59,8 @@ class Tapped:
         for layer in self._module.modules():
             if not _trains(layer):
                 layer.register_forward_hook(keep_format)
+            if type(layer) is nn.Tanh:
+                layer.forward = tanh  # type: ignore[assignment, method-assign]
 
     def takes(self, metric: Metric) -> bool:
         """Whether taps can apply the metric: not on grouped convolutions, not on embeddings."""

@@ -34,7 +34,7 @@ class Tap(ABC):
         ]
         self._clients = self._records = 0
         self._own: dict[str, Tensor] = {}
-        self._use: tuple[Tensor, GradientEdge] | None = None
+        self._use: tuple[Any, GradientEdge] | None = None
 
     def bind(self, weights: dict[str, Tensor], records: int) -> None:
         """Prepares a pass: `weights {name: [K, *shape]}` of trainable parameters, B = `records`."""
@@ -65,7 +65,7 @@ class Tap(ABC):
         if x.shape[0] != self._clients * self._records:
             raise Untappable("the layer's input does not start with the records")
         output, place, kept = self._apply(x)
-        self._use = kept.detach(), get_gradient_edge(place)
+        self._use = kept, get_gradient_edge(place)
         return output
 
     @property
@@ -90,18 +90,18 @@ class Tap(ABC):
         self._use = None
         return {name: self._form(name, kept, gradient, matrix) for name in self.trainable}
 
-    def _used(self) -> tuple[Tensor, GradientEdge]:
+    def _used(self) -> tuple[Any, GradientEdge]:
         if self._use is None:
             raise Untappable("the layer is not used")
         return self._use
 
     @abstractmethod
-    def _apply(self, x: Tensor) -> tuple[Any, Tensor, Tensor]:
+    def _apply(self, x: Tensor) -> tuple[Any, Tensor, Any]:
         """The output, the tensor on the way to it from whose gradient forms are made, and what else
-        `_form` needs."""
+        `_form` needs, without a graph."""
 
     @abstractmethod
-    def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form: ...
+    def _form(self, name: str, kept: Any, gradient: Tensor, matrix: Tensor | None) -> Form: ...
 
     def _by_client(self, folded: Tensor) -> Tensor:
         return folded.unflatten(0, (self._clients, self._records))
@@ -130,7 +130,7 @@ class LinearTap(Tap):
         # in the first layer, without a bias, the output has no graph yet
         output = output if output.requires_grad else output.requires_grad_()
         output = output.view(*x.shape[:-1], weight.shape[1])
-        return output, output, x
+        return output, output, x.detach()
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:
         left = self._positions(gradient)
@@ -203,7 +203,7 @@ class NormTap(Tap):
             normal = F.group_norm(x, layer.num_groups, None, None, layer.eps)
         output = normal * self._broadcast("weight", x)
         output = output + self._broadcast("bias", x) if "bias" in self._own else output
-        return output, output, normal
+        return output, output, normal.detach()
 
     def _broadcast(self, name: str, x: Tensor) -> Tensor:
         own = self._by_record(self._own[name])
