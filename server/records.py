@@ -1,5 +1,6 @@
 """Frozen records of rounds and runs, given to observers and written as JSON."""
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,11 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """A dictionary of numbers, texts, lists and None."""
         return finite(asdict(self))
+
+    def to_text(self) -> str:
+        """The JSON with a line for each field, however many clients it has a number of."""
+        lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in self.to_json().items())
+        return "{\n " + ",\n ".join(lines) + "\n}"
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> Self:
