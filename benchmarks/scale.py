@@ -4,11 +4,12 @@
 
 For 100 to 1,000,000 clients: the user's own command on synthetic records of 8x8 pixels
 (`default_run.py`), an MLP, local DPSGD at rate 1, two workers. Taken of each run: seconds of the
-whole process and the median of its rounds after the first, the size of its run directory, and the
-largest memory of all its processes together (proportional set size: what several share counts
-once), looked at every half second, or less often where a look takes long. Exponents are slopes of
-straight lines fitted to the logarithms, over all sizes and over the three largest. Prints JSON;
-with ``--out`` writes `scale.json` and the picture `scale.svg` there.
+whole process and the median of its rounds after the first, the size of its run directory, and, of
+all its processes together, the CPU time, which depends less on other work on the machine, and the
+largest memory (proportional set size: what several share counts once), looked at every half second,
+or less often where a look takes long. Exponents are slopes of straight lines fitted to the
+logarithms, over all sizes and over the three largest. Prints JSON; with ``--out`` writes
+`scale.json` and the picture `scale.svg` there.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,7 +32,12 @@ from benchmarks.measured import publish
 
 INTERVAL = 0.5
 """Seconds between two looks at memory, or nine times as long as the look took."""
-FIGURES = ("seconds_a_round_after_the_first", "seconds", "largest_memory_gib")
+FIGURES = (
+    "seconds_a_round_after_the_first",
+    "seconds",
+    "cpu_seconds",
+    "largest_memory_gib",
+)
 """What is drawn, and has an exponent."""
 LARGEST = 3
 """Sizes over which the exponents at the end are fitted."""
@@ -64,6 +71,15 @@ def resident(process: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+def busy(process: int) -> float:
+    """A process's CPU time so far [s]; 0 where it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run(clients: int, rounds: int, engine: str) -> dict:
     """One whole run, in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -75,11 +91,13 @@ def run(clients: int, rounds: int, engine: str) -> dict:
             f"--engine={engine}",
         )
         command = [sys.executable, "-m", "sim.run", *FLAGS, *shape, f"--out={folder}", "--name=run"]
-        load, began, largest = os.getloadavg()[0], time.perf_counter(), 0
+        load, began, largest, spent = os.getloadavg()[0], time.perf_counter(), 0, Counter[int]()
         process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1])
         while process.poll() is None:
             looked = time.perf_counter()
-            largest = max(largest, sum(map(resident, family(process.pid))))
+            alive = family(process.pid)
+            largest = max(largest, sum(map(resident, alive)))
+            spent |= Counter({one: busy(one) for one in alive})
             time.sleep(max(INTERVAL, 9 * (time.perf_counter() - looked)))
         if process.returncode:
             raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
@@ -94,6 +112,7 @@ def run(clients: int, rounds: int, engine: str) -> dict:
         "seconds": seconds,
         "seconds_first_round": done[0]["seconds"],
         "seconds_a_round_after_the_first": statistics.median(r["seconds"] for r in done[1:]),
+        "cpu_seconds": sum(spent.values()),
         "largest_memory_gib": largest / 2**20,
         "run_directory_mib": size / 2**20,
         "accuracy": done[-1]["accuracy"],
@@ -112,13 +131,13 @@ def picture(runs: list[dict]) -> bytes:
     """Seconds and memory by the number of clients, both axes logarithmic."""
     from matplotlib.figure import Figure
 
-    from sim.showing.plots import BLUE, ORANGE, svg
+    from sim.showing.plots import BLUE, GREY, ORANGE, svg
 
     figure = Figure(figsize=(8.6, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     clients, steep = [r["clients"] for r in runs], exponents(runs[-LARGEST:])
-    places, colors = (left, left, right), (BLUE, ORANGE, BLUE)
-    labels = ("a round after the first", "whole process", "all processes")
+    places, colors = (left, left, left, right), (BLUE, ORANGE, GREY, BLUE)
+    labels = ("a round after the first", "whole run", "its CPU time", "all processes")
     for name, label, axes, color in zip(FIGURES, labels, places, colors, strict=True):
         label += f": clients$^{{{steep[name]:.2f}}}$ at the end"
         axes.loglog(clients, [r[name] for r in runs], marker="o", color=color, label=label)
