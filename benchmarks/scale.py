@@ -2,11 +2,14 @@
 
     python benchmarks/scale.py --out benchmarks/results
 
-For 100 to 100,000 clients: the user's own command on synthetic records of 8x8 pixels
+For 100 to 1,000,000 clients: the user's own command on synthetic records of 8x8 pixels
 (`default_run.py`), an MLP, local DPSGD at rate 1, two workers. Taken of each run: seconds of the
-whole process and the median of its rounds after the first, and the largest memory of all its
-processes together (proportional set size: what several share counts once), looked at every half
-second. Prints JSON; with ``--out`` writes `scale.json` and the picture `scale.svg` there.
+whole process and the median of its rounds after the first, the size of its run directory, and, of
+all its processes together, the CPU time, which depends less on other work on the machine, and the
+largest memory (proportional set size: what several share counts once), looked at every half second,
+or less often where a look takes long. Exponents are slopes of straight lines fitted to the
+logarithms, over all sizes and over the three largest. Prints JSON; with ``--out`` writes
+`scale.json` and the picture `scale.svg` there.
 """
 
 import argparse
@@ -17,14 +20,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
+
 from benchmarks.default_run import synthetic
+from benchmarks.measured import publish
 
 INTERVAL = 0.5
-FLAGS = ("--model=mlp", "--partition=iid", "--delta=1e-7", "--workers=2", "--quiet")
+"""Seconds between two looks at memory, or nine times as long as the look took."""
+FIGURES = (
+    "seconds_a_round_after_the_first",
+    "seconds",
+    "cpu_seconds",
+    "largest_memory_gib",
+)
+"""What is drawn, and has an exponent."""
+LARGEST = 3
+"""Sizes over which the exponents at the end are fitted."""
+FLAGS = ("--model=mlp", "--partition=iid", "--delta=1e-8", "--workers=2", "--quiet")
 
 
 def family(root: int) -> set[int]:
@@ -54,6 +71,15 @@ def resident(process: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
+def busy(process: int) -> float:
+    """A process's CPU time so far [s]; 0 where it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run(clients: int, rounds: int, engine: str) -> dict:
     """One whole run, in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -65,15 +91,20 @@ def run(clients: int, rounds: int, engine: str) -> dict:
             f"--engine={engine}",
         )
         command = [sys.executable, "-m", "sim.run", *FLAGS, *shape, f"--out={folder}", "--name=run"]
-        load, began, largest = os.getloadavg()[0], time.perf_counter(), 0
+        load, began, largest, spent = os.getloadavg()[0], time.perf_counter(), 0, Counter[int]()
         process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1])
         while process.poll() is None:
-            largest = max(largest, sum(map(resident, family(process.pid))))
-            time.sleep(INTERVAL)
+            looked = time.perf_counter()
+            alive = family(process.pid)
+            largest = max(largest, sum(map(resident, alive)))
+            spent |= Counter({one: busy(one) for one in alive})
+            time.sleep(max(INTERVAL, 9 * (time.perf_counter() - looked)))
         if process.returncode:
             raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
         seconds = time.perf_counter() - began
-        lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
+        made = Path(folder) / "run"
+        lines = (made / "rounds.jsonl").read_text().splitlines()
+        size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     done = [json.loads(line) for line in lines]
     return {
         "clients": clients,
@@ -81,30 +112,39 @@ def run(clients: int, rounds: int, engine: str) -> dict:
         "seconds": seconds,
         "seconds_first_round": done[0]["seconds"],
         "seconds_a_round_after_the_first": statistics.median(r["seconds"] for r in done[1:]),
+        "cpu_seconds": sum(spent.values()),
         "largest_memory_gib": largest / 2**20,
+        "run_directory_mib": size / 2**20,
         "accuracy": done[-1]["accuracy"],
         "load_average_before": load,
     }
+
+
+def exponents(runs: list[dict]) -> dict[str, float]:
+    """The power of the number of clients with which each figure grows."""
+    clients = np.log([r["clients"] for r in runs])
+    logs = {name: np.log([r[name] for r in runs]) for name in FIGURES}
+    return {name: float(np.polyfit(clients, values, 1)[0]) for name, values in logs.items()}
 
 
 def picture(runs: list[dict]) -> bytes:
     """Seconds and memory by the number of clients, both axes logarithmic."""
     from matplotlib.figure import Figure
 
-    from sim.showing.plots import BLUE, ORANGE, svg
+    from sim.showing.plots import BLUE, GREY, ORANGE, svg
 
     figure = Figure(figsize=(8.6, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2)
-    clients = [r["clients"] for r in runs]
-    for name, label, color in (
-        ("seconds_a_round_after_the_first", "a round after the first", BLUE),
-        ("seconds", "whole process", ORANGE),
-    ):
-        left.loglog(clients, [r[name] for r in runs], marker="o", color=color, label=label)
+    clients, steep = [r["clients"] for r in runs], exponents(runs[-LARGEST:])
+    places, colors = (left, left, left, right), (BLUE, ORANGE, GREY, BLUE)
+    labels = ("a round after the first", "whole run", "its CPU time", "all processes")
+    for name, label, axes, color in zip(FIGURES, labels, places, colors, strict=True):
+        label += f": clients$^{{{steep[name]:.2f}}}$ at the end"
+        axes.loglog(clients, [r[name] for r in runs], marker="o", color=color, label=label)
     left.set(xlabel="clients", ylabel="seconds")
+    right.set(xlabel="clients", ylabel="memory [GiB]")
     left.legend()
-    right.loglog(clients, [r["largest_memory_gib"] for r in runs], marker="o", color=BLUE)
-    right.set(xlabel="clients", ylabel="memory of all processes [GiB]")
+    right.legend()
     return svg(figure)
 
 
@@ -113,8 +153,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000])
-    parser.add_argument("--rounds", type=int, default=4)
+    sizes = [100, 1_000, 10_000, 100_000, 1_000_000]
+    parser.add_argument("--clients", type=int, nargs="+", default=sizes)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", choices=("ray", "inline"), default="ray")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -122,10 +163,12 @@ def main() -> None:
     for clients in arguments.clients:
         runs.append(run(clients, arguments.rounds, arguments.engine))
         print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    text = json.dumps({"command": "python " + " ".join(sys.argv), "runs": runs}, indent=1)
-    print(text)
+    result = {"command": "python " + " ".join(sys.argv), "runs": runs}
+    if len(runs) > 1:
+        result["exponents"] = exponents(runs)
+        result["exponents_of_the_largest"] = exponents(runs[-LARGEST:])
+    publish(result, arguments.out and arguments.out / "scale.json")
     if arguments.out:
-        (arguments.out / "scale.json").write_text(text + "\n")
         (arguments.out / "scale.svg").write_bytes(picture(runs))
 
 

@@ -18,7 +18,7 @@ from mechanisms.accounting.allotment import Account, AdaptivePlan, check_settlem
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.arithmetic import Arithmetic, of_seed
-from mechanisms.plan import Plan, PlanTable
+from mechanisms.plan import Plan, PlanTable, kinds_of
 from mechanisms.randomness import Draws, Streams, SystemStreams, seed_key
 
 
@@ -59,7 +59,8 @@ class Opened:
         """The allowance of the request's clients at the positions ``part``."""
         ledger, seed, round_ = self._purse.ledger, self._purse.seed, self._request.round
         clients = self._request.clients[part]
-        plans = [self._purse.plans.of(client) for client in clients.tolist()]
+        table = self._purse.plans
+        plans = [table.plans[number] for number in table.which[clients].tolist()]
         owned = zip(clients.tolist(), plans, strict=True)
         adaptive = [(client, plan) for client, plan in owned if isinstance(plan, AdaptivePlan)]
         return Allowance(
@@ -81,7 +82,8 @@ class Opened:
 
     def note(self, clients: np.ndarray, realized: Sequence[Charges]) -> None:
         """Note what clients released beyond their planned charges, to be written at round's end."""
-        self._realized += zip(clients.tolist(), realized, strict=True)
+        owned = zip(clients.tolist(), realized, strict=True)
+        self._realized += [(client, charges) for client, charges in owned if charges]
 
     def settlement(self) -> Payments:
         """The noted charges, with clients of equal charges grouped.
@@ -92,8 +94,7 @@ class Opened:
         sharing: dict[frozenset[tuple[Event, int]], list[int]] = {}
         for client, charges in self._realized:
             check_settlement(charges)
-            if charges:
-                sharing.setdefault(frozenset(charges.items()), []).append(client)
+            sharing.setdefault(frozenset(charges.items()), []).append(client)
         return [(np.array(ids, dtype=np.int64), dict(items)) for items, ids in sharing.items()]
 
 
@@ -136,7 +137,8 @@ class Purse:
 
     def _planned(self, request: TrainRequest) -> Payments:
         """The most that the round can cost each requested client."""
-        kinds = np.stack([self.plans.which[request.clients], request.nth])
-        distinct, place = np.unique(kinds, axis=1, return_inverse=True)
-        charges = [self.plans.plans[plan].round_charges(int(nth)) for plan, nth in distinct.T]
-        return [(request.clients[place.reshape(-1) == n], one) for n, one in enumerate(charges)]
+        kinds, place = kinds_of(self.plans.which[request.clients], request.nth)
+        order = np.argsort(place, kind="stable")
+        members = np.split(request.clients[order], np.flatnonzero(np.diff(place[order])) + 1)
+        charges = [self.plans.plans[plan].round_charges(nth) for plan, nth in kinds.tolist()]
+        return list(zip(members, charges, strict=True))

@@ -190,3 +190,11 @@ def tabulate(plans: Sequence[Plan], which: np.ndarray) -> PlanTable:
     distinct: dict[Plan, int] = {}
     number = [distinct.setdefault(plan, len(distinct)) for plan in plans]
     return PlanTable(tuple(distinct), np.asarray(number, dtype=np.int64)[which])
+
+
+def kinds_of(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct columns of rows of non-negative integers, int64 ``[kinds, rows]``, and each
+    column's kind."""
+    keys = np.ravel_multi_index(numbers, [int(row.max()) + 1 for row in numbers])
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    return np.stack([row[first] for row in numbers], axis=1), place

@@ -9,7 +9,15 @@ import numpy as np
 
 from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.mechanism import Mechanism
-from mechanisms.plan import Claimant, Plan, PlanTable, Terms, affordable_rounds, tabulate
+from mechanisms.plan import (
+    Claimant,
+    Plan,
+    PlanTable,
+    Terms,
+    affordable_rounds,
+    kinds_of,
+    tabulate,
+)
 from mechanisms.settings import MECHANISM_NAMES, Privacy, Settings
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -45,13 +53,12 @@ def plan_table(
     """
     mechanism = MECHANISMS[privacy.mechanism]
     seen = sizes if mechanism.sized or privacy.batch_size is not None else np.ones_like(sizes)
-    kinds = np.stack([seen, np.broadcast_to(steps, sizes.shape)])
-    distinct, which = np.unique(kinds, axis=1, return_inverse=True)
+    kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape))
     terms = [
         Terms(privacy.of_size(size), own, count, rounds, size, tuple(prior.items()))
-        for size, count in distinct.T.tolist()
+        for size, count in kinds.tolist()
     ]
-    return tabulate(_plans(mechanism, terms), which.reshape(-1))
+    return tabulate(_plans(mechanism, terms), which)
 
 
 def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:

@@ -7,7 +7,7 @@ import numpy as np
 from mechanisms.accounting.accountant import Charges, epsilon, precompute, within
 from mechanisms.accounting.allotment import payable
 from mechanisms.accounting.events import Event
-from mechanisms.plan import Plan, PlanTable, merge, most
+from mechanisms.plan import Plan, PlanTable, kinds_of, merge, most
 from server.orders import order_in_advance, running
 
 
@@ -43,9 +43,9 @@ class Budgets:
         self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
-        self._history = np.array(
-            [self._number(payable(spent.get(client, {}))) for client in range(len(plans.which))]
-        )
+        self._history = np.full(len(plans.which), self._number({}))
+        for client, charges in spent.items():
+            self._history[client] = self._number(payable(charges))
 
     def _number(self, charges: Charges) -> int:
         number = self._numbers.setdefault(frozenset(charges.items()), len(self._histories))
@@ -60,10 +60,8 @@ class Budgets:
 
         ``cost`` gives the charges of a plan's ``nth`` round.
         """
-        distinct, place = _distinct(self._history, self._plans.which, self.taken + 1)
-        after = [
-            merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in distinct
-        ]
+        kinds, place = kinds_of(self._history, self._plans.which, self.taken + 1)
+        after = [merge(self._histories[h], cost(self._plans.plans[p], int(n))) for h, p, n in kinds]
         return after, place
 
     def charge(self, clients: np.ndarray) -> None:
@@ -96,11 +94,10 @@ class Budgets:
     def so_far(self) -> np.ndarray:
         """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end
         (`orders.running`)."""
-        distinct, place = _distinct(self._history, self._plans.which)
+        kinds, place = kinds_of(self._history, self._plans.which)
         budget = self._target if self._column == "certified" else np.inf
         spent = [
-            running(self._histories[h], self._delta, self._order(int(p)), budget)
-            for h, p in distinct
+            running(self._histories[h], self._delta, self._order(int(p)), budget) for h, p in kinds
         ]
         return np.array([one.epsilon for one in spent])[place]
 
@@ -109,6 +106,10 @@ class Budgets:
         plan = self._plans.plans[number]
         return order_in_advance(plan, self._rounds, self._target, self._delta, self._column)
 
+    def events(self) -> np.ndarray:
+        """Int64 ``[clients]``: privacy events charged so far, counted with multiplicity."""
+        return np.array([sum(charges.values()) for charges in self._histories])[self._history]
+
     def histories(self) -> list[Charges]:
         """What clients have paid so far, each distinct history once."""
         return [self._histories[h] for h in np.unique(self._history)]
@@ -116,11 +117,3 @@ class Budgets:
     def charges_of(self, client: int) -> Charges:
         """What one client has paid so far."""
         return self._histories[self._history[client]]
-
-
-def _distinct(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct columns of rows of non-negative integers, int64 ``[kinds, rows]``, and each
-    column's kind."""
-    keys = np.ravel_multi_index(numbers, [int(row.max()) + 1 for row in numbers])
-    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
-    return np.stack([row[first] for row in numbers], axis=1), place

@@ -1,9 +1,10 @@
 """Frozen records of rounds and runs, given to observers and written as JSON."""
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 Epsilon = float | None
@@ -14,6 +15,8 @@ def finite(value: Any) -> Any:
     """``value`` as JSON can hold it: infinite and NaN numbers become None, at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Record):
+        return value.to_json()
     if isinstance(value, Mapping):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -39,7 +42,12 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of numbers, texts, lists and None."""
-        return finite(asdict(self))
+        return finite(vars(self))
+
+    def to_text(self) -> str:
+        """The JSON with a line for each field, however many clients it has a number of."""
+        lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in self.to_json().items())
+        return "{\n " + ",\n ".join(lines) + "\n}"
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> Self:

@@ -121,9 +121,8 @@ class Ledger:
 
     def _remember(self, entry: Entry) -> None:
         counts = self._paid.setdefault((entry.release, entry.event), {})
-        counts[entry.count] = np.union1d(
-            counts.get(entry.count, np.empty(0, np.int64)), entry.clients
-        )
+        known = counts.get(entry.count)
+        counts[entry.count] = entry.clients if known is None else np.union1d(known, entry.clients)
         movement = movement_of(entry.round, entry.event, entry.count)
         if movement is not None:
             for client in entry.clients.tolist():

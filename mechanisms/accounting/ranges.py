@@ -11,7 +11,7 @@ PATTERN = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", re.ASCII)
 
 def format_ranges(ids: Sequence[int] | NDArray[np.int64]) -> str:
     """Distinct ids (at least 0, any order, shape ``[n]``) as ascending ranges; "" for none."""
-    ordered = np.unique(np.asarray(ids, dtype=np.int64))
+    ordered = np.sort(np.asarray(ids, dtype=np.int64))
     if not ordered.size:
         return ""
     breaks = np.flatnonzero(np.diff(ordered) > 1)

@@ -144,10 +144,10 @@ def _records(array: np.ndarray, name: str, path: str) -> np.ndarray:
             "1, 2)"
         )
     with np.errstate(over="ignore"):
-        x = array.astype(np.float32)
+        x = array.astype(np.float32, copy=False)
     if array.dtype == np.uint8:
         x *= np.float32(1 / 255)
-    if not np.isfinite(x).all():
+    if not np.isfinite((x.min(), x.max())).all():  # either is NaN where one record is
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
         raise ValueError(
             f"{path}: {name}{list(where)} = {array[where]}, not finite as float32: fix or drop the "
@@ -174,7 +174,7 @@ def _labels(array: np.ndarray, name: str, path: str) -> np.ndarray:
             f"{path}: {name}[{first}] = {array[first]} is outside 0 .. {MAX_CLASSES - 1}: renumber "
             "the labels from 0"
         )
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def _check_alike(x: np.ndarray, x_test: np.ndarray, path: str) -> None:

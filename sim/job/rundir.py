@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -163,11 +162,12 @@ def lock(folder: Path) -> Iterator[None]:
 def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
     """The run's summary, from its records and charges."""
     budgets, records = standing.budgets, standing.records
-    clients, delta = range(len(job.plans.which)), job.config.privacy.delta
+    delta, which = job.config.privacy.delta, job.plans.which
     certified = budgets.epsilons("certified")
     worst = budgets.charges_of(int(np.argmax(certified)))
     by_renyi = [epsilon(charges, delta, orders=ORDERS) for charges in budgets.histories()]
     renyi = max(by_renyi, key=lambda one: one.epsilon)
+    noise = np.array([getattr(plan, "noise_multiplier", 0.0) for plan in job.plans.plans])
     accuracy, loss = (records[-1].accuracy, records[-1].loss) if records else (None, None)
     return Summary(
         accuracy=accuracy,
@@ -176,8 +176,8 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         epsilon_published=tuple(budgets.epsilons("published").tolist()),
         delta=delta,
         order=renyi.order,
-        noise_multiplier=tuple(getattr(job.plans.of(c), "noise_multiplier", 0.0) for c in clients),
-        events=tuple(sum(budgets.charges_of(c).values()) for c in clients),
+        noise_multiplier=tuple(noise[which].tolist()),
+        events=tuple(budgets.events().tolist()),
         retired=int((~budgets.eligible()).sum()),
         rounds=standing.now.round,
         seconds=total_seconds(records),
@@ -197,4 +197,4 @@ def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None
     tensors = inputs.constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     durable.write(folder / "model.safetensors", content)
-    durable.write(folder / "summary.json", json.dumps(summary.to_json(), indent=1).encode())
+    durable.write(folder / "summary.json", summary.to_text().encode())

@@ -32,7 +32,8 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
             outputs.
     """
     config, sizes = outlook.config, outlook.sizes
-    steps = np.array([local_steps(config, int(size)) for size in sizes])
+    kinds, which = np.unique(sizes, return_inverse=True)
+    steps = np.array([local_steps(config, size) for size in kinds.tolist()])[which]
     own, rounds = getattr(config, config.privacy.mechanism, None), participations(config)
     return plan_table(config.privacy, own, steps, rounds, sizes, merge(*earlier.values()))
 
