@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 from sim.verifying.moments import Ratio, normal
 
 Step = tuple[float, float]
-REACH = 13.0  # standard deviations cut into cells on each side; what lies beyond is bounded
-OUTSIDE = 1e-9  # share of delta outside of the window of a convolution, roughly
-TILTS = np.geomspace(1e-7, 1.0, 71).tolist()  # per lattice point, tried for Chernoff's bound
+REACH = 13.0
+"""Standard deviations that are cut into cells; what lies beyond them is one on each side."""
+OUTSIDE = 1e-9
+"""Share of delta outside of the window of a convolution, roughly."""
+TILTS = np.geomspace(1e-7, 1.0, 71).tolist()
+"""Tilts, for each lattice point, that are tried for Chernoff's bound."""
 ASIDE = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+"""Spacings that are tried as the most by which a loss may fall short of its point; those that fall
+further short are moved to the point below."""
 
 
 class Losses(NamedTuple):
@@ -42,13 +47,12 @@ def epsilon(steps: Mapping[Step, int], delta: arb, fineness: float) -> tuple[arb
     total = sum(steps.values())
     variance = sum(n * _variance(*step) for step, n in steps.items()) / total
     spacing = arb(fineness * math.sqrt(variance))
+    cells = [(_cells(*step, spacing), n) for step, n in steps.items()]
     low, high = arb(0), arb(0)
-    for adding in (False, True):
-        cells = [(_cells(*step, spacing, adding), n) for step, n in steps.items()]
-        low = low.max(_solved([(_below(*c, spacing), n) for c, n in cells], spacing, delta, True))
-        high = high.max(
-            _solved([(_above(*c, spacing), n) for c, n in cells], spacing, delta, False)
-        )
+    for way in (cells, [(_turned(*c, spacing), n) for c, n in cells]):
+        below, above = ([(side(*c, spacing), n) for c, n in way] for side in (_below, _above))
+        low = low.max(_solved(below, spacing, delta, below=True))
+        high = high.max(_solved(above, spacing, delta, below=False))
     return low, high
 
 
@@ -60,9 +64,13 @@ def _variance(q: float, s: float) -> float:
     return float(np.cov(np.log(ratio), aweights=mass, ddof=0))
 
 
-def _cells(q: float, s: float, spacing: arb, adding: bool) -> tuple[list[arb], list[arb], arb]:
-    """Masses, under the numerator and the denominator, of intervals between losses half a spacing
-    apart, from minus infinity to infinity; and the first of these losses."""
+Cells = tuple[list[arb], list[arb], arb]
+"""Masses, under the numerator and the denominator, of intervals between losses half a spacing
+apart, from minus infinity to infinity; and the first of these losses."""
+
+
+def _cells(q: float, s: float, spacing: arb) -> Cells:
+    """Of one step of which a record is removed."""
     rate, noise, h = arb(q), arb(s), float(spacing)
     bottom = (1 - rate).log() if q < 1.0 else arb(0)
     ends = Ratio(rate, noise).logs(np.array([-REACH * s, 1.0 + REACH * s])) - float(bottom)
@@ -73,16 +81,19 @@ def _cells(q: float, s: float, spacing: arb, adding: bool) -> tuple[list[arb], l
         if q < 1.0 and half <= 0:  # no outcome has so small a loss
             at = absent = arb(0)
         else:
-            x = noise**2 * (((1 - rate) / rate * gain.expm1()).log() if q < 1.0 else gain) + arb(
-                0.5
-            )
+            over = ((1 - rate) / rate * gain.expm1()).log() if q < 1.0 else gain
+            x = noise**2 * over + arb(0.5)
             at, absent = normal(x / noise), normal((x - 1) / noise)
         below.append(at)
         above.append((1 - rate) * at + rate * absent)
     masses = [[b - a for a, b in zip(f, [*f[1:], arb(1)], strict=True)] for f in (above, below)]
-    if adding:
-        return masses[1][::-1], masses[0][::-1], -(bottom + spacing * last)
     return masses[0], masses[1], bottom + spacing * first
+
+
+def _turned(numerator: list[arb], denominator: list[arb], first: arb, spacing: arb) -> Cells:
+    """Of one step to which the record is added: its losses are the negative ones."""
+    last = first + spacing * (len(numerator) // 2 - 1)
+    return denominator[::-1], numerator[::-1], -last
 
 
 def _above(numerator: list[arb], denominator: list[arb], first: arb, spacing: arb) -> Losses:

@@ -12,7 +12,7 @@ from flint import acb, arb
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-TOLERANCE = 1e-22
+TOLERANCE = 1e-26
 
 
 class Ratio(NamedTuple):

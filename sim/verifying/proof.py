@@ -40,22 +40,24 @@ def interval(
     with ctx.workprec(BITS):
         if order is not None:
             ball = _at_order(charges, arb(delta), arb(order))
-            return _outward(ball, ball)
+            return outward(ball, ball)
         steps: dict[lattice.Step, int] = {}
         for event, count in charges.items():
             for pair in pairs(event) or ():
                 steps[pair] = steps.get(pair, 0) + count
         for fineness in FINENESS:
-            low, high = _outward(*lattice.epsilon(steps, arb(delta), fineness))
+            low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
             if printed >= high or printed < low:
                 break
         return low, high
 
 
-def _outward(low: arb, high: arb) -> tuple[float, float]:
+def outward(low: arb, high: arb) -> tuple[float, float]:
+    """The two bounds as floats, rounded down and up."""
+    below, above = float(low.lower()), float(high.upper())
     return (
-        math.nextafter(float(low.lower()), -math.inf),
-        math.nextafter(float(high.upper()), math.inf),
+        below if arb(below) <= low else math.nextafter(below, -math.inf),
+        above if arb(above) >= high else math.nextafter(above, math.inf),
     )
 
 
