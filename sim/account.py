@@ -5,6 +5,7 @@
     python -m sim.account dpsgd --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --orders 2,4
     python -m sim.account dpsgd --sample-rate 0.01 --epsilon 3 --steps 1000
     python -m sim.account --ledger runs/example
+    python -m sim.account --verify runs/example
 
 The flags are those of ``python -m sim.run``, whose plans are priced. A first word asks for one
 client's single round of a mechanism, or with ``fedfed`` for its shared records.
@@ -21,11 +22,16 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
 
     Raises:
         ValueError: a user error.
+        SystemExit: with status 1, when an epsilon of a run is not proved.
     """
     question = parse(argv, program)
     from sim.showing import account as shown
 
-    if question.ledger is not None:
+    if question.verify is not None:
+        from sim.verifying.session import verify
+
+        result, show = verify(question.verify), shown.show_verified
+    elif question.ledger is not None:
         from sim.showing.ledger import spent
 
         result, show = spent(question.ledger, question.delta), shown.show_ledger
@@ -34,6 +40,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
 
         result, show = answer(question), shown.show_price
     shown.show_json(result) if question.json else show(result)
+    if not result.get("confirmed", True):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ LONG = """
     audit_command audit_dpsur audit_many_run bench bits calibration_many caveats central
     crash_points cuda_runs door dpagd_budget dpis dpsur dpsur_charges drawer engine
     fast_gradients fedfed flower gpu_benchmark gradients grid leaderboard ledger
-    loss_distribution lstm mechanisms moving mutants order_search phases prices quickstart readme
-    recipe_links record_trial release_files report report_figures rounded_gaussian run
-    run_figures rundir screening selective site strategies summary workers
+    loss_distribution lstm mechanisms moving mutants order_search phases prices proof quickstart
+    readme recipe_links record_trial release_files report report_figures rounded_gaussian run
+    run_figures rundir screening selective site strategies summary verify workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
 these."""

@@ -25,7 +25,7 @@ MAY_IMPORT = {
 OURS = {*MAY_IMPORT, "tests", "benchmarks"}
 
 STAGES = (
-    *("config", "commands", "showing", "data", "models", "job", "phases", "engines"),
+    *("config", "commands", "showing", "verifying", "data", "models", "job", "phases", "engines"),
     *("auditing", "benching", "attacking", "library"),
 )
 """The folders of `sim`: each imports itself and those before it. The commands import all."""

@@ -13,29 +13,9 @@ from mechanisms.accounting import profile
 from mechanisms.accounting.accountant import ORDERS, epsilon
 from mechanisms.accounting.dominating import sampled
 from mechanisms.accounting.events import SampledGaussian
+from tests.steps import exact_delta
 
 DELTA = 1e-5
-
-
-def exact_delta(q: float, s: float, eps: float, adding: bool) -> float:
-    """Of one step: both measures of the points at which the loss is above eps."""
-    tail = norm.cdf if adding else norm.sf
-
-    def without(x: float) -> float:
-        return tail(x / s)
-
-    def with_record(x: float) -> float:
-        return (1 - q) * without(x) + q * tail((x - 1) / s)
-
-    if not adding:  # the loss grows with x
-        if q < 1 and eps <= math.log1p(-q):
-            return -math.expm1(eps)
-        x = s**2 * math.log1p(math.expm1(eps) / q) + 0.5
-        return with_record(x) - math.exp(eps) * without(x)
-    if q < 1 and -eps <= math.log1p(-q):
-        return 0.0
-    x = s**2 * math.log1p(math.expm1(-eps) / q) + 0.5
-    return without(x) - math.exp(eps) * with_record(x)
 
 
 def epsilon_of(steps: dict[tuple[float, float], int]) -> float:

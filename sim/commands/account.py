@@ -23,6 +23,10 @@ OWN: OwnFlags = {
         "RUN_DIR",
         "recompute every client's epsilon from a run's files; --delta may differ from the run's",
     ),
+    "--verify": (
+        "RUN_DIR",
+        "prove a run's certified epsilons by a second path, in ball arithmetic; exit code 1 if not",
+    ),
     "--records": (
         "N[,N...]",
         "records per client: one number for all, or one for each; without it the data set is "
@@ -57,6 +61,7 @@ class Question:
         config: the run's configuration.
         delta: the given delta, or None.
         ledger: the directory of a run whose ledger is priced, or None.
+        verify: the directory of a run whose printed epsilons are verified, or None.
         word: the first word, or None.
         records: records per client, one number for all or one for each; None: from the data set.
         orders: orders at which to print the Renyi curve.
@@ -69,6 +74,7 @@ class Question:
     config: Config
     delta: float | None
     ledger: Path | None
+    verify: Path | None
     word: str | None
     records: tuple[int, ...] | None
     orders: tuple[float, ...] | None
@@ -103,6 +109,7 @@ def parse(argv: Sequence[str], program: str) -> Question:
         config=config,
         delta=config.privacy.delta if "delta" in request.given else None,
         ledger=Path(own["ledger"]) if "ledger" in own else None,
+        verify=Path(own["verify"]) if "verify" in own else None,
         word=word,
         records=_read(own, "records", _integers),
         orders=_read(own, "orders", _orders),
@@ -173,13 +180,17 @@ def _check_run(question: Question, request: Request) -> None:
     others = request.given - {"delta"}
     if question.ledger is not None and others:
         raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
+    if question.verify is not None and (request.given or question.ledger is not None):
+        names = sorted(request.given | ({"ledger"} if question.ledger is not None else set()))
+        raise ValueError(f"--verify proves what a run has printed: drop {', '.join(names)}")
 
 
 def _check_one_client(question: Question, request: Request) -> None:
     """Require the flags for which one client's round has no default."""
     given, privacy = request.given, request.config.privacy
-    if question.ledger is not None:
-        raise ValueError(f"--ledger and {question.word} are two questions: drop one")
+    for flag in ("ledger", "verify"):
+        if getattr(question, flag) is not None:
+            raise ValueError(f"--{flag} and {question.word} are two questions: drop one")
     noise = "share_noise" if question.word == SHARED else "noise_multiplier"
     if len(given & {noise, "epsilon"}) != 1:
         flag = f"--{noise.replace('_', '-')}"

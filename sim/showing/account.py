@@ -52,6 +52,34 @@ def show_ledger(result: Entries) -> None:
     _show_notes([*result["caveats"], *([result["note"]] if result["note"] else [])])
 
 
+def show_verified(result: Entries) -> None:
+    """Print the verdict on each history of charges, and on all."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("clients", "epsilon (printed)", "by", "lower bound", "upper bound", "verdict")
+    rows = result["verified"]
+    for row in rows:
+        order = row["order"]
+        table.add_row(
+            row["clients"],
+            wording.epsilon(row["epsilon_certified"], digits=6),
+            "loss distributions" if order is None else f"Renyi order {order:g}",
+            wording.lower_bound(row["lower"], digits=6),
+            wording.epsilon(row["upper"], digits=6),
+            row["verdict"],
+        )
+    Console().print(table)
+    some = f"{len(rows)} of {result['histories']} histories of charges"
+    verdict = (
+        f"Every printed epsilon is proved, and at most {result['slack']:.2%} above its lower bound."
+        if result["confirmed"]
+        else "Not confirmed: an epsilon is not proved to be an upper bound."
+    )
+    Console().print(f"{verdict} Verified: {some}, {wording.duration(result['seconds'])}.")
+    _show_notes([result["note"]] if result["note"] else [])
+
+
 def _show_notes(texts: list[str]) -> None:
     from rich.console import Console
 

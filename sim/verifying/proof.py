@@ -1,0 +1,86 @@
+"""The exact epsilon of charges, between two bounds, by arithmetic of its own.
+
+It shares nothing with the accountant's: numbers are balls that hold the exact ones, in place of
+floats, and the methods are others.
+"""
+
+import math
+from collections.abc import Mapping
+
+from flint import arb, ctx
+
+from mechanisms.accounting import events
+from sim.verifying import lattice
+from sim.verifying.divergences import divergence, failure, pairs
+
+BITS = 128
+"""Of every number."""
+FINENESS = (0.0125, 0.006, 0.003)
+"""Spacings that are tried, in standard deviations of a step's loss."""
+
+Charges = Mapping[events.Event, int]
+
+
+def dominated(charges: Charges) -> bool:
+    """Whether sampled Gaussians dominate every event."""
+    return all(pairs(event) is not None for event in charges)
+
+
+def interval(
+    charges: Charges, delta: str, order: float | None, printed: float
+) -> tuple[float, float]:
+    """Bounds on epsilon at one Renyi order, or without one by loss distributions.
+
+    The latter are tried with smaller and smaller spacings until they tell whether the printed
+    epsilon is above.
+
+    Args:
+        delta: a decimal number.
+    """
+    with ctx.workprec(BITS):
+        if order is not None:
+            ball = _at_order(charges, arb(delta), arb(order))
+            return outward(ball, ball)
+        steps: dict[lattice.Step, int] = {}
+        for event, count in charges.items():
+            for pair in pairs(event) or ():
+                steps[pair] = steps.get(pair, 0) + count
+        for fineness in FINENESS:
+            low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
+            if printed >= high or printed < low:
+                break
+        return low, high
+
+
+def outward(low: arb, high: arb) -> tuple[float, float]:
+    """The two bounds as floats, rounded down and up."""
+    below, above = float(low.lower()), float(high.upper())
+    return (
+        below if arb(below) <= low else math.nextafter(below, -math.inf),
+        above if arb(above) >= high else math.nextafter(above, math.inf),
+    )
+
+
+def _at_order(charges: Charges, delta: arb, order: arb) -> arb:
+    """Balle et al. 2020, Canonne, Kamath, Steinke 2020; and the share of capped rejections."""
+    if _overdrawn(charges):
+        return arb("inf")
+    spent = sum((n * divergence(event, order) for event, n in charges.items()), arb(0))
+    lost = sum((n * failure(event) for event, n in charges.items()), arb(0))
+    left = delta - lost
+    if not left > 0:
+        return arb("inf")
+    found = spent + ((order - 1) / order).log() - (left.log() + order.log()) / (order - 1)
+    return found.max(arb(0)) + lost / (1 - lost)
+
+
+def _overdrawn(charges: Charges) -> bool:
+    """Whether covered releases are not proved to stay within what was allotted at their order."""
+    left: dict[float, arb] = {}
+    for event, count in charges.items():
+        if isinstance(event, events.Allotment):
+            left[event.order] = left.get(event.order, arb(0)) + count * arb(event.rdp)
+        if isinstance(event, events.Covered):
+            price = count * divergence(event.event, arb(event.order))
+            left[event.order] = left.get(event.order, arb(0)) - price
+    return not all(rest >= 0 for rest in left.values())

@@ -1,0 +1,82 @@
+"""Whether the certified epsilons that a run has printed are proved: from ledger to verdict."""
+
+import json
+import math
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from mechanisms.accounting import accountant, events
+from mechanisms.accounting.ranges import format_ranges
+from sim.showing import wording
+from sim.showing.ledger import spent
+from sim.verifying.proof import dominated, interval
+
+Entries = dict[str, Any]
+MAX_HISTORIES = 20
+"""Most different histories that are verified, those of the largest epsilons."""
+AT_THE_END, IN_PROGRESS = Decimal("0.98"), Decimal("0.02")
+"""Shares of delta of an epsilon at a run's end and while it is in progress, where loss
+distributions can prove the former."""
+
+PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"
+
+
+def verify(folder: Path) -> Entries:
+    """The verdict, with a row for each history of charges that was verified, the largest printed
+    epsilons first.
+
+    Raises:
+        ValueError: the run directory cannot be used, or has no finite certified epsilon.
+    """
+    start = time.perf_counter()
+    if not folder.is_dir():
+        raise ValueError(
+            f"--verify = {folder} must be an existing run directory; give the folder a run printed"
+        )
+    told = spent(folder, None)
+    rows = told["clients"]
+    if told["finished"]:
+        closing = json.loads((folder / "summary.json").read_text())["epsilon_certified"]
+        rows = [row | {"epsilon_certified": closing[row["client"]]} for row in rows]
+    histories: dict[str, list[Entries]] = {}
+    for row in rows:
+        if row["events"] and math.isfinite(row["epsilon_certified"] or math.inf):
+            key = json.dumps([row[name] for name in ("epsilon_certified", "order", "events")])
+            histories.setdefault(key, []).append(row)
+    if not histories:
+        raise ValueError(f"{folder} has no finite certified epsilon: there is nothing to verify")
+    largest = sorted(histories.values(), key=lambda same: -same[0]["epsilon_certified"])
+    at_one_order = told["note"] == wording.AT_ONE_ORDER
+    found = [_verdict(same, at_one_order) for same in largest[:MAX_HISTORIES]]
+    return {
+        "confirmed": all(row["verdict"] == PROVED for row in found),
+        "histories": len(histories),
+        "slack": max(row["above"] for row in found),
+        "verified": found,
+        "note": told["note"],
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _verdict(same: list[Entries], at_one_order: bool) -> Entries:
+    """The verdict on clients that have paid the same."""
+    row = same[0]
+    fields = [({n: v for n, v in e.items() if n != "count"}, e["count"]) for e in row["events"]]
+    charges = {events.from_dict(event): count for event, count in fields}
+    printed, order, share = row["epsilon_certified"], row["order"], Decimal(1)
+    if dominated(charges):
+        share = IN_PROGRESS if at_one_order and order is not None else AT_THE_END
+    elif order is None:  # the budget of a run that wrote down no order
+        order = accountant.epsilon(charges, row["delta"]).order
+    low, high = interval(charges, str(share * Decimal(row["delta"])), order, printed)
+    return {
+        "clients": format_ranges([one["client"] for one in same]),
+        "epsilon_certified": printed,
+        "order": order,
+        "above": printed / low - 1.0 if low > 0.0 else math.inf,
+        "lower": low,
+        "upper": high,
+        "verdict": PROVED if printed >= high else REFUTED if printed < low else UNDECIDED,
+    }
