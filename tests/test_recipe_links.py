@@ -153,6 +153,7 @@ def read_project(stem: str):
             "has reach and settings",
         ),
         ('\n[[columns]]\nname = "9"\nreach = 900.0\n', "columns.2.reach"),
+        ('\n[[rows]]\nname = "A b"\n\n[[rows]]\nname = "a-B"\n', "row 'A b' has the name"),
     ],
 )
 def test_what_leads_nowhere_is_said_before_anything_runs(tmp_path, records, capsys, more, part):
