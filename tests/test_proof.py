@@ -8,8 +8,9 @@ from flint import arb, ctx
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from mechanisms.accounting import accountant, curves, events
-from sim.verifying import divergences, lattice, proof, selection
+from mechanisms.accounting import accountant, curves, dominating, events, profile
+from sim.verifying import divergences, lattice, laws, proof, selection
+from sim.verifying.laws import Sampled
 from sim.verifying.moments import Ratio
 from tests.reference_values import REFERENCE
 from tests.steps import exact_delta
@@ -96,14 +97,14 @@ def exact_epsilon(q: float, s: float, steps: int) -> float:
 @pytest.mark.parametrize(("q", "s", "steps"), [(0.1, 1.0, 1), (0.6, 0.7, 2), (0.1, 0.6, 2)])
 def test_the_bounds_of_sampled_steps_hold_their_exact_epsilon(q, s, steps):
     with ctx.workprec(proof.BITS):
-        low, high = proof.outward(*lattice.epsilon({(q, s): steps}, arb(DELTA), 0.03))
+        low, high = proof.outward(*lattice.epsilon([(Sampled(q, s), steps)], arb(DELTA), 0.03))
     assert low <= exact_epsilon(q, s, steps) <= high <= low * 1.002
 
 
 def test_the_bounds_of_different_steps_hold_their_exact_epsilon():
     """Gaussians compose to one, whose epsilon has a closed form."""
-    steps = {(1.0, 3.0): 4, (1.0, 5.0): 2}
-    mean = math.sqrt(sum(n / s**2 for (_, s), n in steps.items()))
+    steps = [(Sampled(1.0, 3.0), 4), (Sampled(1.0, 5.0), 2)]
+    mean = math.sqrt(sum(n / law.noise**2 for law, n in steps))
     exact = brentq(lambda eps: exact_delta(1.0, 1 / mean, eps, False) - DELTA, 0.1, 60.0)
     with ctx.workprec(proof.BITS):
         low, high = proof.outward(*lattice.epsilon(steps, arb(DELTA), 0.03))
@@ -135,11 +136,35 @@ def test_covered_releases_are_paid_for_by_allotments():
     assert proof.interval(charges, str(DELTA), 8.0, 1.0)[0] == math.inf
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        EVENTS["dpsur_step"],
+        OTHERS["dpsur every trial"],
+        EVENTS["visible_choice"],
+        EVENTS["randomized_response"],
+    ],
+    ids=["visible", "every trial", "shared", "answered"],
+)
+@pytest.mark.parametrize("adding", [False, True])
+def test_both_paths_have_the_same_worst_case(event, adding):
+    """At each loss: the profile of the first one, the masses beyond it of the second one."""
+    (pair,), (law,) = dominating.pairs(event), laws.laws(event)
+    with ctx.workprec(proof.BITS):
+        for loss in (-0.3, -0.004, 0.0, 0.002, 0.01, 0.05, 0.7):
+            ours, theirs = (1 - one for one in law.below(arb(-loss if adding else loss)))
+            exact = float(ours - arb(-loss if adding else loss).exp() * theirs)
+            if adding:  # the same pair, turned round
+                exact = 1.0 - math.exp(loss) + math.exp(loss) * exact
+            found = profile.excess(pair, np.array([loss]), adding)[0][0]
+            assert found + max(0.0, -math.expm1(loss)) == pytest.approx(exact, rel=1e-9, abs=1e-13)
+
+
 def test_what_lies_beyond_all_points_counts(monkeypatch):
     """In the upper bound as an infinite loss."""
-    monkeypatch.setattr(lattice, "REACH", 3.0)
+    monkeypatch.setattr(laws, "REACH", 3.0)
     with ctx.workprec(proof.BITS):
-        low, high = proof.outward(*lattice.epsilon({(1.0, 2.0): 1}, arb(0.01), 0.05))
+        low, high = proof.outward(*lattice.epsilon([(Sampled(1.0, 2.0), 1)], arb(0.01), 0.05))
     exact = brentq(lambda eps: exact_delta(1.0, 2.0, eps, False) - 0.01, 0.1, 60.0)
     assert low <= exact <= high and high - low > 1e-2
 

@@ -4,30 +4,12 @@ An event is data here: what it means is in `mechanisms.accounting.events`, and w
 computed anew.
 """
 
-import math
-
 from flint import arb
 
 from mechanisms.accounting import events
 from sim.verifying import selection
-from sim.verifying.moments import Ratio, normal
-
-Step = tuple[float, float]
-
-
-def pairs(event: events.Event) -> list[Step] | None:
-    """Rates and noise multipliers of the sampled Gaussians that dominate an event; None if none is
-    known."""
-    match event:
-        case events.SampledGaussian(rate, noise):
-            return [(rate, noise)]
-        case events.Gaussian(noise):
-            return [(1.0, noise)]
-        case events.HeterogeneousGaussian(rate, noise, scale) if scale > 0.0:
-            return [(rate, math.nextafter(noise * scale, 0.0))]  # rounded to less noise
-        case events.PaperClaim() | events.PublicLabels():
-            return []
-    return None
+from sim.verifying.laws import acceptance
+from sim.verifying.moments import Ratio
 
 
 def divergence(event: events.Event, order: arb) -> arb:
@@ -77,8 +59,7 @@ def sampled(rate: arb, noise: arb, order: arb) -> arb:
 
 def _dpsur(event: events.DpsurStep, order: arb) -> arb:
     ratio = Ratio(arb(event.sample_rate), arb(event.noise_multiplier))
-    rate, deviation = arb(event.validation_rate), 2 * arb(event.validation_noise)
-    low, high = (normal((arb(event.beta) + side) / deviation) for side in (-1, 1))
+    rate, (low, high) = arb(event.validation_rate), acceptance(event)
     if event.accounting == "selective":
         return selection.selective(ratio, low, high, rate, order)
     bit = arb(0)

@@ -1,25 +1,23 @@
-"""Bounds on the epsilon of composed sampled Gaussians, by plain convolution in ball arithmetic.
+"""Bounds on the epsilon of composed steps, by plain convolution in ball arithmetic.
 
 Losses lie on a lattice. Above: the mass between two points of it is given to both, such that each
 distribution keeps its own; that is a chord of the hockey-stick curve, which is convex. Below: all
 outcomes within half a spacing of a point become one, which is post-processing. Between the two
-lies the exact epsilon of the worst pair N(0, s^2) and (1 - q) N(0, s^2) + q N(1, s^2). Every number
-is a ball of `flint.arb`, which holds the exact one.
+lies the exact epsilon of the worst pairs (`laws`). Every number is a ball of `flint.arb`, which
+holds the exact one.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from flint import acb, arb, arb_poly
 from numpy.typing import NDArray
 
-from sim.verifying.moments import Ratio, normal
+from sim.verifying.laws import Law
 
-Step = tuple[float, float]
-REACH = 13.0
-"""Standard deviations that are cut into cells; what lies beyond them is one on each side."""
 OUTSIDE = 1e-9
 """Share of delta outside of the window of a convolution, roughly."""
 TILTS = np.geomspace(1e-7, 1.0, 71).tolist()
@@ -39,15 +37,14 @@ class Losses(NamedTuple):
     short: arb
 
 
-def epsilon(steps: Mapping[Step, int], delta: arb, fineness: float) -> tuple[arb, arb]:
-    """A lower and an upper bound on the epsilon of all steps, positive numbers of each SGM(q, s).
+def epsilon(steps: Sequence[tuple[Law, int]], delta: arb, fineness: float) -> tuple[arb, arb]:
+    """A lower and an upper bound on the epsilon of positive numbers of each law's steps.
 
     The spacing is ``fineness`` of a step's standard deviation of the loss.
     """
-    total = sum(steps.values())
-    variance = sum(n * _variance(*step) for step, n in steps.items()) / total
+    variance = sum(n * law.variance() for law, n in steps) / sum(n for _, n in steps)
     spacing = arb(fineness * math.sqrt(variance))
-    cells = [(_cells(*step, spacing), n) for step, n in steps.items()]
+    cells = [(_cells(law, spacing), n) for law, n in steps]
     low, high = arb(0), arb(0)
     for way in (cells, [(_turned(*c, spacing), n) for c, n in cells]):
         below, above = ([(side(*c, spacing), n) for c, n in way] for side in (_below, _above))
@@ -56,38 +53,23 @@ def epsilon(steps: Mapping[Step, int], delta: arb, fineness: float) -> tuple[arb
     return low, high
 
 
-def _variance(q: float, s: float) -> float:
-    """Variance of a step's loss, roughly."""
-    x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 2001)
-    ratio = 1.0 - q + q * np.exp((2.0 * x - 1.0) / (2.0 * s**2))
-    mass = np.exp(-0.5 * (x / s) ** 2) * ratio
-    return float(np.cov(np.log(ratio), aweights=mass, ddof=0))
-
-
 Cells = tuple[list[arb], list[arb], arb]
 """Masses, under the numerator and the denominator, of intervals between losses half a spacing
 apart, from minus infinity to infinity; and the first of these losses."""
 
 
-def _cells(q: float, s: float, spacing: arb) -> Cells:
+def _cells(law: Law, spacing: arb) -> Cells:
     """Of one step of which a record is removed."""
-    rate, noise, h = arb(q), arb(s), float(spacing)
-    bottom = (1 - rate).log() if q < 1.0 else arb(0)
-    ends = Ratio(rate, noise).logs(np.array([-REACH * s, 1.0 + REACH * s])) - float(bottom)
-    first, last = math.floor(ends[0] / h), math.ceil(ends[1] / h)
-    below, above = [arb(0)], [arb(0)]
-    for half in range(2 * first, 2 * last + 1):
-        gain = spacing * half / 2
-        if q < 1.0 and half <= 0:  # no outcome has so small a loss
-            at = absent = arb(0)
-        else:
-            over = ((1 - rate) / rate * gain.expm1()).log() if q < 1.0 else gain
-            x = noise**2 * over + arb(0.5)
-            at, absent = normal(x / noise), normal((x - 1) / noise)
-        below.append(at)
-        above.append((1 - rate) * at + rate * absent)
-    masses = [[b - a for a, b in zip(f, [*f[1:], arb(1)], strict=True)] for f in (above, below)]
-    return masses[0], masses[1], bottom + spacing * first
+    h, least = float(spacing), law.least()
+    first, last = (end - float(least) for end in law.ends())
+    first, last = math.floor(first / h), math.ceil(last / h)
+    halves = range(2 * first, 2 * last + 1)
+    up_to = [law.below(least + spacing * half / 2) for half in halves]
+    masses = [
+        [b - a for a, b in itertools.pairwise([arb(0), *(one[side] for one in up_to), arb(1)])]
+        for side in (0, 1)
+    ]
+    return masses[0], masses[1], least + spacing * first
 
 
 def _turned(numerator: list[arb], denominator: list[arb], first: arb, spacing: arb) -> Cells:

@@ -11,7 +11,8 @@ from flint import arb, ctx
 
 from mechanisms.accounting import events
 from sim.verifying import lattice
-from sim.verifying.divergences import divergence, failure, pairs
+from sim.verifying.divergences import divergence, failure
+from sim.verifying.laws import laws
 
 BITS = 128
 """Of every number."""
@@ -22,8 +23,8 @@ Charges = Mapping[events.Event, int]
 
 
 def dominated(charges: Charges) -> bool:
-    """Whether sampled Gaussians dominate every event."""
-    return all(pairs(event) is not None for event in charges)
+    """Whether every event has dominating laws."""
+    return all(laws(event) is not None for event in charges)
 
 
 def interval(
@@ -41,10 +42,7 @@ def interval(
         if order is not None:
             ball = _at_order(charges, arb(delta), arb(order))
             return outward(ball, ball)
-        steps: dict[lattice.Step, int] = {}
-        for event, count in charges.items():
-            for pair in pairs(event) or ():
-                steps[pair] = steps.get(pair, 0) + count
+        steps = [(law, count) for event, count in charges.items() for law in laws(event) or ()]
         for fineness in FINENESS:
             low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
             if printed >= high or printed < low:
