@@ -9,7 +9,7 @@ all its processes together, the CPU time, which depends less on other work on th
 largest memory (proportional set size: what several share counts once), looked at every half second,
 or less often where a look takes long. Exponents are slopes of straight lines fitted to the
 logarithms, over all sizes and over the three largest. Prints JSON; with ``--out`` writes
-`scale.json` and the picture `scale.svg` there.
+`scale.json` and the picture `scale.svg` there, in which runs of other sizes stay.
 """
 
 import argparse
@@ -133,18 +133,18 @@ def picture(runs: list[dict]) -> bytes:
 
     from sim.showing.plots import BLUE, GREY, ORANGE, svg
 
-    figure = Figure(figsize=(8.6, 3.0), layout="constrained")
+    figure = Figure(figsize=(8.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     clients, steep = [r["clients"] for r in runs], exponents(runs[-LARGEST:])
     places, colors = (left, left, left, right), (BLUE, ORANGE, GREY, BLUE)
     labels = ("a round after the first", "whole run", "its CPU time", "all processes")
     for name, label, axes, color in zip(FIGURES, labels, places, colors, strict=True):
-        label += f": clients$^{{{steep[name]:.2f}}}$ at the end"
+        label += f": {steep[name]:.2f}"
         axes.loglog(clients, [r[name] for r in runs], marker="o", color=color, label=label)
     left.set(xlabel="clients", ylabel="seconds")
     right.set(xlabel="clients", ylabel="memory [GiB]")
-    left.legend()
-    right.legend()
+    left.legend(title="exponent at the end", loc="lower right")
+    right.legend(title="exponent at the end", loc="upper left")
     return svg(figure)
 
 
@@ -159,17 +159,20 @@ def main() -> None:
     parser.add_argument("--engine", choices=("ray", "inline"), default="ray")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    runs = []
+    kept = arguments.out and arguments.out / "scale.json"
+    known = json.loads(kept.read_text())["runs"] if kept and kept.exists() else []
+    by_size = {one["clients"]: one for one in known}
     for clients in arguments.clients:
-        runs.append(run(clients, arguments.rounds, arguments.engine))
-        print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+        by_size[clients] = run(clients, arguments.rounds, arguments.engine)
+        print(json.dumps(by_size[clients]), file=sys.stderr, flush=True)
+    runs = [by_size[clients] for clients in sorted(by_size)]
     result = {"command": "python " + " ".join(sys.argv), "runs": runs}
-    if len(runs) > 1:
+    if several := len(runs) > 1:
         result["exponents"] = exponents(runs)
         result["exponents_of_the_largest"] = exponents(runs[-LARGEST:])
-    publish(result, arguments.out and arguments.out / "scale.json")
-    if arguments.out:
-        (arguments.out / "scale.svg").write_bytes(picture(runs))
+    publish(result, kept)
+    if kept and several:
+        kept.with_suffix(".svg").write_bytes(picture(runs))
 
 
 if __name__ == "__main__":

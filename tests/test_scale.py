@@ -15,6 +15,7 @@ from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import PlanTable, kinds_of
 from server.budgets import Budgets
 from sim.config import configuration
+from sim.data.arrays import parts
 from sim.phases import training
 from sim.phases.phase import Outlook
 from tests.small import CPU, SEED, request
@@ -104,3 +105,11 @@ def test_a_summary_is_a_line_for_each_field_however_many_clients():
     few, many = (summary(events=tuple(range(n))).to_text() for n in (5, 5000))
     assert len(few.splitlines()) == len(many.splitlines()) == len(json.loads(few)) + 2
     assert json.loads(many) == summary(events=tuple(range(5000))).to_json()
+
+
+def test_records_that_are_float32_already_are_not_copied():
+    x, y = np.zeros((4, 3), np.float32), np.arange(4)
+    *found, classes = parts({"x": x, "y": y, "x_test": x, "y_test": y}, "here")
+    assert classes == 4 and all(
+        np.shares_memory(one, given) for one, given in zip(found, (x, y, x, y), strict=True)
+    )
