@@ -135,6 +135,14 @@ def test_covered_releases_are_paid_for_by_allotments():
     assert proof.interval(charges, str(DELTA), 8.0, 1.0)[0] == math.inf
 
 
+def test_the_bounds_of_many_steps_stay_close():
+    """Kills numbers with too few bits, whose balls grow with every step."""
+    step, steps = events.SampledGaussian(0.1, 1.0), 300
+    with ctx.workprec(proof.BITS):
+        low, high = proof.outward(*lattice.epsilon({(0.1, 1.0): steps}, arb(DELTA), 0.2))
+    assert low <= accountant.epsilon({step: steps}, DELTA).epsilon and high <= low * 1.03
+
+
 def test_what_lies_beyond_all_points_counts(monkeypatch):
     """In the upper bound as an infinite loss."""
     monkeypatch.setattr(lattice, "REACH", 3.0)

@@ -13,7 +13,7 @@ from mechanisms.accounting import events
 from sim.verifying import lattice
 from sim.verifying.divergences import divergence, failure, pairs
 
-BITS = 128
+BITS = 192
 """Of every number."""
 FINENESS = (0.0125, 0.006, 0.003)
 """Spacings that are tried, in standard deviations of a step's loss."""
