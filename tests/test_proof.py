@@ -66,10 +66,8 @@ def test_every_kind_of_event_has_a_bound_of_its_own():
     assert all(event.kind == kind for kind, event in EVENTS.items())
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in REFERENCE["selective_release"] if row["alpha"] == 8][:2]
-)
-def test_balls_of_tested_steps_hold_the_reference(row):
+def test_balls_of_tested_steps_hold_the_reference():
+    row = next(row for row in REFERENCE["selective_release"] if row["alpha"] == 8)
     names = ("sample_rate", "noise_multiplier", "validation_rate", "validation_noise", "beta")
     fields = [row[name] for name in names]
     for accounting, column in {"visible": "visible", "selective": "certified"}.items():
