@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def unequal(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unequal")
     patch = pytest.MonkeyPatch()
     patch.setattr("sim.engines.session.write_report", lambda folder: folder)
+    patch.setattr("sim.engines.drawer.drawing", lambda run: nullcontext())
     flags = [
         "--rounds=2",
         "--noise-multiplier=3",

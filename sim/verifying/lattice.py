@@ -110,7 +110,8 @@ def _below(numerator: list[arb], denominator: list[arb], first: arb, spacing: ar
         place = k - int(most[k] > limit)
         if place >= 0:
             masses[place] += here
-    return Losses(first, masses, arb(0), spacing * max(0.0, *most[most <= limit]))
+    kept = [one.upper() for one, far in zip(short, most, strict=True) if far <= limit]
+    return Losses(first, masses, arb(0), spacing * max([arb(0), *kept]))
 
 
 def _solved(parts: list[tuple[Losses, int]], spacing: arb, delta: arb, below: bool) -> arb:

@@ -14,7 +14,7 @@ from sim.verifying import lattice
 from sim.verifying.divergences import divergence, failure
 from sim.verifying.laws import laws
 
-BITS = 128
+BITS = 192
 """Of every number."""
 FINENESS = (0.0125, 0.006, 0.003)
 """Spacings that are tried, in standard deviations of a step's loss."""

@@ -32,7 +32,9 @@ CLOSE = 3e-7
 """Relative width of the ball of a visible step."""
 EXCESSES = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 """Relative widths that are tried of that of a hidden one."""
-MAX_CELLS = 5_000
+MAX_CELLS, NARROW = 5_000, 1.0 + 1e-9
+"""Intervals of y that are looked at, and the ratio of the ends of the least around the best one,
+before it is given up."""
 
 
 class Test(NamedTuple):
@@ -143,15 +145,17 @@ def _seen(pair: "_Pair", order: arb, reach: arb) -> tuple[arb, arb]:
     attained = test.moment + left**order * right ** (1 - order)
     enough = (attained + CLOSE * (attained - 1)).upper()
     y, width, limit = (arb(log_m) * (order - 1)).exp().mid(), 2.0, reach ** (order - 1)
-    while width > 1.0 + 1e-12 and not most(y / width, y, y * width) <= enough:
+    while not most(y / width, y, y * width) <= enough:
         width = math.sqrt(width)
+        if width < NARROW:
+            return attained, arb("inf")
     cells = [(1 / limit, y / width), (y * width, limit)]
     for _ in range(MAX_CELLS):
         if not cells:
             return attained, enough
         low, high = cells.pop()
         middle = (low * high).sqrt().mid()
-        if low < high and not most(low, middle, high) <= enough:
+        if not (low >= high or most(low, middle, high) <= enough):
             cells += [(low, middle), (middle, high)]
     return attained, arb("inf")
 
