@@ -2,16 +2,17 @@
 
     python benchmarks/dp_step.py --out benchmarks/results/dp_step.json
 
-For the CNN of MNIST (26,010 parameters) and that of CIFAR-10 (550,570), and several batch sizes,
-one process with one thread times one step each of
+For the CNN of MNIST (26,010 parameters), that of CIFAR-10 (550,570) and the LSTM of IMDb (21,202),
+and several batch sizes, one process with one thread times one step each of
 
     plain          forward, backward of the mean loss, SGD; contiguous and channels-last
     ours           gradients clipped and summed, noise, divisor, SGD: a step of one client's cohort
     opacus hooks   `PrivacyEngine.make_private`; wrong in the channels-last layout, so contiguous
     opacus ghost   the same with `grad_sample_mode="ghost"`
 
-in turns, after a warm-up of each. Every side counts at its own best layout. Then the gain of a
-cohort: K clients of an MLP in one step of K batches, beside K steps of one client each.
+(but for the LSTM, where Opacus has a layer of its own) in turns, after a warm-up of each. Every
+side counts at its own best layout. Then the gain of a cohort: K clients of an MLP in one step of K
+batches, beside K steps of one client each.
 
 Seconds are of the process's CPU time, which other work on the machine disturbs least. The ratio is
 that of the medians, and beside it of the minima. Opacus is left out where it is not installed
@@ -36,14 +37,16 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from benchmarks.measured import publish  # noqa: E402
+from benchmarks.measured import chip, publish  # noqa: E402
 from mechanisms.clipping import clip_factors  # noqa: E402
 from mechanisms.gradients.record_gradients import RecordGradients  # noqa: E402
 from mechanisms.kernels import openblas_kernels  # noqa: E402
+from sim.data.words import Words  # noqa: E402
 from sim.models.networks import build  # noqa: E402
 
 CLIP, NOISE, RATE = 1.0, 1.0, 0.1
-SHAPES = {"cnn": (1, 28, 28), "cnn-cifar": (3, 32, 32), "mlp": (1, 8, 8)}
+SHAPES = {"cnn": (1, 28, 28), "cnn-cifar": (3, 32, 32), "mlp": (1, 8, 8), "lstm": (80,)}
+WORDS = Words(10_000)
 Step = Callable[[], object]
 
 
@@ -101,21 +104,21 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, mode: str) -> Step:
 
 def sides(name: str, batch: int) -> dict[str, Step]:
     """Every side's step, by name; a name's first word is the side, the rest its layout."""
-    data = torch.Generator().manual_seed(0)
-    x, y = (
-        torch.randn(batch, *SHAPES[name], generator=data),
-        torch.randint(10, (batch,), generator=data),
-    )
-    last = x.contiguous(memory_format=torch.channels_last)
+    data, shape = torch.Generator().manual_seed(0), SHAPES[name]
+    y = torch.randint(10, (batch,), generator=data)
+    words = WORDS if name == "lstm" else None
+    x = torch.randn(batch, *shape, generator=data)
+    if words:
+        x = torch.randint(words.count, (batch, *shape), generator=data)
 
     def model() -> nn.Module:
-        return build(name, SHAPES[name], 10, 0, "tanh")
+        return build(name, shape, 10, 0, "tanh", words)
 
-    found = {
-        "plain contiguous": plain(model(), x, y),
-        "plain channels-last": plain(model().to(memory_format=torch.channels_last), last, y),
-        "ours": ours(model(), x[None], y[None]),
-    }
+    found = {"plain contiguous": plain(model(), x, y), "ours": ours(model(), x[None], y[None])}
+    if words:
+        return found
+    last = x.contiguous(memory_format=torch.channels_last)
+    found["plain channels-last"] = plain(model().to(memory_format=torch.channels_last), last, y)
     try:
         found |= {f"opacus-{mode}": opacus(model(), x, y, mode) for mode in ("hooks", "ghost")}
     except ImportError:
@@ -184,12 +187,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cnn", type=int, nargs="*", default=[1024, 256], help="batch sizes")
     parser.add_argument("--cifar", type=int, nargs="*", default=[256, 64, 16], help="batch sizes")
+    parser.add_argument("--lstm", type=int, nargs="*", default=[256, 64], help="batch sizes")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     steps = []
-    for name, batches in (("cnn", arguments.cnn), ("cnn-cifar", arguments.cifar)):
+    given = {"cnn": arguments.cnn, "cnn-cifar": arguments.cifar, "lstm": arguments.lstm}
+    for name, batches in given.items():
         for batch in batches:
             steps.append(compare(name, batch, arguments.repeats))
             costs = {
@@ -200,6 +205,7 @@ def main() -> None:
     together = cohort(50, 16, arguments.repeats)
     result = {
         "command": "python " + " ".join(sys.argv),
+        "chip": chip(),
         "openblas_kernels": openblas_kernels(),
         "steps": steps,
         "cohort": together,

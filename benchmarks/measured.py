@@ -11,3 +11,11 @@ def publish(result: dict, out: Path | None) -> None:
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text + "\n")
+
+
+def chip() -> str:
+    """The processor's name, and the widest vector registers that it has."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    given = {key.strip(): value.strip() for key, _, value in (n.partition(":") for n in lines)}
+    wide = next((f for f in ("avx512f", "avx2") if f in given.get("flags", "").split()), "neither")
+    return f"{given.get('model name', 'unknown')}, family {given.get('cpu family')}, {wide}"

@@ -2,8 +2,7 @@
 
 A convolution is a linear layer on patches: the gradient of its weight is, for each record, a sum
 over the output's pixels of (gradient of the pixel) times (patch of the input under it). Stride,
-dilation, groups and padding only affect how patches are cut. Patches are much larger than the
-input, so they are made for a few records at a time.
+dilation, groups and padding only affect how patches are cut (`gradients.windows`).
 """
 
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from torch.nn import functional as F
 from mechanisms.gradients.forms import Arranged, Form, Held, outer_products
 from mechanisms.gradients.products import small_products
 from mechanisms.gradients.taps import Tap
-from mechanisms.gradients.windows import arranged, factors, pad, patches
+from mechanisms.gradients.windows import arranged, factors, pad, patches, width
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-# Entries of patches made at a time on a CPU: 2 MiB, which fit its caches
-# (docs/decisions/0010-speed.md).
+# Entries of products' factors made at a time on a CPU: 2 MiB, which fit its caches
+# (docs/decisions/0032-kernels-by-chip.md).
 _STRETCH = 2**19
 # Stride, padding and dilation, as torch takes them.
 Geometry = tuple[int | tuple[int, ...], str | int | tuple[int, ...], int | tuple[int, ...]]
@@ -91,7 +90,7 @@ class ConvolutionTap(Tap):
         are the kernel's entries."""
         groups, pixels, own = left.shape[1:]
         features = self._layer.weight[0].numel()
-        entries = groups * pixels * features
+        entries = groups * pixels * (own + width(self._layer, x))
         records = max(1, _STRETCH // entries) if x.device.type == "cpu" else len(x)
         formed = left.new_empty(len(x), groups, own * features)
         parts = (whole.split(records) for whole in (formed, left, x))

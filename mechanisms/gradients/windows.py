@@ -11,6 +11,8 @@ to be copied for that depends on the layer (measured in docs/decisions/0032-kern
 - windows along all dimensions, or patches, where s rows do not fit, and on a GPU.
 """
 
+from math import prod
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,10 +31,9 @@ def factors(layer: Convolution, x: Tensor, left: Tensor) -> tuple[Tensor, Tensor
 
     All of A times F are the kernel's entries, by position, then channel.
     """
-    padded, on_cpu = pad(layer, x), x.device.type == "cpu"
-    if on_cpu and set(layer.stride) == {1} and x.shape[1] >= _WIDE * layer.groups:
+    padded, rows = pad(layer, x), _rows(layer, x)
+    if not rows:
         return _shifted(layer, padded, left)
-    rows = _rows_aside(layer) if on_cpu else layer.kernel_size[0]
     copied = _windows(layer, padded, rows).contiguous()
     n, groups, _, width = copied.shape
     pixels = left.shape[2]
@@ -40,6 +41,11 @@ def factors(layer: Convolution, x: Tensor, left: Tensor) -> tuple[Tensor, Tensor
     shifts = (n, groups, layer.kernel_size[0] // rows, pixels, width)
     strides = (copied.stride(0), copied.stride(1), step, width, 1)
     return left, copied.as_strided(shifts, strides)
+
+
+def width(layer: Convolution, x: Tensor) -> int:
+    """F of `factors`."""
+    return (_rows(layer, x) * prod(layer.kernel_size[1:]) or 1) * x.shape[1] // layer.groups
 
 
 def patches(layer: Convolution, x: Tensor) -> Tensor:
@@ -66,8 +72,16 @@ def _sizes(layer: Convolution, padded: Tensor) -> list[int]:
     return [(size - dilation * (k - 1) - 1) // s + 1 for size, k, s, dilation in given]
 
 
+def _rows(layer: Convolution, x: Tensor) -> int:
+    """How many rows of the first dimension a window has; 0 if nothing is copied."""
+    if x.device.type != "cpu":
+        return layer.kernel_size[0]
+    shifts = set(layer.stride) == {1} and x.shape[1] >= _WIDE * layer.groups
+    return 0 if shifts else _rows_aside(layer)
+
+
 def _rows_aside(layer: Convolution) -> int:
-    """How many of the kernel's first rows a window has, if shifts by so many rows give the rest."""
+    """The fewest rows of a window with which shifts by so many rows give all of the kernel."""
     kernel, stride, dilation = layer.kernel_size[0], layer.stride[0], layer.dilation[0]
     even = stride == 1 or (dilation == 1 and kernel % stride == 0)
     return stride if even else kernel
