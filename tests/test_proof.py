@@ -134,7 +134,6 @@ def test_covered_releases_are_paid_for_by_allotments():
     assert proof.interval(charges, str(DELTA), 8.0, 1.0)[0] == math.inf
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     "event",
     [
@@ -157,14 +156,14 @@ def test_both_paths_have_the_same_worst_case(event, adding):
                 exact = 1.0 - math.exp(loss) + math.exp(loss) * exact
             found = profile.excess(pair, np.array([loss]), adding)[0][0]
             assert found + max(0.0, -math.expm1(loss)) == pytest.approx(exact, rel=1e-9, abs=1e-13)
-=======
+
+
 def test_the_bounds_of_many_steps_stay_close():
     """Kills numbers with too few bits, whose balls grow with every step."""
     step, steps = events.SampledGaussian(0.1, 1.0), 300
     with ctx.workprec(proof.BITS):
-        low, high = proof.outward(*lattice.epsilon({(0.1, 1.0): steps}, arb(DELTA), 0.2))
+        low, high = proof.outward(*lattice.epsilon([(Sampled(0.1, 1.0), steps)], arb(DELTA), 0.2))
     assert low <= accountant.epsilon({step: steps}, DELTA).epsilon and high <= low * 1.03
->>>>>>> verify
 
 
 def test_what_lies_beyond_all_points_counts(monkeypatch):
