@@ -121,7 +121,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: one(epsilon=1e-9),
         "budget too small for a single step: epsilon = 1e-09 at delta = 1e-05 is below "
-        "2.52992e-05, what noise multiplier 10000 still costs; raise epsilon or delta, plan fewer "
+        "2.52974e-05, what noise multiplier 10000 still costs; raise epsilon or delta, plan fewer "
         "steps, lower the rates, or add noise to what else is released",
     ),
     (
