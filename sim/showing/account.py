@@ -70,13 +70,15 @@ def show_verified(result: Entries) -> None:
             row["verdict"],
         )
     Console().print(table)
-    some = f"{len(rows)} of {result['histories']} histories of charges"
+    all_ = result["histories"]
+    which = "Every epsilon" if len(rows) == all_ else f"Each of the {len(rows)} largest epsilons"
     verdict = (
-        f"Every printed epsilon is proved, and at most {result['slack']:.2%} above its lower bound."
+        f"{which} is proved, and at most {100.0 * result['slack']:.2g} % above its lower bound."
         if result["confirmed"]
         else "Not confirmed: an epsilon is not proved to be an upper bound."
     )
-    Console().print(f"{verdict} Verified: {some}, {wording.duration(result['seconds'])}.")
+    done = f"Verified: {len(rows)} of {all_} histories of charges"
+    Console().print(f"{verdict} {done}, {wording.duration(result['seconds'])}.")
     _show_notes([result["note"]] if result["note"] else [])
 
 
