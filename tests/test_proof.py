@@ -139,10 +139,11 @@ def test_covered_releases_are_paid_for_by_allotments():
     [
         EVENTS["dpsur_step"],
         OTHERS["dpsur every trial"],
+        OTHERS["dpsur of all records"],
         EVENTS["visible_choice"],
         EVENTS["randomized_response"],
     ],
-    ids=["visible", "every trial", "shared", "answered"],
+    ids=["visible", "every trial", "all records", "shared", "answered"],
 )
 @pytest.mark.parametrize("adding", [False, True])
 def test_both_paths_have_the_same_worst_case(event, adding):
@@ -164,6 +165,19 @@ def test_the_bounds_of_many_steps_stay_close():
     with ctx.workprec(proof.BITS):
         low, high = proof.outward(*lattice.epsilon([(Sampled(0.1, 1.0), steps)], arb(DELTA), 0.2))
     assert low <= accountant.epsilon({step: steps}, DELTA).epsilon and high <= low * 1.03
+
+
+def test_masses_that_balls_leave_open_prove_nothing():
+    """Kills an upper bound of 0 where no comparison can be made."""
+
+    class Open(Sampled):
+        def below(self, loss):
+            return tuple(one + arb(0, 0.1) for one in super().below(loss))
+
+    with ctx.workprec(proof.BITS):
+        low, high = proof.outward(*lattice.epsilon([(Open(1.0, 2.0), 1)], arb(DELTA), 0.05))
+    exact = brentq(lambda eps: exact_delta(1.0, 2.0, eps, False) - DELTA, 0.1, 60.0)
+    assert not low > exact and not high < exact
 
 
 def test_what_lies_beyond_all_points_counts(monkeypatch):

@@ -99,7 +99,7 @@ class Finished:
         if at is None:
             return [epsilon(paid.get(c, {}), DELTA, column).epsilon for c in range(7)]
         settings = self.job.config.privacy
-        by_pld = settings.mechanism == "dpsgd"
+        by_pld = settings.mechanism in ("dpsgd", "dpsur")
         share = IN_PROGRESS if by_pld else 1.0
         limit = settings.epsilon if by_pld and settings.budget == "certified" else math.inf
         found = [epsilon(paid.get(c, {}), share * DELTA, orders=(at[c],)) for c in range(7)]
@@ -298,13 +298,14 @@ def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, ca
     certified, published = (
         epsilon(found.paid[0], DELTA, column) for column in ("certified", "published")
     )
+    renyi = epsilon(found.paid[0], DELTA, orders=ORDERS)
     accuracy, loss = measured(found)
     assert {name: text for name, text in shown.items() if name != "time"} == {
         "test accuracy": f"{accuracy:.4f}",
         "test loss": f"{loss:.4f}",
-        "certified epsilon": f"{wording.epsilon(certified.epsilon)}, delta 3e-05, by Renyi",
+        "certified epsilon": f"{wording.epsilon(certified.epsilon)}, delta 3e-05, by loss distributions",
         "published epsilon": wording.epsilon(published.epsilon),
-        "by Renyi alone": f"{wording.epsilon(certified.epsilon)} at order {certified.order:g}",
+        "by Renyi alone": f"{wording.epsilon(renyi.epsilon)} at order {renyi.order:g}",
         "noise multiplier": f"{found.plans[0].noise_multiplier:.4g}",
         "budget": "used up",
         "rounds": "3",

@@ -121,7 +121,7 @@ def _solved(parts: list[tuple[Losses, int]], spacing: arb, delta: arb, below: bo
     lost = sum((part.infinite * n for part, n in parts), outside)
     level = delta + outside if below else delta - lost
     if not level > 0:
-        return arb("inf")
+        return arb(0 if below else "inf")
     loss = sum((part.first * n for part, n in parts), spacing * (start + points))
     mass, other, factor, weight = arb(0), arb(0), spacing.exp(), (-loss).exp()
     for here in reversed(_convolved(parts, start, points)):
@@ -129,7 +129,8 @@ def _solved(parts: list[tuple[Losses, int]], spacing: arb, delta: arb, below: bo
         if not (mass - other / weight <= level and loss > 0):
             break
         mass, other = mass + here, other + here * weight
-    found = ((mass - level) / other).max(arb(1)).log() if other > 0 else arb(0)
+    known = other > 0
+    found = ((mass - level) / other).max(arb(1)).log() if known else arb(0 if below else "inf")
     if below:
         return (found - sum((part.short * n for part, n in parts), arb(0))).max(arb(0))
     return found.min(loss + spacing).max(arb(0))

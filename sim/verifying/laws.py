@@ -92,8 +92,8 @@ class Tested:
             gain = (other[0] - most[0]) - ratio * (other[1] - most[1])
             if gain > 0:
                 most = other
-            elif not gain <= 0:  # either
-                most = most[0].union(other[0]), most[1].union(other[1])
+            elif not gain <= 0:  # as bad, but for what the balls leave open
+                most = most[0] + gain.upper().union(0), most[1]
         return 1 - most[0], 1 - most[1]
 
     def _above(self, case: Case, loss: arb) -> Choice:
