@@ -151,7 +151,7 @@ class Floats:
         """Float normal draws, whatever the bound; none where there is no noise."""
         if known(~(std > 0)):
             return total
-        return torch.addcmul(total, std[:, None], streams.normal(purpose, total.shape[1]).to(std))
+        return total + std[:, None] * streams.normal(purpose, total.shape[1]).to(std)
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """Float64 normal draws; none where there is no noise.

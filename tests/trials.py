@@ -95,6 +95,9 @@ class ChangedNoise:
     def of(self, purpose: str) -> list[np.random.Generator]:
         return self._streams.of(purpose)
 
+    def begin(self, *what: Any) -> None:
+        self._streams.begin(*what)
+
     def normal(self, purpose: str, size: int) -> torch.Tensor:
         draws = self._streams.normal(purpose, size)
         if purpose != "noise":
