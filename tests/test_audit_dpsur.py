@@ -42,6 +42,6 @@ def test_the_mechanism_releases_what_was_integrated(present, monkeypatch):
     assert book.agreement(example, present, RUNS) > FALSE_ALARM
     for wrong in (
         dataclasses.replace(example, beta=0.0, validation_noise=0.4),
-        dataclasses.replace(example, noise=0.8),
+        dataclasses.replace(example, noise=0.75),
     ):
         assert book.agreement(wrong, present, RUNS) < FALSE_ALARM

@@ -203,6 +203,9 @@ class SameNoise:
     def __init__(self, streams, first):
         self.of, self._streams, self._first = streams.of, streams, first
 
+    def begin(self, kind, purpose, size):
+        """Nothing is drawn ahead."""
+
     def normal(self, purpose, size):
         return self._first.setdefault(len(self._streams), self._streams.normal(purpose, size))
 

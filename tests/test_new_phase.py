@@ -38,7 +38,7 @@ def test_a_phase_is_released_charged_priced_and_counted_in_the_budget(norms, tmp
     run([*FLAGS, "--engine=inline", "--quiet", "--name=run", f"--out={tmp_path}"])
     folder = tmp_path / "run"
     mean = load((folder / norms.FILE).read_bytes())["mean"]
-    assert mean.shape == (1,) and 0 < mean[0] < norms.CLIP
+    assert mean.shape == (1,) and 0 < mean[0] < norms.CLIP + 5  # five deviations of the noise
     assert account([*FLAGS, "--json"]) is None
     priced = json.loads(capsys.readouterr().out)
     assert [row["phase"] for row in priced["phases"]] == ["norms", "train"]
