@@ -181,8 +181,8 @@ def epsilon(
 ) -> Guarantee:
     """The (epsilon, delta) guarantee of all charges.
 
-    The certified one is by privacy loss distributions if a sampled Gaussian dominates every event,
-    else by Renyi differential privacy, which ``orders`` ask for by name. Both hold for events that
+    The certified one is by privacy loss distributions if every event has dominating pairs, else by
+    Renyi differential privacy, which ``orders`` ask for by name. Both hold for events that
     are fixed in advance.
     Equal charges are computed once, however many clients carry them.
 
@@ -289,7 +289,7 @@ def share_of_the_end(events: Iterable[Event]) -> float:
 
 @functools.lru_cache(maxsize=100_000)
 def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) -> float:
-    """The epsilon of events that sampled Gaussians dominate; infinite for others, for more than
+    """The epsilon of events that have dominating pairs; infinite for others, for more than
     `MAX_KINDS` kinds of steps, and above `loss_distribution.MAX_EPSILON`."""
     steps: dict[Pair, int] = {}
     for event, count in sorted(items, key=repr):
