@@ -205,6 +205,7 @@ TAPPED = {
     "conv2d, same, even kernel": _plane(4, 6, (4, 3), padding="same"),
     "conv2d, valid": _plane(4, 6, 3, padding="valid"),
     "conv2d, dilation": _plane(4, 6, (3, 2), dilation=(2, 3), padding=2, stride=2),
+    "conv2d, dilated, stride": _plane(4, 6, (4, 2), dilation=(2, 1), padding=3, stride=2),
     "conv2d, same, dilation": _plane(4, 6, 2, dilation=3, padding="same"),
     "conv2d, groups": _plane(4, 6, 3, groups=2, padding=1),
     "conv2d, depthwise": _plane(4, 8, 3, groups=4),
