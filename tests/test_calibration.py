@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mechanisms.accounting import accountant, calibration
+from mechanisms.accounting import accountant, calibration, loss_distribution
 from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.events import SampledGaussian, Unprotected
 from mechanisms.plan import planned
@@ -111,3 +111,15 @@ def test_a_budget_kept_at_one_order_takes_the_noise_of_renyi_orders():
     (plan,) = plan_table(privacy, Dpagd(), 2, 30, np.array([50])).plans
     spent = accountant.epsilon(planned(plan, 30), privacy.delta)
     assert spent.method == "Renyi" and 3.99 < spent.epsilon <= 4.0
+
+
+def test_a_budget_is_met_by_loss_distributions_that_are_looser_than_renyi_orders(monkeypatch):
+    """As with errors that would be large."""
+    monkeypatch.setattr(loss_distribution, "LOSS_ERROR", 0.05)
+    accountant._by_loss_distributions.cache_clear()
+    accountant._epsilon.cache_clear()
+    noise = smallest(lambda s: {SampledGaussian(1.0, s): 20}, 8.0, 1e-5)
+    found = accountant.epsilon({SampledGaussian(1.0, noise): 20}, 1e-5)
+    accountant._by_loss_distributions.cache_clear()
+    accountant._epsilon.cache_clear()
+    assert found.epsilon <= 8.0 and found.order is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from mechanisms.accounting import loss_distribution, profile
+from mechanisms.accounting import accountant, loss_distribution, profile
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.dominating import pairs, sampled
 from mechanisms.accounting.events import DpsurStep, RandomizedResponse, VisibleChoice
@@ -109,6 +109,39 @@ def test_no_test_of_a_step_exceeds_its_profile_and_one_reaches_it(accounting, ad
         most = value(pair, [loss], adding)[0]
         found = [released(a, z, math.exp(loss), adding, seen) for a, z in tests]
         assert most * (1 - 0.01) - 1e-9 <= max(found) <= most * (1 + 1e-6) + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("step", "delta", "least"),
+    [
+        ((1e-3, 1e4, 1e-3, 0.5, 7.25), 1e-15, 7.8554),
+        ((1e-3, 1e4, 1e-3, 0.5, 7.0), 2e-13, 7.1432),
+        ((1e-3, 1e3, 0.5, 0.1, 0.645), 1e-5, 36.1338),
+        ((1.0, 0.19718605, 0.31951853, 1.07128251, 0.38184470), 2.3e-9, 41.8296),
+    ],
+)
+def test_extreme_tests_of_a_step_are_paid_for(step, delta, least):
+    """The exact epsilon of one test, by 60 digits: whether a trial is rejected that hardly ever is,
+    and a constant test of a loss of which 1 less its exponential is rounded to 1."""
+    trial = {DpsurStep(*step, "visible"): 1}
+    assert accountant.epsilon(trial, delta).epsilon >= least
+    assert accountant.epsilon(trial, delta, orders=accountant.ORDERS).epsilon >= least
+
+
+@pytest.mark.parametrize(
+    ("event", "count", "delta"),
+    [
+        (DpsurStep(0.02, 1.35, 0.004, 0.1, 1.0, "visible"), 2_000, 1e-5),
+        (DpsurStep(1e-9, 44.0, 1e-3, 0.27, -27.0, "visible"), 1, 1e-15),
+        (DpsurStep(1.0, 0.996, 4.2e-12, 7.7266, -58.34, "every-trial"), 1, 1e-15),
+        (RandomizedResponse(0.0138), 28, 1e-15),
+        (RandomizedResponse(8876.2), 40, 1e-5),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:epsilon")
+def test_extreme_settings_have_an_answer(event, count, delta):
+    """Infinite, or by Renyi orders, where loss distributions have none."""
+    assert accountant.epsilon({event: count}, delta).epsilon > 0.0
 
 
 def test_a_tested_step_that_always_accepts_is_its_proposal():

@@ -16,6 +16,11 @@ from mechanisms.accounting.sampled_gaussian import log_power_gap
 
 Floats = NDArray[np.float64]
 
+ROUNDING = 1e-15
+"""Bound on the relative error of `ndtr`, below and near 1."""
+ALWAYS = 37.5
+"""Standard deviations that a normal variable exceeds with a probability below 1e-300."""
+
 
 @dataclass(frozen=True)
 class Acceptance:
@@ -34,9 +39,11 @@ class Acceptance:
     @classmethod
     def of_noisy_loss(cls, rate: float, noise: float, beta: float) -> "Acceptance":
         """DPSUR's test ``clip(dE, -C_v, C_v) + N(0, (2 C_v noise)^2) < beta C_v``; all in units of
-        C_v."""
-        lowest, highest = (float(ndtr((beta + c) / (2.0 * noise))) for c in (-1.0, 1.0))
-        return cls(lowest, highest, rate)
+        C_v. Rounded outward, so that the probabilities of rejection hold, too; but a test that
+        rejects with a probability below 1e-300 never does."""
+        at_least, at_most = ((beta + c) / (2.0 * noise) for c in (-1.0, 1.0))
+        lowest = 1.0 if at_least > ALWAYS else float(ndtr(at_least)) * (1.0 - ROUNDING)
+        return cls(lowest, min(1.0, float(ndtr(at_most)) * (1.0 + ROUNDING)), rate)
 
     def bit_cost(self, orders: ArrayLike) -> Floats:
         """Renyi divergence of the accept/reject bit alone, B(a) [nats], float64 ``[len(orders)]``.

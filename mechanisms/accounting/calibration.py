@@ -90,9 +90,13 @@ def _tightened(
     def excess(log_noise: float) -> float:
         return accountant.epsilon(charges_of(math.exp(log_noise)), delta).epsilon / epsilon - 1.0
 
-    high = math.log(noise)
-    if accountant.epsilon(charges_of(noise), delta).order is not None or excess(high) >= 0.0:
-        return noise  # no loss distributions, or nothing gained
+    high, stride = math.log(noise), TOLERANCE
+    if accountant.epsilon(charges_of(noise), delta).order is not None:
+        return noise  # no loss distributions
+    if excess(high) >= 0.0:  # the Renyi order is the tighter one, but it is not asked
+        while excess(high) > 0.0:
+            high, stride = high + stride, 2.0 * stride
+        return math.exp(high)
     least, low = math.log(LOWER), high + excess(high)
     while low > least and excess(low) <= 0.0:
         high, low = low, 2.0 * low - high

@@ -37,6 +37,10 @@ NOISES = (0.1, 1e6)
 """Least and largest noise multiplier; losses beyond them would be out of a float's range."""
 MAX_EPSILON = 50.0
 """Largest epsilon that is worth the time."""
+WIDEST = 600.0
+"""Widest range of losses whose exponentials are floats."""
+LEAST_SPACING = 1e-9
+"""Of losses that are all the same."""
 COARSE = 2**14
 """Most losses of a step that a tilt is chosen by."""
 TILTS = (math.log(1e-3), math.log(1e5))
@@ -82,18 +86,20 @@ def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool) -> float:
     spread = sum(n * variance(pair.cases(adding), adding) for pair, n in steps.items()) / total
     ends = [span(pair.cases(adding), reach, adding) for pair in steps]
     widest = max(high - low for low, high in ends)
-    spacing = max(FINENESS * math.sqrt(spread), widest / MAX_POINTS)
+    if widest > WIDEST:
+        return math.inf
+    spacing = max(FINENESS * math.sqrt(spread), widest / MAX_POINTS, LEAST_SPACING)
     while True:
         parts = [(_losses(pair, spacing, reach, adding), n) for pair, n in steps.items()]
         theta, bound = _best_tilt(parts, spacing, delta)
-        if bound > MAX_EPSILON:
+        lost = sum(n * part.infinite for part, n in parts)
+        if bound > MAX_EPSILON or lost >= delta:
             return math.inf
         first, points = _window(parts, theta, spacing)
         if points <= MAX_POINTS:
             break
         spacing *= 2.0
     tilted, log_scale, error = _composed(parts, theta, spacing, first, points)
-    lost = sum(n * part.infinite for part, n in parts)
     losses = spacing * np.arange(first, first + points, dtype=np.float64)
     found = _solve(tilted, losses, log_scale, theta, error, delta - lost)
     return max(0.0, found + total * LOSS_ERROR)

@@ -25,6 +25,10 @@ Floats = NDArray[np.float64]
 
 ROUNDING = 1e-14
 """Bound on the error of a profile, relative to the terms whose difference it is."""
+TINY = 1e-300
+"""No smaller likelihood ratio is told from 0."""
+CANCELLED = 1e-8
+"""Where a likelihood ratio is a smaller difference than this, it is taken for unknown."""
 
 
 class Part(NamedTuple):
@@ -77,9 +81,10 @@ def largest(lines: Iterable[tuple[float, float]], rate: float, noise: float) -> 
     ratio of SGM(rate, noise)."""
     rest = set(lines)
     slope, offset = first = min(rest, key=lambda line: (line[1], -line[0]))
-    parts = []
+    parts, lead = [], TINY
     while rest := {line for line in rest if line[0] > slope}:
-        lead, (steeper, further) = min(((g - offset) / (c - slope), (c, g)) for c, g in rest)
+        next_lead, (steeper, further) = min(((g - offset) / (c - slope), (c, g)) for c, g in rest)
+        lead = max(lead, next_lead)  # lines that differ by rounding may meet before
         parts.append(Part(steeper - slope, -math.log(lead), rate, noise))
         slope, offset = steeper, further
     return Case(tuple(parts), first)
@@ -130,16 +135,20 @@ def _sampled(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, 
     """H of SGM(q, s) at losses of at least 0, and the size of the terms whose difference it is."""
     if math.isinf(s):
         return np.zeros(losses.shape), np.zeros(losses.shape)
-    share = 1.0 + np.expm1(-losses if adding else losses) / q  # exp(-t) if adding, else exp(t)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    signed = -losses if adding else losses
+    share = np.exp(signed) if q == 1.0 else 1.0 + np.expm1(signed) / q  # exp(-t) or exp(t)
+    with np.errstate(divide="ignore"):
         t = np.abs(np.log(np.maximum(share, 0.0)))
     # the profile of Gaussians, as a difference of scaled tails
     near, far = (t * s - 0.5 / s) / math.sqrt(2.0), (t * s + 0.5 / s) / math.sqrt(2.0)
     scale = 0.5 * q * np.exp(-(near**2))
     here, there = scale * erfcx(near), scale * erfcx(far)
     if adding:
-        x = np.exp(losses)
-        return x * np.maximum(share, 0.0) * (here - there), x * (here + there)
+        x, value, size = np.exp(losses), here - there, here + there
+        if q == 1.0:
+            return x * share * value, x * share * size
+        unknown = q * (np.abs(share) < CANCELLED)
+        return x * np.maximum(share, 0.0) * value, x * (size + unknown)
     return here - there, here + there
 
 
