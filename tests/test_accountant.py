@@ -69,6 +69,8 @@ def test_epsilon_is_the_smallest_conversion_and_never_negative(a, b, delta):
         for order, value in zip(accountant.ORDERS, rdp, strict=True)
     )
     assert found.epsilon == pytest.approx(max(0.0, brute) if a + b else 0.0, rel=1e-10, abs=1e-10)
+    little = accountant.epsilon({SampledGaussian(1e-3, 50.0): 1}, 0.5, orders=accountant.ORDERS)
+    assert little.epsilon == 0.0
 
 
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
