@@ -157,7 +157,7 @@ def least_noises(
     if len(terms) == 1:
         return [search(terms[0])]
     rates = [one.privacy.sample_rate for one in terms]
-    return list(interpolated(rates, [t.steps * t.rounds for t in terms], solve, meets).tolist())
+    return list(interpolated(rates, [t.steps for t in terms], solve, meets).tolist())
 
 
 def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:

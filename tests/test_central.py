@@ -386,7 +386,7 @@ def test_with_noise_given_a_run_ends_where_the_claim_would_pass_the_budget(tmp_p
 )
 def test_a_length_that_would_follow_from_public_outputs_is_refused(mechanism, own):
     """Epsilon at a moment that the outputs choose would be no guarantee."""
-    for noise in (None, 9.0, 0.25):
+    for noise in (None, 9.0, 0.25, 0.12):
         privacy = Privacy(
             mechanism=mechanism, budget="published", noise_multiplier=noise, sample_rate=0.1
         )
