@@ -1,9 +1,10 @@
 """Privacy profiles: the hockey-stick divergence ``H(x) = E max(0, P - x Q)`` at ``x = exp(loss)``.
 
 The largest profile that a mechanism reaches, whatever the data and whatever it tests, is convex in
-x and hence the profile of some pair of distributions, which dominates the mechanism and composes
-(Zhu, Dong, Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function",
-Proposition 10 and Theorem 10). All profiles here are put together from those of sampled Gaussians:
+x. So it is the profile of some pair of distributions. This pair dominates the mechanism, and such
+pairs compose (Zhu, Dong, Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic
+Function", Proposition 10 and Theorem 10). All profiles here are put together from those of sampled
+Gaussians:
 
 - of SGM(q, s) itself: with the record in P, ``H(x) = q G(t)`` at ``x = 1 - q + q exp(t)``; with the
   record in Q, ``H(x) = (1 - x (1 - q)) G(t)`` at ``1 / x = 1 - q + q exp(-t)``; G is the profile of
