@@ -49,7 +49,8 @@ SAID = "said.txt"
 """What pytest has said, in the tree in which it ran."""
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
 HANGS = 120
-"""Seconds after which a test counts as failed: an edit can make a loop endless."""
+"""Seconds after which a test counts as failed, wherever pytest is then: an edit can make a loop
+endless."""
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
 
@@ -95,9 +96,9 @@ class Attempt:
             "",
         )
         code = os.waitstatus_to_exitcode(status)
-        return code == FAILED and bool(failed), failed.partition(" - ")[
-            0
-        ] or f"pytest ended with code {code}"
+        hung = code != 0 and time.monotonic() - self.began >= HANGS
+        by = failed.partition(" - ")[0] or f"pytest ended with code {code}"
+        return hung or (code == FAILED and bool(failed)), by
 
 
 def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
