@@ -67,7 +67,7 @@ HOLDS = {
     caveats.PLACES: [{"release": True}],
     caveats.PARTITION: [{"release": True, "partition": p} for p in ("iid", "quantity", "shards")],
     caveats.PARTITION_BY_LABEL: [{"release": True}],
-    caveats.OWN_MODEL: [{"model": "package.module:Class"}],
+    caveats.OWN_MODEL: [{"model": "package.module:Class"}, {"model": "module:Class"}],
     caveats.PUBLIC_RECORDS: [{"public_records": 5}],
     caveats.VALIDATION: [
         {"validation_records": 5},

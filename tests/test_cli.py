@@ -12,11 +12,12 @@ from sim.commands import guard
 from sim.commands.account import OWN
 from sim.commands.flags import Request, parse
 from sim.commands.guard import main_guard
-from sim.commands.parser import help_text
+from sim.commands.parser import build_parser, help_text
 from sim.commands.topics import COMMON, TOPICS
 from sim.config.configuration import load, save
 from sim.config.fields import SETTINGS
 from sim.config.names import SYNONYMS
+from sim.config.presets import PRESETS
 from sim.config.use import USES
 
 NAMES = """
@@ -214,6 +215,22 @@ def test_what_the_field_says_is_understood_but_not_obeyed(word, flag):
 def test_help_has_the_defaults_of_one_client_or_of_many(central, words):
     said = " ".join(help_text("prog", "", central).split())
     assert words in said.partition("--batch-size INT ")[2].partition("--clipping")[0]
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_a_default_that_the_help_tells_is_the_value_that_a_run_has(central):
+    """With each data set, read back as a flag's text. Kills one that is rounded for its reader."""
+    flags = build_parser("prog", "", central)._actions
+    told = {a.dest: str(a.help).partition("(default: ")[2][:-1].split("; ") for a in flags}
+    configs = {name: load(None, {"dataset": name}, central) for name in PRESETS}
+    for setting in [one for one in SETTINGS.values() if one.name in told and one.name != "dataset"]:
+        default, *others = told[setting.name]
+        own = dict(other.split(": ") for other in others)
+        for dataset, config in configs.items():
+            said = own.get(dataset, default)
+            known = {"''": None} | ({"on": True, "off": False} if setting.kind is bool else {})
+            value = known[said] if said in known else setting.from_text(said)
+            assert value == config.value(setting.name), (setting.name, dataset)
 
 
 def test_help_loads_nothing_heavy():

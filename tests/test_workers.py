@@ -21,7 +21,7 @@ from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.config.settings import Execution
 from sim.engines import cluster as clusters
-from sim.engines import ray_grid
+from sim.engines import ray_grid, session
 from sim.engines import worker as workers_of_ray
 from sim.engines import workers as slots
 from sim.engines.cluster import Cluster
@@ -39,6 +39,7 @@ from sim.run import command
 from tests import phases
 from tests.ray_nodes import free_port
 from tests.test_exchange import Echo, identity
+from tests.test_flower import LocalGrid, place
 
 __all__ = ["identity"]
 
@@ -290,6 +291,20 @@ def test_a_worker_that_cannot_start_says_why(monkeypatch):
     monkeypatch.setattr(workers_of_ray.ray, "get", died)
     with pytest.raises(ValueError, match=r"^a worker cannot start on .* \(ModuleNotFoundError: No"):
         Worker("an actor", "a place", "a reference").check()
+
+
+def test_rays_workers_go_on_with_the_job_that_is_built_and_all_that_was_asked_of_it(
+    tmp_path, monkeypatch
+):
+    """Of a resumed run some settings may change. Kills a second job, as the run was begun."""
+    common = [f"--out={tmp_path}", "--clients=4"]
+    begun = parse([*common, "--groups=2", "--name=one", "--workers=3", "--quiet"], "", "").config
+    folder = rundir.create(tmp_path / "one", build(begun))
+    changed = ["--engine=ray", "--workers=1", "--cpus-per-worker=0.5", "--no-quiet"]
+    job, ran = build(parse([f"--resume={folder}", *changed], "", "").config), []
+    monkeypatch.setattr(session, "run", lambda *given: ran.append(given[:2]))
+    ray_grid.serve(job, folder, LocalGrid({4: place(0), 8: place(1)}))
+    assert ran == [(job, folder)] and ran[0][0] is job
 
 
 # --- Ray of a run's own --------------------------------------------------------------------------
