@@ -62,12 +62,6 @@ def test_only_an_event_can_be_covered(event):
         Covered(event, 4.0)
 
 
-@pytest.mark.parametrize("order", [1.0, 0.5, math.inf])
-def test_an_order_is_above_one(order):
-    with pytest.raises(ValueError, match=r"order = .* must be"):
-        Allotment(order, 0.5, 1)
-
-
 @pytest.mark.parametrize(
     ("charges", "free"),
     [

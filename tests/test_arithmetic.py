@@ -8,6 +8,7 @@ import torch
 from mechanisms import grid
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.clipping import clip_factors
+from mechanisms.gradients.passes import Passes
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.randomness import generator
 from mechanisms.rounded_gaussian import SCALE_BITS
@@ -65,6 +66,27 @@ def test_a_pass_of_a_release_has_room_for_the_expected_records():
     """At least one, so that a pass is never empty; in a simulation its shape may vary."""
     assert [GRID.width(records) for records in (0, 1, 7)] == [1, 1, 7]
     assert FLOATS.width(7) is None
+
+
+@pytest.mark.parametrize(("arithmetic", "width"), [(GRID, 16), (FLOATS, None)])
+def test_a_pass_has_the_width_that_its_arithmetic_gives_whoever_was_drawn(
+    arithmetic, width, monkeypatch
+):
+    """Seven records were. Kills a width that a sum, a norm or a loss forgets: the shape of a pass
+    would tell a coin to all other records."""
+    seen, cut = [], Passes.cut
+
+    def noted(passes, x, entries, alone, width=None):
+        seen.append(width)
+        return cut(passes, x, entries, alone, width)
+
+    monkeypatch.setattr(Passes, "cut", noted)
+    gradients, own = RecordGradients(model()), (start(model()).expand(2, -1), batch())
+    summed = lambda norms: clip_factors(norms, BOUND)  # noqa: E731
+    arithmetic.gradient_sum(gradients, *own, summed, BOUND, width, {})
+    for measure in (arithmetic.norms, arithmetic.losses):
+        measure(gradients, *own, width)
+    assert len(seen) == 3 and set(seen) == {width}
 
 
 def test_totals_of_one_client_are_in_units_of_their_bound():

@@ -280,6 +280,14 @@ def test_k_is_above_b_c_and_the_clip_bound_above_its_floor(norms, rate, clip, se
     assert event.norm_sum <= own.records * bound * (1 + 1e-12)
 
 
+def test_the_least_k_is_charged_however_it_is_rounded():
+    """One product in six is an ulp below b C. Kills a run that ends because of it."""
+    rng = np.random.default_rng(0)
+    for rate, clip, records in zip(rng.random(60), rng.random(60), range(1, 600, 10), strict=True):
+        event = plan(rate=rate, clip=clip, records=records).step_event(rate, clip, 1.0)
+        assert event.norm_sum == pytest.approx(rate * records * clip)
+
+
 def test_estimates_stay_within_the_clip_bound_when_it_moves():
     """With norms that are looked at now and then only, so that old estimates meet new bounds. Kills
     the clamp."""

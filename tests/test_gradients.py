@@ -132,6 +132,8 @@ def test_no_records(case: Case) -> None:
     total, norms = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
     assert torch.equal(total, torch.zeros_like(p.params)) and norms.shape == (2, 0)
     assert p.gradients.losses(p.params, p.x, p.y).shape == (2, 0)
+    outputs = problem(case).gradients.logits(p.params, problem(case).x)
+    assert p.gradients.logits(p.params, p.x).shape == (2, 0, *outputs.shape[2:])
 
 
 @by_case(SOME)

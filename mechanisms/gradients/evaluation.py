@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -24,11 +24,8 @@ class Evaluation:
     Passes take one client at a time if `alone`.
     """
 
-    def __init__(
-        self, module: nn.Module, layout: Layout, routes: Routes, passes: Passes, alone: bool
-    ) -> None:
-        self._module, self._layout, self._routes = module, layout, routes
-        self._passes, self._alone = passes, alone
+    def __init__(self, layout: Layout, routes: Routes, passes: Passes, alone: bool) -> None:
+        self._layout, self._routes, self._passes, self._alone = layout, routes, passes, alone
 
     @torch.no_grad()
     def losses(self, params: Tensor, x: Tensor, y: Tensor, into: Tensor, width: int | None) -> None:
@@ -57,20 +54,22 @@ class Evaluation:
             if outputs is None:
                 outputs = part.new_empty(*x.shape[:2], *part.shape[2:])
             outputs[c, b] = part
-        return self._forward(params, x) if outputs is None else outputs
+        if outputs is None:  # of no records: of the form of one that is made up
+            one = self._forward(params[:1], x.new_zeros(1, 1, *x.shape[2:]))
+            return one.new_empty(*x.shape[:2], *one.shape[2:])
+        return outputs
 
     @torch.no_grad()
     def _forward(self, params: Tensor, x: Tensor) -> Tensor:
         program = self._routes.program(x)
-        if program is None and x.shape[:2].numel() > 0:
+        if program is None:
             return self._routes.general(x).outputs(params, x)
-        module = self._module if program is None else program
         if params.shape[0] == 1:
             x = self._routes.arranged(x[0])
-            return functional_call(module, self._layout.unflatten(params[0]), (x,)).unsqueeze(0)
+            return functional_call(program, self._layout.unflatten(params[0]), (x,)).unsqueeze(0)
         with sdpa_kernel(SDPBackend.MATH):  # vmap has no rule for the fused attention of a CPU
             return vmap(
-                lambda row, xs: functional_call(module, self._layout.unflatten(row), (xs,))
+                lambda row, xs: functional_call(program, self._layout.unflatten(row), (xs,))
             )(params, x)
 
     def _forward_passes(self, x: Tensor) -> Iterator[tuple[slice, slice]]:

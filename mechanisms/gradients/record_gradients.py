@@ -75,9 +75,7 @@ class RecordGradients:
         self._alone = needs_single_clients(self._module)
         entry_size = max(p.element_size() for p in self._module.parameters())
         self._passes = Passes(max_records, memory_limit, entry_size)
-        self._evaluation = Evaluation(
-            self._module, self.layout, self._routes, self._passes, self._alone
-        )
+        self._evaluation = Evaluation(self.layout, self._routes, self._passes, self._alone)
 
     def scaled_sum(
         self, params: Tensor, x: Tensor, y: Tensor, factors: Factors, metric: Metric = IDENTITY

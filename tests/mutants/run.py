@@ -53,6 +53,8 @@ HANGS = 120
 endless."""
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
+NOT_RUN = (2, 4, 5)
+"""Of these, tests that cannot be read, that do not exist, and none: however long that took."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Attempt:
             "",
         )
         code = os.waitstatus_to_exitcode(status)
-        hung = code != 0 and time.monotonic() - self.began >= HANGS
+        hung = code not in (0, *NOT_RUN) and time.monotonic() - self.began >= HANGS
         by = failed.partition(" - ")[0] or f"pytest ended with code {code}"
         return hung or (code == FAILED and bool(failed)), by
 
