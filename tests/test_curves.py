@@ -86,6 +86,15 @@ def test_fractional_orders_join_the_integer_ones(rate, noise):
         assert near == pytest.approx(at, rel=1e-8)
 
 
+@pytest.mark.parametrize("rate", [1e-300, 0.5, 1.0])
+@pytest.mark.parametrize("order", [1.5, 2.0, 64.5])
+def test_more_noise_never_costs_more_from_almost_none_to_beyond_measure(rate, order):
+    """Kills sums of which all terms vanish and that are taken for infinite ones."""
+    noises = np.geomspace(1e-300, 1e100, 60)
+    costs = sampled_gaussian.rdp([rate] * 60, noises, order)
+    assert costs[-1] < 1e-30 and (costs[1:] <= costs[:-1]).all()
+
+
 @pytest.mark.parametrize("block", [sampled_gaussian.BLOCK, 3_000, 1])
 def test_rows_are_computed_alike_alone_and_together(monkeypatch, block):
     """However many grid points are evaluated at once."""
