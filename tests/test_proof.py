@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from mechanisms.accounting import accountant, curves, dominating, events, profile
+from mechanisms.accounting.acceptance import Acceptance
 from sim.verifying import divergences, lattice, laws, proof, selection
 from sim.verifying.laws import Sampled
 from sim.verifying.moments import Ratio
@@ -197,6 +198,16 @@ def test_a_moment_holds_what_is_outside_of_its_integral(monkeypatch):
     monkeypatch.setattr(Ratio, "range", lambda self, power: (-1.0, 6.0))
     with ctx.workprec(proof.BITS):
         assert ratio.moment(arb(3)).contains((arb(6) / 8).exp())
+
+
+@pytest.mark.parametrize(("noise", "beta"), [(0.3, -1.0), (3.0, 0.5), (40.0, -30.0)])
+def test_the_acceptance_that_is_charged_holds_the_exact_one(noise, beta):
+    """Rounded outward by little. Kills the ends of a range in the wrong order."""
+    charged = Acceptance.of_noisy_loss(0.5, noise, beta)
+    with ctx.workprec(proof.BITS):
+        low, high = laws.acceptance(events.DpsurStep(0.1, 1.0, 0.5, noise, beta, "visible"))
+        assert charged.lowest < low < high < charged.highest
+        assert low < charged.lowest * (1 + 1e-9) and high > charged.highest * (1 - 1e-9)
 
 
 def test_a_bad_test_is_no_bound(monkeypatch):
