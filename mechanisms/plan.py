@@ -18,6 +18,7 @@ from mechanisms.accounting.accountant import Charges, default_orders, epsilon, g
 from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event
+from mechanisms.batches import passes
 from mechanisms.settings import Privacy, Settings
 
 
@@ -68,6 +69,16 @@ class Terms:
     def run(self, plan: Plan) -> Charges:
         """All that the client can pay with this plan."""
         return merge(planned(plan, self.rounds), dict(self.prior))
+
+    @property
+    def pace(self) -> tuple[float, int]:
+        """A rate and a number of releases: at equal numbers the price rises smoothly with the
+        rate."""
+        rate = self.privacy.sample_rate
+        if self.privacy.sampling != "shuffled":
+            return rate, self.steps
+        begun, share = passes(rate, self.size, self.steps)
+        return share, begun
 
     @property
     def target(self) -> float:
@@ -156,8 +167,8 @@ def least_noises(
 
     if len(terms) == 1:
         return [search(terms[0])]
-    rates = [one.privacy.sample_rate for one in terms]
-    return list(interpolated(rates, [t.steps for t in terms], solve, meets).tolist())
+    rates, counts = zip(*(one.pace for one in terms), strict=True)
+    return list(interpolated(rates, counts, solve, meets).tolist())
 
 
 def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:

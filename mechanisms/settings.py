@@ -50,6 +50,9 @@ class Privacy(Settings):
     """probability that a record enters a step's Poisson batch [per step]"""
     batch_size: int | None = Field(None, ge=1)
     """expected batch of every client, instead of sample_rate; at most all it has [records]"""
+    sampling: Literal["poisson", "fixed", "shuffled"] = "poisson"
+    """how records enter batches: each by a coin of its own; a fixed number drawn afresh in each
+    step; or in shuffled passes, as from a data loader. The last two need more noise"""
     clipping: Literal["flat", "auto"] = "flat"
     """min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"""
     clip_quantile: float | None = Field(None, gt=0, lt=1)
@@ -60,8 +63,10 @@ class Privacy(Settings):
     """refuse delta >= 1 / (records of all clients) instead of warning"""
 
     def rate(self, size: int) -> float:
-        """The Poisson rate of a client of ``size`` records."""
-        return self.sample_rate if self.batch_size is None else min(1.0, self.batch_size / size)
+        """The sampling rate of a client of ``size`` records: in batches of a fixed size that of a
+        whole number of them."""
+        rate = self.sample_rate if self.batch_size is None else min(1.0, self.batch_size / size)
+        return rate if self.sampling == "poisson" else max(1, round(rate * size)) / size
 
     def of_size(self, size: int) -> Self:
         """These settings as they are for a client of ``size`` records, with its own rate."""

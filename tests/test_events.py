@@ -34,6 +34,7 @@ def test_ledgers_that_are_on_disk_can_be_read_for_ever():
     """Kinds and fields as they have been written since each kind exists."""
     assert {kind: " ".join(f.name for f in dataclasses.fields(c)) for kind, c in KINDS.items()} == {
         "sampled_gaussian": "sample_rate noise_multiplier",
+        "fixed_batch_gaussian": "batch_size records noise_multiplier",
         "gaussian": "noise_multiplier",
         "paper_claim": "sample_rate noise_multiplier",
         "classic_claim": "sample_rate noise_multiplier",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from mechanisms.accounting.adaptive_events import Allotment, Covered
-from mechanisms.accounting.event import Event, positive, rate, share, text
+from mechanisms.accounting.event import Event, positive, rate, share, text, whole
 from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep, TrialCap
 
 
@@ -32,6 +32,36 @@ class SampledGaussian(Event):
     kind: ClassVar[str] = "sampled_gaussian"
     sample_rate: float = rate()
     noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class FixedBatchGaussian(Event):
+    """One sum over exactly b of n records, drawn without replacement, with Gaussian noise
+    (`accounting.fixed_batch`).
+
+    Attributes:
+        batch_size: b, at least 1.
+        records: n, at least b.
+        noise_multiplier: s, noise standard deviation over the bound on a record's part, positive.
+    """
+
+    kind: ClassVar[str] = "fixed_batch_gaussian"
+    batch_size: float = whole()
+    records: float = whole()
+    noise_multiplier: float = positive()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.records < self.batch_size:
+            raise ValueError(
+                f"{self.kind}: records = {self.records:g} must be at least batch_size = "
+                f"{self.batch_size:g}; draw fewer"
+            )
+
+    @property
+    def sample_rate(self) -> float:
+        """b / n, the probability that a record is in the batch."""
+        return self.batch_size / self.records
 
 
 @dataclass(frozen=True)
@@ -162,8 +192,8 @@ class HeterogeneousGaussian(Event):
 
 @dataclass(frozen=True)
 class VisibleChoice(Event):
-    """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with
-    noise of its own.
+    """A Gaussian release in which a record takes part with some probability, by a draw that is
+    public: FedFed's sharing (Yang et al., NeurIPS 2023), and part of a shuffled pass.
 
     Attributes:
         share_rate: p, in (0, 1].
@@ -198,6 +228,7 @@ KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         SampledGaussian,
+        FixedBatchGaussian,
         Gaussian,
         PaperClaim,
         ClassicClaim,

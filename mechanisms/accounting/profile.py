@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx
 
+from mechanisms.accounting import fixed_batch
+
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-14
@@ -34,12 +36,14 @@ CANCELLED = 1e-8
 
 class Part(NamedTuple):
     """``weight * H(exp(loss - shift))`` with H of SGM(rate, noise); of equal distributions where
-    the noise is infinite."""
+    the noise is infinite; of a batch of fixed size (`fixed_batch`) where records are ``replaced``
+    by others."""
 
     weight: float
     shift: float
     rate: float
     noise: float
+    replaced: bool = False
 
 
 class Case(NamedTuple):
@@ -108,9 +112,9 @@ def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[
     x = np.exp(losses)
     for parts, (ours, theirs) in cases:
         total, terms = ours - theirs * x, ours + theirs * x
-        for weight, shift, rate, noise in parts:
-            at = losses - shift
-            value, size = _by_sign(at, adding, functools.partial(_sampled, rate, noise))
+        for weight, shift, rate, noise, replaced in parts:
+            at, law = losses - shift, _fixed if replaced else _sampled
+            value, size = _by_sign(at, adding, functools.partial(law, rate, noise))
             equal = np.maximum(-np.expm1(at), 0.0)
             total, terms = total + weight * (equal + value), terms + weight * (equal + size)
         error = ROUNDING * terms
@@ -153,16 +157,23 @@ def _sampled(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, 
     return here - there, here + there
 
 
+def _fixed(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
+    """As :func:`_sampled`, of a batch of fixed size."""
+    return _sampled(q, s, losses, False) if adding else fixed_batch.profile(q, s, losses)
+
+
 def span(cases: Iterable[Case], reach: float, adding: bool) -> tuple[float, float]:
     """Least and largest loss within ``reach`` standard deviations of each Gaussian."""
     found = []
     for parts, (ours, theirs) in cases:
         if ours > 0.0 < theirs:
             found.append(math.log(ours / theirs))
-        for _, shift, rate, noise in parts:
+        for _, shift, rate, noise, replaced in parts:
             ends = (-reach * noise, 1.0 + reach * noise)
-            inner = (0.0,) if math.isinf(noise) else (loss(x, rate, noise) for x in ends)
-            found += [shift + (-float(one) if adding else float(one)) for one in inner]
+            inner = [0.0] if math.isinf(noise) else [float(loss(x, rate, noise)) for x in ends]
+            if replaced:
+                inner = [-inner[1], float(fixed_batch.log_ratio(ends[1], rate, noise))]
+            found += [shift + (-one if adding else one) for one in inner]
     return min(found), max(found)
 
 
@@ -172,7 +183,7 @@ def variance(cases: Iterable[Case], adding: bool) -> float:
 
 
 def _variance(part: Part, adding: bool) -> float:
-    _, shift, q, s = part
+    _, shift, q, s, _ = part
     if math.isinf(s):
         return shift**2
     x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)
