@@ -128,14 +128,14 @@ def test_a_round_is_charged_for_its_batches(sampling, steps, charges):
 def test_clients_of_many_sizes_each_have_the_least_noise_that_meets_the_budget(sampling):
     """Whose passes end within a round, too. Kills noise that is interpolated between clients of
     other numbers of passes."""
-    sizes = np.array([4, 40, 42, 44, 47])
+    sizes = np.array([40, 42, 44, 47])
     privacy = Privacy(sampling=sampling, batch_size=6, epsilon=3.0)
     table = plan_table(privacy, None, 8, 4, sizes)
     for client, size in enumerate(sizes):
         plan = table.of(client)
         assert plan.records == size
         spent = epsilon(planned(plan, 4), privacy.delta).epsilon
-        assert 0.99 * privacy.epsilon < spent <= privacy.epsilon
+        assert 0.995 * privacy.epsilon < spent <= privacy.epsilon
 
 
 def test_a_rate_becomes_a_whole_number_of_records():
