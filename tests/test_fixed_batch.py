@@ -6,11 +6,14 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from flint import arb, ctx
 from scipy.stats import norm
 
 from mechanisms.accounting import accountant, fixed_batch, profile
 from mechanisms.accounting.dominating import pairs
 from mechanisms.accounting.events import FixedBatchGaussian, Gaussian, SampledGaussian
+from sim.verifying import proof
+from sim.verifying.fixed_batch import divergence
 
 LOSSES = [-2.0, -0.3, -1e-4, 0.0, 1e-4, 0.02, 0.3, 2.0]
 
@@ -106,8 +109,10 @@ def test_gradients_of_any_direction_stay_below_the_profile():
                 assert np.maximum(one - math.exp(loss) * two, 0).sum() * area <= bound + 3e-5
 
 
-@pytest.mark.parametrize(("q", "s"), [(0.02, 0.6), (0.1, 2.0), (0.7, 4.0)])
-@pytest.mark.parametrize("order", [1.25, 2.0, 7.5])
+@pytest.mark.parametrize(
+    ("q", "s", "order"),
+    [(0.02, 0.6, 1.25), (0.02, 0.6, 7.5), (0.1, 2.0, 2.0), (0.7, 4.0, 7.5)],
+)
 def test_the_renyi_curve_is_the_integral_of_the_profile(q, s, order):
     """``E_Q (P/Q)^a - 1`` is that of ``a (a - 1) u^(a - 2)`` times the hockey stick less that of
     equal distributions, and the larger one of both directions."""
@@ -122,6 +127,19 @@ def test_the_renyi_curve_is_the_integral_of_the_profile(q, s, order):
     (found,) = fixed_batch.curve(q, s, np.array([order]))
     assert moments[1] < moments[0]
     assert math.expm1((order - 1) * found) == pytest.approx(moments[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("q", "s", "order"),
+    [(0.07, 24.8, 512.0), (0.13, 46.6, 512.0), (2e-4, 0.21, 512.0), (1e-5, 2.0, 64.0)],
+)
+def test_the_renyi_curve_is_right_at_large_orders(q, s, order):
+    """And at least what balls hold. Kills an integral that ends at the order, and a series for
+    small ones."""
+    with ctx.workprec(proof.BITS):
+        low, high = proof.outward(*[divergence(arb(q), arb(s), arb(order))] * 2)
+    (found,) = fixed_batch.curve(q, s, np.array([order]))
+    assert high * (1 - 1e-11) <= found <= low * (1 + 1e-5)
 
 
 def test_extreme_noise_has_a_finite_curve_above_that_of_a_poisson_batch():

@@ -183,7 +183,9 @@ def variance(cases: Iterable[Case], adding: bool) -> float:
 
 
 def _variance(part: Part, adding: bool) -> float:
-    _, shift, q, s, _ = part
+    _, shift, q, s, replaced = part
+    if replaced:
+        return fixed_batch.variance(q, s)
     if math.isinf(s):
         return shift**2
     x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)

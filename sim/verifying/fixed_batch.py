@@ -6,6 +6,7 @@ Below, q = b / n. With the record in the numerator, outcomes (1 - q) N(x) + q N(
 counts at a loss of 0.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -56,10 +57,16 @@ class Fixed(NamedTuple):
         return -float(same), float(one - other)
 
     def variance(self) -> float:
-        x = np.linspace(-8.0 * self.noise, 1.0 + 8.0 * self.noise, 2001)
-        losses = self._ratio.logs(x)
-        mass = np.exp(-0.5 * (x / self.noise) ** 2 + losses)
-        return float(np.cov(losses, aweights=mass, ddof=0))
+        x = np.linspace(0.5, 1.0 + REACH * self.noise, 2001)
+        here = (
+            np.exp(-0.5 * (x / self.noise) ** 2) * (x[1] - x[0]) / self.noise / math.sqrt(math.tau)
+        )
+        apart = self._ratio.logs(2.0 * x + 0.5) - self._ratio.logs(x + 1.0)
+        there = here * np.exp(self._ratio.logs(2.0 * x + 0.5) - (x + 0.5) / self.noise**2)
+        first, second = (
+            float(there @ apart**k + here @ (-self._ratio.logs(x)) ** k) for k in (1, 2)
+        )
+        return second - first**2
 
     @property
     def _ratio(self) -> Ratio:
@@ -79,17 +86,33 @@ def divergence(rate: arb, noise: arb, order: arb) -> arb:
 
 
 def _apart(rate: arb, noise: arb, order: arb) -> arb:
-    """Integral of ``P^a Q^(1 - a)`` from 1/2 on; beyond its end by joint convexity."""
-    scale, half, end = noise**2, acb(0.5), order + FAR * noise
+    """Integral of ``P^a Q^(1 - a)`` from 1/2 on. Where it is large, it is nearly all around a;
+    in any case the integrand falls from 2 a on."""
+    start, reach = arb(0.5), FAR * noise
+    value, beyond = _between(start.max(order - reach), order + reach, rate, noise, order)
+    if not beyond < TOLERANCE * value:
+        value, beyond = _between(start, 2 * order + reach, rate, noise, order)
+    return value + beyond.union(0)
+
+
+def _between(low: arb, high: arb, rate: arb, noise: arb, order: arb) -> tuple[arb, arb]:
+    """The integral between two points, and a bound on the rest of it, by joint convexity.
+
+    ``q N(1)^a N(0)^(1 - a)``, which is a Gaussian around a, is taken out of the integrand.
+    """
+    scale, half, odds = noise**2, acb(0.5), (1 - rate) / rate
 
     def integrand(x: acb, analytic: bool) -> acb:
-        one = 1 - rate + rate * (2 * x / scale).exp()
-        two = 1 - rate + rate * ((x + half) / scale).exp()
-        log = order * one.log(analytic=analytic) + (1 - order) * two.log(analytic=analytic)
-        return (log - (x + 1) ** 2 / (2 * scale)).exp()
+        one = (1 + odds * (-2 * x / scale).exp()).log(analytic=analytic)
+        two = (1 + odds * (-(x + half) / scale).exp()).log(analytic=analytic)
+        return (order * one + (1 - order) * two - (x - order) ** 2 / (2 * scale)).exp()
 
-    value = acb.integral(integrand, arb(0.5), end, rel_tol=TOLERANCE).real
-    value /= noise * (2 * arb.pi()).sqrt()
-    growing = (order * (order - 1) / (2 * scale)).exp() * normal((order - end) / noise)
-    beyond = (1 - rate) * normal(-(end + 1) / noise) + rate * growing
-    return value + beyond.union(0)
+    def outside(mean: arb) -> arb:
+        before = normal((low - mean) / noise) - normal((arb(0.5) - mean) / noise)
+        return before + normal((mean - high) / noise)
+
+    factor = rate * (order * (order - 1) / (2 * scale)).exp()
+    precise = {"rel_tol": TOLERANCE, "abs_tol": TOLERANCE / factor}
+    value = acb.integral(integrand, low, high, **precise).real
+    rest = (1 - rate) * outside(arb(-1)) + factor * outside(order)
+    return factor * value / (noise * (2 * arb.pi()).sqrt()), rest
