@@ -41,6 +41,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "clip_norm": (1.0, (1e-6,), (0.99e-6,)),
         "sample_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "batch_size": (None, (None, 1), (0,)),
+        "sampling": ("poisson", ("fixed", "shuffled"), ("none",)),
         "clipping": ("flat", ("auto",), ("none",)),
         "clip_quantile": (None, (None, TINY, 1 - TINY), (0.0, 1.0)),
         "noise_decay": (0.0, (0.0,), (-TINY,)),

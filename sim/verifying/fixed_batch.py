@@ -112,7 +112,7 @@ def _between(low: arb, high: arb, rate: arb, noise: arb, order: arb) -> tuple[ar
         return before + normal((mean - high) / noise)
 
     factor = rate * (order * (order - 1) / (2 * scale)).exp()
-    precise = {"rel_tol": TOLERANCE, "abs_tol": TOLERANCE / factor}
-    value = acb.integral(integrand, low, high, **precise).real
+    small = TOLERANCE / factor  # the moment is at least 1
+    value = acb.integral(integrand, low, high, rel_tol=TOLERANCE, abs_tol=small).real
     rest = (1 - rate) * outside(arb(-1)) + factor * outside(order)
     return factor * value / (noise * (2 * arb.pi()).sqrt()), rest
