@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from mechanisms.plan import planned
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import fixed, shuffled
 from mechanisms.settings import Privacy
+from sim import account
 from sim.commands.flags import parse
+from sim.commands.guard import main_guard
 from tests import releases, small
 from tests.test_sampling import chosen, data, streams
 
@@ -151,6 +154,16 @@ def test_a_rate_has_its_own_batch_at_each_client():
     table = plan_table(privacy, None, 2, 1, np.array([8, 9]))
     charged = [set(table.of(client).round_charges(1)) for client in range(2)]
     assert charged == [{FixedBatchGaussian(2, 8, 3.0)}, {FixedBatchGaussian(2, 9, 3.0)}]
+
+
+def test_a_price_of_a_fixed_batch_needs_the_number_of_records(capsys):
+    """Kills one that is for a single record."""
+    asked = "dpsgd --sampling fixed --sample-rate 0.1 --noise-multiplier 2 --steps 10 --json"
+    assert main_guard(account.command, asked.split()) == 2
+    assert "--records is missing" in capsys.readouterr().err
+    assert main_guard(account.command, [*asked.split(), "--records", "100"]) == 0
+    found = json.loads(capsys.readouterr().out)["epsilon_certified"]
+    assert found == epsilon({FixedBatchGaussian(10, 100, 2.0): 10}, 1e-5).epsilon
 
 
 @pytest.mark.parametrize("mechanism", ["dpsur", "dpis", "dphero", "screening", "dpagd", "none"])

@@ -201,7 +201,8 @@ def _check_one_client(question: Question, request: Request) -> None:
         return
     if not given & {"sample_rate", "batch_size"}:
         raise ValueError("--sample-rate is missing: give it, or --batch-size and --records")
-    if question.records is None and (privacy.batch_size is not None or question.word == "dpis"):
+    sized = privacy.batch_size is not None or privacy.sampling != "poisson"
+    if question.records is None and (sized or question.word == "dpis"):
         raise ValueError("--records is missing: give the client's number of records")
     if question.found.count(None) < 2:
         raise ValueError(
