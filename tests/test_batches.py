@@ -42,21 +42,21 @@ def test_every_batch_of_a_size_is_equally_likely(sampling, source):
     """Also the second one, given the first: after a draw of a fixed size each pair of all, after
     part of a pass each pair of the rest. Chi-squared at level 1e-6; a favoured record is
     noticed."""
-    own, counts = data(list(range(5))), np.zeros((5, 5, 5, 5))
-    draws = streams(1) if source == "seeded" else [SystemEntropy(np.random.default_rng(0).bytes)]
-    for _ in range(1_500):
+    own, counts = data(*[list(range(5))] * 300), np.zeros((5, 5, 5, 5))
+    system = SystemEntropy(np.random.default_rng(0).bytes)
+    draws = streams(300) if source == "seeded" else [system] * 300
+    for _ in range(5):
         unseen: dict[int, np.ndarray] = {}
-        one, two = (
-            sorted(
-                chosen(
-                    fixed(own, [2], draws)
-                    if sampling == "fixed"
-                    else shuffled(own, [2], draws, unseen)
-                )[0]
+        first, second = (
+            chosen(
+                fixed(own, [2] * 300, draws)
+                if sampling == "fixed"
+                else shuffled(own, [2] * 300, draws, unseen)
             )
             for _ in range(2)
         )
-        counts[*one, *two] += 1
+        for one, two in zip(first, second, strict=True):
+            counts[*sorted(one), *sorted(two)] += 1
     pairs = list(itertools.combinations(range(5), 2))
     likely = [(*a, *b) for a in pairs for b in pairs if sampling == "fixed" or not set(a) & set(b)]
     seen = np.array([counts[place] for place in likely])
