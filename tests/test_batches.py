@@ -26,16 +26,6 @@ from tests import releases, small
 from tests.test_sampling import chosen, data, streams
 
 
-def drawn(sampling: str, size: int, records: int, steps: int, seed: int = 0) -> list[list[int]]:
-    """The batches of a round of one client."""
-    own, source, unseen = data(list(range(records))), streams(1, seed), {}
-    draw = {
-        "fixed": lambda: fixed(own, [size], source),
-        "shuffled": lambda: shuffled(own, [size], source, unseen),
-    }
-    return [chosen(draw[sampling]())[0] for _ in range(steps)]
-
-
 @pytest.mark.parametrize("sampling", ["fixed", "shuffled"])
 @pytest.mark.parametrize("source", ["seeded", "system"])
 def test_every_batch_of_a_size_is_equally_likely(sampling, source):
@@ -79,7 +69,8 @@ def test_records_are_in_as_many_batches_of_a_round_as_are_charged(records, size,
     """Every record is in each pass once; so many of them were seen in the last one. Kills a pass
     that is not charged, and a batch larger than planned."""
     begun, share = passes(size / records, records, steps)
-    batches = drawn("shuffled", size, records, steps)
+    own, source, unseen = data(list(range(records))), streams(1), {}
+    batches = [chosen(shuffled(own, [size], source, unseen))[0] for _ in range(steps)]
     assert all(len(batch) <= size for batch in batches)
     visits = np.bincount(np.concatenate(batches), minlength=records)
     assert set(visits) <= {begun, begun - 1}
