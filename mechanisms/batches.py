@@ -23,11 +23,7 @@ from mechanisms.accounting.events import (
     SampledGaussian,
     VisibleChoice,
 )
-
-
-def whole(rate: float, records: int) -> int:
-    """b, the whole number of records nearest to a rate, at least 1."""
-    return max(1, round(rate * records))
+from mechanisms.settings import whole
 
 
 def passes(rate: float, records: int, steps: int) -> tuple[int, float]:

@@ -23,7 +23,7 @@ import torch
 
 from mechanisms import quantile
 from mechanisms.accounting.accountant import Charges
-from mechanisms.batches import CHARGES, whole
+from mechanisms.batches import CHARGES
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.mechanism import Mechanism
@@ -31,6 +31,7 @@ from mechanisms.metric import IDENTITY, Metric
 from mechanisms.placing import place
 from mechanisms.plan import Terms
 from mechanisms.sampling import Batch, fixed, poisson, shuffled
+from mechanisms.settings import whole
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ class Settings(BaseModel):
             field.description = field.description and " ".join(field.description.split())
 
 
+def whole(rate: float, records: int) -> int:
+    """The whole number of records nearest to a rate, at least 1."""
+    return max(1, round(rate * records))
+
+
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
@@ -66,7 +71,7 @@ class Privacy(Settings):
         """The sampling rate of a client of ``size`` records: in batches of a fixed size that of a
         whole number of them."""
         rate = self.sample_rate if self.batch_size is None else min(1.0, self.batch_size / size)
-        return rate if self.sampling == "poisson" else max(1, round(rate * size)) / size
+        return rate if self.sampling == "poisson" else whole(rate, size) / size
 
     def of_size(self, size: int) -> Self:
         """These settings as they are for a client of ``size`` records, with its own rate."""

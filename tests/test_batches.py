@@ -12,13 +12,13 @@ from scipy import stats
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import FixedBatchGaussian, Gaussian, VisibleChoice
 from mechanisms.arithmetic import GRID
-from mechanisms.batches import passes, whole
+from mechanisms.batches import passes
 from mechanisms.entropy import SystemEntropy
 from mechanisms.mechanism import local_round
 from mechanisms.plan import planned
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import fixed, shuffled
-from mechanisms.settings import Privacy
+from mechanisms.settings import Privacy, whole
 from sim import account
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
