@@ -303,12 +303,17 @@ def test_no_number_of_a_page_is_without_its_computation(page: str) -> None:
 
 
 @pytest.mark.parametrize("public", [False, True])
-def test_the_tests_that_are_drawn_are_the_worst(public: bool) -> None:
-    """And so one test reaches the certified divergence, as Theorem 5 and Proposition 9 say."""
-    test = Acceptance.of_noisy_loss(0.005, 1.0, -1.0)
-    reached = figures.worst_test(0.02, 1.0, test, 8.0, public).divergence
+@pytest.mark.parametrize(("setting", "order"), [((0.02, 1.0, 0.005, 1.0, -1.0), 8.0), (FAR, 2.0)])
+def test_one_test_reaches_what_a_step_is_charged(
+    setting: tuple[float, ...], order: float, public: bool
+) -> None:
+    """As Theorem 5 and Proposition 9 say; at the second setting, moving a hidden step's test uphill
+    ends at half of it."""
+    rate, noise, *given_ = setting
+    test = Acceptance.of_noisy_loss(*given_)
+    reached = figures.worst_test(rate, noise, test, order, public).divergence
     price = visible.visible if public else selective
-    bound = price(0.02, 1.0, test, [8.0])[0]
+    bound = price(rate, noise, test, [order])[0]
     assert bound * (1 - 2e-5) < reached <= bound
 
 
@@ -364,6 +369,15 @@ def test_raised_noise_pays_for_the_grid_as_long_as_it_is_not_doubled(
     raised = s * (1 + Fraction(grid.slack(entries, multiplier))) * (1 - Fraction(1, 2**23))
     moved = (1 + root / 2**22 + Fraction(1, 2**21)) / raised + root / 2**27
     assert s * moved <= 1
+
+
+@pytest.mark.parametrize("entries", [1, 1_000, 2**28])
+def test_noise_is_refused_where_lemma_19_ends(entries: int) -> None:
+    root = math.sqrt(entries)
+    edge = (1.0 - 2.0**-20 - root * 2.0**-22) * 2.0**26 / root
+    assert grid.slack(entries, edge * 0.999) <= 1.0
+    with pytest.raises(ValueError, match="lower --noise-multiplier"):
+        grid.slack(entries, edge * 1.001)
 
 
 @pytest.mark.slow
