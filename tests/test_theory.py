@@ -366,7 +366,7 @@ def test_raised_noise_pays_for_the_grid_as_long_as_it_is_not_doubled(
     root = Fraction(math.isqrt(entries << 80) + 1, 2**40)
     multiplier = share * (1.0 - 2.0**-19 - float(root) * 2.0**-22) * 2.0**26 / float(root)
     s = Fraction(multiplier)
-    raised = s * (1 + Fraction(grid.slack(entries, multiplier))) * (1 - Fraction(1, 2**23))
+    raised = s * (1 + Fraction(grid.slack(entries, multiplier))) * (1 - Fraction(1, 2**22))
     moved = (1 + root / 2**22 + Fraction(1, 2**21)) / raised + root / 2**27
     assert s * moved <= 1
 
