@@ -325,7 +325,7 @@ def test_a_milder_test_never_costs_more(price: Callable) -> None:
     assert all((a <= b).all() for a, b in itertools.pairwise(costs))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     st.floats(1e-3, 1.0),
     st.floats(0.5, 8.0),
