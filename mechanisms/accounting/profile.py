@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx
 
+from mechanisms.accounting import mixture
+
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-14
@@ -33,13 +35,14 @@ CANCELLED = 1e-8
 
 
 class Part(NamedTuple):
-    """``weight * H(exp(loss - shift))`` with H of SGM(rate, noise); of equal distributions where
-    the noise is infinite."""
+    """``weight * H(exp(loss - shift))`` with H of SGM(rate, noise), for several records of one
+    person that of their `mixture`; of equal distributions where the noise is infinite."""
 
     weight: float
     shift: float
     rate: float
     noise: float
+    records: int = 1
 
 
 class Case(NamedTuple):
@@ -108,9 +111,11 @@ def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[
     x = np.exp(losses)
     for parts, (ours, theirs) in cases:
         total, terms = ours - theirs * x, ours + theirs * x
-        for weight, shift, rate, noise in parts:
+        for weight, shift, rate, noise, records in parts:
             at = losses - shift
-            value, size = _by_sign(at, adding, functools.partial(_sampled, rate, noise))
+            one = functools.partial(_sampled, rate, noise)
+            several = functools.partial(mixture.sampled, rate, noise, records)
+            value, size = _by_sign(at, adding, one if records == 1 else several)
             equal = np.maximum(-np.expm1(at), 0.0)
             total, terms = total + weight * (equal + value), terms + weight * (equal + size)
         error = ROUNDING * terms
@@ -159,9 +164,9 @@ def span(cases: Iterable[Case], reach: float, adding: bool) -> tuple[float, floa
     for parts, (ours, theirs) in cases:
         if ours > 0.0 < theirs:
             found.append(math.log(ours / theirs))
-        for _, shift, rate, noise in parts:
-            ends = (-reach * noise, 1.0 + reach * noise)
-            inner = (0.0,) if math.isinf(noise) else (loss(x, rate, noise) for x in ends)
+        for _, shift, rate, noise, records in parts:
+            ends = (-reach * noise, records + reach * noise)
+            inner = (0.0,) if math.isinf(noise) else (loss(x, rate, noise, records) for x in ends)
             found += [shift + (-float(one) if adding else float(one)) for one in inner]
     return min(found), max(found)
 
@@ -172,11 +177,11 @@ def variance(cases: Iterable[Case], adding: bool) -> float:
 
 
 def _variance(part: Part, adding: bool) -> float:
-    _, shift, q, s = part
+    _, shift, q, s, records = part
     if math.isinf(s):
         return shift**2
-    x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)
-    losses = loss(x, q, s)
+    x = np.linspace(-8.0 * s, records + 8.0 * s, 4001)
+    losses = loss(x, q, s, records)
     density = np.exp(-0.5 * (x / s) ** 2)
     if not adding:
         density = density * np.exp(losses)
@@ -185,8 +190,13 @@ def _variance(part: Part, adding: bool) -> float:
     return float(mass @ (losses - mean) ** 2)
 
 
-def loss(x: Floats | float, q: float, s: float) -> Floats:
-    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence."""
+def loss(x: Floats | float, q: float, s: float, records: int = 1) -> Floats:
+    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence; of several
+    records, likewise."""
+    if records > 1:
+        terms = mixture.log_weights(q, records)
+        nobody = records * math.log1p(-q) if q < 1.0 else -math.inf
+        return np.logaddexp(nobody, mixture.log_mean(np.asarray(x), terms, s)[0])
     t = (2.0 * np.asarray(x) - 1.0) / (2.0 * s**2)
     rest = math.log1p(-q) if q < 1.0 else -math.inf
     return np.asarray(np.logaddexp(rest, math.log(q) + t), dtype=np.float64)

@@ -15,7 +15,7 @@ from sim.config.configuration import Config
 from sim.config.fields import SETTINGS, TABLES
 from sim.config.use import used_by_table
 from sim.showing import audit as audit_result
-from sim.showing import page, wording
+from sim.showing import groups, page, wording
 from sim.showing import sharing as sharing_report
 from sim.showing.run import Run, read_run
 
@@ -160,6 +160,7 @@ def _privacy(run: Run) -> str:
         if summary.note:
             parts.append(page.paragraph(f"Published and certified: {summary.note}"))
         parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
+        parts += groups.table(run)
     return page.section("Privacy spent", *parts)
 
 
