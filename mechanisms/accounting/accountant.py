@@ -268,7 +268,8 @@ def within(
     check_delta(delta)
     kinds = frozenset(event for event, count in charges.items() if count), target, delta
     known = _WITHIN.get(kinds, {}) if column == "certified" else {}
-    if known and all(charges[event] <= known[event] for event in kinds[0]):
+    part = known and all(charges[event] <= known[event] for event in kinds[0])
+    if part and not allotment.overdrawn(charges):
         return True
     items, grid = frozenset(charges.items()), tuple(orders or default_orders(column))
     share = share_of_the_end(kinds[0]) if column == "certified" else 1.0
@@ -295,8 +296,11 @@ def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) ->
 def composed(
     charges: Charges, delta: float, pairs_of: Callable[[Event], Sequence[Pair] | None]
 ) -> float:
-    """The epsilon of events that have dominating pairs; infinite for others, for more than
-    `MAX_KINDS` kinds of steps, and above `loss_distribution.MAX_EPSILON`."""
+    """The epsilon of events that have dominating pairs; infinite for others, for releases that
+    allotments do not cover, for more than `MAX_KINDS` kinds of steps, and above
+    `loss_distribution.MAX_EPSILON`."""
+    if allotment.overdrawn(charges):
+        return math.inf
     steps: dict[Pair, int] = {}
     for event, count in sorted(charges.items(), key=repr):
         _check_count(event, count)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from mechanisms.accounting.adaptive_events import Allotment, Covered
-from mechanisms.accounting.event import Event, positive, rate, share, text
+from mechanisms.accounting.event import Event, positive, rate, share, text, whole
 from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep, TrialCap
 
 
@@ -44,6 +44,30 @@ class Gaussian(Event):
 
     kind: ClassVar[str] = "gaussian"
     noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class GaussianAllotment(Gaussian):
+    """One equal share of an adaptive run's budget for Gaussian releases of all records: together
+    they cost what one Gaussian with this noise multiplier does.
+
+    It pays for releases that are recorded beside it as `Covered` events, whose ``1 / s^2`` add up
+    to no more than its own (`accounting.allotment`). Published 0, as of `Allotment`.
+
+    Attributes:
+        noise_multiplier: s, positive.
+        shares: number of shares in the run's plan.
+    """
+
+    kind: ClassVar[str] = "gaussian_allotment"
+    order: ClassVar[float] = 2.0
+    """The Renyi order of its account, at which a Gaussian costs ``1 / s^2``."""
+    shares: float = whole()
+
+    @property
+    def rdp(self) -> float:
+        """What it adds to its account."""
+        return 1.0 / self.noise_multiplier**2
 
 
 @dataclass(frozen=True)
@@ -199,6 +223,7 @@ KINDS: dict[str, type[Event]] = {
     for cls in (
         SampledGaussian,
         Gaussian,
+        GaussianAllotment,
         PaperClaim,
         ClassicClaim,
         Unprotected,

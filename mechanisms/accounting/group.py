@@ -166,7 +166,8 @@ def _each_alone(
     event: events.VisibleChoice
     | events.RandomizedResponse
     | events.PaperClaim
-    | events.PublicLabels,
+    | events.PublicLabels
+    | events.Covered,
     records: int,
 ) -> tuple[Pair, ...]:
     """Each record is released by itself, with noise of its own; or nothing is."""

@@ -93,13 +93,13 @@ def _unfinished(
 
 
 def _at_its_order(
-    order_of: Mapping[int, float],
+    order_of: Mapping[int, orders.Orders],
     budget: float,
     client: int,
     charges: accountant.Charges,
     delta: float,
 ) -> accountant.Guarantee:
-    """The certified epsilon at the order that was fixed for a client before the run began, or the
+    """The certified epsilon at the orders that were fixed for a client before the run began, or the
     budget."""
     if client not in order_of:
         raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
