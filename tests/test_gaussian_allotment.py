@@ -133,8 +133,9 @@ def test_anyone_can_check_from_the_files_that_releases_are_covered(name):
 def test_more_releases_are_not_covered_because_fewer_were_known_to_be():
     """Of charges that are known to stay within a budget a part with fewer shares may not."""
     kept = {SHARE: 2, covered(FOUR): 8}
-    assert accountant.within(kept, epsilon(kept, DELTA).epsilon, DELTA)
-    assert not accountant.within({SHARE: 1, covered(FOUR): 8}, 50.0, DELTA)
+    target = epsilon(kept, DELTA).epsilon
+    assert accountant.within(kept, target, DELTA)
+    assert not accountant.within({SHARE: 1, covered(FOUR): 8}, target, DELTA)
 
 
 def test_an_account_counts_precisions(tmp_path):
