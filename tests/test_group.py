@@ -195,7 +195,7 @@ def test_a_ledger_is_priced_for_several_records(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main_guard(command, arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "3 records" in shown and wording.epsilon(expected.epsilon, digits=6) in shown
+    assert "of 3 records" in shown and wording.epsilon(expected.epsilon, digits=6) in shown
 
 
 @pytest.mark.parametrize(

@@ -99,5 +99,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_text(name, one) for one in value)
     if isinstance(value, float):
+        if name == "epsilon_group":
+            return wording.epsilon(value, digits=6, infinite="not proved")
         return wording.epsilon(value, digits=6) if name.startswith("epsilon") else f"{value:.6g}"
     return "-" if value is None else str(value)
