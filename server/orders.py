@@ -61,6 +61,9 @@ def running(charges: Charges, delta: float, fixed: Orders, budget: float) -> Gua
     these figures is small, and goes on to the end otherwise, uses them all. There the figure is at
     most a certified ``budget``, too: a run that ends early is part of one that spends it, and whose
     end charges alone decide. Elsewhere the first order has all of delta.
+
+    Caps on hidden rejections are subtracted from delta as they are charged. A rule that stops early
+    is therefore covered at delta plus the caps of all planned steps (`docs/theory/allotments.md`).
     """
     dominated = all_dominated(event for event, count in charges.items() if count)
     if not dominated:

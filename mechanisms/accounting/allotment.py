@@ -18,10 +18,9 @@ rho)-RDP. Here
 Where all releases are Gaussians of all records there is no order to name: a release with noise
 multiplier s is ``1 / s``-GDP, and adaptively chosen ones whose ``1 / s^2`` add up to no more than
 ``mu^2`` are together mu-GDP (Smith and Thakurta 2022, "Fully Adaptive Composition for Gaussian
-Differential Privacy", Theorem 1; Koskela, Tobaben, Honkela 2023, "Individual Privacy Accounting
-with Gaussian Differential Privacy", Theorem 3.3): one more Gaussian, of what is left, makes the
-losses those of a Brownian motion at time mu^2, and it can be left out. So the run is dominated by
-one Gaussian. Its shares are `GaussianAllotment`, which has a loss distribution; its filter is the
+Differential Privacy"; Koskela, Tobaben, Honkela 2023, "Individual Privacy Accounting with Gaussian
+Differential Privacy"; `docs/theory/allotments.md` has a proof). So the run is dominated by one
+Gaussian. Its shares are `GaussianAllotment`, which has a loss distribution; its filter is the
 one above at order 2, where a Gaussian costs ``1 / s^2``.
 
 A plan is frozen before the first output exists, and its charges are functions of the plan and of

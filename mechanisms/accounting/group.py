@@ -6,7 +6,7 @@ Two ways, of which the second one holds for everything:
   `loss_distribution`. For sampled Gaussians this is the tight one (`mixture`).
 - Else k records are replaced one after the other, by the smaller of two bounds. Renyi divergences
   of a chain P, Q, R obey ``D_a(P, R) <= a (u - 1) / (u (a - 1)) D_u(P, Q) + D_v(Q, R)``, ``v = a (u
-  - 1) / (u - a)``, for every order u > a (Mironov 2017, Proposition 11, with p = u / a); for
+  - 1) / (u - a)``, for every order u > a (Hölder's inequality; Mironov 2017); for
   Gaussians this is exact, but for the grid of orders. And k steps of a chain that are (eps, d)-DP
   are (k eps, d (1 + e^eps + .. + e^((k - 1) eps)))-DP.
 
