@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -123,7 +123,10 @@ def planned(plan: Plan, rounds: int) -> Charges:
     return merge(*(most(plan, nth) for nth in range(1, rounds + 1)))
 
 
-def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+def calibrate(plan_of: Callable[[Terms, float], AnyPlan], terms: Sequence[Terms]) -> list[AnyPlan]:
     """For each of the terms, the plan with the smallest noise whose rounds together cost at most
     (epsilon, delta).
 

@@ -53,6 +53,7 @@ def test_ledgers_that_are_on_disk_can_be_read_for_ever():
         "trial_cap": "lowest_acceptance most_rejections",
         "allotment": "order rdp shares",
         "covered": "event order",
+        "gaussian_allotment": "noise_multiplier shares",
     }
 
 

@@ -35,6 +35,7 @@ EVENTS = {
     "trial_cap": events.TrialCap(0.1, 100),
     "allotment": events.Allotment(8.0, 0.01, 3),
     "covered": events.Covered(events.Gaussian(2.0), 8.0),
+    "gaussian_allotment": events.GaussianAllotment(2.0, 3),
 }
 """One of each kind."""
 OTHERS = {

@@ -169,7 +169,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: from_dict({"kind": "sampled_gausian"}),
         "event kind = 'sampled_gausian' must be one of sampled_gaussian, fixed_batch_gaussian, "
-        "gaussian, paper_claim, classic_claim, unprotected, unproved, "
+        "gaussian, gaussian_allotment, paper_claim, classic_claim, unprotected, unproved, "
         "importance_sampled_gaussian, noisy_norm_sum, heterogeneous_gaussian, visible_choice, "
         "randomized_response, public_labels, dpsur_step, screened_step, trial_cap, allotment, "
         "covered; was it written by a newer version?",

@@ -216,6 +216,14 @@ def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
     return np.where(orders == event.order, event.rdp, np.inf)
 
 
+@curve.register
+def _gaussian_allotment(event: events.GaussianAllotment, orders: Floats, column: str) -> Floats:
+    """A Gaussian: its releases are dominated by one at every order."""
+    if column == "published":
+        return np.zeros(orders.shape)
+    return sampled_gaussian.curve(1.0, event.noise_multiplier, orders)
+
+
 @functools.singledispatch
 def failure(event: events.Event) -> float:
     """Probability that ONE application of `event` violates its curve, a part of delta; mostly 0."""

@@ -67,7 +67,7 @@ def _heterogeneous(event: events.HeterogeneousGaussian) -> Pairs | None:
 
 
 @pairs.register
-def _free(event: events.PaperClaim | events.ClassicClaim | events.PublicLabels) -> Pairs:
+def _free(event: events.PaperClaim | events.PublicLabels | events.Covered) -> Pairs:
     return ()
 
 

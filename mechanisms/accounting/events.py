@@ -77,6 +77,30 @@ class Gaussian(Event):
 
 
 @dataclass(frozen=True)
+class GaussianAllotment(Gaussian):
+    """One equal share of an adaptive run's budget for Gaussian releases of all records: together
+    they cost what one Gaussian with this noise multiplier does.
+
+    It pays for releases that are recorded beside it as `Covered` events, whose ``1 / s^2`` add up
+    to no more than its own (`accounting.allotment`). Published 0, as of `Allotment`.
+
+    Attributes:
+        noise_multiplier: s, positive.
+        shares: number of shares in the run's plan.
+    """
+
+    kind: ClassVar[str] = "gaussian_allotment"
+    order: ClassVar[float] = 2.0
+    """The Renyi order of its account, at which a Gaussian costs ``1 / s^2``."""
+    shares: float = whole()
+
+    @property
+    def rdp(self) -> float:
+        """What it adds to its account."""
+        return 1.0 / self.noise_multiplier**2
+
+
+@dataclass(frozen=True)
 class PaperClaim(Event):
     """What a paper charges where the proof charges other events: certified 0, published SGM(q, s).
 
@@ -230,6 +254,7 @@ KINDS: dict[str, type[Event]] = {
         SampledGaussian,
         FixedBatchGaussian,
         Gaussian,
+        GaussianAllotment,
         PaperClaim,
         ClassicClaim,
         Unprotected,

@@ -198,7 +198,7 @@ def laws(event: events.Event) -> list[Law] | None:
             return [Sampled(rate, noise)]
         case events.DpsurStep(rate, noise) if event.accounting != "selective":
             return [Tested(Sampled(rate, noise), _cases(event))]
-        case events.PaperClaim() | events.PublicLabels():
+        case events.PaperClaim() | events.PublicLabels() | events.Covered():
             return []
     return None
 
