@@ -14,7 +14,14 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee, within
+from mechanisms.accounting.accountant import (
+    Charges,
+    by_loss_distributions,
+    default_orders,
+    epsilon,
+    guarantee,
+    within,
+)
 from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event
@@ -109,7 +116,11 @@ def most(plan: Plan, nth: int) -> Charges:
 
 def planned(plan: Plan, rounds: int) -> Charges:
     """What the first ``rounds`` rounds of a plan can cost together."""
-    return merge(*(most(plan, nth) for nth in range(1, rounds + 1)))
+    every = range(1, rounds + 1)
+    charges = [plan.round_charges(nth) for nth in every]
+    if isinstance(plan, Claimant):  # asked once, as it takes long
+        charges += [plan.most_claims(nth) for nth in every]
+    return merge(*charges)
 
 
 def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
@@ -140,12 +151,16 @@ def least_noises(
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
     grid = default_orders(column)
 
-    def search(one: Terms) -> float:
-        return smallest(functools.partial(run_of, one), target, delta, column, one_order)
+    def search(one: Terms, near: float | None = None) -> float:
+        return smallest(functools.partial(run_of, one), target, delta, column, one_order, near)
 
-    def solve(row: int) -> tuple[float, float]:
-        noise = search(terms[row])
-        return noise, guarantee(run_of(terms[row], noise), delta, column, grid).order or grid[0]
+    def solve(row: int, near: float | None) -> tuple[float, float]:
+        noise = search(terms[row], near)
+        charges = run_of(terms[row], noise)
+        tighter = column == "certified" and not one_order
+        if tighter and by_loss_distributions(charges, delta) < math.inf:
+            return noise, math.nan
+        return noise, guarantee(charges, delta, column, grid).order or grid[0]
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]

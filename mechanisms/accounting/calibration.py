@@ -26,6 +26,7 @@ def smallest(
     delta: float,
     column: str = "certified",
     one_order: bool = False,
+    near: float | None = None,
 ) -> float:
     """The smallest noise multiplier whose charges meet (epsilon, delta) in one column.
 
@@ -35,6 +36,7 @@ def smallest(
         delta: budget, in (0, 1).
         column: "certified", or "published" for a budget by the paper's own claim.
         one_order: whether the budget must be met at one Renyi order, as that of an adaptive run.
+        near: roughly the answer, if known, which makes the search short.
 
     Returns:
         The upper end of the bracket, which always meets the budget, or `LOWER` if that does:
@@ -49,6 +51,13 @@ def smallest(
             f"epsilon = {epsilon} must be above 0 and finite; name a budget to calibrate to"
         )
     grid, tighter = accountant.default_orders(column), column == "certified" and not one_order
+    if (
+        near is not None
+        and tighter
+        and LOWER < near < UPPER
+        and 0.0 < accountant.by_loss_distributions(charges_of(near), delta) < math.inf
+    ):
+        return _tightened(charges_of, near, epsilon, delta)
     share = accountant.share_of_the_end(charges_of(UPPER)) if tighter else 1.0
 
     def spent(noise: float, orders: Sequence[float]) -> accountant.Guarantee:
@@ -84,25 +93,24 @@ def smallest(
 def _tightened(
     charges_of: Callable[[float], Charges], noise: float, epsilon: float, delta: float
 ) -> float:
-    """The smallest noise multiplier by privacy loss distributions, or ``noise``, which meets the
-    budget by a Renyi order."""
+    """The smallest noise multiplier by privacy loss distributions, searched for from ``noise``; or
+    ``noise`` itself, which meets the budget by a Renyi order, where there are none."""
 
     def excess(log_noise: float) -> float:
         return accountant.epsilon(charges_of(math.exp(log_noise)), delta).epsilon / epsilon - 1.0
 
-    high, stride = math.log(noise), TOLERANCE
     if accountant.epsilon(charges_of(noise), delta).order is not None:
-        return noise  # no loss distributions
-    if excess(high) >= 0.0:  # the Renyi order is the tighter one, but it is not asked
-        while excess(high) > 0.0:
-            high, stride = high + stride, 2.0 * stride
-        return math.exp(high)
-    least, low = math.log(LOWER), high + excess(high)
-    while low > least and excess(low) <= 0.0:
-        high, low = low, 2.0 * low - high
+        return noise
+    start, least = math.log(noise), math.log(LOWER)
+    at, value = start, excess(start)
+    # epsilon falls about as fast as noise grows
+    stride = max(value, TOLERANCE) if value > 0.0 else min(value, -1e-3 * TOLERANCE)
+    following = excess(at + stride)
+    while at + stride > least and (following > 0.0) == (value > 0.0):
+        at, value, following = at + stride, following, excess(at + 2.0 * stride)
+    (low, above), (high, below) = sorted([(at, value), (at + stride, following)])
     if low <= least:
         return math.exp(high)
-    above, below = excess(low), excess(high)
     while high - low > TOLERANCE:  # false position (Illinois): the end that stays counts half
         middle = (low * below - high * above) / (below - above)
         middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)
