@@ -105,24 +105,30 @@ def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool, known: float
         return [(_losses(pair, spacing, reach, adding), n) for pair, n in steps.items()]
 
     rough, theta = _bound(discretized, ROUGH * spacing, delta)
-    if rough <= known:
+    if rough <= known or math.isinf(rough):
         return rough
-    if rough < math.inf:
-        # a loss that is spread over two neighbours varies by a sixth of the spacing's square more
-        most = math.sqrt(12.0 * PRECISION * rough / (total * theta))
-        spacing *= 2.0 ** math.floor(math.log2(max(1.0, most / spacing)))
-    return _bound(discretized, spacing, delta)[0]
+    # a loss that is spread over two neighbours varies by a sixth of the spacing's square more
+    most = math.sqrt(12.0 * PRECISION * rough / (total * theta))
+    spacing *= 2.0 ** math.floor(math.log2(max(1.0, most / spacing)))
+    return _bound(discretized, spacing, delta, theta)[0]
 
 
 def _bound(
-    discretized: Callable[[float], Sequence[tuple[_Losses, int]]], spacing: float, delta: float
+    discretized: Callable[[float], Sequence[tuple[_Losses, int]]],
+    spacing: float,
+    delta: float,
+    theta: float | None = None,
 ) -> tuple[float, float]:
-    """An upper bound on epsilon by losses at this spacing, or wider, and the tilt."""
+    """An upper bound on epsilon by losses at this spacing, or wider, and the tilt: a good one, if
+    none is given."""
     while True:
         parts = discretized(spacing)
-        theta, bound = _best_tilt(parts, spacing, delta)
+        if theta is None:
+            theta, bound = _best_tilt(parts, spacing, delta)
+            if bound > MAX_EPSILON:
+                return math.inf, theta
         lost = sum(n * part.infinite for part, n in parts)
-        if bound > MAX_EPSILON or lost >= delta:
+        if lost >= delta:
             return math.inf, theta
         first, points = _window(parts, theta, spacing)
         if points <= MAX_POINTS:
