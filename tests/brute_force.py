@@ -123,10 +123,11 @@ def _tables(event: events.Event, count: int) -> list[Table]:
 def _tested(
     proposal: Table, share: float, bounds: tuple[float, float], accounting: str, count: int
 ) -> list[Table]:
-    """Tests whose acceptance changes where the proposal passes a point: all of one step, and of
-    many steps those that are the worst at a few Renyi orders."""
-    starts = np.searchsorted(np.cumsum(proposal[0]), [0.0, *ndtr(np.linspace(-4.0, 4.0, 13))])
-    tests = _switching(starts.tolist(), bounds)
+    """Many tests of one step, and of many steps those that are the worst at a few Renyi orders."""
+    corners = [
+        (np.full(CELLS, a), np.full(CELLS, z)) for a, z in itertools.product(bounds, repeat=2)
+    ]
+    tests = [*_switching(proposal, corners), *_worst(proposal, share, corners)]
     tables = [_release(proposal, share, accounting, test) for test in tests]
     if count == 1:
         return tables
@@ -138,10 +139,22 @@ Test = tuple[np.ndarray, np.ndarray]
 """Probabilities of acceptance without the record in the test batch, and with it."""
 
 
-def _switching(starts: list[int], bounds: tuple[float, float]) -> Iterator[Test]:
-    for start, corner in itertools.product(starts, itertools.product(bounds, repeat=4)):
-        above = np.arange(CELLS) >= start
-        yield np.where(above, corner[0], corner[1]), np.where(above, corner[2], corner[3])
+def _switching(proposal: Table, corners: list[Test]) -> Iterator[Test]:
+    """Tests that change where the proposal passes a point."""
+    starts = np.searchsorted(np.cumsum(proposal[0]), [0.0, *ndtr(np.linspace(-4.0, 4.0, 9))])
+    for start, (below, above) in itertools.product(starts, itertools.product(corners, repeat=2)):
+        passed = np.arange(CELLS) >= start
+        yield np.where(passed, above[0], below[0]), np.where(passed, above[1], below[1])
+
+
+def _worst(proposal: Table, share: float, corners: list[Test]) -> Iterator[Test]:
+    """Tests that choose at each proposal what tells most above some loss, or least."""
+    kept = np.array([((1.0 - share) * a + share * z, a) for a, z in corners])
+    for ratio, way in itertools.product(np.exp(np.geomspace(1e-2, 20.0, 60)), (1, -1)):
+        ours, theirs = (proposal[side] * kept[:, side] for side in (0, 1))
+        gain = ours - ratio * theirs if way > 0 else theirs - ratio * ours
+        for best in (gain.argmax(axis=0), gain.argmin(axis=0)):
+            yield np.choose(best, [a for a, _ in corners]), np.choose(best, [z for _, z in corners])
 
 
 def _release(proposal: Table, share: float, accounting: str, test: Test) -> Table:

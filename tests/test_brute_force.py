@@ -63,7 +63,7 @@ def setting(row: str, count: int, index: int) -> Setting:
         case "heterogeneous_gaussian":
             event = events.HeterogeneousGaussian(rate, noise / share, share)
         case "visible_choice":
-            event = events.VisibleChoice(rate, math.sqrt(count * rate) / size)
+            event = events.VisibleChoice(rate, max(0.25, math.sqrt(count * rate) / size))
         case "randomized_response":
             event = events.RandomizedResponse(2.0 * size / math.sqrt(count))
         case "screened_step":
@@ -76,7 +76,9 @@ def setting(row: str, count: int, index: int) -> Setting:
         case "noisy_norm_sum":
             event = events.NoisyNormSum(rate, noise / rate)
         case "allotment":
-            event, order = events.Gaussian(math.sqrt(count) / size), float(rng.integers(2, 20))
+            event = events.Gaussian(math.sqrt(count) / size)
+            best = math.sqrt(-2.0 * math.log(delta))
+            order = float(round(min(64.0, max(2.0, 1.0 + best / size))))
             price = order * size**2 / count / 2.0 * (1.0 + 1e-9)
             charges = {events.Allotment(order, price, 1): 1, events.Covered(event, order): 1}
     return Setting(charges or {event: 1}, event, float(delta))
@@ -91,8 +93,11 @@ def ratio(row: str, count: int, index: int) -> float:
     return found / least if least else math.inf
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("count", [1, MANY])
+FAST = [(row, 1) for row in ROWS] + [(row, MANY) for row in ROWS if "_step, " not in row]
+"""Brute force takes seconds for many tested steps."""
+
+
+@pytest.mark.parametrize(("row", "count"), FAST)
 @pytest.mark.filterwarnings("ignore:epsilon")
 def test_a_certified_epsilon_is_above_what_is_reached_and_not_far_above(row, count):
     assert ratio(row, count, 0) <= ROWS[row][count == MANY]
@@ -105,8 +110,10 @@ def test_a_certified_epsilon_is_above_what_is_reached_and_not_far_above(row, cou
 def test_two_thousand_certified_epsilons_are_above_what_is_reached_and_not_far_above(row, count):
     found = [ratio(row, count, index) for index in range(SETTINGS)]
     worst = int(np.argmax(found))
-    print(f"{row}, steps {count}: median {np.median(found):.4f}, worst {found[worst]:.4f}")
-    print(f"    {setting(row, count, worst)}")
+    one, middle = setting(row, count, worst), np.median(found)
+    print(f"\n{row}, {count} of them in {SETTINGS} settings each: ", end="")
+    print(f"median {middle:.4f}, worst {found[worst]:.4f} at delta {one.delta:.3g} for")
+    print(f"  {one.event}")
     assert found[worst] <= ROWS[row][count == MANY]
 
 
