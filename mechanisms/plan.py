@@ -22,7 +22,7 @@ from mechanisms.accounting.accountant import (
     guarantee,
     within,
 )
-from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event
 from mechanisms.settings import Privacy, Settings
@@ -149,15 +149,16 @@ def least_noises(
         ValueError: no noise multiplier is large enough.
     """
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
-    grid = default_orders(column)
+    grid, tighter = default_orders(column), column == "certified" and not one_order
 
     def search(one: Terms, near: float | None = None) -> float:
-        return smallest(functools.partial(run_of, one), target, delta, column, one_order, near)
+        run = functools.partial(run_of, one)
+        found = smallest_near(near, run, target, delta) if tighter and near else None
+        return found or smallest(run, target, delta, column, one_order)
 
     def solve(row: int, near: float | None) -> tuple[float, float]:
         noise = search(terms[row], near)
         charges = run_of(terms[row], noise)
-        tighter = column == "certified" and not one_order
         if tighter and by_loss_distributions(charges, delta) < math.inf:
             return noise, math.nan
         return noise, guarantee(charges, delta, column, grid).order or grid[0]

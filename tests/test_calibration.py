@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting import accountant, calibration, loss_distribution
-from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.events import SampledGaussian, Unprotected
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
@@ -60,18 +60,23 @@ def test_a_budget_that_the_upper_end_just_meets_is_not_refused(
 
 
 @pytest.mark.parametrize("times", [0.1, 0.8, 0.985, 0.9999, 1.0, 1.00005, 1.015, 30.0, 1e5])
-def test_a_search_from_near_the_answer_finds_the_same_and_is_short(times, monkeypatch):
-    """From far away, or where loss distributions have no answer, too."""
-    charges_of, rounds = (lambda s: {SampledGaussian(0.1, s): 60}), []
+def test_a_search_from_near_the_answer_finds_the_same_and_is_short(times):
+    """From far away, too; there is none where loss distributions have no answer."""
+
+    def charges_of(noise: float) -> dict:
+        calls.append(noise)
+        return {SampledGaussian(0.1, noise): 60}
+
+    calls: list[float] = []
     noise = smallest(charges_of, 4.0, 1e-5)
-    bisect = calibration._bisect
-    monkeypatch.setattr(calibration, "_bisect", lambda *a: rounds.append(a) or bisect(*a))
-    calls = []
-    found = smallest(lambda s: calls.append(s) or charges_of(s), 4.0, 1e-5, near=times * noise)
-    assert found == pytest.approx(noise, rel=calibration.TOLERANCE)
-    assert accountant.epsilon(charges_of(found), 1e-5).epsilon <= 4.0
-    assert bool(rounds) is (times in (0.1, 1e5))
-    assert len(calls) <= 9 or abs(times - 1.0) > 0.02
+    calls.clear()
+    found = smallest_near(times * noise, charges_of, 4.0, 1e-5)
+    if times in (0.1, 1e5):
+        assert found is None
+    else:
+        assert found == pytest.approx(noise, rel=calibration.TOLERANCE)
+        assert accountant.epsilon(charges_of(found), 1e-5).epsilon <= 4.0
+    assert len(calls) <= 10 or abs(times - 1.0) > 0.02
 
 
 def test_parts_with_fixed_noise_are_paid_first():

@@ -26,7 +26,6 @@ def smallest(
     delta: float,
     column: str = "certified",
     one_order: bool = False,
-    near: float | None = None,
 ) -> float:
     """The smallest noise multiplier whose charges meet (epsilon, delta) in one column.
 
@@ -36,7 +35,6 @@ def smallest(
         delta: budget, in (0, 1).
         column: "certified", or "published" for a budget by the paper's own claim.
         one_order: whether the budget must be met at one Renyi order, as that of an adaptive run.
-        near: roughly the answer, if known, which makes the search short.
 
     Returns:
         The upper end of the bracket, which always meets the budget, or `LOWER` if that does:
@@ -51,13 +49,6 @@ def smallest(
             f"epsilon = {epsilon} must be above 0 and finite; name a budget to calibrate to"
         )
     grid, tighter = accountant.default_orders(column), column == "certified" and not one_order
-    if (
-        near is not None
-        and tighter
-        and LOWER < near < UPPER
-        and 0.0 < accountant.by_loss_distributions(charges_of(near), delta) < math.inf
-    ):
-        return _tightened(charges_of, near, epsilon, delta)
     share = accountant.share_of_the_end(charges_of(UPPER)) if tighter else 1.0
 
     def spent(noise: float, orders: Sequence[float]) -> accountant.Guarantee:
@@ -88,6 +79,18 @@ def smallest(
         window = grid[max(0, place - WINDOW) : place + WINDOW + 1]
         best = _descend(functools.partial(meets, orders=window), best)
     return _tightened(charges_of, best, epsilon, delta) if tighter else best
+
+
+def smallest_near(
+    near: float, charges_of: Callable[[float], Charges], epsilon: float, delta: float
+) -> float | None:
+    """:func:`smallest` in the certified column by a short search that begins nearby; None where
+    privacy loss distributions have no answer there."""
+    if not LOWER < near < UPPER:
+        return None
+    if not 0.0 < accountant.by_loss_distributions(charges_of(near), delta) < math.inf:
+        return None
+    return _tightened(charges_of, near, epsilon, delta)
 
 
 def _tightened(
