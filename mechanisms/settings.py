@@ -5,10 +5,16 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MAX_WHOLE = 10**9
+"""Maximum of a whole number that has no maximum of its own."""
+MAX_TIMES = 10**6
+"""Maximum of what is done over and over: rounds, steps, passes."""
+
 
 class Settings(BaseModel):
     """One package's slice of the configuration: frozen, strictly typed, finite numbers, no unknown
-    field. The text below a field is its description, in the help and the documentation."""
+    field, whole numbers with a maximum. The text below a field is its description, in the help and
+    the documentation."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -23,6 +29,9 @@ class Settings(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         for field in cls.model_fields.values():
             field.description = field.description and " ".join(field.description.split())
+            is_whole = int in (field.annotation, *get_args(field.annotation))
+            if is_whole and not any(hasattr(bound, "le") for bound in field.metadata):
+                field.metadata += Field(le=MAX_WHOLE).metadata
 
 
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]

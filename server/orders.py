@@ -53,6 +53,9 @@ def running(charges: Charges, delta: float, order: float, budget: float) -> Guar
     has a share of delta to itself (`IN_PROGRESS`): whoever stops when this figure is small, and
     goes on to the end otherwise, uses both. There the figure is at most a certified ``budget``,
     too: a run that ends early is part of one that spends it, and whose end charges alone decide.
+
+    Caps on hidden rejections are subtracted from delta as they are charged. A rule that stops early
+    is therefore covered at delta plus the caps of all planned steps (`docs/theory/allotments.md`).
     """
     dominated = all_dominated(event for event, count in charges.items() if count)
     share = IN_PROGRESS if dominated else 1.0

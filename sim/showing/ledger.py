@@ -115,7 +115,7 @@ def read_config(path: Path) -> Entries:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be TOML ({error}); restore it or give --delta without it"
         ) from error
