@@ -14,8 +14,15 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee, within
-from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.accountant import (
+    Charges,
+    by_loss_distributions,
+    default_orders,
+    epsilon,
+    guarantee,
+    within,
+)
+from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event
 from mechanisms.batches import passes
@@ -120,7 +127,11 @@ def most(plan: Plan, nth: int) -> Charges:
 
 def planned(plan: Plan, rounds: int) -> Charges:
     """What the first ``rounds`` rounds of a plan can cost together."""
-    return merge(*(most(plan, nth) for nth in range(1, rounds + 1)))
+    every = range(1, rounds + 1)
+    charges = [plan.round_charges(nth) for nth in every]
+    if isinstance(plan, Claimant):  # asked once, as it takes long
+        charges += [plan.most_claims(nth) for nth in every]
+    return merge(*charges)
 
 
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
@@ -152,14 +163,19 @@ def least_noises(
         ValueError: no noise multiplier is large enough.
     """
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
-    grid = default_orders(column)
+    grid, tighter = default_orders(column), column == "certified" and not one_order
 
-    def search(one: Terms) -> float:
-        return smallest(functools.partial(run_of, one), target, delta, column, one_order)
+    def search(one: Terms, near: float | None = None) -> float:
+        run = functools.partial(run_of, one)
+        found = smallest_near(near, run, target, delta) if tighter and near else None
+        return found or smallest(run, target, delta, column, one_order)
 
-    def solve(row: int) -> tuple[float, float]:
-        noise = search(terms[row])
-        return noise, guarantee(run_of(terms[row], noise), delta, column, grid).order or grid[0]
+    def solve(row: int, near: float | None) -> tuple[float, float]:
+        noise = search(terms[row], near)
+        charges = run_of(terms[row], noise)
+        if tighter and by_loss_distributions(charges, delta) < math.inf:
+            return noise, math.nan
+        return noise, guarantee(charges, delta, column, grid).order or grid[0]
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]

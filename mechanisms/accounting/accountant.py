@@ -263,7 +263,7 @@ def within(
         target: epsilon; infinite for none.
         delta: in (0, 1).
         column: "certified" or "published".
-        orders: Renyi orders to be tried; None takes the column's default.
+        orders: Renyi orders to be tried, if any; None takes the column's default.
     """
     check_delta(delta)
     kinds = frozenset(event for event, count in charges.items() if count), target, delta
@@ -271,9 +271,9 @@ def within(
     part = known and all(charges[event] <= known[event] for event in kinds[0])
     if part and not allotment.overdrawn(charges):
         return True
-    items, grid = frozenset(charges.items()), tuple(orders or default_orders(column))
+    items, grid = frozenset(charges.items()), default_orders(column) if orders is None else orders
     share = share_of_the_end(kinds[0]) if column == "certified" else 1.0
-    if _epsilon(items, share * float(delta), column, grid).epsilon <= target:
+    if grid and _epsilon(items, share * float(delta), column, tuple(grid)).epsilon <= target:
         return True
     if column != "certified" or _by_loss_distributions(items, float(delta)) > target:
         return False
@@ -286,6 +286,11 @@ def within(
 def share_of_the_end(events: Iterable[Event]) -> float:
     """The share of delta that pays for a certified epsilon when a run is over."""
     return 1.0 - IN_PROGRESS if dominating.all_dominated(events) else 1.0
+
+
+def by_loss_distributions(charges: Charges, delta: float) -> float:
+    """What :func:`epsilon` is if every event has dominating pairs, else infinite."""
+    return _by_loss_distributions(frozenset(charges.items()), float(delta))
 
 
 @functools.lru_cache(maxsize=100_000)
