@@ -8,11 +8,13 @@
     none     `python -m sim.run --mechanism none`: the same without privacy
     dpsgd    the same under local DPSGD, for what privacy adds
 
-Whole commands in turns, each one process with one thread: two convolutions and a hidden layer
+Whole commands in turns, each one process with one thread, or with ``--processes 2`` pfl's under
+`torchrun` and ours in Ray's two workers: two convolutions and a hidden layer
 (1,626,442 parameters), a local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1, a
 plain mean at the server, a look at the test part every 10 rounds. Taken of each: the median seconds
 of a round that ends without such a look, and the CPU seconds of the whole process, which other work
-on the machine disturbs less. Prints JSON with the ratios pfl / ours.
+on the machine disturbs less; with Ray there are none, for its workers are nobody's children. Prints
+JSON with the ratios pfl / ours.
 """
 
 import argparse
@@ -45,7 +47,6 @@ FLAGS = (
         "--steps=5",
         "--lr=0.1",
         "--evaluate-every=10",
-        "--engine=inline",
         "--quiet",
     ),
     "--server-momentum=0",
@@ -84,10 +85,11 @@ def quiet_rounds(seconds: list[float]) -> float:
     )
 
 
-def run_pfl(python: str, records: Path, rounds: int) -> dict:
+def run_pfl(python: str, processes: int, records: Path, rounds: int) -> dict:
     """One run of pfl. It evaluates before every tenth round, whose time is therefore left out."""
+    torchrun = (str(Path(python).with_name("torchrun")), f"--nproc-per-node={processes}")
     command = [
-        python,
+        *(torchrun if processes > 1 else (python,)),
         "benchmarks/peers/pfl_cifar10.py",
         f"--records={records}",
         f"--rounds={rounds}",
@@ -103,11 +105,13 @@ def run_pfl(python: str, records: Path, rounds: int) -> dict:
     }
 
 
-def run_ours(side: str, records: Path, rounds: int) -> dict:
+def run_ours(side: str, processes: int, records: Path, rounds: int) -> dict:
     """One run of ours."""
+    engine = "--engine=inline" if processes == 1 else "--engine=ray", f"--workers={processes}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sim.run", *FLAGS, *SIDES[side], f"--dataset={records}"]
-        cpu, _ = cpu_seconds([*command, f"--rounds={rounds}", f"--out={folder}", "--name=run"])
+        command = [sys.executable, "-m", "sim.run", *FLAGS, *engine, *SIDES[side]]
+        command += [f"--dataset={records}", f"--rounds={rounds}", f"--out={folder}", "--name=run"]
+        cpu, _ = cpu_seconds(command)
         lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
     done = [json.loads(line) for line in lines]
     seconds = quiet_rounds([r["seconds"] for r in done])
@@ -124,6 +128,7 @@ def main() -> None:
     parser.add_argument(
         "--sides", nargs="+", choices=SIDES, default=list(SIDES), help="ours; pfl always runs"
     )
+    parser.add_argument("--processes", type=int, default=1, help="in which clients are trained")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -133,18 +138,18 @@ def main() -> None:
         records = Path(folder) / "cifar10.npz"
         write_records(records, arguments.data_dir)
         for _ in range(arguments.repeats):
-            runs.append(run_pfl(os.path.abspath(arguments.pfl_python), records, arguments.rounds))
-            runs += [run_ours(side, records, arguments.rounds) for side in arguments.sides]
+            given = arguments.processes, records, arguments.rounds
+            runs.append(run_pfl(os.path.abspath(arguments.pfl_python), *given))
+            runs += [run_ours(side, *given) for side in arguments.sides]
             for run in runs[-1 - len(arguments.sides) :]:
                 print(json.dumps(run), file=sys.stderr, flush=True)
+    figures = ("round", "cpu") if arguments.processes == 1 else ("round",)
     middle = {
         (side, figure): statistics.median(run[figure] for run in runs if run["side"] == side)
         for side in ("pfl", *arguments.sides)
-        for figure in ("round", "cpu")
+        for figure in figures
     }
-    ratios = {
-        f: {s: middle["pfl", f] / middle[s, f] for s in arguments.sides} for f in ("round", "cpu")
-    }
+    ratios = {f: {s: middle["pfl", f] / middle[s, f] for s in arguments.sides} for f in figures}
     result = {
         "command": "python " + " ".join(sys.argv),
         "rounds": arguments.rounds,

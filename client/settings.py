@@ -4,15 +4,15 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from mechanisms.settings import Settings
+from mechanisms.settings import MAX_TIMES, Settings
 
 
 class Local(Settings):
     """Local training of a client in one round"""
 
-    steps: int | None = Field(1, ge=1)
+    steps: int | None = Field(1, ge=1, le=MAX_TIMES)
     """local work [steps per round]; 'none' where epochs is given"""
-    epochs: float | None = Field(None, gt=0)
+    epochs: float | None = Field(None, gt=0, le=MAX_TIMES)
     """local work [expected passes over the client's records per round], instead of steps"""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """local optimizer's direction from the noisy gradient"""

@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # the pages that are generated import the project
 
@@ -16,6 +19,9 @@ html_theme = "furo"
 html_title = project
 html_show_sphinx = False
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
+html_math_renderer = "mathml"
 smartquotes = False  # it would turn the dashes of flags into one
 
 OUTSIDE = {
@@ -37,7 +43,14 @@ def prepare(app, docname, source):
             source[0] = source[0].replace(mark, make())
 
 
+def write_math(self, node):
+    """A formula as MathML, which browsers show without a script from elsewhere."""
+    self.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
+    raise nodes.SkipNode
+
+
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", prepare)
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     return {"parallel_read_safe": True}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from mechanisms.accounting.allotment import Account
@@ -21,7 +22,8 @@ from mechanisms.sampling import Batch, CohortData
 
 @dataclass(frozen=True)
 class Cohort:
-    """The inputs of one local round of K clients; only the streams' positions change.
+    """The inputs of one local round of K clients; only the streams' positions and ``unseen``
+    change.
 
     Attributes:
         gradients: sums of scaled per-record gradients of the model.
@@ -36,6 +38,8 @@ class Cohort:
             guarantee covers.
         guide: what steers a step besides the client's own records.
         arithmetic: how private sums are computed and noised.
+        unseen: by k, the records that the client's shuffled pass has still to visit; draws change
+            it.
     """
 
     gradients: RecordGradients
@@ -49,6 +53,7 @@ class Cohort:
     holdout: tuple[torch.Tensor, torch.Tensor] | None = None
     guide: Guide = unguided
     arithmetic: Arithmetic = FLOATS
+    unseen: dict[int, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arithmetic.check_sizes([len(own) for own in self.data.records])

@@ -23,10 +23,11 @@ Guarantee: one record of one client, zero-out adjacency. A measurement is ``SGM(
 s. A search is one Gaussian vector: each record adds a vector in [-c, c]^m (changes of its loss), of
 norm at most ``sqrt(m) c``; the noise on every coordinate has deviation ``s_v sqrt(m) c``, and the
 choice is post-processing: ``SGM(q, s_v)``. Noise, candidates and the end of a round depend on
-earlier outputs (and on no other secret), so the run is adaptive: one order, equal allotments in
-advance and a filter (`accounting.allotment`). A round's allotment is the cost of its planned steps
-at the first budgets. A measurement and its search are made if what is left pays for both; else the
-client idles until the round's end, and what it did not spend is left for its next round.
+earlier outputs (and on no other secret), so the run is adaptive: equal allotments in advance and a
+filter, with q = 1 of one Gaussian, else at one order (`accounting.allotment`). A round's allotment
+is the cost of its planned steps at the first budgets. A measurement and its search are made if what
+is left pays for both; else the client idles until the round's end, and what it did not spend is
+left for its next round.
 
 Deviations, and why:
 
@@ -43,8 +44,8 @@ Deviations, and why:
   draw for draw.
 - rho_ng grows a bounded number of times. After that, alpha = 0 ends the step and leaves w as it is.
 - The paper composes in zCDP, which bounds all orders at once. Sampled Gaussians do not satisfy
-  zCDP, so one order is used here. The published cost is the planned budget: with q = 1 it is
-  exactly the paper's total rho.
+  zCDP, so they take one order; with q = 1 a run is certified as one Gaussian. The published cost is
+  the planned budget: with q = 1 it is exactly the paper's total rho.
 
 Edge cases: an empty batch adds noise and counts. A record with a non-finite gradient adds 0; a loss
 that is not a number counts as C_obj.
@@ -263,6 +264,6 @@ MECHANISM = Mechanism(
     lasting=LASTING,
     searches=True,
     note="DPAGD's paper adds the planned budget up at all orders at once and takes the best; "
-    "the certified figure is the budget at one order, named in advance, to which a filter "
-    "holds the run.",
+    "the certified figure is the budget to which a filter holds the run: of one Gaussian if "
+    "all records are in each batch, else at one order, named in advance.",
 )

@@ -23,7 +23,7 @@ gradients. A record's state ghat_i depends on its own coins and on released valu
 
 Guarantee: one record of one client, zero-out adjacency. A step is ``SGM(b C / K, s C N / K)``
 (Lemma 3.1 at |g| = C), a norm sum ``SGM(p, s_K p)``, since its noise stands outside the factor 1/p.
-K, K* and C are outputs, so the run is adaptive: one order, allotments in advance and a filter
+K, K* and C are outputs, so the run is adaptive: allotments in advance and a filter, at one order
 (`accounting.allotment`). K = N C costs most. Noise (Section 4.2): in the first a_E of the run's
 epochs as if K were N C; after that, what is left is shared equally by the steps to come, and each
 epoch's noise follows from its share and its K.

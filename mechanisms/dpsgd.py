@@ -12,7 +12,8 @@ the drawn one; an empty batch adds noise and counts; a record with a non-finite 
 zero.
 
 Guarantee: one record of one client, zero-out adjacency; each step is a sampled Gaussian SGM(q, s)
-(Mironov, Talwar, Zhang 2019). The published epsilon is the certified one.
+(Mironov, Talwar, Zhang 2019). The published epsilon is the certified one. By ``sampling``, B may be
+exactly q n records, or a batch of a shuffled pass; both cost more (`mechanisms/batches.py`).
 """
 
 import math
@@ -22,14 +23,15 @@ import torch
 
 from mechanisms import quantile
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.events import SampledGaussian
+from mechanisms.batches import CHARGES
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.placing import place
 from mechanisms.plan import Terms
-from mechanisms.sampling import Batch, poisson
+from mechanisms.sampling import Batch, fixed, poisson, shuffled
+from mechanisms.settings import whole
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class DpsgdPlan:
             (DP-SGD-Decay).
         clip_quantile: share of records that the clip bound, which starts at C, should not clip;
             None keeps C.
+        sampling: how B is drawn, a name of ``CHARGES``.
+        records: n, where the batch has a fixed size; else 0.
     """
 
     sample_rate: float
@@ -55,6 +59,8 @@ class DpsgdPlan:
     clipping: str = "flat"
     noise_decay: float = 0.0
     clip_quantile: float | None = None
+    sampling: str = "poisson"
+    records: int = 0
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "DpsgdPlan":
@@ -68,6 +74,8 @@ class DpsgdPlan:
             p.clipping,
             p.noise_decay,
             p.clip_quantile,
+            p.sampling,
+            terms.size if p.sampling != "poisson" else 0,
         )
 
     def multiplier(self, nth: int) -> float:
@@ -81,8 +89,9 @@ class DpsgdPlan:
         return multiplier if self.clip_quantile is None else quantile.split(multiplier)[0]
 
     def round_charges(self, nth: int) -> Charges:
-        """``steps`` sampled Gaussians."""
-        return {SampledGaussian(self.sample_rate, self.multiplier(nth)): self.steps}
+        """``steps`` noisy sums of batches."""
+        charges = CHARGES[self.sampling]
+        return charges(self.sample_rate, self.records, self.multiplier(nth), self.steps)
 
 
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
@@ -94,6 +103,17 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
 def draw(cohort: Cohort) -> Batch:
     """This step's Poisson batch."""
     return poisson(cohort.data, cohort.exact("sample_rate"), cohort.streams.of("batch"))
+
+
+def draw_as_planned(cohort: Cohort) -> Batch:
+    """This step's batch, by the plans' ``sampling``."""
+    plans, data, streams = cohort.plans, cohort.data, cohort.streams.of("batch")
+    if plans[0].sampling == "poisson":
+        return draw(cohort)
+    sizes = [whole(plan.sample_rate, plan.records) for plan in plans]
+    if plans[0].sampling == "fixed":
+        return fixed(data, sizes, streams)
+    return shuffled(data, sizes, streams, cohort.unseen)
 
 
 def clipped_sum(
@@ -144,7 +164,7 @@ def descend(
 def step(cohort: Cohort, state: LocalState) -> LocalState:
     """One step of every client: clip each record, sum, add noise, divide by the expected size, then
     the optimizer."""
-    batch = draw(cohort)
+    batch = draw_as_planned(cohort)
     total, norms = clipped_sum(cohort, state, batch)
     return descend(cohort, state, noised(cohort, state, total), norms, batch)
 

@@ -17,7 +17,7 @@ of rejected trials. Within a round the learning rate follows the accepted steps 
 Guarantee: one record of one client, zero-out adjacency. The paper (Theorems 5.1, 5.5, 5.6) charges
 accepted steps only, ``SGM(q_t, s_t) + SGM(q_v, s_v)`` each: it takes the test for post-processing.
 What is released is the proposal weighted by its probability of acceptance, and that depends on the
-data a second time; the claim is exceeded by up to 17 times. The certified cost depends on
+data a second time (`docs/theory/claims.md` has counterexamples). The certified cost depends on
 ``accounting``, which is fixed in advance and recorded in every event:
 
 - ``visible`` (the default): the accept/reject bits are public, rejected candidates are not; each

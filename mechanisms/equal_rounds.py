@@ -1,13 +1,17 @@
 """Adaptive runs whose rounds cost the same (`accounting.allotment`): order, cost, and noise."""
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
 
 from mechanisms.accounting.accountant import (
+    IN_PROGRESS,
     ORDERS,
     Charges,
     convert,
@@ -15,11 +19,16 @@ from mechanisms.accounting.accountant import (
     guarantee,
     precompute,
 )
-from mechanisms.accounting.allotment import ROUNDING, Account, AdaptivePlan, cost
-from mechanisms.accounting.events import Allotment, Event
+from mechanisms.accounting.allotment import ROUNDING, Account, AdaptivePlan, cost, gaussian
+from mechanisms.accounting.events import Allotment, Event, GaussianAllotment
 from mechanisms.plan import Terms, least_noises, merge
+from mechanisms.plan import calibrate as calibrate_in_advance
 from mechanisms.settings import Privacy
 
+Floats = NDArray[np.float64]
+
+TINY = 1e-300
+BISECTIONS = 40
 LIFT = 1e-6
 """Relative step by which a calibrated multiplier is raised if rounding makes it miss the target."""
 
@@ -54,21 +63,34 @@ class AllottedPlan(AdaptivePlan):
     def worst_round(self) -> Charges:
         """The releases that an allotment has to pay for, with parameters fixed in advance."""
 
+    @property
+    def gaussian(self) -> bool:
+        """Whether all releases are Gaussians of all records."""
+        return all(gaussian(event) for event in self.worst_round())
+
     @functools.cached_property
-    def allotment(self) -> Allotment:
-        """The worst round's cost, at the best order for all planned ones and the prior charges.
+    def allotment(self) -> Allotment | GaussianAllotment:
+        """The worst round's cost: of Gaussians of all records as one Gaussian, of others at the
+        best order for all planned rounds and the prior charges.
 
         Raises:
             ValueError: no order gives a finite divergence.
         """
-        order = guarantee(_run(self), self.delta, "certified", ORDERS).order
-        if order is None:
-            raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier:g} is too small for any guarantee: "
-                "raise --noise-multiplier"
-            )
-        rdp = sum(count * cost(event, order) for event, count in self.worst_round().items())
-        return Allotment(order, rdp * (1.0 + ROUNDING), self.rounds)
+        if self.gaussian:
+            squares = self._cost(GaussianAllotment.order)
+            if math.isfinite(squares):
+                return GaussianAllotment(1.0 / math.sqrt(squares), self.rounds)
+        elif order := guarantee(_run(self), self.delta, "certified", ORDERS).order:
+            return Allotment(order, self._cost(order), self.rounds)
+        raise ValueError(
+            f"noise_multiplier = {self.noise_multiplier:g} is too small for any guarantee: "
+            "raise --noise-multiplier"
+        )
+
+    def _cost(self, order: float) -> float:
+        """Divergence of the worst round [nats], with room for rounding."""
+        costs = (count * cost(event, order) for event, count in self.worst_round().items())
+        return sum(costs) * (1.0 + ROUNDING)
 
 
 def common(terms: Terms, noise: float) -> tuple[float, float, float, int, int, float]:
@@ -113,19 +135,45 @@ def calibrate(
             least_noises(lambda one, noise: one.run(plan_of(one, noise)), [one])[0] for one in terms
         ]
         return [plan_of(one, noise) for one, noise in zip(terms, claimed, strict=True)]
-    noises = least_noises(worst_run, terms, one_order=True)
-    precompute(
-        [worst_run(one, noise) for one, noise in zip(terms, noises, strict=True)], "certified"
-    )
-    return [_within(plan_of, one, noise) for one, noise in zip(terms, noises, strict=True)]
+    plans: dict[int, AllottedPlan] = {}
+    in_advance = [k for k, one in enumerate(terms) if plan_of(one, 1.0).gaussian]
+    if in_advance:
+        own = [terms[k] for k in in_advance]
+        plans |= zip(in_advance, calibrate_in_advance(plan_of, own), strict=True)
+    if others := {k: one for k, one in enumerate(terms) if k not in plans}:
+        noises = least_noises(worst_run, list(others.values()), one_order=True)
+        named = list(zip(others.items(), noises, strict=True))
+        precompute([worst_run(one, noise) for (_, one), noise in named], "certified")
+        plans |= {k: _within(plan_of, one, noise) for (k, one), noise in named}
+    return [plans[k] for k in range(len(terms))]
 
 
 def epsilons_spent(
     plans: Sequence[AllottedPlan], accounts: Sequence[Account], spent: Sequence[float]
 ) -> list[float]:
-    """The epsilon of each client's divergence at its order; no guarantee, as outputs chose it."""
-    rows = zip(plans, accounts, spent, strict=True)
-    return [convert(np.array([one]), (a.order,), plan.delta).epsilon for plan, a, one in rows]
+    """The epsilon of what each client has spent of its account; no guarantee, as outputs chose
+    it."""
+    squares = gaussian_epsilons(np.array(spent), np.array([plan.delta for plan in plans]))
+    rows = zip(plans, accounts, spent, squares.tolist(), strict=True)
+    return [
+        of_gaussian
+        if isinstance(plan.allotment, GaussianAllotment)
+        else convert(np.array([one]), (account.order,), plan.delta).epsilon
+        for plan, account, one, of_gaussian in rows
+    ]
+
+
+def gaussian_epsilons(squares: Floats, deltas: Floats) -> Floats:
+    """Epsilon of a Gaussian for each mu^2 ``[n]`` at its run's delta (Balle and Wang 2018, Theorem
+    8), by bisection up to Chernoff's bound."""
+    share, mean = (1.0 - IN_PROGRESS) * deltas, np.sqrt(np.maximum(squares, TINY))
+    low, high = np.zeros(squares.shape), squares / 2.0 + mean * np.sqrt(-2.0 * np.log(share))
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2.0
+        far = np.exp(middle + log_ndtr(-mean / 2.0 - middle / mean))
+        over = ndtr(mean / 2.0 - middle / mean) - far > share
+        low, high = np.where(over, middle, low), np.where(over, high, middle)
+    return np.asarray(high)
 
 
 def _run(plan: AllottedPlan) -> Charges:

@@ -21,7 +21,7 @@ records whose parts have norm at most C, behind noise of deviation s C:
    network of 26,000 parameters.
 5. Times ``s' C / 2^28`` the result is a float again. All that follows is post-processing.
 
-`docs/privacy.md` has the whole argument and its assumptions.
+`docs/theory/grid.md` has the whole argument and its assumptions.
 """
 
 import math

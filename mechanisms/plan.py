@@ -10,14 +10,22 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from mechanisms.accounting.accountant import Charges, default_orders, epsilon, guarantee, within
-from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.accountant import (
+    Charges,
+    by_loss_distributions,
+    default_orders,
+    epsilon,
+    guarantee,
+    within,
+)
+from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.calibration_many import interpolated
 from mechanisms.accounting.events import Event
+from mechanisms.batches import passes
 from mechanisms.settings import Privacy, Settings
 
 
@@ -70,6 +78,16 @@ class Terms:
         return merge(planned(plan, self.rounds), dict(self.prior))
 
     @property
+    def pace(self) -> tuple[float, int]:
+        """A rate and a number of releases: at equal numbers the price rises smoothly with the
+        rate."""
+        rate = self.privacy.sample_rate
+        if self.privacy.sampling != "shuffled":
+            return rate, self.steps
+        begun, share = passes(rate, self.size, self.steps)
+        return share, begun
+
+    @property
     def target(self) -> float:
         """Epsilon over the whole run; infinite for none."""
         return math.inf if self.privacy.epsilon is None else self.privacy.epsilon
@@ -109,10 +127,17 @@ def most(plan: Plan, nth: int) -> Charges:
 
 def planned(plan: Plan, rounds: int) -> Charges:
     """What the first ``rounds`` rounds of a plan can cost together."""
-    return merge(*(most(plan, nth) for nth in range(1, rounds + 1)))
+    every = range(1, rounds + 1)
+    charges = [plan.round_charges(nth) for nth in every]
+    if isinstance(plan, Claimant):  # asked once, as it takes long
+        charges += [plan.most_claims(nth) for nth in every]
+    return merge(*charges)
 
 
-def calibrate(plan_of: Callable[[Terms, float], Plan], terms: Sequence[Terms]) -> list[Plan]:
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
+def calibrate(plan_of: Callable[[Terms, float], AnyPlan], terms: Sequence[Terms]) -> list[AnyPlan]:
     """For each of the terms, the plan with the smallest noise whose rounds together cost at most
     (epsilon, delta).
 
@@ -138,14 +163,19 @@ def least_noises(
         ValueError: no noise multiplier is large enough.
     """
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
-    grid = default_orders(column)
+    grid, tighter = default_orders(column), column == "certified" and not one_order
 
-    def search(one: Terms) -> float:
-        return smallest(functools.partial(run_of, one), target, delta, column, one_order)
+    def search(one: Terms, near: float | None = None) -> float:
+        run = functools.partial(run_of, one)
+        found = smallest_near(near, run, target, delta) if tighter and near else None
+        return found or smallest(run, target, delta, column, one_order)
 
-    def solve(row: int) -> tuple[float, float]:
-        noise = search(terms[row])
-        return noise, guarantee(run_of(terms[row], noise), delta, column, grid).order or grid[0]
+    def solve(row: int, near: float | None) -> tuple[float, float]:
+        noise = search(terms[row], near)
+        charges = run_of(terms[row], noise)
+        if tighter and by_loss_distributions(charges, delta) < math.inf:
+            return noise, math.nan
+        return noise, guarantee(charges, delta, column, grid).order or grid[0]
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]
@@ -156,8 +186,8 @@ def least_noises(
 
     if len(terms) == 1:
         return [search(terms[0])]
-    rates = [one.privacy.sample_rate for one in terms]
-    return list(interpolated(rates, [t.steps for t in terms], solve, meets).tolist())
+    rates, counts = zip(*(one.pace for one in terms), strict=True)
+    return list(interpolated(rates, counts, solve, meets).tolist())
 
 
 def affordable_rounds(plan: Plan, terms: Terms, at_most: int) -> int:

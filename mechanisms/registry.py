@@ -52,7 +52,8 @@ def plan_table(
             outputs.
     """
     mechanism = MECHANISMS[privacy.mechanism]
-    seen = sizes if mechanism.sized or privacy.batch_size is not None else np.ones_like(sizes)
+    sized = mechanism.sized or privacy.batch_size is not None or privacy.sampling != "poisson"
+    seen = sizes if sized else np.ones_like(sizes)
     kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape))
     terms = [
         Terms(privacy.of_size(size), own, count, rounds, size, tuple(prior.items()))

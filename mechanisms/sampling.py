@@ -1,4 +1,4 @@
-"""Poisson batches of a cohort as padded masks."""
+"""Batches of a cohort as padded masks, by the kinds of `batches`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,4 +66,31 @@ def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[So
         records if rate >= 1 else records[streams[k].random(len(records)) < threshold(rate)]
         for k, (records, rate) in enumerate(zip(data.records, sample_rate, strict=True))
     ]
+    return data.gather(chosen)
+
+
+def fixed(data: CohortData, batch_sizes: Sequence[int], streams: Sequence[Source]) -> Batch:
+    """Exactly ``batch_sizes[k]`` of the records of client k, each set of them equally likely."""
+    drawn = (
+        records[streams[k].choice(len(records), size, replace=False)]
+        for k, (records, size) in enumerate(zip(data.records, batch_sizes, strict=True))
+    )
+    return data.gather(list(drawn))
+
+
+def shuffled(
+    data: CohortData,
+    batch_sizes: Sequence[int],
+    streams: Sequence[Source],
+    unseen: dict[int, np.ndarray],
+) -> Batch:
+    """The next ``batch_sizes[k]`` records of client k's pass, or those that are left; ``unseen``,
+    which is updated, has what its pass has still to visit."""
+    chosen = []
+    for k, (records, size) in enumerate(zip(data.records, batch_sizes, strict=True)):
+        left = unseen.get(k, records[:0])
+        if not left.size:
+            left = records[streams[k].choice(len(records), len(records), replace=False)]
+        chosen.append(left[:size])
+        unseen[k] = left[size:]
     return data.gather(chosen)

@@ -15,7 +15,8 @@ earlier rounds; the paper's tau counts accepted ones.
 
 Guarantee: one record of one client, zero-out adjacency. The paper charges ``SGM(q, s)`` for
 accepted steps only, and uses a "test loss" without noise, on records that it does not name: on the
-client's own records, no finite epsilon holds for that. The choices here:
+client's own records, no finite epsilon holds for that if rejections are seen, and none below 100 if
+they are not (`docs/theory/claims.md`). The choices here:
 
 - ``public-test``: dE on records that are public. A function of the candidate, so each trial is
   charged ``SGM(q, s)``; forced acceptance may stay. A dE that is not finite counts as infinite.

@@ -5,10 +5,16 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MAX_WHOLE = 10**9
+"""Maximum of a whole number that has no maximum of its own."""
+MAX_TIMES = 10**6
+"""Maximum of what is done over and over: rounds, steps, passes."""
+
 
 class Settings(BaseModel):
     """One package's slice of the configuration: frozen, strictly typed, finite numbers, no unknown
-    field. The text below a field is its description, in the help and the documentation."""
+    field, whole numbers with a maximum. The text below a field is its description, in the help and
+    the documentation."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -23,6 +29,14 @@ class Settings(BaseModel):
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         for field in cls.model_fields.values():
             field.description = field.description and " ".join(field.description.split())
+            is_whole = int in (field.annotation, *get_args(field.annotation))
+            if is_whole and not any(hasattr(bound, "le") for bound in field.metadata):
+                field.metadata += Field(le=MAX_WHOLE).metadata
+
+
+def whole(rate: float, records: int) -> int:
+    """The whole number of records nearest to a rate, at least 1."""
+    return max(1, round(rate * records))
 
 
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
@@ -50,6 +64,9 @@ class Privacy(Settings):
     """probability that a record enters a step's Poisson batch [per step]"""
     batch_size: int | None = Field(None, ge=1)
     """expected batch of every client, instead of sample_rate; at most all it has [records]"""
+    sampling: Literal["poisson", "fixed", "shuffled"] = "poisson"
+    """how records enter batches: each by a coin of its own; a fixed number drawn afresh in each
+    step; or in shuffled passes, as from a data loader. The last two need more noise"""
     clipping: Literal["flat", "auto"] = "flat"
     """min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"""
     clip_quantile: float | None = Field(None, gt=0, lt=1)
@@ -60,8 +77,10 @@ class Privacy(Settings):
     """refuse delta >= 1 / (records of all clients) instead of warning"""
 
     def rate(self, size: int) -> float:
-        """The Poisson rate of a client of ``size`` records."""
-        return self.sample_rate if self.batch_size is None else min(1.0, self.batch_size / size)
+        """The sampling rate of a client of ``size`` records: in batches of a fixed size that of a
+        whole number of them."""
+        rate = self.sample_rate if self.batch_size is None else min(1.0, self.batch_size / size)
+        return rate if self.sampling == "poisson" else whole(rate, size) / size
 
     def of_size(self, size: int) -> Self:
         """These settings as they are for a client of ``size`` records, with its own rate."""

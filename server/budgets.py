@@ -8,7 +8,7 @@ from mechanisms.accounting.accountant import Charges, epsilon, precompute, withi
 from mechanisms.accounting.allotment import payable
 from mechanisms.accounting.events import Event
 from mechanisms.plan import Plan, PlanTable, kinds_of, merge, most
-from server.orders import order_in_advance, running
+from server.orders import Orders, orders_in_advance, running
 
 
 class Budgets:
@@ -97,14 +97,14 @@ class Budgets:
         kinds, place = kinds_of(self._history, self._plans.which)
         budget = self._target if self._column == "certified" else np.inf
         spent = [
-            running(self._histories[h], self._delta, self._order(int(p)), budget) for h, p in kinds
+            running(self._histories[h], self._delta, self._orders(int(p)), budget) for h, p in kinds
         ]
         return np.array([one.epsilon for one in spent])[place]
 
-    def _order(self, number: int) -> float:
-        """The order at which a plan's epsilon is taken while the run goes on."""
+    def _orders(self, number: int) -> Orders:
+        """The orders at which a plan's epsilon is taken while the run goes on."""
         plan = self._plans.plans[number]
-        return order_in_advance(plan, self._rounds, self._target, self._delta, self._column)
+        return orders_in_advance(plan, self._rounds, self._target, self._delta, self._column)
 
     def events(self) -> np.ndarray:
         """Int64 ``[clients]``: privacy events charged so far, counted with multiplicity."""

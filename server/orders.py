@@ -1,6 +1,6 @@
-"""The Renyi order of each client's epsilon during a run, fixed and written down before it begins.
+"""The Renyi orders of each client's epsilon during a run, fixed and written down before it begins.
 
-At an order fixed in advance an epsilon holds whatever makes the run end (`running`).
+At orders fixed in advance an epsilon holds whatever makes the run end (`running`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import bisect
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from mechanisms.accounting.accountant import (
     ORDERS,
     Charges,
     Guarantee,
-    epsilon,
     guarantee,
     within,
 )
@@ -33,51 +32,67 @@ if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
 FILE = "orders.json"
 
 
+Orders = tuple[float, ...]
+
+
 @functools.lru_cache(maxsize=100_000)
-def order_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> float:
-    """The best order for the certified epsilon of as many rounds as the target pays for."""
+def orders_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> Orders:
+    """The best orders for the certified epsilons of as many rounds as the target pays for, of half
+    as many, of a quarter, down to one; the first order alone where the end has all of delta."""
 
     def too_many(number: int) -> bool:
         return not within(planned(plan, number), target, delta, column)
 
     last = bisect.bisect_left(range(1, rounds), True, key=too_many) if too_many(rounds) else rounds
-    return guarantee(planned(plan, last), delta, "certified", ORDERS).order or 2.0
+    dominated = all_dominated(planned(plan, 1))
+    ends = [last >> n for n in range(last.bit_length())] if dominated else [last]
+    share = IN_PROGRESS / len(ends) if dominated else 1.0
+    best = (guarantee(planned(plan, n), share * delta, "certified", ORDERS).order for n in ends)
+    return tuple(dict.fromkeys(order or 2.0 for order in best)) or (2.0,)
 
 
-def running(charges: Charges, delta: float, order: float, budget: float) -> Guarantee:
-    """The certified epsilon of charges so far: at the order fixed in advance, or the budget.
+def running(charges: Charges, delta: float, fixed: Orders, budget: float) -> Guarantee:
+    """The certified epsilon of charges so far: the least at orders fixed in advance, or the budget.
 
-    It holds even if outputs decide the end. With L the privacy loss and D the divergence at the
-    order so far, ``exp((order - 1) (L - D))`` is a supermartingale, so no stopping rule gains
-    anything. Where the end is certified by loss distributions, which is another bound, the order
-    has a share of delta to itself (`IN_PROGRESS`): whoever stops when this figure is small, and
-    goes on to the end otherwise, uses both. There the figure is at most a certified ``budget``,
-    too: a run that ends early is part of one that spends it, and whose end charges alone decide.
+    It holds even if outputs decide the end. With L the privacy loss and D the divergence at an
+    order a so far, ``exp((a - 1) (L - D))`` is a supermartingale, so no stopping rule gains
+    anything. Where the end is certified by loss distributions, which is another bound, the orders
+    have equal parts of a share of delta to themselves (`IN_PROGRESS`): whoever stops when one of
+    these figures is small, and goes on to the end otherwise, uses them all. There the figure is at
+    most a certified ``budget``, too: a run that ends early is part of one that spends it, and whose
+    end charges alone decide. Elsewhere the first order has all of delta.
+
+    Caps on hidden rejections are subtracted from delta as they are charged. A rule that stops early
+    is therefore covered at delta plus the caps of all planned steps (`docs/theory/allotments.md`).
     """
     dominated = all_dominated(event for event, count in charges.items() if count)
-    share = IN_PROGRESS if dominated else 1.0
-    spent = epsilon(charges, share * delta, orders=(order,))
-    if dominated and spent.epsilon > budget and within(charges, budget, delta):
+    if not dominated:
+        return guarantee(charges, delta, "certified", fixed[:1])
+    spent = guarantee(charges, IN_PROGRESS / len(fixed) * delta, "certified", fixed)
+    if spent.epsilon > budget and within(charges, budget, delta):
         return Guarantee(budget, None)
     return spent
 
 
 def write(folder: Path, federation: Federation) -> None:
-    """Write each client's order to a run directory; an existing file is kept."""
+    """Write each client's orders to a run directory; an existing file is kept."""
     if (folder / FILE).exists():
         return
     rounds, table = federation.rounds - federation.before, federation.plans
     terms = rounds, federation.target, federation.delta, federation.column
-    orders = np.array([order_in_advance(plan, *terms) for plan in table.plans])[table.which]
+    found = [orders_in_advance(plan, *terms) for plan in table.plans]
+    distinct = sorted(set(found))
+    which = np.array([distinct.index(fixed) for fixed in found])[table.which]
     lines = [
-        {"order": order, "clients": format_ranges(np.flatnonzero(orders == order))}
-        for order in np.unique(orders).tolist()
+        {"orders": fixed, "clients": format_ranges(np.flatnonzero(which == number))}
+        for number, fixed in enumerate(distinct)
     ]
     durable.write(folder / FILE, json.dumps(lines, indent=1).encode())
 
 
-def read(folder: Path) -> dict[int, float]:
-    """Each client's order; empty if none was written, as before a run or by an earlier version.
+def read(folder: Path) -> dict[int, Orders]:
+    """Each client's orders; empty if none were written, as before a run. Earlier versions wrote one
+    for each.
 
     Raises:
         ValueError: the file is damaged.
@@ -87,9 +102,16 @@ def read(folder: Path) -> dict[int, float]:
         return {}
     try:
         content = json.loads(path.read_text())
-        lines = [(float(line["order"]), parse_ranges(line["clients"])) for line in content]
+        lines = [(_orders(line), parse_ranges(line["clients"])) for line in content]
     except (ValueError, KeyError, TypeError) as fault:
         raise ValueError(
             f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"
         ) from None
-    return {client: order for order, clients in lines for client in clients.tolist()}
+    return {client: fixed for fixed, clients in lines for client in clients.tolist()}
+
+
+def _orders(line: dict[str, Any]) -> Orders:
+    found = tuple(map(float, line["orders"] if "orders" in line else [line["order"]]))
+    if not found:
+        raise ValueError("no order")
+    return found

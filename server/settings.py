@@ -2,13 +2,13 @@
 
 from pydantic import Field
 
-from mechanisms.settings import Settings
+from mechanisms.settings import MAX_TIMES, Settings
 
 
 class Rounds(Settings):
     """Rounds, and who takes part in them"""
 
-    rounds: int = Field(20, ge=1)
+    rounds: int = Field(20, ge=1, le=MAX_TIMES)
     """length of the run [rounds]"""
     fraction: float = Field(1.0, gt=0, le=1)
     """share of the clients picked in each round"""

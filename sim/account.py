@@ -4,7 +4,7 @@
     python -m sim.account --records 600 --clients 100 --mechanism dpis --epsilon 3
     python -m sim.account dpsgd --sample-rate 0.01 --noise-multiplier 1.1 --steps 1000 --orders 2,4
     python -m sim.account dpsgd --sample-rate 0.01 --epsilon 3 --steps 1000
-    python -m sim.account --ledger runs/example
+    python -m sim.account --ledger runs/example --group 4
     python -m sim.account --verify runs/example
 
 The flags are those of ``python -m sim.run``, whose plans are priced. A first word asks for one
@@ -34,7 +34,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
     elif question.ledger is not None:
         from sim.showing.ledger import spent
 
-        result, show = spent(question.ledger, question.delta), shown.show_ledger
+        result, show = spent(question.ledger, question.delta, question.group), shown.show_ledger
     else:
         from sim.phases.questions import answer
 

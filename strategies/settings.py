@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from mechanisms.settings import Settings
+from mechanisms.settings import MAX_TIMES, Settings
 
 StrategyName = Literal["fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "fedfed"]
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
@@ -59,7 +59,7 @@ class FedFed(Settings):
     """prototypes: of records as the model sees them, or of their distilled features"""
     distill_budget: float = Field(0.5, gt=0, lt=1)
     """what training the generator may spend of the share budget [share of it]"""
-    distill_rounds: int = Field(20, ge=1)
+    distill_rounds: int = Field(20, ge=1, le=MAX_TIMES)
     """rounds that train the generator, all clients in each [rounds]"""
     distill_lr: float = Field(0.5, gt=0)
     """local learning rate of the generator"""

@@ -29,7 +29,7 @@ LONG = """
     fast_gradients fedfed flower gpu_benchmark gradients grid leaderboard ledger
     loss_distribution lstm mechanisms moving mutants order_search phases prices proof quickstart
     readme recipe_links record_trial release_files report report_figures rounded_gaussian run
-    run_figures rundir screening selective site strategies summary verify workers
+    run_figures rundir screening selective site strategies summary theory verify workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
 these."""

@@ -205,6 +205,8 @@ VARIANTS = {
     "screening, public test": dataclasses.replace(
         _SCREENING, most_rejections=0, clip=math.inf, accounting="public-test"
     ),
+    "dpsgd, fixed": dataclasses.replace(_DPSGD, sampling="fixed", records=RECORDS),
+    "dpsgd, shuffled": dataclasses.replace(_DPSGD, sampling="shuffled", records=RECORDS),
     "dphero, isotropic": HeroPlan(**_OWN, isotropic=True),
 }
 """Plans that release what one of `PLANS` does, or (the last one) what has no exact sum."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting import accountant, ledger
-from mechanisms.accounting.events import SampledGaussian, Unprotected, to_dict
+from mechanisms.accounting.events import Allotment, SampledGaussian, Unprotected, to_dict
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
@@ -22,6 +22,7 @@ from sim.config import caveats
 from sim.run import command as train
 from sim.showing import wording
 from tests.reference_values import REFERENCE
+from tests.running import in_progress
 
 ROOT = Path(__file__).parent.parent
 DPSGD = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000"]
@@ -325,11 +326,6 @@ LEAST = {
 }
 
 
-def at(order: float, charges: dict, delta: float) -> float:
-    """Epsilon in progress at an order, where the end is certified by loss distributions."""
-    return accountant.epsilon(charges, accountant.IN_PROGRESS * delta, orders=(order,)).epsilon
-
-
 def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_it_began(
     capsys, tmp_path
 ):
@@ -339,13 +335,13 @@ def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_i
         row["epsilon_certified"]
         for row in run(capsys, "--ledger", folder, "--delta", 1e-4)["clients"]
     ]
-    lines = [{"order": 3.0, "clients": "0-1"}, {"order": 20.0, "clients": "2-3"}]
+    lines = [{"order": 3.0, "clients": "0-1"}, {"orders": [150.0, 20.0], "clients": "2-3"}]
     (folder / orders.FILE).write_text(json.dumps(lines))
     found = run(capsys, "--ledger", folder, "--delta", 1e-4)
     assert (found["finished"], found["note"]) == (False, wording.AT_ONE_ORDER)
     charges = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
     shown = [row["epsilon_certified"] for row in found["clients"]]
-    assert shown[2] == at(20.0, charges, 1e-4) > 1.05 * least[2]
+    assert shown[2] == in_progress(charges, 1e-4, (150.0, 20.0)) > 1.05 * least[2]
     assert [row["order"] for row in found["clients"]] == [3.0, None, 20.0, None]
     assert main_guard(command, ["--ledger", str(folder)]) == 0
     assert wording.AT_ONE_ORDER in capsys.readouterr().out
@@ -418,9 +414,10 @@ def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(
         all(a >= b for a, b in zip(figures, least, strict=True))
         and found["note"] == wording.AT_ONE_ORDER
     )
-    assert (sum(figures) > sum(least)) is ("dpagd" not in flags), (
-        "an allotment has one order from the beginning"
-    )
+    sampled = [any(isinstance(event, Allotment) for event in spent[c]) for c in range(6)]
+    assert len(set(sampled)) == (2 if "dpagd" in flags else 1) and sum(figures) > sum(least)
+    rows = zip(figures, least, sampled, strict=True)
+    assert all(a == b for a, b, one in rows if one), "an allotment has one order from the beginning"
 
 
 @pytest.mark.parametrize(
@@ -430,6 +427,8 @@ def test_a_run_that_was_broken_off_has_the_figure_that_its_last_round_showed(
         ('[{"order": "x", "clients": "0-3"}]', "orders.json is damaged"),
         ('[{"order": 3.0, "clients": "3-0"}]', "orders.json is damaged"),
         ('[{"clients": "0-3"}]', "orders.json is damaged"),
+        ('[{"orders": [], "clients": "0-3"}]', "orders.json is damaged"),
+        ('[{"orders": 3.0, "clients": "0-3"}]', "orders.json is damaged"),
         ('[{"order": 1.0, "clients": "0-3"}]', "order"),
         ('[{"order": 3.0, "clients": "0"}]', "client 1 has no Renyi order"),
     ],

@@ -303,7 +303,7 @@ def row(client: int, order: float | None = None) -> dict[str, Any]:
     charges = PAID.get(client, {})
     certified = accountant.epsilon(charges, DELTA)
     if order is not None:
-        certified = orders.running(charges, DELTA, order, 9.0)
+        certified = orders.running(charges, DELTA, (order,), 9.0)
     published = accountant.epsilon(charges, DELTA, "published")
     released = sorted(charges.items(), key=repr)
     return {

@@ -629,7 +629,7 @@ def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
     for client, noise in enumerate((5.0, 2.0, 9.0)):
         with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
             ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})
-    own = orders.running({Gaussian(2.0): 1}, 2e-6, 12.0, 9.5).epsilon
+    own = orders.running({Gaussian(2.0): 1}, 2e-6, (12.0,), 9.5).epsilon
     assert sim.Result(folder).epsilon == own
     figures = f"3 rounds, accuracy 0.4300, epsilon {own:.4g}"
     assert repr(sim.Result(folder)) == f"Result({str(folder)!r}: not finished, {figures})"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting import accountant, calibration, loss_distribution
-from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.calibration import smallest, smallest_near
 from mechanisms.accounting.events import SampledGaussian, Unprotected
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
@@ -56,7 +56,27 @@ def test_a_budget_that_the_upper_end_just_meets_is_not_refused(
     budget = spent(noise) * (1 + room)
     monkeypatch.setattr(calibration, "UPPER", noise)
     found = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, 1e-5, column)
-    assert found <= noise and spent(found) <= budget < spent(found * (1 - 2e-4))
+    assert found <= noise * (1 + 1e-15) and spent(found) <= budget < spent(found * (1 - 2e-4))
+
+
+@pytest.mark.parametrize("times", [0.1, 0.8, 0.985, 0.9999, 1.0, 1.00005, 1.015, 30.0, 1e5])
+def test_a_search_from_near_the_answer_finds_the_same_and_is_short(times):
+    """From far away, too; there is none where loss distributions have no answer."""
+
+    def charges_of(noise: float) -> dict:
+        calls.append(noise)
+        return {SampledGaussian(0.1, noise): 60}
+
+    calls: list[float] = []
+    noise = smallest(charges_of, 4.0, 1e-5)
+    calls.clear()
+    found = smallest_near(times * noise, charges_of, 4.0, 1e-5)
+    if times in (0.1, 1e5):
+        assert found is None
+    else:
+        assert found == pytest.approx(noise, rel=calibration.TOLERANCE)
+        assert accountant.epsilon(charges_of(found), 1e-5).epsilon <= 4.0
+    assert len(calls) <= 10 or abs(times - 1.0) > 0.02
 
 
 def test_parts_with_fixed_noise_are_paid_first():

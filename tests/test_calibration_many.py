@@ -2,12 +2,13 @@
 needs."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from mechanisms.accounting import accountant
+from mechanisms.accounting import accountant, calibration_many, loss_distribution
 from mechanisms.accounting.calibration_many import LIFT, RATIO, TRIES, interpolated
 from mechanisms.plan import Terms, planned
 from mechanisms.registry import plan_table
@@ -36,7 +37,8 @@ def test_what_lies_between_searches_is_never_taken_unchecked(jump):
     rates, steps, least = rates[shuffled], steps[shuffled], least[shuffled]
     orders = np.where(steps == 5, rates, -rates)
 
-    def solve(row: int) -> tuple[float, float]:
+    def solve(row: int, near: float | None) -> tuple[float, float]:
+        assert (near is None) is (not searched)
         searched.append(row)
         return float(least[row]), float(orders[row])
 
@@ -53,6 +55,38 @@ def test_what_lies_between_searches_is_never_taken_unchecked(jump):
     ).all()
     grid = 2 * (math.ceil(math.log(rates.max() / rates.min()) / math.log(RATIO)) + 3)
     assert len(searched) <= grid if jump < 0.01 else len(searched) > 60
+
+
+@pytest.mark.parametrize("steps", [np.full(60, 3), np.arange(60) // 10 + 1])
+def test_planning_composes_little_more_than_once_for_each_size(steps, monkeypatch):
+    """And neighbours shorten each other's searches."""
+    calls = Counter()
+
+    def count(place, name: str) -> None:
+        real = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given: calls.update([name]) or real(*given))
+
+    count(loss_distribution, "epsilon")
+    count(accountant, "guarantee")
+    accountant._by_loss_distributions.cache_clear()
+    privacy = Privacy(mechanism="dpsgd", epsilon=7.3, batch_size=8)
+    table = plan_table(privacy, None, steps, 10, np.arange(90, 30, -1))
+    groups = len(set(steps.tolist()))
+    assert len(table.plans) == 60 and calls["epsilon"] < 60 * 1.1 + 9 * (groups + 5)
+    assert calls["guarantee"] < 60  # Renyi orders, for the first search
+
+
+@pytest.mark.parametrize("points", [1, 2, 3, 4, 9])
+def test_noise_that_is_a_power_of_rate_and_steps_is_foreseen(points):
+    """As far as so few points can tell; values that differ for equal points tell no slope."""
+    rng = np.random.default_rng(0)
+    at = rng.uniform(-3.0, 0.0, (points, 2)) * [1.0 if points > 2 else 0.0, 1.0]
+    solved = [(one, math.exp(1.0 + one @ [0.4, 0.5])) for one in at]
+    here = at[0] + [0.3 if points > 2 else 0.0, -0.2]
+    wrong = calibration_many._extrapolated(solved, here) / math.exp(1.0 + here @ [0.4, 0.5])
+    assert wrong == pytest.approx(1.0, rel=1e-9 if points > 1 else 0.12)
+    twice = [(at[0], 2.0), (at[0] + 1e-9, 2.001)]
+    assert calibration_many._extrapolated(twice, here) == pytest.approx(2.0, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -51,24 +51,27 @@ def built(folder: Path, side: int = 8, records: int = 400, **given: object) -> J
 
 def test_small_clients_are_many_and_large_ones_few():
     """Kills a rule that ignores the work of a client, and one that has no bounds."""
-    assert [chunk_width(n, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)] == [
-        25,
-        50,
-        100,
-        250,
-    ]
-    assert [chunk_width(100, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [25, 16, 8, 5, 5]
-    assert [chunk_width(100, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [25, 8, 2, 1, 1]
-    widths = itertools.pairwise(
-        chunk_width(100_000, 10, entries) for entries in range(0, 10**8, 10**5)
-    )
-    assert all(wider >= narrower for wider, narrower in widths)
+    widths = [chunk_width(n, 1.0, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)]
+    assert widths == [50, 50, 100, 250]
+    assert [chunk_width(100, 1.0, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [50, 16, 8, 5, 5]
+    assert [chunk_width(100, 1.0, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [50, 8, 2, 1, 1]
+    widths = [chunk_width(100_000, 1.0, 10, entries) for entries in range(0, 10**8, 10**5)]
+    assert all(wider >= narrower for wider, narrower in itertools.pairwise(widths))
+
+
+def test_a_chunk_has_as_many_small_clients_of_a_round_however_few_are_picked():
+    """Those of a round are computed together; large ones are padded to each other in vain."""
+    widths = [chunk_width(10_000, share, 1_000, 1_000) for share in (1.0, 0.5, 0.2, 0.02)]
+    assert widths == [250, 250, 250, 2_500]
+    assert [chunk_width(100, 0.1, 1_000, 2**n) for n in (10, 21, 22)] == [500, 80, 5]
+    widths = [device_width(10_000, share, 10**6, 0, 2**37) for share in (1.0, 0.5, 0.05, 1e-3)]
+    assert widths == [357, 714, 1_240, 25_000]
 
 
 def test_the_choice_is_that_of_model_and_sizes_and_is_written_down(tmp_path):
     light = built(tmp_path, model="linear")
     heavy = built(tmp_path, side=64, model="tests.test_chunks:Heavy")
-    assert (light.config.run.chunk_clients, heavy.config.run.chunk_clients) == (25, 5)
+    assert (light.config.run.chunk_clients, heavy.config.run.chunk_clients) == (50, 5)
     assert {len(chunk) for chunks in heavy.groups for chunk in chunks} == {5}
 
 
@@ -91,24 +94,33 @@ def test_there_are_as_many_groups_as_workers_and_no_more_than_chunks(given, work
 
 def test_a_gpu_takes_as_many_clients_as_its_memory_has_room_for_and_an_eighth_of_all():
     """Kills 25 clients where a GPU wants hundreds, and parameters or records left out."""
-    widths = [device_width(n, 26_010, 47_040, 2**37) for n in (100, 1_000, 10_000, 10**6)]
+    widths = [device_width(n, 1.0, 26_010, 47_040, 2**37) for n in (100, 1_000, 10_000, 10**6)]
     assert widths == [25, 125, 1250, 4096]
     sizes = (10**4, 10**6, 11 * 10**6, 10**9)
-    assert [device_width(10**5, p, 0, 2**34) for p in sizes] == [4096, 44, 4, 1]
-    assert [device_width(10**5, 10**4, n, 2**34) for n in (10**6, 10**8)] == [479, 5]
-    assert device_width(10**5, 10**6, 10**6, 2**37) == 330
+    assert [device_width(10**5, 1.0, p, 0, 2**34) for p in sizes] == [4096, 44, 4, 1]
+    assert [device_width(10**5, 1.0, 10**4, n, 2**34) for n in (10**6, 10**8)] == [479, 5]
+    assert device_width(10**5, 1.0, 10**6, 10**6, 2**37) == 330
 
 
 def test_on_a_gpu_the_width_follows_its_memory_and_the_clients_batches(tmp_path, monkeypatch):
     """The bounds on a step of a CPU are those of its cache."""
-    job, asked = built(tmp_path, sample_rate=0.5), []
-    assert building.clients_at_a_time(job) == 25
+    job, asked = built(tmp_path, sample_rate=0.5, fraction=0.25), []
+    assert building.clients_at_a_time(job) == 200
     properties = SimpleNamespace(total_memory=150_754_820_096)
     monkeypatch.setattr("sim.job.job.device_of", lambda config: META)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(building, "device_width", lambda *given: asked.append(given))
     building.clients_at_a_time(job)
-    assert asked == [(40, 130, 5 * 64, 2**37)]
+    assert asked == [(40, 0.25, 130, 5 * 64, 2**37)]
+
+
+def test_clients_who_all_train_a_generator_are_not_taken_for_a_part(tmp_path):
+    distilled = {"strategy": "fedfed", "shared_source": "distilled", "distill_rounds": 1}
+    widths = [
+        building.clients_at_a_time(built(tmp_path, fraction=0.25, **given))
+        for given in ({}, distilled, {"standardize": "private"})
+    ]
+    assert widths == [200, 50, 200]
 
 
 def test_a_model_without_kernels_that_give_the_same_bits_is_refused(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def values_of(setting: Setting) -> st.SearchStrategy:
             lambda t: t[0] != "."
         )
     if setting.kind is int:
-        return st.integers(2, 2**40)
+        return st.integers(2, 10**6)
     return st.floats(0.001, 0.999) | st.sampled_from([1e-6, 0.1, 1 / 3])
 
 
@@ -267,7 +267,10 @@ def test_a_word_that_is_like_none_has_no_suggestion():
         ("clients = 3", ["clients", "under [data]"]),
         ("data = 3", ["data"]),
         ("[data\nclients = 3", ["not a TOML file"]),
-        ('[data]\nclients = "3"', ["clients is '3'", "an integer of at least 1", "--clients"]),
+        (
+            '[data]\nclients = "3"',
+            ["clients is '3'", "at least 1 and at most 10000000", "--clients"],
+        ),
         ("[data]\nclients = 2.0", ["clients is 2.0", "an integer"]),
         ("[data]\nclients = true", ["clients is True", "an integer"]),
         ("[run]\nquiet = 1", ["quiet is 1", "true or false"]),

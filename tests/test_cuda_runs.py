@@ -304,6 +304,6 @@ def test_a_model_whose_bits_vary_is_refused_before_the_run_begins(device, run, t
 def test_chunks_are_as_wide_as_the_device(device):
     """On a CPU the cache sets the width, on a GPU its memory."""
     config, jobs = needed("sim.config.configuration", "sim.phases.build")
-    given = {"clients": 400, "device": device.type, "model": "mlp", "sample_rate": 1.0}
+    given = {"clients": 640, "device": device.type, "model": "mlp", "sample_rate": 1.0}
     found = jobs.build(config.load(None, given)).config.run.chunk_clients
-    assert found == (25 if device.type == "cpu" else 50)
+    assert found == (50 if device.type == "cpu" else 80)

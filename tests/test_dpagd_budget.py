@@ -14,7 +14,7 @@ from client.client_state import ClientState
 from mechanisms import equal_rounds
 from mechanisms.accounting.accountant import ORDERS, PUBLISHED_ORDERS, epsilon, rdp
 from mechanisms.accounting.allotment import Account, cost, overdrawn, payable
-from mechanisms.accounting.events import Allotment, Covered, PaperClaim, SampledGaussian
+from mechanisms.accounting.events import Covered, GaussianAllotment, PaperClaim, SampledGaussian
 from mechanisms.accounting.ledger import read
 from mechanisms.cohort import LocalState
 from mechanisms.dpagd import change_clip
@@ -112,7 +112,7 @@ def test_the_plan_is_calibrated_to_its_allotments():
     terms = Terms(Privacy(mechanism="dpagd", epsilon=4.0), Dpagd(), 2, 10, 1)
     (found,) = DPAGD.calibrate(DPAGD.plan, [terms])
     charges = planned(found, 10)
-    assert {type(e) for e in charges} == {Allotment, PaperClaim}
+    assert {type(e) for e in charges} == {GaussianAllotment, PaperClaim}
     assert 3.99 < epsilon(charges, 1e-5).epsilon <= 4.0
     zcdp = 10 * 2 / (2 * found.noise_multiplier**2)
     np.testing.assert_allclose(
@@ -127,11 +127,12 @@ def test_the_plan_is_calibrated_to_its_allotments():
 def test_the_room_that_allotments_have_for_rounding_is_within_the_budget(monkeypatch):
     """A target that the planned rounds meet to the last bit. Kills allotments that add up to
     more."""
-    plain = DpagdPlan.of(Terms(Privacy(mechanism="dpagd"), Dpagd(), 2, 3, 9), 2.0)
+    sampled = Privacy(mechanism="dpagd", sample_rate=0.5)
+    plain = DpagdPlan.of(Terms(sampled, Dpagd(), 2, 3, 9), 2.0)
     run = {event: 3 * count for event, count in plain.worst_round().items()}
     target = epsilon(run, 1e-5, orders=ORDERS).epsilon
     monkeypatch.setattr(equal_rounds, "least_noises", lambda run_of, terms, one_order: [2.0])
-    terms = Terms(Privacy(mechanism="dpagd", epsilon=target), Dpagd(), 2, 3, 9)
+    terms = Terms(sampled.model_copy(update={"epsilon": target}), Dpagd(), 2, 3, 9)
     (found,) = equal_rounds.calibrate(DpagdPlan.of, [terms])
     assert (
         epsilon(terms.run(found), 1e-5).epsilon <= target and 2.0 < found.noise_multiplier < 2.001
@@ -171,7 +172,7 @@ def test_the_command_runs_and_its_ledger_covers_all_releases(tmp_path):
     assert len(spent) == 6 and 7.9 < last["epsilon_certified_max"] <= 8
     for charges in spent.values():
         claims = {e: n for e, n in charges.items() if isinstance(e, PaperClaim)}
-        (allotted,) = (e for e in charges if isinstance(e, Allotment))
+        (allotted,) = (e for e in charges if isinstance(e, GaussianAllotment))
         covered = {e: n for e, n in charges.items() if isinstance(e, Covered)}
         assert charges[allotted] == 3 and sum(claims.values()) == 12 and not overdrawn(charges)
         total = sum(n * cost(e.event, e.order) for e, n in covered.items())

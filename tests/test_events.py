@@ -33,6 +33,7 @@ def test_equal_parameters_are_one_key_whether_int_or_float():
 
 FIELDS = {
     "sampled_gaussian": "sample_rate=rate noise_multiplier=positive",
+    "fixed_batch_gaussian": "batch_size=count records=count noise_multiplier=positive",
     "gaussian": "noise_multiplier=positive",
     "paper_claim": "sample_rate=rate noise_multiplier=positive",
     "classic_claim": "sample_rate=rate noise_multiplier=positive",
@@ -58,8 +59,11 @@ FIELDS = {
     "trial_cap": "lowest_acceptance=share most_rejections=count",
     "allotment": "order=order rdp=positive shares=count",
     "covered": "event=event order=order",
+    "gaussian_allotment": "noise_multiplier=positive shares=count",
 }
 """The fields of each kind, and what each may be; of some words, one of them."""
+RELATED = {"importance_sampled_gaussian", "fixed_batch_gaussian"}
+"""Fields of which bound each other."""
 OVER, MAX, TINY = math.nextafter(1.0, 2.0), sys.float_info.max, math.ulp(0.0)
 NO_NUMBER = (math.nan, math.inf, -math.inf, "0.5", None, True)
 RANGES = {  # an example, what may be, what may not
@@ -91,7 +95,7 @@ def test_what_is_outside_the_bounds_of_a_field_is_refused_by_name(kind):
     valid = KINDS[kind](*(RANGES[one][0] if one in RANGES else one for one in of.values()))
     for name, one in of.items():
         _, taken, refused = RANGES.get(one, (one, (), ("", "unheard of", 3, None)))
-        for value in () if kind == "importance_sampled_gaussian" else taken:  # that bounds more
+        for value in () if kind in RELATED else taken:
             assert getattr(dataclasses.replace(valid, **{name: value}), name) == value
         for value in refused:
             with pytest.raises(ValueError, match=rf"^{kind}: {name} = .* must be "):

@@ -289,7 +289,7 @@ class TestEngines:
 
     def test_a_fault_is_named_in_the_log_and_leaves_nothing(self, deployment):
         log = deployment.run("lab", clients=0, out=str(deployment.home / "faulty"))
-        assert "ValueError: clients is 0; it must be an integer of at least 1" in log
+        assert "ValueError: clients is 0; it must be an integer of at least 1 and at most" in log
         assert not (deployment.home / "faulty").exists()
 
 

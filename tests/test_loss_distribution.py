@@ -175,6 +175,25 @@ def test_errors_and_losses_beyond_all_are_paid_for(monkeypatch):
             assert epsilon_of(steps) > before * (1 + 1e-4), name
 
 
+@pytest.mark.parametrize("steps", [*MIXED, {(0.5, 1.5): 30}, {(1.0, 3.0): 9}], ids=str)
+def test_a_direction_is_looked_at_closely_only_where_it_may_be_the_larger_one(steps):
+    """A first look at the other one is enough."""
+    pairs = {sampled(*step): n for step, n in steps.items()}
+    removing, adding = (losses._one_way(pairs, DELTA, way, 0.0) for way in (False, True))
+    assert losses.epsilon(pairs, DELTA) == max(removing, adding)
+    for known in (0.99 * adding, adding):
+        assert losses._one_way(pairs, DELTA, True, known) == adding
+    assert adding < losses._one_way(pairs, DELTA, True, 1.1 * adding) < 1.1 * adding
+
+
+@pytest.mark.parametrize("steps", [*MIXED, {(0.016, 0.55): 60}, {(0.3, 1.6): 60}], ids=str)
+def test_losses_lie_further_apart_where_that_hardly_matters(steps, monkeypatch):
+    """Where tilted losses vary more than others. A quarter of the spacing gives nearly as much."""
+    before = epsilon_of(steps)
+    monkeypatch.setattr(losses, "FINENESS", losses.FINENESS / 4.0)
+    assert before / epsilon_of(steps) == pytest.approx(1.0, rel=2e-4)
+
+
 def test_where_losses_would_be_too_many_they_lie_further_apart(monkeypatch):
     steps = {(0.01, 1.1): 1000}
     before = epsilon_of(steps)

@@ -20,6 +20,7 @@ DPSUR = events.DpsurStep(0.05, 2.0, 0.01, 1.0, -1.0, "visible")
 SCREENED = events.ScreenedStep(0.05, 2.0, 0.1, 0.2, "clipped")
 EXAMPLES = [
     events.SampledGaussian(0.1, 2.0),
+    events.FixedBatchGaussian(3, 40, 2.0),
     events.Gaussian(2.0),
     events.PaperClaim(0.1, 2.0),
     events.ClassicClaim(0.1, 2.0),
@@ -85,6 +86,9 @@ def test_a_sum_of_norms_is_at_least_that_at_which_all_are_drawn():
     [
         events.SampledGaussian(1e-12, 1e-9),
         events.Gaussian(1e-200),
+        events.FixedBatchGaussian(1, 10**12, 1e-200),
+        events.FixedBatchGaussian(1, 10**12, 0.1),
+        events.FixedBatchGaussian(1, 2, 1e9),
         events.DpsurStep(1.0, 1e-3, 1.0, 1e-3, -1.0, "selective"),
         events.DpsurStep(1.0, 1e-3, 1.0, 1e-3, -1.0, "visible"),
         events.DpsurStep(1e-9, 1e6, 1e-9, 1e-3, 50.0, "every-trial"),

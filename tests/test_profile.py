@@ -11,7 +11,12 @@ from scipy.special import ndtr
 from mechanisms.accounting import accountant, loss_distribution, profile
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.dominating import pairs, sampled
-from mechanisms.accounting.events import DpsurStep, RandomizedResponse, VisibleChoice
+from mechanisms.accounting.events import (
+    DpsurStep,
+    RandomizedResponse,
+    SampledGaussian,
+    VisibleChoice,
+)
 from mechanisms.accounting.profile import Pair
 
 LOSSES = [-3.0, -0.3, -0.01, -1e-4, 0.0, 1e-4, 0.002, 0.015, 0.05, 0.4, 2.0, 6.0]
@@ -184,3 +189,19 @@ def test_randomized_response_of_any_number_of_answers_is_dominated(answers):
         assert found >= true - 1e-15
         if answers == 2:
             assert found == pytest.approx(true, abs=1e-15)
+
+
+def test_hidden_participation_is_worth_no_more_than_a_public_coin():
+    """A client of 100 records takes part with probability 0.1, at noise 3, and is not seen: where
+    it does not, its other 99 records are missing, which gives it away (decision 35)."""
+    x = np.linspace(-140.0, 40.0, 400_001)
+    away, present, absent = (np.exp(-0.5 * ((x - at) / 3.0) ** 2) for at in (-99.0, 1.0, 0.0))
+    one, two = (0.9 * away + 0.1 * other for other in (present, absent))
+    width = (x[1] - x[0]) / (3.0 * math.sqrt(2.0 * math.pi))
+    for loss in (0.1, 0.5, 1.0):
+        found = width * np.maximum(one - math.exp(loss) * two, 0.0).sum()
+        coin, alone = (
+            value(pairs(event)[0], [loss], False)[0]
+            for event in (VisibleChoice(0.1, 3.0), SampledGaussian(0.1, 3.0))
+        )
+        assert found == pytest.approx(coin, rel=1e-5) and found > 2 * alone

@@ -19,6 +19,7 @@ from tests.steps import exact_delta
 DELTA = 1e-5
 EVENTS = {
     "sampled_gaussian": events.SampledGaussian(0.0171, 1.35),
+    "fixed_batch_gaussian": events.FixedBatchGaussian(3, 40, 1.35),
     "gaussian": events.Gaussian(2.0),
     "paper_claim": events.PaperClaim(0.1, 1.0),
     "classic_claim": events.ClassicClaim(0.1, 1.0),
@@ -35,11 +36,13 @@ EVENTS = {
     "trial_cap": events.TrialCap(0.1, 100),
     "allotment": events.Allotment(8.0, 0.01, 3),
     "covered": events.Covered(events.Gaussian(2.0), 8.0),
+    "gaussian_allotment": events.GaussianAllotment(2.0, 3),
 }
 """One of each kind."""
 OTHERS = {
     "dpsur every trial": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "every-trial"),
     "dpsur selective": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "selective"),
+    "a batch of all records": events.FixedBatchGaussian(4, 4, 2.0),
     "dpsur of all records": events.DpsurStep(1.0, 3.0, 1.0, 2.0, -1.0, "visible"),
     "screening by public data": events.ScreenedStep(0.1, 2.0, 1.0, 0.5, "public-test"),
     "screening unproved": events.ScreenedStep(0.1, 2.0, 1.0, 0.5, "unproved"),
@@ -141,10 +144,11 @@ def test_covered_releases_are_paid_for_by_allotments():
         EVENTS["dpsur_step"],
         OTHERS["dpsur every trial"],
         OTHERS["dpsur of all records"],
+        EVENTS["fixed_batch_gaussian"],
         EVENTS["visible_choice"],
         EVENTS["randomized_response"],
     ],
-    ids=["visible", "every trial", "all records", "shared", "answered"],
+    ids=["visible", "every trial", "all records", "fixed batch", "shared", "answered"],
 )
 @pytest.mark.parametrize("adding", [False, True])
 def test_both_paths_have_the_same_worst_case(event, adding):

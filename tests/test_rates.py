@@ -59,7 +59,7 @@ def step(name: str) -> tuple[list[np.ndarray], list[float]]:
     rates = [
         getattr(e, field, None)
         for e in charges
-        for field in ("sample_rate", "validation_rate", "test_rate")
+        for field in ("sample_rate", "share_rate", "validation_rate", "test_rate")
     ]
     if name.startswith("dpis"):
         rates = [event.batch_size / event.records for event in charges]

@@ -98,6 +98,7 @@ KINDS = {
 @pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
 def test_any_number_of_groups_gives_the_same_bits(tmp_path, flags):
     """100 clients of the digits in 1, 2 and 4 groups."""
+    flags = ("--chunk-clients=25", *flags)
     one, two, four = (run(tmp_path, f"g{n}", f"--groups={n}", *flags) for n in (1, 2, 4))
     assert same(one, two) and same(one, four)
     assert [len(list((folder / "ledger").iterdir())) for folder in (one, two, four)] == [1, 2, 4]

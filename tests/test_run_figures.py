@@ -13,7 +13,7 @@ from safetensors.torch import load
 
 from client.metrics import Metrics, means
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
+from mechanisms.accounting.accountant import ORDERS, epsilon
 from mechanisms.accounting.dominating import all_dominated
 from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
@@ -26,6 +26,7 @@ from sim.config.caveats import caveats
 from sim.phases.build import build
 from sim.showing import wording
 from tests import unequal
+from tests.running import in_progress
 
 DELTA = 3e-5
 COMMON = [
@@ -93,7 +94,7 @@ class Finished:
         self.plans = [self.job.plans.of(client) for client in range(clients)]
 
     def spent(
-        self, column: str, up_to: int | None = None, at: dict[int, float] | None = None
+        self, column: str, up_to: int | None = None, at: dict[int, tuple[float, ...]] | None = None
     ) -> list[float]:
         """Each client's epsilon after a round (the last one), in progress at given orders."""
         paid = ledger.read(self.folder / "ledger", up_to_round=up_to)
@@ -101,10 +102,10 @@ class Finished:
             return [epsilon(paid.get(c, {}), DELTA, column).epsilon for c in range(7)]
         settings = self.job.config.privacy
         by_pld = all(all_dominated(charges) for charges in paid.values())
-        share = IN_PROGRESS if by_pld else 1.0
         limit = settings.epsilon if by_pld and settings.budget == "certified" else math.inf
-        found = [epsilon(paid.get(c, {}), share * DELTA, orders=(at[c],)) for c in range(7)]
-        return [min(one.epsilon, limit) for one in found]
+        if not by_pld:
+            return [epsilon(paid.get(c, {}), DELTA, orders=at[c]).epsilon for c in range(7)]
+        return [min(in_progress(paid.get(c, {}), DELTA, at[c]), limit) for c in range(7)]
 
     def taken(self, up_to: int) -> list[int]:
         """In how many rounds each client took part; every one of them is paid for, in a run without

@@ -120,7 +120,8 @@ def test_every_setting_is_in_use_in_each_of_its_ways(name):
 
 RAY = ("ray_address", "cpus_per_worker", "gpus_per_worker")
 OF_DPSGD = (
-    "epsilon budget noise_multiplier clip_norm strict_delta clipping clip_quantile noise_decay"
+    "epsilon budget noise_multiplier clip_norm strict_delta sampling clipping clip_quantile "
+    "noise_decay"
 )
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
@@ -227,7 +228,8 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"standardize": "private"}, "standardize_noise standardize_clip", ""),
     ({"standardize": "private", "mechanism": "none"}, "", OF_DPSGD),
 ]
-"""What is chosen, what has an effect then that has none by default, and what has none then."""
+"""What is chosen, what has an effect then that has none by default, and what has none then, besides
+``sampling``, which no mechanism but dpsgd uses."""
 
 
 @pytest.mark.parametrize(("chosen", "more", "fewer"), CHOSEN, ids=lambda part: str(part)[:60])
@@ -241,7 +243,8 @@ def test_what_is_chosen_decides_what_is_in_use(chosen, more, fewer):
     usual = {name for name in USES if in_use(name, DEFAULT.value)}
     assert usual == {*OF_DPSGD.split(), "dirichlet", *RAY}
     used = {name for name in USES if in_use(name, config.value)}
-    assert used - usual == set(more.split()) and usual - used == set(fewer.split())
+    ours = set() if chosen.get("mechanism", "dpsgd") == "dpsgd" else {"sampling"}
+    assert used - usual == set(more.split()) and usual - used == set(fewer.split()) | ours
 
 
 def test_a_mechanism_s_own_table_is_used_by_it_alone():
@@ -288,6 +291,7 @@ NOT_IN_USE = {
     "epsilon": {"mechanism": "none"},
     "clip_norm": {"mechanism": "none"},
     "clipping": {"mechanism": "dpis"},
+    "sampling": {"mechanism": "dphero"},
     "noise_decay": {"mechanism": "dpagd"},
     "clip_quantile": {"mechanism": "dpis"},
     "standardize_noise": {"standardize": "private", "mechanism": "none"},

@@ -10,7 +10,7 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -263,16 +263,17 @@ def within(
         target: epsilon; infinite for none.
         delta: in (0, 1).
         column: "certified" or "published".
-        orders: Renyi orders to be tried; None takes the column's default.
+        orders: Renyi orders to be tried, if any; None takes the column's default.
     """
     check_delta(delta)
     kinds = frozenset(event for event, count in charges.items() if count), target, delta
     known = _WITHIN.get(kinds, {}) if column == "certified" else {}
-    if known and all(charges[event] <= known[event] for event in kinds[0]):
+    part = known and all(charges[event] <= known[event] for event in kinds[0])
+    if part and not allotment.overdrawn(charges):
         return True
-    items, grid = frozenset(charges.items()), tuple(orders or default_orders(column))
+    items, grid = frozenset(charges.items()), default_orders(column) if orders is None else orders
     share = share_of_the_end(kinds[0]) if column == "certified" else 1.0
-    if _epsilon(items, share * float(delta), column, grid).epsilon <= target:
+    if grid and _epsilon(items, share * float(delta), column, tuple(grid)).epsilon <= target:
         return True
     if column != "certified" or _by_loss_distributions(items, float(delta)) > target:
         return False
@@ -287,18 +288,32 @@ def share_of_the_end(events: Iterable[Event]) -> float:
     return 1.0 - IN_PROGRESS if dominating.all_dominated(events) else 1.0
 
 
+def by_loss_distributions(charges: Charges, delta: float) -> float:
+    """What :func:`epsilon` is if every event has dominating pairs, else infinite."""
+    return _by_loss_distributions(frozenset(charges.items()), float(delta))
+
+
 @functools.lru_cache(maxsize=100_000)
 def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) -> float:
-    """The epsilon of events that have dominating pairs; infinite for others, for more than
-    `MAX_KINDS` kinds of steps, and above `loss_distribution.MAX_EPSILON`."""
+    return composed(dict(items), (1.0 - IN_PROGRESS) * delta, dominating.pairs)
+
+
+def composed(
+    charges: Charges, delta: float, pairs_of: Callable[[Event], Sequence[Pair] | None]
+) -> float:
+    """The epsilon of events that have dominating pairs; infinite for others, for releases that
+    allotments do not cover, for more than `MAX_KINDS` kinds of steps, and above
+    `loss_distribution.MAX_EPSILON`."""
+    if allotment.overdrawn(charges):
+        return math.inf
     steps: dict[Pair, int] = {}
-    for event, count in sorted(items, key=repr):
+    for event, count in sorted(charges.items(), key=repr):
         _check_count(event, count)
-        pairs = dominating.pairs(event) if count else ()
+        pairs = pairs_of(event) if count else ()
         if pairs is None:
             return math.inf
         for pair in pairs:
             steps[pair] = steps.get(pair, 0) + int(count)
     if len(steps) > MAX_KINDS:
         return math.inf
-    return loss_distribution.epsilon(steps, (1.0 - IN_PROGRESS) * delta) if steps else 0.0
+    return loss_distribution.epsilon(steps, delta) if steps else 0.0

@@ -1,5 +1,5 @@
-"""Budgets of runs whose parameters depend on their own outputs: one order, equal shares in advance,
-and a filter.
+"""Budgets of runs whose parameters depend on their own outputs: equal shares in advance, and a
+filter.
 
 The divergences of adaptively chosen releases add up at any one order, but the smallest epsilon over
 all orders, taken after the choices, is no guarantee: the order would depend on outputs. A Renyi
@@ -14,6 +14,14 @@ rho)-RDP. Here
 - an `Account` says what is left, and refuses a payment that it does not cover;
 - what was released is recorded afterwards as `Covered` events, which are free only if allotments
   pay for them: `overdrawn` checks the filter from the ledger's files alone, as the accountant does.
+
+Where all releases are Gaussians of all records there is no order to name: a release with noise
+multiplier s is ``1 / s``-GDP, and adaptively chosen ones whose ``1 / s^2`` add up to no more than
+``mu^2`` are together mu-GDP (Smith and Thakurta 2022, "Fully Adaptive Composition for Gaussian
+Differential Privacy"; Koskela, Tobaben, Honkela 2023, "Individual Privacy Accounting with Gaussian
+Differential Privacy"; `docs/theory/allotments.md` has a proof). So the run is dominated by one
+Gaussian. Its shares are `GaussianAllotment`, which has a loss distribution; its filter is the
+one above at order 2, where a Gaussian costs ``1 / s^2``.
 
 A plan is frozen before the first output exists, and its charges are functions of the plan and of
 the number of rounds. So parameters that depend on outputs can enter a ledger only as `Covered`
@@ -32,7 +40,14 @@ from numpy.typing import NDArray
 from mechanisms.accounting import curves, sampled_gaussian
 from mechanisms.accounting.adaptive_events import Allotment, Covered
 from mechanisms.accounting.event import Event
-from mechanisms.accounting.events import PaperClaim
+from mechanisms.accounting.events import (
+    Gaussian,
+    GaussianAllotment,
+    ImportanceSampledGaussian,
+    NoisyNormSum,
+    PaperClaim,
+    SampledGaussian,
+)
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +69,7 @@ class AdaptivePlan(ABC):
 
     @property
     @abstractmethod
-    def allotment(self) -> Allotment:
+    def allotment(self) -> Allotment | GaussianAllotment:
         """What each round is charged, and the run's order."""
 
 
@@ -98,6 +113,16 @@ def cost(event: Event, order: float) -> float:
     return float(curves.rdp(event, (order,), "certified")[0])
 
 
+def gaussian(event: Event) -> bool:
+    """Whether a release is a Gaussian of all records, by whatever name."""
+    match event:
+        case SampledGaussian() | NoisyNormSum():
+            return event.sample_rate == 1.0
+        case ImportanceSampledGaussian():
+            return event.batch_size * event.clip_norm == event.norm_sum
+    return isinstance(event, Gaussian)
+
+
 def covered(charges: Mapping[Event, int], order: float) -> dict[Event, int]:
     """The releases as `Covered` events, paid for by allotments at ``order``."""
     return {Covered(event, order): count for event, count in charges.items()}
@@ -135,7 +160,7 @@ class Movement(NamedTuple):
 def movement_of(round_: int, event: Event, count: int) -> Movement | None:
     """The movement of ``count`` applications of ``event``; None if it belongs to no account."""
     match event:
-        case Allotment():
+        case Allotment() | GaussianAllotment():
             return Movement(round_, event.order, count * event.rdp, 0.0)
         case Covered():
             return Movement(round_, event.order, 0.0, count * cost(event.event, event.order))
@@ -149,8 +174,14 @@ def total(movements: Iterable[Movement], order: float) -> Account:
 
 
 def overdrawn(charges: Mapping[Event, int]) -> bool:
-    """Whether covered releases cost more than their allotments, at any of their orders."""
-    orders = {event.order for event in charges if isinstance(event, Covered)}
+    """Whether covered releases cost more than their allotments, at any of their orders, or are not
+    what these pay for."""
+    releases = [event for event in charges if isinstance(event, Covered)]
+    orders = {event.order for event in releases}
+    if any(isinstance(event, GaussianAllotment) for event in charges) and not all(
+        gaussian(event.event) for event in releases if event.order == GaussianAllotment.order
+    ):
+        return True
     moved = [movement_of(0, event, count) for event, count in charges.items()] if orders else []
     return any(total([m for m in moved if m], order).left < 0.0 for order in orders)
 

@@ -81,28 +81,39 @@ def smallest(
     return _tightened(charges_of, best, epsilon, delta) if tighter else best
 
 
+def smallest_near(
+    near: float, charges_of: Callable[[float], Charges], epsilon: float, delta: float
+) -> float | None:
+    """:func:`smallest` in the certified column by a short search that begins nearby; None where
+    privacy loss distributions have no answer there."""
+    if not LOWER < near < UPPER:
+        return None
+    if not 0.0 < accountant.by_loss_distributions(charges_of(near), delta) < math.inf:
+        return None
+    return _tightened(charges_of, near, epsilon, delta)
+
+
 def _tightened(
     charges_of: Callable[[float], Charges], noise: float, epsilon: float, delta: float
 ) -> float:
-    """The smallest noise multiplier by privacy loss distributions, or ``noise``, which meets the
-    budget by a Renyi order."""
+    """The smallest noise multiplier by privacy loss distributions, searched for from ``noise``; or
+    ``noise`` itself, which meets the budget by a Renyi order, where there are none."""
 
     def excess(log_noise: float) -> float:
         return accountant.epsilon(charges_of(math.exp(log_noise)), delta).epsilon / epsilon - 1.0
 
-    high, stride = math.log(noise), TOLERANCE
     if accountant.epsilon(charges_of(noise), delta).order is not None:
-        return noise  # no loss distributions
-    if excess(high) >= 0.0:  # the Renyi order is the tighter one, but it is not asked
-        while excess(high) > 0.0:
-            high, stride = high + stride, 2.0 * stride
-        return math.exp(high)
-    least, low = math.log(LOWER), high + excess(high)
-    while low > least and excess(low) <= 0.0:
-        high, low = low, 2.0 * low - high
+        return noise
+    start, least = math.log(noise), math.log(LOWER)
+    at, value = start, excess(start)
+    # epsilon falls about as fast as noise grows
+    stride = max(value, TOLERANCE) if value > 0.0 else min(value, -1e-3 * TOLERANCE)
+    following = excess(at + stride)
+    while at + stride > least and (following > 0.0) == (value > 0.0):
+        at, value, following = at + stride, following, excess(at + 2.0 * stride)
+    (low, above), (high, below) = sorted([(at, value), (at + stride, following)])
     if low <= least:
         return math.exp(high)
-    above, below = excess(low), excess(high)
     while high - low > TOLERANCE:  # false position (Illinois): the end that stays counts half
         middle = (low * below - high * above) / (below - above)
         middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)

@@ -16,6 +16,10 @@ RATIO = 1.2
 """Between neighbouring rates that are searched for."""
 LIFT = 5e-4
 """Relative step by which an interpolated value is raised: the size of its error."""
+NEAR = 4
+"""Solved rows that tell roughly what the next one will be."""
+CLOSE = 3e-3
+"""Differences of their rates and steps below this share of 1 tell nothing."""
 TRIES = 10
 """A row that needs more raises gets a search of its own."""
 
@@ -23,7 +27,7 @@ TRIES = 10
 def interpolated(
     sample_rates: ArrayLike,
     steps: ArrayLike,
-    solve: Callable[[int], tuple[float, float]],
+    solve: Callable[[int, float | None], tuple[float, float]],
     meets: Callable[[int, float, tuple[float, float]], bool],
 ) -> Floats:
     """The smallest noise multiplier of each row: searched for at few rates, interpolated between.
@@ -31,7 +35,8 @@ def interpolated(
     Args:
         sample_rates: rates above 0, shape ``[n]``.
         steps: rows of equal steps share a grid of rates, shape ``[n]``.
-        solve: a row's smallest noise multiplier, and the Renyi order at which it meets the budget.
+        solve: a row's smallest noise multiplier, and the Renyi order at which it meets the budget,
+            NaN for none; it is told roughly what to expect, if other rows were solved before.
         meets: whether a row meets the budget with a noise multiplier at an order between these two,
             ends included.
 
@@ -46,8 +51,24 @@ def interpolated(
     distinct, rows, where = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
     starts = np.flatnonzero(np.diff(distinct[0], prepend=np.nan) != 0)
     groups = np.split(np.arange(len(rows)), starts[1:])
-    found = [_between(distinct[1, group], rows[group].tolist(), solve, meets) for group in groups]
+    solved: list[tuple[Floats, float]] = []
+
+    def search(row: int) -> tuple[float, float]:
+        here = np.log(kinds[:, row])
+        noise, order = solve(row, _extrapolated(solved, here) if solved else None)
+        solved.append((here, noise))
+        return noise, order
+
+    found = [_between(distinct[1, group], rows[group].tolist(), search, meets) for group in groups]
     return np.concatenate(found)[where.reshape(-1)]
+
+
+def _extrapolated(solved: list[tuple[Floats, float]], here: Floats) -> float:
+    """Roughly the noise at a point, from that at other points: logarithms of rate and steps."""
+    near = sorted(solved, key=lambda one: float(np.abs(one[0] - here).sum()))[:NEAR]
+    away = np.array([[1.0, *(at - here)] for at, _ in near])
+    logs = np.log([noise / near[0][1] for _, noise in near])
+    return float(near[0][1] * np.exp(np.linalg.lstsq(away, logs, rcond=CLOSE)[0][0]))
 
 
 def _between(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms.accounting import events, sampled_gaussian
+from mechanisms.accounting import events, fixed_batch, sampled_gaussian
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.selective import selective
 from mechanisms.accounting.trial_cap import cap_probability
@@ -53,7 +53,7 @@ def rdp(event: events.Event, orders: Sequence[float], column: str) -> Floats:
 def slow(event: events.Event, column: str) -> bool:
     """Whether the curve takes milliseconds at each order: :func:`at` evaluates a single one."""
     tested = isinstance(event, events.DpsurStep | events.ScreenedStep) and event.accounting in SLOW
-    return tested and column == "certified"
+    return (tested and column == "certified") or isinstance(event, events.FixedBatchGaussian)
 
 
 def at(event: events.Event, order: float, column: str) -> float:
@@ -121,6 +121,11 @@ def curve(event: events.Event, orders: Floats, column: str) -> Floats:
 @curve.register
 def _sampled_gaussian(event: events.SampledGaussian, orders: Floats, column: str) -> Floats:
     return sampled_gaussian.curve(event.sample_rate, event.noise_multiplier, orders)
+
+
+@curve.register
+def _fixed_batch(event: events.FixedBatchGaussian, orders: Floats, column: str) -> Floats:
+    return fixed_batch.curve(event.sample_rate, event.noise_multiplier, orders)
 
 
 @curve.register
@@ -209,6 +214,14 @@ def _allotment(event: events.Allotment, orders: Floats, column: str) -> Floats:
     if column == "published":
         return np.zeros(orders.shape)
     return np.where(orders == event.order, event.rdp, np.inf)
+
+
+@curve.register
+def _gaussian_allotment(event: events.GaussianAllotment, orders: Floats, column: str) -> Floats:
+    """A Gaussian: its releases are dominated by one at every order."""
+    if column == "published":
+        return np.zeros(orders.shape)
+    return sampled_gaussian.curve(1.0, event.noise_multiplier, orders)
 
 
 @functools.singledispatch

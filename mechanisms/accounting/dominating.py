@@ -49,6 +49,12 @@ def _sampled(event: events.SampledGaussian) -> Pairs:
 
 
 @pairs.register
+def _fixed_batch(event: events.FixedBatchGaussian) -> Pairs:
+    rate, noise = event.sample_rate, event.noise_multiplier
+    return (both_ways(Part(1.0, 0.0, rate, noise, replaced=True)),)
+
+
+@pairs.register
 def _gaussian(event: events.Gaussian) -> Pairs:
     return (sampled(1.0, event.noise_multiplier),)
 
@@ -61,7 +67,7 @@ def _heterogeneous(event: events.HeterogeneousGaussian) -> Pairs | None:
 
 
 @pairs.register
-def _free(event: events.PaperClaim | events.ClassicClaim | events.PublicLabels) -> Pairs:
+def _free(event: events.PaperClaim | events.PublicLabels | events.Covered) -> Pairs:
     return ()
 
 

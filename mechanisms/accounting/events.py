@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from mechanisms.accounting.adaptive_events import Allotment, Covered
-from mechanisms.accounting.event import Event, positive, rate, share, text
+from mechanisms.accounting.event import Event, positive, rate, share, text, whole
 from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep, TrialCap
 
 
@@ -35,6 +35,36 @@ class SampledGaussian(Event):
 
 
 @dataclass(frozen=True)
+class FixedBatchGaussian(Event):
+    """One sum over exactly b of n records, drawn without replacement, with Gaussian noise
+    (`accounting.fixed_batch`).
+
+    Attributes:
+        batch_size: b, at least 1.
+        records: n, at least b.
+        noise_multiplier: s, noise standard deviation over the bound on a record's part, positive.
+    """
+
+    kind: ClassVar[str] = "fixed_batch_gaussian"
+    batch_size: float = whole()
+    records: float = whole()
+    noise_multiplier: float = positive()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.records < self.batch_size:
+            raise ValueError(
+                f"{self.kind}: records = {self.records:g} must be at least batch_size = "
+                f"{self.batch_size:g}; draw fewer"
+            )
+
+    @property
+    def sample_rate(self) -> float:
+        """b / n, the probability that a record is in the batch."""
+        return self.batch_size / self.records
+
+
+@dataclass(frozen=True)
 class Gaussian(Event):
     """One vector or sum of all records with Gaussian noise: a / (2 s^2).
 
@@ -44,6 +74,30 @@ class Gaussian(Event):
 
     kind: ClassVar[str] = "gaussian"
     noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class GaussianAllotment(Gaussian):
+    """One equal share of an adaptive run's budget for Gaussian releases of all records: together
+    they cost what one Gaussian with this noise multiplier does.
+
+    It pays for releases that are recorded beside it as `Covered` events, whose ``1 / s^2`` add up
+    to no more than its own (`accounting.allotment`). Published 0, as of `Allotment`.
+
+    Attributes:
+        noise_multiplier: s, positive.
+        shares: number of shares in the run's plan.
+    """
+
+    kind: ClassVar[str] = "gaussian_allotment"
+    order: ClassVar[float] = 2.0
+    """The Renyi order of its account, at which a Gaussian costs ``1 / s^2``."""
+    shares: float = whole()
+
+    @property
+    def rdp(self) -> float:
+        """What it adds to its account."""
+        return 1.0 / self.noise_multiplier**2
 
 
 @dataclass(frozen=True)
@@ -162,8 +216,8 @@ class HeterogeneousGaussian(Event):
 
 @dataclass(frozen=True)
 class VisibleChoice(Event):
-    """FedFed's sharing (Yang et al., NeurIPS 2023): each record is shared by a public coin, with
-    noise of its own.
+    """A Gaussian release in which a record takes part with some probability, by a draw that is
+    public: FedFed's sharing (Yang et al., NeurIPS 2023), and part of a shuffled pass.
 
     Attributes:
         share_rate: p, in (0, 1].
@@ -198,7 +252,9 @@ KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         SampledGaussian,
+        FixedBatchGaussian,
         Gaussian,
+        GaussianAllotment,
         PaperClaim,
         ClassicClaim,
         Unprotected,

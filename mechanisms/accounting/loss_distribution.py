@@ -15,6 +15,7 @@ error of total variation v in the tilted distribution changes delta by at most `
 Unit and adjacency as in `accountant`. Both directions are composed; the larger epsilon counts.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -30,6 +31,12 @@ Floats = NDArray[np.float64]
 FINENESS = 0.02
 """Spacing of the losses over the standard deviation of a step's loss; what the discretization adds
 to the variance is less than the square of this, relatively."""
+PRECISION = 8e-5
+"""Roughly what the discretization may add to epsilon, relatively, where `FINENESS` adds less: the
+spacing is doubled as long as it stays below this."""
+ROUGH = 8.0
+"""Spacing of a first look, over that of `FINENESS`: at what may be added, and at whether a
+direction can be left out."""
 MAX_POINTS = 2**21
 """Most losses of a step and most points of a transform; losses are spaced wider where more would
 be needed."""
@@ -47,7 +54,7 @@ TILTS = (math.log(1e-3), math.log(1e5))
 """Logarithms of the least and the largest tilt."""
 CUT = 1e-9
 """Share of delta that may be lost to losses beyond the largest, over all steps."""
-OUTSIDE = 1e-12
+OUTSIDE = 1e-10
 """Bound on the tilted mass outside the window of a transform."""
 SUMS = 1e-9
 """Bound on the relative error of a sum of `MAX_POINTS` terms and of its exponentials."""
@@ -77,10 +84,14 @@ def epsilon(steps: Mapping[Pair, int], delta: float) -> float:
     for part in (part for pair in steps for part in pair.parts):
         if not (NOISES[0] <= part.noise <= NOISES[1] or math.isinf(part.noise)):
             return math.inf
-    return max(_one_way(steps, delta, adding) for adding in (False, True))
+    found = 0.0
+    for adding in (False, True):
+        found = max(found, _one_way(steps, delta, adding, found))
+    return found
 
 
-def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool) -> float:
+def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool, known: float) -> float:
+    """An upper bound on the epsilon of one direction, close where it is above ``known``."""
     total = sum(steps.values())
     reach = -float(ndtri(CUT * delta / total))
     spread = sum(n * variance(pair.cases(adding), adding) for pair, n in steps.items()) / total
@@ -89,12 +100,36 @@ def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool) -> float:
     if widest > WIDEST:
         return math.inf
     spacing = max(FINENESS * math.sqrt(spread), widest / MAX_POINTS, LEAST_SPACING)
+
+    def discretized(spacing: float) -> list[tuple[_Losses, int]]:
+        return [(_losses(pair, spacing, reach, adding), n) for pair, n in steps.items()]
+
+    rough, theta = _bound(discretized, ROUGH * spacing, delta)
+    if rough <= known or math.isinf(rough):
+        return rough
+    # a loss that is spread over two neighbours varies by a sixth of the spacing's square more
+    most = math.sqrt(12.0 * PRECISION * rough / (total * theta))
+    spacing *= 2.0 ** math.floor(math.log2(max(1.0, most / spacing)))
+    return _bound(discretized, spacing, delta, theta)[0]
+
+
+def _bound(
+    discretized: Callable[[float], Sequence[tuple[_Losses, int]]],
+    spacing: float,
+    delta: float,
+    theta: float | None = None,
+) -> tuple[float, float]:
+    """An upper bound on epsilon by losses at this spacing, or wider, and the tilt: a good one, if
+    none is given."""
     while True:
-        parts = [(_losses(pair, spacing, reach, adding), n) for pair, n in steps.items()]
-        theta, bound = _best_tilt(parts, spacing, delta)
+        parts = discretized(spacing)
+        if theta is None:
+            theta, bound = _best_tilt(parts, spacing, delta)
+            if bound > MAX_EPSILON:
+                return math.inf, theta
         lost = sum(n * part.infinite for part, n in parts)
-        if bound > MAX_EPSILON or lost >= delta:
-            return math.inf
+        if lost >= delta:
+            return math.inf, theta
         first, points = _window(parts, theta, spacing)
         if points <= MAX_POINTS:
             break
@@ -102,7 +137,7 @@ def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool) -> float:
     tilted, log_scale, error = _composed(parts, theta, spacing, first, points)
     losses = spacing * np.arange(first, first + points, dtype=np.float64)
     found = _solve(tilted, losses, log_scale, theta, error, delta - lost)
-    return max(0.0, found + total * LOSS_ERROR)
+    return max(0.0, found + sum(n for _, n in parts) * LOSS_ERROR), theta
 
 
 def _losses(pair: Pair, spacing: float, reach: float, adding: bool) -> _Losses:
@@ -236,12 +271,13 @@ def _composed(
 
 
 def _power(base: NDArray[np.complex128], n: int) -> NDArray[np.complex128]:
-    """``base ** n`` by squaring, whose error grows as n."""
+    """``base ** n`` by squaring, whose error grows as n; ``base`` is overwritten."""
     result = np.ones_like(base)
     while n:
         if n & 1:
-            result = result * base
-        base, n = base * base, n >> 1
+            result *= base
+        base *= base
+        n >>= 1
     return result
 
 
@@ -260,16 +296,18 @@ def _solve(
     second = first * np.exp(top - losses)
     above = np.append(np.cumsum(first[::-1])[::-1] * (1.0 + SUMS), 0.0)
     below = np.append(np.cumsum(second[::-1])[::-1] * (1.0 - SUMS), 0.0)
-    errors = error * np.exp(np.minimum(log_most - theta * (losses - top), 700.0))
-    over = above[:-1] - np.exp(np.minimum(losses - top, 700.0)) * below[:-1] + errors
-    place = int(np.argmax(over <= level)) if over.min() <= level else len(losses)
+
+    def over(eps: float, place: int) -> float:
+        """Delta at ``eps``, which falls, from the losses of ``place`` and above."""
+        wrong = error * math.exp(min(log_most - theta * (eps - top), 700.0))
+        return float(above[place] - math.exp(min(eps - top, 700.0)) * below[place]) + wrong
+
+    places = range(len(losses))
+    place = bisect.bisect_left(places, True, key=lambda k: over(float(losses[k]), k) <= level)
     if place == len(losses):  # nothing but the error is left
         return max(float(losses[-1]), top + (math.log(error / level) + log_most) / theta)
     low, high = max(0.0, float(losses[max(0, place - 1)])), max(0.0, float(losses[place]))
-    one, other = float(above[place]), float(below[place])
     while high - low > 1e-7 * high:
         middle = 0.5 * (low + high)
-        wrong = error * math.exp(min(700.0, log_most - theta * (middle - top)))
-        too_much = one - math.exp(middle - top) * other + wrong > level
-        low, high = (middle, high) if too_much else (low, middle)
+        low, high = (middle, high) if over(middle, place) > level else (low, middle)
     return high

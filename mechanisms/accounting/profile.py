@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx
 
+from mechanisms.accounting import fixed_batch, mixture
+
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-14
@@ -33,13 +35,16 @@ CANCELLED = 1e-8
 
 
 class Part(NamedTuple):
-    """``weight * H(exp(loss - shift))`` with H of SGM(rate, noise); of equal distributions where
-    the noise is infinite."""
+    """``weight * H(exp(loss - shift))`` with H of SGM(rate, noise), for several records of one
+    person that of their `mixture`; of equal distributions where the noise is infinite; of a batch
+    of fixed size (`fixed_batch`) where records are ``replaced`` by others."""
 
     weight: float
     shift: float
     rate: float
     noise: float
+    records: int = 1
+    replaced: bool = False
 
 
 class Case(NamedTuple):
@@ -108,11 +113,12 @@ def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[
     x = np.exp(losses)
     for parts, (ours, theirs) in cases:
         total, terms = ours - theirs * x, ours + theirs * x
-        for weight, shift, rate, noise in parts:
-            at = losses - shift
-            value, size = _by_sign(at, adding, functools.partial(_sampled, rate, noise))
+        for part in parts:
+            at = losses - part.shift
+            value, size = _by_sign(at, adding, _law(part))
             equal = np.maximum(-np.expm1(at), 0.0)
-            total, terms = total + weight * (equal + value), terms + weight * (equal + size)
+            total = total + part.weight * (equal + value)
+            terms = terms + part.weight * (equal + size)
         error = ROUNDING * terms
         least = np.maximum(least, total - error)
         found = np.maximum(found, total)
@@ -153,17 +159,42 @@ def _sampled(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, 
     return here - there, here + there
 
 
+def _law(part: Part) -> Callable[[Floats, bool], tuple[Floats, Floats]]:
+    """Of losses of at least 0, as :func:`_sampled`."""
+    if part.replaced:
+        return functools.partial(_fixed, part.rate, part.noise)
+    if part.records > 1:
+        return functools.partial(mixture.sampled, part.rate, part.noise, part.records)
+    return functools.partial(_sampled, part.rate, part.noise)
+
+
+def _fixed(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
+    """As :func:`_sampled`, of a batch of fixed size."""
+    return _sampled(q, s, losses, False) if adding else fixed_batch.profile(q, s, losses)
+
+
 def span(cases: Iterable[Case], reach: float, adding: bool) -> tuple[float, float]:
     """Least and largest loss within ``reach`` standard deviations of each Gaussian."""
     found = []
     for parts, (ours, theirs) in cases:
         if ours > 0.0 < theirs:
             found.append(math.log(ours / theirs))
-        for _, shift, rate, noise in parts:
-            ends = (-reach * noise, 1.0 + reach * noise)
-            inner = (0.0,) if math.isinf(noise) else (loss(x, rate, noise) for x in ends)
-            found += [shift + (-float(one) if adding else float(one)) for one in inner]
+        for part in parts:
+            ends = _ends(part, reach)
+            found += [part.shift + (-one if adding else one) for one in ends]
     return min(found), max(found)
+
+
+def _ends(part: Part, reach: float) -> list[float]:
+    """The losses of its outermost outcomes, in the direction of removing."""
+    _, _, rate, noise, records, replaced = part
+    if math.isinf(noise):
+        return [0.0]
+    ends = (-reach * noise, records + reach * noise)
+    least, most = (float(loss(x, rate, noise, records)) for x in ends)
+    if replaced:
+        return [-most, float(fixed_batch.log_ratio(ends[1], rate, noise))]
+    return [least, most]
 
 
 def variance(cases: Iterable[Case], adding: bool) -> float:
@@ -172,11 +203,13 @@ def variance(cases: Iterable[Case], adding: bool) -> float:
 
 
 def _variance(part: Part, adding: bool) -> float:
-    _, shift, q, s = part
+    _, shift, q, s, records, replaced = part
+    if replaced:
+        return fixed_batch.variance(q, s)
     if math.isinf(s):
         return shift**2
-    x = np.linspace(-8.0 * s, 1.0 + 8.0 * s, 4001)
-    losses = loss(x, q, s)
+    x = np.linspace(-8.0 * s, records + 8.0 * s, 4001)
+    losses = loss(x, q, s, records)
     density = np.exp(-0.5 * (x / s) ** 2)
     if not adding:
         density = density * np.exp(losses)
@@ -185,8 +218,13 @@ def _variance(part: Part, adding: bool) -> float:
     return float(mass @ (losses - mean) ** 2)
 
 
-def loss(x: Floats | float, q: float, s: float) -> Floats:
-    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence."""
+def loss(x: Floats | float, q: float, s: float, records: int = 1) -> Floats:
+    """``log(1 - q + q exp((2 x - 1) / (2 s^2)))``, of the record against its absence; of several
+    records, likewise."""
+    if records > 1:
+        terms = mixture.log_weights(q, records)
+        nobody = records * math.log1p(-q) if q < 1.0 else -math.inf
+        return np.logaddexp(nobody, mixture.log_mean(np.asarray(x), terms, s)[0])
     t = (2.0 * np.asarray(x) - 1.0) / (2.0 * s**2)
     rest = math.log1p(-q) if q < 1.0 else -math.inf
     return np.asarray(np.logaddexp(rest, math.log(q) + t), dtype=np.float64)

@@ -27,6 +27,10 @@ OWN: OwnFlags = {
         "RUN_DIR",
         "prove a run's certified epsilons by a second path, in ball arithmetic; exit code 1 if not",
     ),
+    "--group": (
+        "K",
+        "with --ledger: also the epsilon of a person who has K records with one client",
+    ),
     "--records": (
         "N[,N...]",
         "records per client: one number for all, or one for each; without it the data set is "
@@ -62,6 +66,7 @@ class Question:
         delta: the given delta, or None.
         ledger: the directory of a run whose ledger is priced, or None.
         verify: the directory of a run whose printed epsilons are verified, or None.
+        group: records of one person, or None.
         word: the first word, or None.
         records: records per client, one number for all or one for each; None: from the data set.
         orders: orders at which to print the Renyi curve.
@@ -75,6 +80,7 @@ class Question:
     delta: float | None
     ledger: Path | None
     verify: Path | None
+    group: int | None
     word: str | None
     records: tuple[int, ...] | None
     orders: tuple[float, ...] | None
@@ -110,6 +116,7 @@ def parse(argv: Sequence[str], program: str) -> Question:
         delta=config.privacy.delta if "delta" in request.given else None,
         ledger=Path(own["ledger"]) if "ledger" in own else None,
         verify=Path(own["verify"]) if "verify" in own else None,
+        group=_read(own, "group", int),
         word=word,
         records=_read(own, "records", _integers),
         orders=_read(own, "orders", _orders),
@@ -148,6 +155,7 @@ _FORMS = {
     "records": "positive integers with commas between, such as 600 or 600,300",
     "orders": "finite numbers above 1 with commas between, such as 2,4,8.5",
     "trials": "an integer",
+    "group": "an integer",
     "norm_sum": "a number",
     "eigenvalues": "numbers with commas between, such as 3,2,1",
 }
@@ -177,6 +185,8 @@ def _check_run(question: Question, request: Request) -> None:
         raise ValueError(
             "--trials, --norm-sum and --eigenvalues are for one client: name a mechanism first"
         )
+    if question.group is not None and question.ledger is None:
+        raise ValueError(f"--group {question.group} is about what a run has paid: add --ledger")
     others = request.given - {"delta"}
     if question.ledger is not None and others:
         raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
@@ -188,7 +198,7 @@ def _check_run(question: Question, request: Request) -> None:
 def _check_one_client(question: Question, request: Request) -> None:
     """Require the flags for which one client's round has no default."""
     given, privacy = request.given, request.config.privacy
-    for flag in ("ledger", "verify"):
+    for flag in ("ledger", "verify", "group"):
         if getattr(question, flag) is not None:
             raise ValueError(f"--{flag} and {question.word} are two questions: drop one")
     noise = "share_noise" if question.word == SHARED else "noise_multiplier"
@@ -201,7 +211,8 @@ def _check_one_client(question: Question, request: Request) -> None:
         return
     if not given & {"sample_rate", "batch_size"}:
         raise ValueError("--sample-rate is missing: give it, or --batch-size and --records")
-    if question.records is None and (privacy.batch_size is not None or question.word == "dpis"):
+    sized = privacy.batch_size is not None or privacy.sampling != "poisson"
+    if question.records is None and (sized or question.word == "dpis"):
         raise ValueError("--records is missing: give the client's number of records")
     if question.found.count(None) < 2:
         raise ValueError(

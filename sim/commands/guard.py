@@ -1,28 +1,86 @@
 """Error handling of every command: one line on stderr and an exit code."""
 
+import contextlib
+import errno
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+
+USER, MACHINE, INTERRUPTED = 2, 1, 130
+"""Exit codes: what the user gave is wrong; the machine, or somebody's code, failed; Ctrl-C."""
+
+REMEDIES = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room within the quota",
+    errno.EFBIG: "raise the limit by ulimit -f",
+    errno.EMFILE: "raise the limit by ulimit -n, or give fewer --groups",
+    errno.EACCES: "use a folder that may be written",
+    errno.EROFS: "use a folder that may be written",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
 
 
 def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run ``command(argv)`` (default: the process's own arguments) and return the exit code.
 
-    A ValueError is a user error: one line ``error: ...`` on stderr and code 2. ``python -X dev``
-    shows a traceback.
+    A ValueError is a user error; every other exception is the machine's or a fault in code, whether
+    ours or the user's. Notes on an exception say how to go on. ``python -X dev`` shows a traceback.
     """
     warnings.formatwarning = _one_line_warning  # type: ignore[assignment]
     try:
-        command(sys.argv[1:] if argv is None else argv)
-    except ValueError as error:
+        command([_readable(word) for word in (sys.argv[1:] if argv is None else argv)])
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as fault:
         if sys.flags.dev_mode:
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        if isinstance(fault, OSError):
+            _drop_output()
+        notes = getattr(fault, "__notes__", [])
+        print(" ".join("; ".join([_described(fault), *notes]).split()), file=sys.stderr)
+        if isinstance(fault, KeyboardInterrupt):
+            return INTERRUPTED
+        return USER if isinstance(fault, ValueError) else MACHINE
     return 0
+
+
+def _readable(word: str) -> str:
+    """An argument, unless its bytes are no text in UTF-8, which files hold.
+
+    Raises:
+        ValueError: they are not.
+    """
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"argument {word!r} is not valid UTF-8: use another name") from None
+    return word
+
+
+def _described(fault: BaseException) -> str:
+    match fault:
+        case KeyboardInterrupt():
+            return "interrupted"
+        case ValueError():
+            return f"error: {fault}"
+        case OSError(errno=int(number)):
+            place = f"{fault.filename}: " if fault.filename else ""
+            return f"error: {place}{fault.strerror}: {REMEDIES.get(number, 'check the disk')}"
+        case MemoryError():
+            return (
+                f"error: out of memory ({fault}): use fewer --workers, a smaller --chunk-clients "
+                "or fewer records, or a larger machine"
+            )
+    return f"error: {type(fault).__name__}: {fault} (python -X dev shows where)"
+
+
+def _drop_output() -> None:
+    """Have what is left for stdout go nowhere: it may be what failed, and Python writes it again
+    when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout without a descriptor
+        handle = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(handle, sys.stdout.fileno())
+        os.close(handle)
 
 
 def _one_line_warning(message: Warning | str, category: type[Warning], *_: object) -> str:

@@ -164,7 +164,7 @@ def _read(path: Path, lenient: Container[str]) -> Values:
         raise ValueError(
             f"the configuration file {path} cannot be read ({error.strerror}): check --config"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from None
     values: Values = {}
     for table, entries in tables.items():

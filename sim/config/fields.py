@@ -110,6 +110,8 @@ class Setting:
         bounds = {k: getattr(m, k) for m in self.info.metadata for k in kinds if hasattr(m, k)}
         left = f"[{bounds['ge']}" if "ge" in bounds else f"({bounds.get('gt')}"
         right = f"{bounds['le']}]" if "le" in bounds else f"{bounds.get('lt')})"
+        if self.kind is int and {"ge", "le"} == set(bounds):
+            return f" of at least {bounds['ge']} and at most {bounds['le']}"
         if {"le", "lt"} & set(bounds):
             return f" in {left}, {right}"
         if "ge" in bounds:

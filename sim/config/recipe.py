@@ -178,7 +178,7 @@ def read(path: Path) -> Recipe:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "recipe"
         fault = f"{path}: {place}: {first['msg']}: see sim/config/recipe.py for the form"
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         fault = f"{path} is not a TOML file of a recipe: {error}"
     raise ValueError(fault)
 

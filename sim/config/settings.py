@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from mechanisms.settings import Settings
 
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class Data(Settings):
@@ -39,7 +39,7 @@ class Data(Settings):
     standardize_clip: float = Field(1.0, gt=0)
     """bound on a record's contribution to them [Euclidean norm of its channels' means and mean
     squares]"""
-    clients: int = Field(100, ge=1)
+    clients: int = Field(100, ge=1, le=10**7)
     """clients, among whom the records are divided [clients]"""
     partition: Literal["dirichlet", "iid", "shards", "quantity"] = "dirichlet"
     """how the records are divided among the clients"""
@@ -103,9 +103,9 @@ class Execution(Settings):
     def _is_a_folder_name(cls, name: str | None) -> str | None:
         if name is not None and not RUN_NAME.fullmatch(name):
             raise ValueError(
-                f"name is {name!r}; it must consist of letters, digits, '.', '_' and '-' and "
-                "begin with a letter or digit: choose another --name, and the parent folder by "
-                "--out"
+                f"name is {name!r}; it must consist of at most 200 letters, digits, '.', '_' and "
+                "'-' and begin with a letter or digit: choose another --name, and the parent "
+                "folder by --out"
             )
         return name
 

@@ -101,6 +101,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "noise_multiplier": ((PRIVATE,),),
     "clip_norm": ((PRIVATE,),),
     "strict_delta": ((PRIVATE,),),
+    "sampling": ((_mechanism("dpsgd"),),),
     "clipping": ((_mechanism_but("none", "dpis"),),),
     "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"),),),
     "noise_decay": ((_mechanism_but("none", "dpis", "dpagd"),),),

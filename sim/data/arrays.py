@@ -88,6 +88,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             f"{path} is no .npz of plain arrays ({reason}): write it with numpy.savez(path, x=x, "
             "y=y)"
         ) from error
+    except MemoryError as error:
+        raise ValueError(f"{path} does not fit into memory ({error}): use fewer records") from error
     wanted = _NAMES if "x_test" in raw or "y_test" in raw else _NAMES[:2]
     for name in wanted:
         if name not in raw:

@@ -1,6 +1,7 @@
 """One run from beginning to end: phases, rounds, closing files, report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +41,35 @@ def run(job: Job, folder: Path, engine: Engine) -> None:
     Raises:
         ValueError: the run began with other records, another model or version, or on another
             device; a file of it is not as it was; or it is in use.
+        Exception: the machine or somebody's code failed; a note on it says how to go on.
     """
     manifest.check(folder, job)
     inputs.check(folder, job)
-    with rundir.lock(folder):
+    with rundir.lock(folder), _resumable(folder):
         durable.sync_folders(folder)
         if job.config.private:
             orders.write(folder, training.federation(job))
         _run(job, folder, engine)
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Note on whatever ends the run early, but for a user's error, how it goes on."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except SystemExit as fault:  # of a model's code: it would end the process without a word
+        exit_ = RuntimeError(f"the code of the model or the data called sys.exit({fault.code})")
+        exit_.add_note(_remedy(folder))
+        raise exit_ from fault
+    except BaseException as fault:
+        fault.add_note(_remedy(folder))
+        raise
+
+
+def _remedy(folder: Path) -> str:
+    return f"finished rounds are kept: resume the run by --resume {folder}"
 
 
 def _run(job: Job, folder: Path, engine: Engine) -> None:

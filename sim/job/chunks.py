@@ -6,6 +6,8 @@ CHUNK_ENTRIES = 2**24
 """Maximum tensor entries of the step of a chunk's clients on a CPU."""
 MIN_CLIENTS = 5
 """Minimum clients of a chunk under the bound on a step: each chunk has a fixed cost."""
+SMALL_CLIENTS = 50
+"""Minimum clients of a chunk where a client's step is small, as long as there are so many."""
 CACHED_ENTRIES = 2**21
 """Maximum parameters of a chunk's clients on a CPU; more evict each other from the cache."""
 ROWS = 24
@@ -17,29 +19,36 @@ MAX_CLIENTS = 4096
 """Maximum clients of a chunk on a GPU, which is busy with fewer."""
 
 
-def chunk_width(clients: int, parameters: int, entries: int) -> int:
-    """The default number of clients computed together on a CPU.
+def chunk_width(clients: int, fraction: float, parameters: int, entries: int) -> int:
+    """The default number of clients of a chunk on a CPU, of which ``fraction`` is in a round.
 
-    They share the fixed cost of a step's calls, which makes small models with few records 10 to 20
-    times faster. It gains nothing if one client's work (``entries``, as for convolutions) or
-    parameters fill the cache: more clients would only be padded to the largest. A rule rather than
-    a trial run, so that it is the same on every machine.
+    Those of a round share the fixed cost of a step's calls, which makes small models with few
+    records 10 to 20 times faster. It gains nothing if one client's work (``entries``, as for
+    convolutions) or parameters fill the cache: more clients would only be padded to the largest. A
+    rule rather than a trial run, so that it is the same on every machine.
     """
-    wanted = min(max(25, clients // 40), 250)
+    wanted = min(max(SMALL_CLIENTS, int(fraction * clients) // 40), 250)
     filling = max(MIN_CLIENTS, CHUNK_ENTRIES // max(entries, 1))
-    return max(1, min(wanted, filling, CACHED_ENTRIES // parameters))
+    together = max(1, min(wanted, filling, CACHED_ENTRIES // parameters))
+    return together if together <= MIN_CLIENTS else _width(together, fraction)
 
 
-def device_width(clients: int, parameters: int, entries: int, memory: int) -> int:
-    """The default number of clients computed together on a GPU with so many bytes of memory.
+def device_width(clients: int, fraction: float, parameters: int, entries: int, memory: int) -> int:
+    """The default number of clients of a chunk on a GPU with so many bytes of memory.
 
-    A step's calls cost the same for any number of clients, so there are as many as fit, with
-    batches of so many ``entries`` each. But no more than an eighth of all: chunks hold clients of
-    similar size, the more similar the more chunks there are, and several GPUs need several chunks.
+    A step's calls cost the same for any number of clients, so as many of a round's are together as
+    fit, with batches of so many ``entries`` each. But no more than an eighth of them: chunks hold
+    clients of similar size, the more similar the more chunks there are, and several GPUs need
+    several chunks.
     """
     needed = 4 * (ROWS * parameters + 2 * entries)
-    wanted = min(max(25, clients // 8), MAX_CLIENTS)
-    return max(1, min(wanted, memory // MEMORY_SHARE // needed))
+    wanted = min(max(25, int(fraction * clients) // 8), MAX_CLIENTS)
+    return _width(max(1, min(wanted, memory // MEMORY_SHARE // needed)), fraction)
+
+
+def _width(together: int, fraction: float) -> int:
+    """Clients of a chunk of which about so many are in a round."""
+    return max(1, int(together / fraction))
 
 
 def group(sizes: np.ndarray, chunk_clients: int, groups: int) -> tuple[tuple[np.ndarray, ...], ...]:

@@ -20,6 +20,7 @@ from sim.library.caller import lent
 from sim.phases.build import model_of
 from sim.showing.audit import FILE as AUDIT
 from sim.showing.audit import Audit
+from sim.showing.ledger import spent
 from sim.showing.report import write_report
 from sim.showing.run import read_run
 
@@ -92,6 +93,16 @@ class Result:
             for client, charges in spent.items()
         )
         return max(epsilons, default=0.0)
+
+    def epsilon_of_group(self, records: int) -> float:
+        """The certified epsilon of a person with this many records with one client; the largest of
+        all clients, infinite without privacy.
+
+        Raises:
+            ValueError: the run is not finished, or a ledger file is damaged or missing.
+        """
+        rows = spent(self.folder, None, records)["clients"]
+        return max((row["epsilon_group"] for row in rows), default=0.0)
 
     @property
     def audit(self) -> Audit | None:

@@ -23,7 +23,7 @@ def build_own(
 
     Raises:
         ValueError: the class cannot be imported, built or run, is no `nn.Module`, or its output is
-            not [B, classes].
+            not [B, classes]; its parameters or its output are not float32.
     """
     kind, vocabulary = _import_class(name), words.count if words else 0
     dtype = torch.int64 if words else torch.float32
@@ -36,7 +36,7 @@ def build_own(
             module.eval()
             with torch.no_grad():
                 output = module(torch.zeros(2, *input_shape, dtype=dtype))
-        except Exception as error:  # the user's code can raise anything
+        except (Exception, SystemExit) as error:  # the user's code can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
                 f"model = {name!r} cannot be built and run on two records of shape "
@@ -49,6 +49,11 @@ def build_own(
             f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in "
             f"{classes} outputs"
         )
+    for own, tensor in [*module.named_parameters(), ("output", output)]:
+        if tensor.dtype != torch.float32:
+            raise ValueError(
+                f"model = {name!r}: {own} is of {tensor.dtype}, not torch.float32: make it so"
+            )
     return module.train()
 
 
@@ -57,7 +62,7 @@ def _import_class(name: str) -> type[nn.Module]:
     path, _, attribute = name.partition(":")
     try:
         found = find(path, attribute)
-    except Exception as error:  # the user's module can raise anything
+    except (Exception, SystemExit) as error:  # the user's module can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add "

@@ -21,6 +21,7 @@ from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.models.networks import build as build_model
 from sim.phases import course, sharing
+from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
 
 
@@ -129,11 +130,13 @@ def _refuse_varying(job: Job) -> None:
 
 def clients_at_a_time(job: Job) -> int:
     """The default number of clients computed together, by the kind of device."""
-    clients, parameters = len(job.partition.sizes), job.gradients.layout.size
+    everybody = generator_rounds(job.config) > 0
+    clients = len(job.partition.sizes), 1.0 if everybody else job.config.rounds.fraction
+    parameters = job.gradients.layout.size
     if job.device.type == "cpu":
-        return chunk_width(clients, parameters, step_entries(job))
+        return chunk_width(*clients, parameters, step_entries(job))
     entries = math.ceil(_batch(job) * job.dataset.x[0].size)
-    return device_width(clients, parameters, entries, memory_of(job.device))
+    return device_width(*clients, parameters, entries, memory_of(job.device))
 
 
 def step_entries(job: Job) -> int:

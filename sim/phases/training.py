@@ -14,6 +14,7 @@ from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
 from mechanisms.registry import MECHANISMS, plan_table
+from mechanisms.settings import MAX_TIMES
 from server.federation import Federation
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
@@ -39,10 +40,21 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
 
 
 def local_steps(config: Config, size: int) -> int:
-    """Local steps per round of a client with ``size`` records: as given, or from the epochs."""
+    """Local steps per round of a client with ``size`` records: as given, or from the epochs.
+
+    Raises:
+        ValueError: so many epochs have more steps than a round may have.
+    """
     if config.local.steps is not None:
         return config.local.steps
-    return math.ceil(round((config.local.epochs or 1.0) / config.privacy.rate(size), 9))
+    epochs, rate = config.local.epochs or 1.0, config.privacy.rate(size)
+    steps = math.ceil(round(epochs / rate, 9))
+    if steps > MAX_TIMES:
+        raise ValueError(
+            f"epochs is {epochs:g}, which is {steps} steps a round at a sampling rate of {rate:g}; "
+            f"at most {MAX_TIMES} are possible: give fewer --epochs, or a larger batch"
+        )
+    return steps
 
 
 def participations(config: Config) -> int:

@@ -41,10 +41,15 @@ def show_ledger(result: Entries) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    names, rows = [*EPSILONS, "delta"], result["clients"]
     table = Table("clients", "epsilon (certified)", "epsilon (published)", "delta")
+    if rows and "group" in rows[0]:
+        names += ["epsilon_group", "group_method"]
+        table.add_column(f"epsilon of {rows[0]['group']} records")
+        table.add_column("by")
     groups: dict[tuple[str, ...], list[int]] = {}
-    for row in result["clients"]:
-        texts = tuple(_text(name, row[name]) for name in (*EPSILONS, "delta"))
+    for row in rows:
+        texts = tuple(_text(name, row[name]) for name in names)
         groups.setdefault(texts, []).append(row["client"])
     for texts, clients in groups.items():
         table.add_row(format_ranges(clients), *texts)
@@ -94,5 +99,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_text(name, one) for one in value)
     if isinstance(value, float):
+        if name == "epsilon_group":
+            return wording.epsilon(value, digits=6, infinite="not proved")
         return wording.epsilon(value, digits=6) if name.startswith("epsilon") else f"{value:.6g}"
     return "-" if value is None else str(value)

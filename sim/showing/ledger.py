@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mechanisms.accounting import accountant
+from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
 from server import orders
 from server import paid as paid_in
@@ -19,11 +19,13 @@ Price = Callable[[int, accountant.Charges, float], accountant.Guarantee]
 """Maps a client, its charges and a delta to its certified epsilon."""
 
 
-def spent(folder: Path, delta: float | None) -> Entries:
-    """Every client's epsilon at ``delta``, or at the run's own.
+def spent(folder: Path, delta: float | None, records: int | None = None) -> Entries:
+    """Every client's epsilon at ``delta``, or at the run's own; and that of a person who has
+    ``records`` records with it.
 
     Raises:
-        ValueError: the run directory, its configuration or a ledger file cannot be used.
+        ValueError: the run directory, its configuration or a ledger file cannot be used, or a run
+            that is not finished is asked for a group.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -43,11 +45,27 @@ def spent(folder: Path, delta: float | None) -> Entries:
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
     price: Price = _least
     note = ""
+    if records is not None:
+        group.check_records(records)
+    if records is not None and not finished:
+        raise ValueError(
+            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
+            f"resume {folder}, or drop --group"
+        )
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
+    if records is not None:
+        for row in clients:
+            row |= _of_group(paid.get(row["client"], {}), delta, records, private)
     said = list(caveats_of(event for charges in paid.values() for event in charges))
     return {"finished": finished, "note": note, "clients": clients, "caveats": said}
+
+
+def _of_group(charges: accountant.Charges, delta: float, records: int, private: bool) -> Entries:
+    """The epsilon for this many records of one person, and what proves it."""
+    one = group.epsilon(charges, delta, records) if private else group.Guarantee(math.inf, "")
+    return {"group": records, "epsilon_group": one.epsilon, "group_method": one.method}
 
 
 def _least(client: int, charges: accountant.Charges, delta: float) -> accountant.Guarantee:
@@ -75,13 +93,13 @@ def _unfinished(
 
 
 def _at_its_order(
-    order_of: Mapping[int, float],
+    order_of: Mapping[int, orders.Orders],
     budget: float,
     client: int,
     charges: accountant.Charges,
     delta: float,
 ) -> accountant.Guarantee:
-    """The certified epsilon at the order that was fixed for a client before the run began, or the
+    """The certified epsilon at the orders that were fixed for a client before the run began, or the
     budget."""
     if client not in order_of:
         raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
@@ -115,7 +133,7 @@ def read_config(path: Path) -> Entries:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(
             f"{path} must be TOML ({error}); restore it or give --delta without it"
         ) from error

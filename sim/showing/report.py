@@ -3,12 +3,15 @@
 import functools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mechanisms import durable
+from mechanisms.accounting import group
+from server import paid
 from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
 from sim.config.configuration import Config
@@ -37,6 +40,8 @@ _ONE_CLIENT = (
     "The certified epsilon is proved; the published one is what the mechanism's paper claims, "
     "for comparison only."
 )
+_GROUPS = (1, 2, 4, 8)
+"""Records of one person for which epsilon is shown."""
 _NOT_PRIVATE = (
     "This run was trained without privacy: no record of any client is protected, and epsilon is "
     "infinite."
@@ -160,6 +165,7 @@ def _privacy(run: Run) -> str:
         if summary.note:
             parts.append(page.paragraph(f"Published and certified: {summary.note}"))
         parts.append(page.table(("Ledger", "Least", "Median", "Largest"), _ledger_rows(summary)))
+        parts += _several_records(run)
     return page.section("Privacy spent", *parts)
 
 
@@ -184,6 +190,25 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
         name = f"certified epsilon by Rényi order {summary.order:g} alone"
         rows.append((name, "", "", _epsilon(summary.epsilon_renyi)))
     return rows
+
+
+def _several_records(run: Run) -> list[str]:
+    """Epsilons for several records of one person; none without a ledger and a proved epsilon."""
+    certified = run.summary.epsilon_certified if run.summary else ()
+    if largest(certified) is None or not (run.folder / "ledger").is_dir():
+        return []
+    worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
+    spent, delta = paid.read(run.folder), run.config.privacy.delta
+    found = [group.epsilon(spent.get(worst, Counter()), delta, size) for size in _GROUPS]
+    whose = "" if run.alone else f" with client {worst}, whose certified epsilon is the largest"
+    text = (
+        f"Epsilon of a person who has several records{whose}, all of them replaced at once. "
+        f"For other numbers: python -m sim.account --ledger {run.folder} --group K."
+    )
+    shown = (wording.epsilon(one.epsilon, infinite="not proved") for one in found)
+    rows = [("certified epsilon", *shown), ("what proves it", *(one.method for one in found))]
+    head = ("Records of one person", *map(str, _GROUPS))
+    return [page.paragraph(text), page.table(head, rows)]
 
 
 def _guarantee(run: Run) -> str:

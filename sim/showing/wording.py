@@ -10,7 +10,7 @@ UNFINISHED = (
     "guarantee, not what is spent so far: that holds for an end fixed beforehand."
 )
 AT_ONE_ORDER = (
-    "The run is not finished: its certified epsilons are at a Renyi order that was fixed before "
+    "The run is not finished: its certified epsilons are at Renyi orders that were fixed before "
     "it began, and hold whatever made it end. They cover every charged round, finished or not."
 )
 AT_THE_BUDGET = (

@@ -7,7 +7,7 @@ computed anew.
 from flint import arb
 
 from mechanisms.accounting import events
-from sim.verifying import selection
+from sim.verifying import fixed_batch, selection
 from sim.verifying.laws import acceptance
 from sim.verifying.moments import Ratio
 
@@ -17,6 +17,8 @@ def divergence(event: events.Event, order: arb) -> arb:
     match event:
         case events.SampledGaussian(rate, noise):
             return sampled(arb(rate), arb(noise), order)
+        case events.FixedBatchGaussian(batch, records, noise):
+            return fixed_batch.divergence(arb(batch) / arb(records), arb(noise), order)
         case events.Gaussian(noise):
             return sampled(arb(1), arb(noise), order)
         case events.HeterogeneousGaussian(rate, noise, scale) if scale > 0.0:

@@ -13,6 +13,7 @@ import numpy as np
 from flint import arb
 
 from mechanisms.accounting import events
+from sim.verifying.fixed_batch import Fixed
 from sim.verifying.moments import Ratio, normal
 
 REACH = 13.0
@@ -183,6 +184,8 @@ def laws(event: events.Event) -> list[Law] | None:
     match event:
         case events.SampledGaussian(rate, noise):
             return [Sampled(rate, noise)]
+        case events.FixedBatchGaussian(batch, records, noise):
+            return [Fixed(batch / records, noise)]
         case events.Gaussian(noise):
             return [Sampled(1.0, noise)]
         case events.HeterogeneousGaussian(rate, noise, scale) if scale > 0.0:
@@ -195,7 +198,7 @@ def laws(event: events.Event) -> list[Law] | None:
             return [Sampled(rate, noise)]
         case events.DpsurStep(rate, noise) if event.accounting != "selective":
             return [Tested(Sampled(rate, noise), _cases(event))]
-        case events.PaperClaim() | events.PublicLabels():
+        case events.PaperClaim() | events.PublicLabels() | events.Covered():
             return []
     return None
 

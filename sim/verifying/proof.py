@@ -42,6 +42,8 @@ def interval(
         if order is not None:
             ball = _at_order(charges, arb(delta), arb(order))
             return outward(ball, ball)
+        if _overdrawn(charges):
+            return math.inf, math.inf
         steps = [(law, count) for event, count in charges.items() for law in laws(event) or ()]
         for fineness in FINENESS:
             low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
@@ -72,13 +74,29 @@ def _at_order(charges: Charges, delta: arb, order: arb) -> arb:
     return found.max(arb(0)) + lost / (1 - lost)
 
 
+def _is_gaussian(event: events.Event) -> bool:
+    """Whether it is a Gaussian of all records, as a `GaussianAllotment` pays for."""
+    match event:
+        case events.SampledGaussian(rate) | events.NoisyNormSum(rate):
+            return rate == 1.0
+        case events.ImportanceSampledGaussian(batch, clip, total):
+            return batch * clip == total
+    return isinstance(event, events.Gaussian)
+
+
 def _overdrawn(charges: Charges) -> bool:
-    """Whether covered releases are not proved to stay within what was allotted at their order."""
+    """Whether covered releases are not proved to stay within what was allotted at their order, or
+    are not what it pays for."""
     left: dict[float, arb] = {}
+    gaussians = any(isinstance(event, events.GaussianAllotment) for event in charges)
     for event, count in charges.items():
         if isinstance(event, events.Allotment):
             left[event.order] = left.get(event.order, arb(0)) + count * arb(event.rdp)
+        if isinstance(event, events.GaussianAllotment):
+            left[2.0] = left.get(2.0, arb(0)) + count / arb(event.noise_multiplier) ** 2
         if isinstance(event, events.Covered):
             price = count * divergence(event.event, arb(event.order))
             left[event.order] = left.get(event.order, arb(0)) - price
+            if gaussians and event.order == 2.0 and not _is_gaussian(event.event):
+                return True
     return not all(rest >= 0 for rest in left.values())

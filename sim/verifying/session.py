@@ -3,12 +3,14 @@
 import json
 import math
 import time
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from mechanisms.accounting import accountant, events
 from mechanisms.accounting.ranges import format_ranges
+from server import orders
 from sim.showing import wording
 from sim.showing.ledger import spent
 from sim.verifying.proof import dominated, interval
@@ -48,8 +50,8 @@ def verify(folder: Path) -> Entries:
     if not histories:
         raise ValueError(f"{folder} has no finite certified epsilon: there is nothing to verify")
     largest = sorted(histories.values(), key=lambda same: -same[0]["epsilon_certified"])
-    at_one_order = told["note"] == wording.AT_ONE_ORDER
-    found = [_verdict(same, at_one_order) for same in largest[:MAX_HISTORIES]]
+    in_advance = orders.read(folder) if told["note"] == wording.AT_ONE_ORDER else {}
+    found = [_verdict(same, in_advance) for same in largest[:MAX_HISTORIES]]
     return {
         "confirmed": all(row["verdict"] == PROVED for row in found),
         "histories": len(histories),
@@ -60,14 +62,16 @@ def verify(folder: Path) -> Entries:
     }
 
 
-def _verdict(same: list[Entries], at_one_order: bool) -> Entries:
-    """The verdict on clients that have paid the same."""
+def _verdict(same: list[Entries], in_advance: Mapping[int, orders.Orders]) -> Entries:
+    """The verdict on clients that have paid the same; while a run is in progress, with the orders
+    of each client, which have equal parts of delta."""
     row = same[0]
     fields = [({n: v for n, v in e.items() if n != "count"}, e["count"]) for e in row["events"]]
     charges = {events.from_dict(event): count for event, count in fields}
     printed, order, share = row["epsilon_certified"], row["order"], Decimal(1)
     if dominated(charges):
-        share = IN_PROGRESS if at_one_order and order is not None else AT_THE_END
+        running = in_advance and order is not None
+        share = IN_PROGRESS / len(in_advance[row["client"]]) if running else AT_THE_END
     elif order is None:  # the budget of a run that wrote down no order
         order = accountant.epsilon(charges, row["delta"]).order
     low, high = interval(charges, str(share * Decimal(row["delta"])), order, printed)

@@ -49,12 +49,11 @@ SAID = "said.txt"
 """What pytest has said, in the tree in which it ran."""
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
 HANGS = 120
-"""Seconds after which a test counts as failed, wherever pytest is then: an edit can make a loop
-endless."""
+"""Seconds after which a test counts as failed: an edit can make a loop endless."""
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
-NOT_RUN = (2, 4, 5)
-"""Of these, tests that cannot be read, that do not exist, and none: however long that took."""
+BROKEN = 3
+"""pytest's exit code where it fails itself, as where a test hangs in the setup of another one."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Attempt:
             "",
         )
         code = os.waitstatus_to_exitcode(status)
-        hung = code not in (0, *NOT_RUN) and time.monotonic() - self.began >= HANGS
+        hung = code == BROKEN and time.monotonic() - self.began >= HANGS
         by = failed.partition(" - ")[0] or f"pytest ended with code {code}"
         return hung or (code == FAILED and bool(failed)), by
 

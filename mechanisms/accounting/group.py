@@ -1,0 +1,181 @@
+"""Epsilon for several records of one person: all of them are replaced by null records at once.
+
+Two ways, of which the second one holds for everything:
+
+- Events that have a dominating pair for k records at once (`pairs`) are composed by
+  `loss_distribution`. For sampled Gaussians this is the tight one (`mixture`).
+- Else k records are replaced one after the other, by the smaller of two bounds. Renyi divergences
+  of a chain P, Q, R obey ``D_a(P, R) <= a (u - 1) / (u (a - 1)) D_u(P, Q) + D_v(Q, R)``, ``v = a (u
+  - 1) / (u - a)``, for every order u > a (Hölder's inequality; Mironov 2017); for
+  Gaussians this is exact, but for the grid of orders. And k steps of a chain that are (eps, d)-DP
+  are (k eps, d (1 + e^eps + .. + e^((k - 1) eps)))-DP.
+
+Adjacency for one record is that of `accountant`, whose certified epsilon is the one for k = 1.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mechanisms.accounting import accountant, dominating, events, trial_cap
+from mechanisms.accounting.accountant import ORDERS, Charges
+from mechanisms.accounting.mixture import MAX_RECORDS
+from mechanisms.accounting.profile import Pair, Part, both_ways
+
+Floats = NDArray[np.float64]
+
+HIGHEST = 600.0
+"""Largest epsilon of one record, times the number of records, for which a chain is tried."""
+NARROWINGS = 3
+"""How often a chain's epsilon is computed again at the delta that it needs itself."""
+BISECTIONS = 30
+
+
+class Guarantee(NamedTuple):
+    """An epsilon for several records of one person, and what proves it."""
+
+    epsilon: float
+    method: str
+
+
+def check_records(records: int) -> None:
+    """Refuse a number of records out of its bounds."""
+    if not 1 <= records <= MAX_RECORDS:
+        raise ValueError(
+            f"group = {records} must be 1 to {MAX_RECORDS}; it is the number of records of one "
+            "person"
+        )
+
+
+def epsilon(charges: Charges, delta: float, records: int) -> Guarantee:
+    """The certified epsilon for this many records of one person, at ``delta``, of charges whose end
+    is fixed beforehand.
+
+    Raises:
+        ValueError: bad records, delta or counts.
+    """
+    check_records(records)
+    if records == 1:
+        one = accountant.epsilon(charges, delta)
+        return Guarantee(one.epsilon, one.method)
+    accountant.check_delta(delta)
+    return _epsilon(frozenset(charges.items()), delta, records)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: int) -> Guarantee:
+    charges = dict(items)
+    own_delta = (1.0 - accountant.IN_PROGRESS) * delta
+    found = accountant.composed(charges, own_delta, lambda event: pairs(event, records))
+    if math.isfinite(found):
+        return Guarantee(found, "loss distributions" if found else "")
+    lost = accountant.cap_delta(charges)
+    if lost >= delta:
+        return Guarantee(math.inf, "")
+    kept = {e: n for e, n in charges.items() if not isinstance(e, events.TrialCap)}
+    ways = {
+        "Renyi orders of a chain": renyi(kept, delta - lost, records),
+        "one record after the other": chain(kept, delta - lost, records),
+    }
+    method = min(ways, key=lambda way: ways[way])
+    least = ways[method]
+    if lost:
+        least, _ = trial_cap.guarantee(least, delta - lost, lost)
+    return Guarantee(least, method if math.isfinite(least) else "")
+
+
+def chain(charges: Charges, delta: float, records: int) -> float:
+    """``k eps`` with the least eps at which all k steps have their parts of delta."""
+
+    def share(eps: float) -> float:
+        """Delta of one record, whose multiples by 1, e^eps, .. e^((k - 1) eps) make up delta."""
+        powers = math.fsum(math.exp(eps * (n - records + 1)) for n in range(records))
+        return delta * math.exp(-(records - 1) * eps) / powers
+
+    def at(eps: float) -> float:
+        return accountant.guarantee(charges, share(eps), "certified", ORDERS).epsilon
+
+    low, high = 0.0, HIGHEST / records
+    if at(high) > high:
+        return math.inf
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if at(middle) > middle else (low, middle)
+    for _ in range(NARROWINGS):  # a smaller epsilon needs less of delta, so each is a bound
+        high = min(high, accountant.epsilon(charges, share(high)).epsilon)
+    return records * high
+
+
+def renyi(charges: Charges, delta: float, records: int) -> float:
+    """The least epsilon of the chain's Renyi divergences."""
+    one = accountant.rdp(charges, ORDERS, "certified")
+
+    @functools.cache
+    def of(number: int) -> Floats:
+        return one if number == 1 else _joined(of(number - number // 2), of(number // 2))
+
+    total = of(records)
+    return accountant.convert(total, ORDERS, delta).epsilon if total.any() else 0.0
+
+
+def _joined(first: Floats, second: Floats) -> Floats:
+    """Divergences of P from R ``[len(ORDERS)]``, from those of P from Q and of Q from R."""
+    a, u = np.array(ORDERS)[:, None], np.array(ORDERS)[None, :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        v = np.where(u > a, a * (u - 1.0) / (u - a), math.inf)
+    place = np.searchsorted(ORDERS, v)  # divergences rise with the order
+    sums = a * (u - 1.0) / (u * (a - 1.0)) * first + np.append(second, math.inf)[place]
+    return np.asarray(sums.min(axis=1))
+
+
+@functools.singledispatch
+def pairs(event: events.Event, records: int) -> tuple[Pair, ...] | None:
+    """Pairs that dominate one application for this many records of one person at once.
+
+    Returns:
+        Empty for what costs nothing; None if no pair is known.
+    """
+    return None
+
+
+def _sampled(rate: float, noise: float, records: int) -> tuple[Pair, ...]:
+    return (both_ways(Part(1.0, 0.0, rate, noise, records)),)
+
+
+@pairs.register
+def _sampled_gaussian(event: events.SampledGaussian, records: int) -> tuple[Pair, ...]:
+    return _sampled(event.sample_rate, event.noise_multiplier, records)
+
+
+@pairs.register
+def _gaussian(event: events.Gaussian, records: int) -> tuple[Pair, ...]:
+    return _sampled(1.0, event.noise_multiplier, records)
+
+
+@pairs.register
+def _heterogeneous(event: events.HeterogeneousGaussian, records: int) -> tuple[Pair, ...] | None:
+    least = event.noise_multiplier * event.smallest_scale
+    return _sampled(event.sample_rate, least, records) if least else None
+
+
+@pairs.register
+def _each_alone(
+    event: events.VisibleChoice
+    | events.RandomizedResponse
+    | events.PaperClaim
+    | events.PublicLabels
+    | events.Covered,
+    records: int,
+) -> tuple[Pair, ...]:
+    """Each record is released by itself, with noise of its own; or nothing is."""
+    return records * (dominating.pairs(event) or ())
+
+
+@pairs.register
+def _screened(event: events.ScreenedStep, records: int) -> tuple[Pair, ...] | None:
+    if event.accounting != "public-test":
+        return None
+    return _sampled(event.sample_rate, event.noise_multiplier, records)

@@ -1,0 +1,234 @@
+"""Epsilon for several records of one person: never below that of any records, and hardly above."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import comb, ndtr
+
+from mechanisms.accounting import accountant, group, mixture, profile, trial_cap
+from mechanisms.accounting.events import (
+    Allotment,
+    DpsurStep,
+    Event,
+    Gaussian,
+    HeterogeneousGaussian,
+    PublicLabels,
+    RandomizedResponse,
+    SampledGaussian,
+    ScreenedStep,
+    TrialCap,
+    Unprotected,
+    VisibleChoice,
+)
+from sim.account import command
+from sim.commands.guard import main_guard
+from sim.library.result import Result
+from sim.showing import wording
+from sim.showing.report import write_report
+from tests import unequal
+from tests.test_account_command import make_run, run
+
+DELTA = 1e-5
+LOSSES = np.array([-3.0, -0.2, 0.0, 1e-4, 0.03, 0.4, 2.0, 5.0])
+VISIBLE = DpsurStep(0.05, 2.0, 0.03, 2.0, -1.0, "visible")
+SELECTIVE = DpsurStep(0.05, 2.0, 0.03, 2.0, -1.0, "selective")
+
+
+def densities(q: float, s: float, k: int, width: float) -> tuple[np.ndarray, np.ndarray]:
+    """Masses with k records that all point the same way and without, on a fine grid."""
+    x = np.arange(-11 * s, k + 11 * s, width * s)
+    masses = [np.exp(-0.5 * ((x - j) / s) ** 2) for j in range(k + 1)]
+    weights = [comb(k, j) * q**j * (1 - q) ** (k - j) for j in range(k + 1)]
+    unit = width / math.sqrt(2 * math.pi)
+    return unit * sum(w * m for w, m in zip(weights, masses, strict=True)), unit * masses[0]
+
+
+@pytest.mark.parametrize("k", [2, 3, 8])
+@pytest.mark.parametrize(("q", "s"), [(1.0, 3.0), (0.6, 0.7), (0.02, 1.2), (1e-4, 0.4)])
+@pytest.mark.parametrize("adding", [False, True])
+def test_the_profile_of_several_records_is_the_integral_over_the_best_test(q, s, k, adding):
+    """Kills a mixture of other shares, and records in one direction alone."""
+    with_records, without = densities(q, s, k, 1e-3)
+    p, r = (without, with_records) if adding else (with_records, without)
+    pair = profile.both_ways(profile.Part(1.0, 0.0, q, s, k))
+    found, error = profile.excess(pair, LOSSES, adding)
+    found += np.maximum(-np.expm1(LOSSES), 0.0)
+    exact = [float(np.maximum(p - math.exp(loss) * r, 0.0).sum()) for loss in LOSSES]
+    assert found == pytest.approx(exact, rel=2e-6, abs=1e-11)
+    assert (error >= 0.0).all() and (error <= 1e-12 * np.exp(np.maximum(LOSSES, 0.0))).all()
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 1e-3])
+@pytest.mark.parametrize("s", [0.1, 1.0, 200.0])
+def test_one_record_of_a_mixture_is_a_sampled_gaussian(rate, s):
+    """Its two formulas agree where the two are far below the rounding of 1, too."""
+    for adding in (False, True):
+        losses = np.abs(LOSSES)
+        one, size = mixture.sampled(rate, s, 1, losses, adding)
+        other, known = profile._sampled(rate, s, losses, adding)
+        assert (np.abs(one - other) <= 3e-13 * (size + known) + 1e-300).all()
+
+
+@pytest.mark.parametrize("adding", [False, True])
+def test_no_other_directions_of_two_records_are_worse(adding):
+    """Orthogonal, opposite and shorter gradients, on a plane."""
+    q, s, width = 0.3, 1.0, 0.05
+    x, y = np.meshgrid(np.arange(-8, 10, width), np.arange(-8, 10, width))
+
+    def at(a: float, b: float) -> np.ndarray:
+        return np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * s**2)) * width**2 / (2 * math.pi)
+
+    most = group.epsilon({SampledGaussian(q, s): 1}, DELTA, 2).epsilon
+    pair = profile.both_ways(profile.Part(1.0, 0.0, q, s, 2))
+    worst, _ = profile.excess(pair, np.array([0.3, most]), adding)
+    for a, b in ((0.0, 1.0), (-1.0, 0.0), (0.6, 0.6), (0.5, 0.0)):
+        mixed = (1 - q) ** 2 * at(0, 0) + q * (1 - q) * (at(1, 0) + at(a, b)) + q * q * at(1 + a, b)
+        p, r = (at(0, 0), mixed) if adding else (mixed, at(0, 0))
+        for loss, limit in zip((0.3, most), worst, strict=True):
+            assert float(np.maximum(p - math.exp(loss) * r, 0.0).sum()) <= limit
+
+
+@pytest.mark.parametrize(("q", "s", "k"), [(0.1, 1.0, 2), (0.3, 1.5, 3), (1.0, 4.0, 3)])
+def test_two_steps_have_their_exact_epsilon_for_several_records(q, s, k):
+    """By an integral over both steps."""
+    with_records, without = densities(q, s, k, 0.02)
+    losses = np.log(with_records) - np.log(without)
+    found = group.epsilon({SampledGaussian(q, s): 2}, DELTA, k)
+    assert found.method == "loss distributions"
+
+    def delta(eps: float) -> float:
+        both = np.add.outer(losses, losses)
+        one = np.multiply.outer(with_records, with_records)
+        other = np.multiply.outer(without, without)
+        gains = -np.expm1(np.minimum(eps - both, 0.0)), -np.expm1(np.minimum(eps + both, 0.0))
+        return max(float((one * gains[0]).sum()), float((other * gains[1]).sum()))
+
+    share = (1 - accountant.IN_PROGRESS) * DELTA
+    assert delta(found.epsilon) <= share < delta(0.995 * found.epsilon)
+
+
+CHARGES: dict[str, dict[Event, int]] = {
+    "steps": {SampledGaussian(0.05, 1.5): 30, Gaussian(20.0): 1},
+    "shaped noise": {HeterogeneousGaussian(0.05, 2.0, 0.6): 10, PublicLabels(): 1},
+    "public test": {ScreenedStep(0.1, 3.0, 1.0, 0.5, "public-test"): 10},
+    "shared": {VisibleChoice(0.3, 4.0): 1, RandomizedResponse(0.3): 1},
+    "tested": {VISIBLE: 20},
+    "hidden": {SELECTIVE: 10, TrialCap(0.2, 80): 10},
+    "adaptive": {Allotment(6.0, 0.05, 4): 2},
+}
+
+
+@pytest.mark.parametrize("name", CHARGES)
+def test_one_record_costs_the_certified_epsilon_and_more_records_more(name):
+    """Two records at once cost no more than one after the other. A bound at order 6 alone says
+    nothing of 8 records."""
+    charges = CHARGES[name]
+    found = [group.epsilon(charges, DELTA, k).epsilon for k in (1, 2, 3, 4, 8)]
+    assert found[0] == accountant.epsilon(charges, DELTA).epsilon
+    assert found == sorted(found) and found[0] < found[1] < found[2] < found[3] < math.inf
+    assert found[4] > found[3] and (found[4] == math.inf) == (name == "adaptive")
+    kept = {e: n for e, n in charges.items() if not isinstance(e, TrialCap)}
+    lost = accountant.cap_delta(charges)
+    least = min(way(kept, DELTA - lost, 2) for way in (group.renyi, group.chain))
+    if lost:
+        assert found[1] == trial_cap.guarantee(least, DELTA - lost, lost)[0]
+    else:
+        assert found[1] <= least
+
+
+def test_what_is_released_of_each_record_alone_is_released_of_several():
+    """Kills the record's own noise added up, as in a sum."""
+    shared = CHARGES["shared"]
+    three = {event: 3 * count for event, count in shared.items()}
+    assert group.epsilon(shared, DELTA, 3).epsilon == accountant.epsilon(three, DELTA).epsilon
+
+
+def gaussian_delta(mean: float, eps: float) -> float:
+    return float(ndtr(mean / 2 - eps / mean) - math.exp(eps) * ndtr(-mean / 2 - eps / mean))
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 7, 8])
+def test_the_renyi_bound_of_a_chain_is_nearly_exact_for_gaussians(k):
+    """k records of a Gaussian are one Gaussian with a k-th of its noise. Kills a coefficient of the
+    triangle inequality, orders that are rounded down, and Mironov's Proposition 2, which is 1.5
+    times as large."""
+    charges = {Gaussian(9.0): 1}
+    grid = accountant.ORDERS
+    exact = accountant.epsilon({Gaussian(9.0 / k): 1}, DELTA, orders=grid).epsilon
+    assert exact <= group.renyi(charges, DELTA, k) <= 1.06 * exact
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_a_chain_pays_for_each_step_out_of_delta(k):
+    """Kills equal parts of delta, which are too large."""
+    eps = group.chain({Gaussian(9.0): 1}, DELTA, k) / k
+    parts = sum(math.exp(n * eps) for n in range(k))
+    share = 1 - accountant.IN_PROGRESS
+    assert gaussian_delta(1 / 9.0, eps) * parts <= share * DELTA
+    assert gaussian_delta(1 / 9.0, 0.98 * eps) * parts > share * DELTA
+    assert gaussian_delta(k / 9.0, k * eps) <= DELTA
+
+
+def test_what_has_no_guarantee_for_one_has_none_for_two():
+    for charges in ({Unprotected(0.5): 1}, {SELECTIVE: 1, TrialCap(0.2, 1): 1}):
+        assert group.epsilon(charges, DELTA, 2) == group.Guarantee(math.inf, "")
+    assert group.epsilon({}, DELTA, 2) == group.Guarantee(0.0, "")
+
+
+CONFIG = "[privacy]\ndelta = 1e-6\n[data]\nclients = 3\n"
+
+
+def test_a_ledger_is_priced_for_several_records(capsys, tmp_path, monkeypatch):
+    """Of each client, in JSON, the table and Python; only when the run is over."""
+    folder = make_run(tmp_path / "run", CONFIG)
+    arguments = ["--ledger", str(folder), "--group", "3"]
+    assert main_guard(command, arguments) == 2
+    assert "--group 3 needs a finished run" in capsys.readouterr().err
+    (folder / "summary.json").write_text("{}")
+    found = run(capsys, *arguments)["clients"]
+    paid = {SampledGaussian(0.01, 1.1): 600, SampledGaussian(1.0, 50.0): 1}
+    expected = group.epsilon(paid, 1e-6, 3)
+    assert found[0]["epsilon_group"] == expected.epsilon < found[2]["epsilon_group"]
+    assert [row["group"] for row in found] == [3] * 3 and found[1]["epsilon_group"] == 0.0
+    assert found[0]["group_method"] == expected.method
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main_guard(command, arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of 3 records" in shown and wording.epsilon(expected.epsilon, digits=6) in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--group 0 --ledger", "group = 0 must be 1 to 100"),
+        ("--group 101 --ledger", "group = 101 must be 1 to 100"),
+        ("--group many --ledger", "--group many must be an integer"),
+        ("--group 2 --records", "add --ledger"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --group 2 --steps", "--group dpsgd"),
+    ],
+)
+def test_a_bad_group_is_one_clear_line_and_status_2(capsys, tmp_path, arguments, words):
+    last = str(make_run(tmp_path, CONFIG)) if "--ledger" in arguments else "4"
+    (tmp_path / "summary.json").write_text("{}")
+    assert main_guard(command, [*arguments.split(), last]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and all(word in err for word in words.split())
+
+
+def test_the_report_and_python_have_epsilons_of_several_records(tmp_path):
+    """The report's are those of the client with the largest epsilon, the third; Python's is the
+    largest of all."""
+    folder = unequal.run_directory(tmp_path / "run")
+    assert "Records of one person" not in write_report(folder).read_text()
+    make_run(folder, (folder / "config.toml").read_text())
+    page = write_report(folder).read_text()
+    rows = unequal.rows(unequal.section(page, "Privacy spent"))
+    (place,) = [n for n, row in enumerate(rows) if row[0] == "Records of one person"]
+    paid = {SampledGaussian(0.01, 1.1): 1000, SampledGaussian(1.0, 50.0): 1}
+    sizes = [1, 2, 4, 8]
+    assert rows[place][1:] == [str(size) for size in sizes] and "client 2" in page
+    for size, shown in zip(sizes, rows[place + 1][1:], strict=True):
+        exact = group.epsilon(paid, 2e-6, size).epsilon
+        assert exact <= float(shown) <= exact * 1.001
+    assert Result(folder).epsilon_of_group(4) == group.epsilon(paid, 2e-6, 4).epsilon
