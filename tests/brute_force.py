@@ -85,6 +85,13 @@ def sampled(rate: float, noise: float) -> Table:
     return (1.0 - rate) * absent + rate * present, absent
 
 
+def fixed(rate: float, noise: float, other: float) -> Table:
+    """One noisy sum in whose batch the record is with this probability, and else another one."""
+    edges = np.linspace(-1.0 - 9.0 * noise, 1.0 + 9.0 * noise, CELLS - 1)
+    apart, absent, present = (_between(edges, mean, noise) for mean in (other, 0.0, 1.0))
+    return (1.0 - rate) * apart + rate * present, (1.0 - rate) * apart + rate * absent
+
+
 def _between(edges: np.ndarray, mean: float, noise: float) -> np.ndarray:
     """Masses of a normal variable between the edges and beyond them; of its small tails, too."""
     up = ndtr((np.array([-np.inf, *edges, np.inf]) - mean) / noise)
@@ -98,6 +105,8 @@ def _tables(event: events.Event, count: int) -> list[Table]:
         case events.SampledGaussian(rate, noise) | events.NoisyNormSum(rate, noise):
             scale = rate if isinstance(event, events.NoisyNormSum) else 1.0
             return [sampled(rate, noise * scale)]
+        case events.FixedBatchGaussian(batch, records, noise):
+            return [fixed(batch / records, noise, other) for other in (-1.0, 0.0, 1.0)]
         case events.Gaussian(noise):
             return [sampled(1.0, noise)]
         case events.ImportanceSampledGaussian(batch, clip, norm_sum, records, noise):
