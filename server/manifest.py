@@ -26,15 +26,24 @@ def read(run_dir: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: the manifest is damaged, or a file is missing, or not as it was.
     """
+    if (entries := load(run_dir)) is not None:
+        compare(run_dir, entries["files"])
+    return entries
+
+
+def load(run_dir: Path) -> dict[str, Any] | None:
+    """The manifest, whatever the files that it names; None if there is none.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
     path = run_dir / FILE
     if not path.exists():
         return None
     try:
-        entries = unsealed(path.read_bytes())
+        return unsealed(path.read_bytes())
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
-    compare(run_dir, entries["files"])
-    return entries
 
 
 def compare(folder: Path, digests: Mapping[str, str]) -> None:

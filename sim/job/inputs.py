@@ -42,7 +42,7 @@ def check(folder: Path, job: Job) -> None:
     Raises:
         ValueError: an input differs, or the key is missing or damaged.
     """
-    key, began = _read_key(folder), json.loads((folder / INPUTS).read_text())
+    key, began = read_key(folder), json.loads((folder / INPUTS).read_text())
     for name, now in _inputs(job, key).items():
         if began[name] != now:
             raise ValueError(
@@ -68,7 +68,7 @@ def _inputs(job: Job, key: bytes) -> dict[str, str]:
     return {"records": digest.hexdigest(), "device": device_of(job.config).type}
 
 
-def _read_key(folder: Path) -> bytes:
+def read_key(folder: Path) -> bytes:
     """The key of the digest.
 
     Raises:
