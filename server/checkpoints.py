@@ -6,19 +6,23 @@ one, nor an older ledger for the checkpoint's. A damaged checkpoint is skipped w
 the one before it is used.
 """
 
+from __future__ import annotations
+
 import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load, save
 
 from mechanisms import durable
 from server import labels
-from strategies.strategy import ServerState
+
+if TYPE_CHECKING:  # it loads torch, and a report reads labels
+    from strategies.strategy import ServerState
 
 
 @dataclass(frozen=True)

@@ -265,6 +265,13 @@ def states(run: Path, capsys) -> tuple[int, dict[str, str]]:
     return status, {row["file"]: row["state"] for row in rows}
 
 
+ROUNDS = "rounds.jsonl"
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
 STATE, CHECKPOINT = "clients/group-0000/round-000002.safetensors", "checkpoints/round-000002"
 FOUND = {
     **{damage: (file, "damaged", change) for damage, (file, change) in FIXED.items()},
@@ -281,6 +288,10 @@ FOUND = {
     "a state is missing": (STATE, "missing", Path.unlink),
     "a state is flipped": (STATE, "damaged", flip),
     "the orders are damaged": ("orders.json", "damaged", lambda path: path.write_bytes(b"[1]")),
+    "the orders are flipped": ("orders.json", "damaged", flip),
+    "the orders are missing": ("orders.json", "missing", Path.unlink),
+    "a round is lost": (ROUNDS, "damaged", lambda path: path.write_bytes(lines_of(path)[0])),
+    "all rounds are lost": (ROUNDS, "missing", Path.unlink),
     "the summary is cut": ("summary.json", "damaged", lambda path: path.write_bytes(b"{")),
 }
 
@@ -328,3 +339,50 @@ def test_a_check_is_of_a_run_directory_alone(tmp_path, capsys):
         assert main_guard(account.command, asked) == 2
         said = capsys.readouterr().err
         assert "--check" in said and said.count("\n") == 1
+
+
+ROUND_DAMAGES = {
+    "shortened": lambda path: path.write_bytes(lines_of(path)[0]),
+    "edited": lambda path: path.write_bytes(
+        path.read_bytes().replace(b'"retired": 0', b'"retired": 1', 1)
+    ),
+    "glued": lambda path: path.write_bytes(path.read_bytes().replace(b"\n", b"", 1)),
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", ROUND_DAMAGES)
+def test_records_of_rounds_are_as_they_were_or_neither_continued_nor_shown(run, capsys, damage):
+    """They were passed over, and the report's plots and times were of other rounds."""
+    path = run / ROUNDS
+    ROUND_DAMAGES[damage](path)
+    for ask, *arguments in ((command, "--resume"), (report.command,)):
+        assert main_guard(ask, [*arguments, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert str(path) in said and "restore" in said and said.count("\n") == 1
+
+
+def test_a_record_that_no_checkpoint_knows_is_shown_and_written_again(whole, tmp_path):
+    run = died(whole, tmp_path, "round-000002.json", -2)
+    assert len(lines_of(run / ROUNDS)) == 2 and not (run / f"{CHECKPOINT}.json").exists()
+    assert len(Result(run).rounds) == 2
+    assert main_guard(command, ["--resume", str(run), "--quiet"]) == 0
+    assert [json.loads(line)["round"] for line in lines_of(run / ROUNDS)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink])
+def test_an_unfinished_run_is_priced_at_the_orders_that_were_written_down(run, capsys, change):
+    change(run / "orders.json")
+    assert main_guard(account.command, ["--ledger", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(run / "orders.json") in said and "restore it" in said and said.count("\n") == 1
+
+
+def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believed(run, capsys):
+    path = run / "orders.json"
+    before = path.read_bytes()
+    path.write_bytes(labels.sealed({"orders": [{"orders": [3.0], "clients": "0-3"}]}))
+    assert main_guard(command, ["--resume", str(run)]) == 2 and str(path) in capsys.readouterr().err
+    path.unlink()
+    assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before

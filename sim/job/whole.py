@@ -117,6 +117,7 @@ def _rounds(store: Store) -> Iterator[Check]:
         newest = store.checkpoints.newest()
     if newest is not None:
         yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
+        yield store.rounds, store.check_rounds
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
         yield path, partial(uploads.read, path)
 
