@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -159,6 +160,9 @@ def worlds(tmp_path_factory):
 # --------------------------------------------------------------------------------------------------
 
 
+LABEL = re.compile(r"checkpoints/round-[-\d]+\.json")
+
+
 def facts(tree: Tree) -> Tree:
     """A run's files without times, and without what another run draws anew."""
     kept = {
@@ -173,6 +177,9 @@ def facts(tree: Tree) -> Tree:
                 for part in (content.splitlines() if path.endswith("l") else [content])
             ]
             kept[path] = [{name: e[name] for name in e.keys() - TIMES} for e in entries]
+        elif content and LABEL.search(path):  # the digests of rounds.jsonl and of the label itself
+            label = json.loads(content)
+            kept[path] = {name: label[name] for name in label.keys() - {"rounds", "sha256"}}
     return kept
 
 
