@@ -23,14 +23,14 @@ class Uploads:
 
     def keep(self, upload: Upload, params: np.ndarray) -> None:
         """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
-        durable.make_folder(self._folder)
+        durable.make_folder(self._folder, private=True)
         path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
         metrics = json.dumps([upload.group, upload.weight, upload.metrics])
         tensors = {"total": upload.total, "clients": upload.clients}
         tensors |= {SHARED + name: array for name, array in upload.shared.items()}
         metadata = {"upload": metrics, "model": _digest(params)}
         metadata["content"] = _content(metrics, tensors)
-        durable.write(path, save(tensors, metadata=metadata))
+        durable.write(path, save(tensors, metadata=metadata), private=True)
         for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
             if old != path:
                 old.unlink()

@@ -4,6 +4,8 @@ The run is a release of the real command that died in its third round, with its 
 """
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -386,3 +388,25 @@ def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believe
     assert main_guard(command, ["--resume", str(run)]) == 2 and str(path) in capsys.readouterr().err
     path.unlink()
     assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before
+
+
+def test_only_its_owner_may_read_what_is_private(whole, tmp_path):
+    """Whoever made the run directory decides about the rest, as ever."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    mask = os.umask(0)
+    try:
+        start(tmp_path, flags=f"{FLAGS} --standardize=private")
+    finally:
+        os.umask(mask)
+    run = tmp_path / "runs" / "run"
+    modes = {str(path.relative_to(run)): path.stat().st_mode & 0o777 for path in run.rglob("*")}
+    owners = "inputs.key|config.toml|partition.npz|ledger/.*|clients/.*/.*|(.*/)?uploads/.*"
+    folders = "ledger|clients/[^/]*|(.*/)?uploads"
+    for name, mode in modes.items():
+        if re.fullmatch(folders, name):
+            assert mode == 0o700, name
+        elif re.fullmatch(owners, name):
+            assert mode == 0o600, name
+        else:
+            assert mode == (0o777 if (run / name).is_dir() else 0o666), name
+    assert {"inputs.key", FIRST, STATE, "statistics/uploads", "clients/group-0001"} <= modes.keys()

@@ -7,7 +7,6 @@ must not be shared with the rest.
 
 import hashlib
 import json
-import os
 import secrets
 from pathlib import Path
 
@@ -25,11 +24,7 @@ KEY_BYTES = 32
 def write(folder: Path, job: Job) -> None:
     """Write both files, with a fresh key, into a new run directory."""
     key = secrets.token_bytes(KEY_BYTES)
-    (folder / KEY).unlink(missing_ok=True)
-    with open(folder / KEY, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
+    durable.write(folder / KEY, key, private=True)
     durable.write(folder / INPUTS, json.dumps(_inputs(job, key), indent=1).encode())
 
 
