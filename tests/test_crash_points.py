@@ -163,12 +163,17 @@ def worlds(tmp_path_factory):
 LABEL = re.compile(r"checkpoints/round-[-\d]+\.json")
 
 
+def named(path: str) -> str:
+    """What a file will be called once it, and its run directory, are complete."""
+    return path.replace("/.run.part/", "/run/").removesuffix(".part")
+
+
 def facts(tree: Tree) -> Tree:
     """A run's files without times, and without what another run draws anew."""
     kept = {
         path: content
         for path, content in tree.items()
-        if path not in DRAWN and not path.startswith(PHASES)
+        if named(path) not in DRAWN and not path.startswith(PHASES)
     }
     for path, content in kept.items():
         if path.endswith(("rounds.jsonl", "summary.json", "summary.json.part")):
