@@ -101,12 +101,12 @@ class ClientState:
 
     def _write(self, round_: int) -> None:
         """Write the state after ``round_`` to disk and delete all but the newest files."""
-        durable.make_folder(self._folder)
+        durable.make_folder(self._folder, private=True)
         clients = sorted(self._rows)
         names = self._rows[clients[0]]
         tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in names}
         tensors["clients"] = np.array(clients, dtype=np.int64)
-        durable.write(self._path(round_), save(tensors))
+        durable.write(self._path(round_), save(tensors), private=True)
         self._round, self._begun = round_, False
         for old in self._saved()[:-KEPT_ROUNDS]:
             self._path(old).unlink()

@@ -1,11 +1,15 @@
 """Files that are complete or absent (written under a temporary name, flushed, then renamed), and
 their folders."""
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+"""Modes of what only its owner may read."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -23,26 +27,32 @@ def sync_folders(folder: Path) -> None:
         sync_folder(one)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents; flush each entry, even if it exists already."""
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder and its missing parents; flush each entry, even if it exists already.
+
+    Only its owner may enter a private one; its parents are as others.
+    """
     if not folder.exists():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(PRIVATE_FOLDER if private else 0o777, exist_ok=True)
     sync_folder(folder.parent)
 
 
-def write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes, private: bool = False) -> None:
     """Replace the file at ``path`` atomically: after a crash it is the old file or the new one."""
-    with writing(path) as file:
+    with writing(path, private) as file:
         file.write(content)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which becomes ``path`` when the block ends; if it raises, nothing is left."""
+def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
+    """A file to fill, which becomes ``path`` when the block ends; if it raises, nothing is left.
+
+    Only its owner may read or write a private one.
+    """
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as file:
+        with open(part, "wb", opener=_open_private if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -51,3 +61,6 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+_open_private = functools.partial(os.open, mode=PRIVATE_FILE)

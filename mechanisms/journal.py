@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mechanisms.durable import make_folder, sync_folder
+from mechanisms.durable import PRIVATE_FILE, make_folder, sync_folder
 
 CHAIN_BYTES = 8
 MAX_END_BYTES = 80
@@ -136,8 +136,8 @@ class Journal:
     def __init__(self, path: Path, see: Callable[[dict[str, Any]], object]):
         self._file = -1
         self.path, self._place, self._size = path, start(path), 0
-        make_folder(path.parent)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        make_folder(path.parent, private=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
             sync_folder(path.parent)
             with self._locked():

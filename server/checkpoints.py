@@ -6,19 +6,23 @@ one, nor an older ledger for the checkpoint's. A damaged checkpoint is skipped w
 the one before it is used.
 """
 
+from __future__ import annotations
+
 import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load, save
 
 from mechanisms import durable
 from server import labels
-from strategies.strategy import ServerState
+
+if TYPE_CHECKING:  # it loads torch, and a report reads labels
+    from strategies.strategy import ServerState
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Checkpoints:
         tensors_digest = hashlib.sha256(content).hexdigest()
         label = {"round": checkpoint.round, "tensors": tensors_digest, **beside}
         durable.write(path.with_suffix(".json"), labels.sealed(label))
-        for old in self._labels()[self._keep :]:
+        for old in self.labels()[self._keep :]:
             old.with_suffix(".safetensors").unlink(missing_ok=True)
             old.unlink()
 
@@ -66,15 +70,16 @@ class Checkpoints:
         """What the label of a round's checkpoint says."""
         return labels.unsealed((self._folder / f"round-{round_:06d}.json").read_bytes())
 
-    def _labels(self) -> list[Path]:
+    def labels(self) -> list[Path]:
+        """The files that vouch for checkpoints, the newest first."""
         paths = self._folder.glob("round-*.json")
         return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped with a warning."""
-        for label in self._labels():
+        for label in self.labels():
             try:
-                return _read(label)
+                return read(label)
             except (OSError, ValueError, KeyError, TypeError) as fault:
                 warnings.warn(
                     f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
@@ -83,7 +88,12 @@ class Checkpoints:
         return None
 
 
-def _read(label: Path) -> Checkpoint:
+def read(label: Path) -> Checkpoint:
+    """The checkpoint of a label.
+
+    Raises:
+        ValueError, OSError, KeyError, TypeError: it is damaged, or its tensors are missing.
+    """
     fields = labels.unsealed(label.read_bytes())
     content = label.with_suffix(".safetensors").read_bytes()
     if hashlib.sha256(content).hexdigest() != fields["tensors"]:

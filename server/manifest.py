@@ -15,9 +15,9 @@ FIXED = ("config.toml", "partition.npz", "inputs.json")
 """Files that stay as they are from the first moment of a run."""
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest(path: Path, size: int | None = None) -> str:
+    """SHA-256 of a file's bytes, or of so many first ones."""
+    return hashlib.sha256(path.read_bytes()[:size]).hexdigest()
 
 
 def read(run_dir: Path) -> dict[str, Any] | None:
@@ -26,15 +26,24 @@ def read(run_dir: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: the manifest is damaged, or a file is missing, or not as it was.
     """
+    if (entries := load(run_dir)) is not None:
+        compare(run_dir, entries["files"])
+    return entries
+
+
+def load(run_dir: Path) -> dict[str, Any] | None:
+    """The manifest, whatever the files that it names; None if there is none.
+
+    Raises:
+        ValueError: the manifest is damaged.
+    """
     path = run_dir / FILE
     if not path.exists():
         return None
     try:
-        entries = unsealed(path.read_bytes())
+        return unsealed(path.read_bytes())
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
-    compare(run_dir, entries["files"])
-    return entries
 
 
 def compare(folder: Path, digests: Mapping[str, str]) -> None:
@@ -44,7 +53,15 @@ def compare(folder: Path, digests: Mapping[str, str]) -> None:
         ValueError: one is missing, or not as it was.
     """
     for name, expected in digests.items():
-        file = folder / name
-        if not file.is_file() or digest(file) != expected:
-            state = "has been changed" if file.is_file() else "is missing"
-            raise ValueError(f"{file} {state}: restore it from a copy, or start a new run")
+        compare_start(folder / name, None, expected)
+
+
+def compare_start(file: Path, size: int | None, expected: str) -> None:
+    """Compare so many first bytes of a file, or all of them, with their digest.
+
+    Raises:
+        ValueError: it is missing, or not as it was.
+    """
+    if not file.is_file() or digest(file, size) != expected:
+        state = "has been changed" if file.is_file() else "is missing"
+        raise ValueError(f"{file} {state}: restore it from a copy, or start a new run")

@@ -25,6 +25,7 @@ from mechanisms.accounting.accountant import (
 from mechanisms.accounting.dominating import all_dominated
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, planned
+from server import labels
 
 if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
     from server.federation import Federation
@@ -87,12 +88,12 @@ def write(folder: Path, federation: Federation) -> None:
         {"orders": fixed, "clients": format_ranges(np.flatnonzero(which == number))}
         for number, fixed in enumerate(distinct)
     ]
-    durable.write(folder / FILE, json.dumps(lines, indent=1).encode())
+    durable.write(folder / FILE, labels.sealed({"orders": lines}))
 
 
 def read(folder: Path) -> dict[int, Orders]:
     """Each client's orders; empty if none were written, as before a run. Earlier versions wrote one
-    for each.
+    for each, and no digest.
 
     Raises:
         ValueError: the file is damaged.
@@ -101,7 +102,8 @@ def read(folder: Path) -> dict[int, Orders]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text())
+        found = json.loads(path.read_bytes())
+        content = found if isinstance(found, list) else labels.unsealed(path.read_bytes())["orders"]
         lines = [(_orders(line), parse_ranges(line["clients"])) for line in content]
     except (ValueError, KeyError, TypeError) as fault:
         raise ValueError(

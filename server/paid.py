@@ -19,6 +19,7 @@ def read(run_dir: Path, up_to_round: int | None = None) -> dict[int, Counter[Eve
         ValueError: a ledger file is damaged or missing, or older than a checkpoint; or a file that
             the manifest names is not as it was.
     """
+    manifest.read(run_dir)
     return ledger.read(run_dir / "ledger", up_to_round, known(run_dir))
 
 
@@ -33,7 +34,7 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
 
     Damaged labels vouch for nothing; checkpoints are kept in twos at least.
     """
-    found = [_places(manifest.read(run_dir) or {"ledger": {}})]
+    found = [_places(manifest.load(run_dir) or {"ledger": {}})]
     for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
         for path in run_dir.glob(pattern):
             try:

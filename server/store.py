@@ -2,13 +2,16 @@
 
 import json
 import os
+import warnings
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from client.uploads import Uploads
 from mechanisms import durable
 from mechanisms.accounting.events import Event
-from server import manifest, paid
+from server import manifest, orders, paid
 from server.checkpoints import Checkpoint, Checkpoints
 from server.records import RoundRecord
 
@@ -25,7 +28,7 @@ class Store:
         self.ledger = ledger or folder / "ledger"
         self.checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints)
         self.uploads = Uploads(folder / "uploads")
-        self._rounds = folder / "rounds.jsonl"
+        self.rounds = folder / "rounds.jsonl"
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's record, flushed to disk.
@@ -33,9 +36,9 @@ class Store:
         The file's entry is flushed with its first record; what an earlier process left unflushed,
         the session has flushed when it began.
         """
-        if begins := not self._rounds.exists():
+        if begins := not self.rounds.exists():
             durable.make_folder(self.folder)
-        with open(self._rounds, "a") as file:
+        with open(self.rounds, "a") as file:
             file.write(json.dumps(record.to_json()) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -44,14 +47,16 @@ class Store:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows where the ledger's files are, and what else belongs to it:
-        what clients keep, and the results of earlier phases."""
+        what clients keep, the results of earlier phases, orders, and the rounds' records so far."""
         newest = {path.parent: path for path in sorted(self.folder.glob(KEPT))}
         results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
         files = {
             str(path.relative_to(self.folder)): manifest.digest(path)
-            for path in [*newest.values(), *results]
+            for path in [*newest.values(), *results, *self.folder.glob(orders.FILE)]
         }
-        beside = {"ledger": paid.places(self.ledger), "files": files}
+        size = self.rounds.stat().st_size if self.rounds.exists() else 0
+        rounds = [size, manifest.digest(self.rounds)] if size else None
+        beside = {"ledger": paid.places(self.ledger), "files": files, "rounds": rounds}
         self.checkpoints.save(checkpoint, beside)
 
     def check(self, round_: int) -> None:
@@ -60,7 +65,25 @@ class Store:
         Raises:
             ValueError: one is missing, or not as it was.
         """
-        manifest.compare(self.folder, self.checkpoints.beside(round_)["files"])
+        label = self.checkpoints.beside(round_)
+        manifest.compare(self.folder, label["files"])
+        self._compare_rounds(label)
+
+    def check_rounds(self) -> None:
+        """Compare the rounds' records with what the newest whole checkpoint knows of them.
+
+        Raises:
+            ValueError: they are missing, shorter, or not as they were.
+        """
+        with warnings.catch_warnings(action="ignore"):
+            newest = self.checkpoints.newest()
+        if newest is not None:
+            self._compare_rounds(self.checkpoints.beside(newest.round))
+
+    def _compare_rounds(self, label: Mapping[str, Any]) -> None:
+        """Earlier versions wrote labels that know nothing of them."""
+        if known := label.get("rounds"):
+            manifest.compare_start(self.rounds, *known)
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
         """What every client has paid, up to a round if one is given.
@@ -72,8 +95,8 @@ class Store:
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""
-        lines = self._rounds.read_text().splitlines() if self._rounds.exists() else []
+        lines = self.rounds.read_text().splitlines() if self.rounds.exists() else []
         kept = [line for line in lines[:first] if line.endswith("}")]
         if len(kept) < len(lines):
-            durable.write(self._rounds, "".join(line + "\n" for line in kept).encode())
+            durable.write(self.rounds, "".join(line + "\n" for line in kept).encode())
         return [RoundRecord.from_json(json.loads(line)) for line in kept]

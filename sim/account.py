@@ -6,6 +6,7 @@
     python -m sim.account dpsgd --sample-rate 0.01 --epsilon 3 --steps 1000
     python -m sim.account --ledger runs/example --group 4
     python -m sim.account --verify runs/example
+    python -m sim.account --check runs/example
 
 The flags are those of ``python -m sim.run``, whose plans are priced. A first word asks for one
 client's single round of a mechanism, or with ``fedfed`` for its shared records.
@@ -22,7 +23,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
 
     Raises:
         ValueError: a user error.
-        SystemExit: with status 1, when an epsilon of a run is not proved.
+        SystemExit: with status 1, if an epsilon of a run is not proved, or a file of it not whole.
     """
     question = parse(argv, program)
     from sim.showing import account as shown
@@ -31,6 +32,10 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
         from sim.verifying.session import verify
 
         result, show = verify(question.verify), shown.show_verified
+    elif question.check is not None:
+        from sim.job.whole import look
+
+        result, show = look(question.check), shown.show_whole
     elif question.ledger is not None:
         from sim.showing.ledger import spent
 
@@ -40,7 +45,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
 
         result, show = answer(question), shown.show_price
     shown.show_json(result) if question.json else show(result)
-    if not result.get("confirmed", True):
+    if not result.get("confirmed", result.get("whole", True)):
         raise SystemExit(1)
 
 

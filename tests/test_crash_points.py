@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -159,12 +160,20 @@ def worlds(tmp_path_factory):
 # --------------------------------------------------------------------------------------------------
 
 
+LABEL = re.compile(r"checkpoints/round-[-\d]+\.json")
+
+
+def named(path: str) -> str:
+    """What a file will be called once it, and its run directory, are complete."""
+    return path.replace("/.run.part/", "/run/").removesuffix(".part")
+
+
 def facts(tree: Tree) -> Tree:
     """A run's files without times, and without what another run draws anew."""
     kept = {
         path: content
         for path, content in tree.items()
-        if path not in DRAWN and not path.startswith(PHASES)
+        if named(path) not in DRAWN and not path.startswith(PHASES)
     }
     for path, content in kept.items():
         if path.endswith(("rounds.jsonl", "summary.json", "summary.json.part")):
@@ -173,6 +182,9 @@ def facts(tree: Tree) -> Tree:
                 for part in (content.splitlines() if path.endswith("l") else [content])
             ]
             kept[path] = [{name: e[name] for name in e.keys() - TIMES} for e in entries]
+        elif content and LABEL.search(path):  # the digests of rounds.jsonl and of the label itself
+            label = json.loads(content)
+            kept[path] = {name: label[name] for name in label.keys() - {"rounds", "sha256"}}
     return kept
 
 

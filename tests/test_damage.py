@@ -3,6 +3,9 @@
 The run is a release of the real command that died in its third round, with its charges on the disk.
 """
 
+import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -250,3 +253,160 @@ def test_the_result_of_an_earlier_phase_is_as_it_was_or_the_run_does_not_go_on(
     assert main_guard(command, ["--resume", str(path.parent)]) == 2
     said = capsys.readouterr().err
     assert str(path) in said and "restore" in said and said.count("\n") == 1
+
+
+def states(run: Path, capsys) -> tuple[int, dict[str, str]]:
+    """What ``--check`` ends with, and says of each file; it changes none."""
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    try:
+        status = main_guard(account.command, [f"--check={run}", "--json"])
+    except SystemExit as end:
+        status = end.code
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    rows = json.loads(capsys.readouterr().out)["files"]
+    return status, {row["file"]: row["state"] for row in rows}
+
+
+ROUNDS = "rounds.jsonl"
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+STATE, CHECKPOINT = "clients/group-0000/round-000002.safetensors", "checkpoints/round-000002"
+FOUND = {
+    **{damage: (file, "damaged", change) for damage, (file, change) in FIXED.items()},
+    "partition.npz is missing": ("partition.npz", "missing", Path.unlink),
+    "inputs.json is missing": ("inputs.json", "missing", Path.unlink),
+    "the manifest is missing": ("manifest.json", "missing", Path.unlink),
+    "the key is missing": ("inputs.key", "missing", Path.unlink),
+    "the key is short": ("inputs.key", "damaged", lambda path: path.write_bytes(b"0")),
+    "a ledger is missing": (FIRST, "missing", Path.unlink),
+    "a ledger is older": (SECOND, "older", lambda path: path.write_bytes(b"")),
+    "a ledger is flipped": (FIRST, "damaged", flip),
+    "a label is flipped": (f"{CHECKPOINT}.json", "damaged", flip),
+    "a checkpoint is flipped": (f"{CHECKPOINT}.safetensors", "damaged", flip),
+    "a state is missing": (STATE, "missing", Path.unlink),
+    "a state is flipped": (STATE, "damaged", flip),
+    "the orders are damaged": ("orders.json", "damaged", lambda path: path.write_bytes(b"[1]")),
+    "the orders are flipped": ("orders.json", "damaged", flip),
+    "the orders are missing": ("orders.json", "missing", Path.unlink),
+    "a round is lost": (ROUNDS, "damaged", lambda path: path.write_bytes(lines_of(path)[0])),
+    "all rounds are lost": (ROUNDS, "missing", Path.unlink),
+    "the summary is cut": ("summary.json", "damaged", lambda path: path.write_bytes(b"{")),
+}
+
+
+@pytest.mark.parametrize("damage", FOUND)
+def test_a_check_names_the_file_that_is_not_whole_and_its_state(run, capsys, damage):
+    name, state, change = FOUND[damage]
+    if name == "summary.json":
+        (run / name).touch()
+    else:
+        assert states(run, capsys)[0] == 0
+    change(run / name)
+    status, found = states(run, capsys)
+    vouching = name.replace("round-000002.safetensors", "round-000002.json")
+    named = vouching if name.startswith("checkpoints") else name
+    assert status == 1 and {file: what for file, what in found.items() if what != "whole"} == {
+        named: state
+    }
+
+
+def test_a_check_finds_damage_in_uploads_and_in_earlier_phases(whole, tmp_path, capsys):
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    start(tmp_path, flags=FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private"))
+    run = tmp_path / "runs" / "run"
+    status, found = states(run, capsys)
+    assert status == 0 and set(found.values()) == {"whole"}
+    uploads = sorted((run / "uploads").iterdir())
+    labels_ = sorted(run.glob("*/checkpoints/*.json"))
+    damaged = {run / "statistics.safetensors", uploads[0], labels_[0]}
+    for path in damaged:
+        flip(path)
+    status, found = states(run, capsys)
+    assert status == 1
+    assert {run / file for file, state in found.items() if state == "damaged"} == damaged
+
+
+def test_a_state_that_a_dead_round_left_is_newer_and_loses_nothing(whole, tmp_path, capsys):
+    run = died(whole, tmp_path, STATE.replace("02", "03")[-24:], 1)
+    status, found = states(run, capsys)
+    assert status == 0 and found[STATE.replace("02", "03")] == "newer"
+
+
+def test_a_check_is_of_a_run_directory_alone(tmp_path, capsys):
+    for asked in ([f"--check={tmp_path}"], ["--check=nowhere"], ["--check=a", "--delta=1e-6"]):
+        assert main_guard(account.command, asked) == 2
+        said = capsys.readouterr().err
+        assert "--check" in said and said.count("\n") == 1
+
+
+ROUND_DAMAGES = {
+    "shortened": lambda path: path.write_bytes(lines_of(path)[0]),
+    "edited": lambda path: path.write_bytes(
+        path.read_bytes().replace(b'"retired": 0', b'"retired": 1', 1)
+    ),
+    "glued": lambda path: path.write_bytes(path.read_bytes().replace(b"\n", b"", 1)),
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", ROUND_DAMAGES)
+def test_records_of_rounds_are_as_they_were_or_neither_continued_nor_shown(run, capsys, damage):
+    """They were passed over, and the report's plots and times were of other rounds."""
+    path = run / ROUNDS
+    ROUND_DAMAGES[damage](path)
+    for ask, *arguments in ((command, "--resume"), (report.command,)):
+        assert main_guard(ask, [*arguments, str(run)]) == 2
+        said = capsys.readouterr().err
+        assert str(path) in said and "restore" in said and said.count("\n") == 1
+
+
+def test_a_record_that_no_checkpoint_knows_is_shown_and_written_again(whole, tmp_path):
+    run = died(whole, tmp_path, "round-000002.json", -2)
+    assert len(lines_of(run / ROUNDS)) == 2 and not (run / f"{CHECKPOINT}.json").exists()
+    assert len(Result(run).rounds) == 2
+    assert main_guard(command, ["--resume", str(run), "--quiet"]) == 0
+    assert [json.loads(line)["round"] for line in lines_of(run / ROUNDS)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink])
+def test_an_unfinished_run_is_priced_at_the_orders_that_were_written_down(run, capsys, change):
+    change(run / "orders.json")
+    assert main_guard(account.command, ["--ledger", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(run / "orders.json") in said and "restore it" in said and said.count("\n") == 1
+
+
+def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believed(run, capsys):
+    path = run / "orders.json"
+    before = path.read_bytes()
+    path.write_bytes(labels.sealed({"orders": [{"orders": [3.0], "clients": "0-3"}]}))
+    assert main_guard(command, ["--resume", str(run)]) == 2 and str(path) in capsys.readouterr().err
+    path.unlink()
+    assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before
+
+
+def test_only_its_owner_may_read_what_is_private(whole, tmp_path):
+    """Whoever made the run directory decides about the rest, as ever."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    mask = os.umask(0)
+    try:
+        start(tmp_path, flags=f"{FLAGS} --standardize=private")
+    finally:
+        os.umask(mask)
+    run = tmp_path / "runs" / "run"
+    modes = {str(path.relative_to(run)): path.stat().st_mode & 0o777 for path in run.rglob("*")}
+    owners = "inputs.key|config.toml|partition.npz|ledger/.*|clients/.*/.*|(.*/)?uploads/.*"
+    folders = "ledger|clients/[^/]*|(.*/)?uploads"
+    for name, mode in modes.items():
+        if re.fullmatch(folders, name):
+            assert mode == 0o700, name
+        elif re.fullmatch(owners, name):
+            assert mode == 0o600, name
+        else:
+            assert mode == (0o777 if (run / name).is_dir() else 0o666), name
+    assert {"inputs.key", FIRST, STATE, "statistics/uploads", "clients/group-0001"} <= modes.keys()

@@ -1,6 +1,7 @@
 """A run directory belongs to one process, one set of records and one kind of device."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -169,6 +170,7 @@ def test_the_orders_that_were_written_down_stay(tmp_path):
     assert orders.read(folder).keys() == set(range(4))
     chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
     (folder / orders.FILE).write_text(chosen)
+    shutil.rmtree(folder / "checkpoints")  # which know the orders
     train(parse(["--resume", str(folder), "--quiet"], "run", ""))
     assert (folder / orders.FILE).read_text() == chosen
     assert orders.read(run(tmp_path / "open", "--mechanism=none")) == {}

@@ -153,13 +153,9 @@ def read(
             f"ledger = {folder} must be an existing folder; name the folder that holds the .jsonl "
             "files"
         )
-    passed: dict[str, dict[int, str]] = {path.name: {} for path in folder.glob("*.jsonl")}
-    for places in known:
-        for name, place in places.items():
-            passed.setdefault(name, {})[place.number] = place.chain
     lines: dict[Key, list[Entry]] = {}
-    for name in sorted(passed):
-        for entry in _entries(folder / name, passed[name]):
+    for path, passed in files(folder, known):
+        for entry in entries(path, passed):
             if up_to_round is not None and entry.round > up_to_round:
                 continue
             lines.setdefault((entry.release, entry.event), []).append(entry)
@@ -169,11 +165,27 @@ def read(
     return _by_client(paid)
 
 
-def _entries(path: Path, passed: Mapping[int, str]) -> Iterator[Entry]:
-    """The entries of a file that must have passed these places (number -> checksum).
+class Older(ValueError):
+    """A file lacks lines that it had."""
+
+
+def files(
+    folder: Path, known: Iterable[Mapping[str, Place]]
+) -> list[tuple[Path, Mapping[int, str]]]:
+    """A folder's files, also those that should be there, with the places that each must have
+    passed (number -> checksum)."""
+    passed: dict[str, dict[int, str]] = {path.name: {} for path in folder.glob("*.jsonl")}
+    for places in known:
+        for name, place in places.items():
+            passed.setdefault(name, {})[place.number] = place.chain
+    return [(folder / name, passed[name]) for name in sorted(passed)]
+
+
+def entries(path: Path, passed: Mapping[int, str]) -> Iterator[Entry]:
+    """The entries of a file that must have passed these places.
 
     Raises:
-        ValueError: a damaged line, or a place that is not there.
+        ValueError: a damaged line, or a place that is not there (`Older` if the file ends before).
     """
     remedy = "restore the file from a copy, or start a new run"
     if not path.exists():
@@ -187,7 +199,7 @@ def _entries(path: Path, passed: Mapping[int, str]) -> Iterator[Entry]:
             )
         yield entry
     if place.number < max(passed, default=0):
-        raise ValueError(
+        raise Older(
             f"{path} has {place.number} lines, but had {max(passed)} when a checkpoint was "
             f"written: {remedy}"
         )

@@ -27,6 +27,11 @@ OWN: OwnFlags = {
         "RUN_DIR",
         "prove a run's certified epsilons by a second path, in ball arithmetic; exit code 1 if not",
     ),
+    "--check": (
+        "RUN_DIR",
+        "say file by file what of a run directory is whole, missing, older, newer or damaged; exit "
+        "code 1 unless all is whole",
+    ),
     "--group": (
         "K",
         "with --ledger: also the epsilon of a person who has K records with one client",
@@ -66,6 +71,7 @@ class Question:
         delta: the given delta, or None.
         ledger: the directory of a run whose ledger is priced, or None.
         verify: the directory of a run whose printed epsilons are verified, or None.
+        check: the directory of a run whose files are checked, or None.
         group: records of one person, or None.
         word: the first word, or None.
         records: records per client, one number for all or one for each; None: from the data set.
@@ -80,6 +86,7 @@ class Question:
     delta: float | None
     ledger: Path | None
     verify: Path | None
+    check: Path | None
     group: int | None
     word: str | None
     records: tuple[int, ...] | None
@@ -116,6 +123,7 @@ def parse(argv: Sequence[str], program: str) -> Question:
         delta=config.privacy.delta if "delta" in request.given else None,
         ledger=Path(own["ledger"]) if "ledger" in own else None,
         verify=Path(own["verify"]) if "verify" in own else None,
+        check=Path(own["check"]) if "check" in own else None,
         group=_read(own, "group", int),
         word=word,
         records=_read(own, "records", _integers),
@@ -190,15 +198,19 @@ def _check_run(question: Question, request: Request) -> None:
     others = request.given - {"delta"}
     if question.ledger is not None and others:
         raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
-    if question.verify is not None and (request.given or question.ledger is not None):
-        names = sorted(request.given | ({"ledger"} if question.ledger is not None else set()))
-        raise ValueError(f"--verify proves what a run has printed: drop {', '.join(names)}")
+    asked = {name for name in ("ledger", "verify", "check") if getattr(question, name) is not None}
+    for name, does in _ALONE.items():
+        if name in asked and (names := sorted(request.given | asked - {name})):
+            raise ValueError(f"--{name} {does}: drop {', '.join(names)}")
+
+
+_ALONE = {"verify": "proves what a run has printed", "check": "looks at a run's files"}
 
 
 def _check_one_client(question: Question, request: Request) -> None:
     """Require the flags for which one client's round has no default."""
     given, privacy = request.given, request.config.privacy
-    for flag in ("ledger", "verify", "group"):
+    for flag in ("ledger", "verify", "check", "group"):
         if getattr(question, flag) is not None:
             raise ValueError(f"--{flag} and {question.word} are two questions: drop one")
     noise = "share_noise" if question.word == SHARED else "noise_multiplier"

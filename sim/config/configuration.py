@@ -94,7 +94,7 @@ def save(config: Config, path: Path) -> None:
         }
         for table, names in used_by_table(config).items()
     }
-    durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode())
+    durable.write(path, (_HEADER + tomli_w.dumps(tables)).encode(), private=True)
 
 
 def differences(a: Config, b: Config) -> list[str]:

@@ -7,7 +7,6 @@ must not be shared with the rest.
 
 import hashlib
 import json
-import os
 import secrets
 from pathlib import Path
 
@@ -25,11 +24,7 @@ KEY_BYTES = 32
 def write(folder: Path, job: Job) -> None:
     """Write both files, with a fresh key, into a new run directory."""
     key = secrets.token_bytes(KEY_BYTES)
-    (folder / KEY).unlink(missing_ok=True)
-    with open(folder / KEY, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(key)
-        file.flush()
-        os.fsync(file.fileno())
+    durable.write(folder / KEY, key, private=True)
     durable.write(folder / INPUTS, json.dumps(_inputs(job, key), indent=1).encode())
 
 
@@ -42,7 +37,7 @@ def check(folder: Path, job: Job) -> None:
     Raises:
         ValueError: an input differs, or the key is missing or damaged.
     """
-    key, began = _read_key(folder), json.loads((folder / INPUTS).read_text())
+    key, began = read_key(folder), json.loads((folder / INPUTS).read_text())
     for name, now in _inputs(job, key).items():
         if began[name] != now:
             raise ValueError(
@@ -68,7 +63,7 @@ def _inputs(job: Job, key: bytes) -> dict[str, str]:
     return {"records": digest.hexdigest(), "device": device_of(job.config).type}
 
 
-def _read_key(folder: Path) -> bytes:
+def read_key(folder: Path) -> bytes:
     """The key of the digest.
 
     Raises:

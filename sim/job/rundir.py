@@ -106,14 +106,14 @@ def _create(folder: Path, job: Job) -> bool:
 
 
 def _fill(part: Path, job: Job) -> None:
-    for name in ("ledger", "checkpoints"):
-        (part / name).mkdir(exist_ok=True)
+    durable.make_folder(part / "ledger", private=True)
+    durable.make_folder(part / "checkpoints")
     configs.save(job.config, part / "config.toml")
-    with durable.writing(part / "partition.npz") as file:
+    with durable.writing(part / "partition.npz", private=True) as file:
         np.savez_compressed(file, allow_pickle=False, **_partition(job))
     inputs.write(part, job)
     for path in manifest.ledger_files(part, job):
-        path.touch(0o600)
+        path.touch(durable.PRIVATE_FILE)
     durable.sync_folder(part / "ledger")
     manifest.write(part, job)
 

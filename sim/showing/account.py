@@ -87,6 +87,19 @@ def show_verified(result: Entries) -> None:
     _show_notes([result["note"]] if result["note"] else [])
 
 
+def show_whole(result: Entries) -> None:
+    """Print the state of each file, and the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("file", "state", "why")
+    for row in result["files"]:
+        table.add_row(row["file"], row["state"], row["detail"])
+    Console().print(table)
+    verdict = "All files are whole." if result["whole"] else "Not all files are whole."
+    Console().print(verdict)
+
+
 def _show_notes(texts: list[str]) -> None:
     from rich.console import Console
 

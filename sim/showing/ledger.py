@@ -9,7 +9,7 @@ from typing import Any
 
 from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
-from server import orders
+from server import manifest, orders
 from server import paid as paid_in
 from sim.config.caveats import caveats_of
 from sim.showing import wording
@@ -78,6 +78,8 @@ def _unfinished(
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
+    if spent and not order_of and manifest.load(folder) is not None:
+        raise ValueError(f"{folder / orders.FILE} is missing: restore it, or resume the run")
     target = setting(config, "privacy", "epsilon", float, int, str)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     kept = not isinstance(target, str | None) and own == (delta, "certified")

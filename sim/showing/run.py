@@ -8,6 +8,7 @@ import numpy as np
 
 from server import manifest
 from server.records import Epsilon, RoundRecord, Summary
+from server.store import Store
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS
 
@@ -55,6 +56,7 @@ def read_run(run_dir: Path) -> Run:
             f"{run_dir} is no run directory, it has no config.toml: give the directory of a run"
         )
     manifest.read(run_dir)
+    Store(run_dir, 2).check_rounds()
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
     rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
     try:

@@ -1,0 +1,129 @@
+"""What of a run directory is whole, file by file, by the checks that a resumed run makes itself."""
+
+import itertools
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from client import uploads
+from mechanisms.accounting import ledger
+from server import checkpoints, manifest, orders, paid
+from server.records import Summary
+from server.store import KEPT, Store
+from sim.job import inputs
+
+WHOLE, MISSING, OLDER, NEWER, DAMAGED = "whole", "missing", "older", "newer", "damaged"
+AHEAD = "of a round that no checkpoint knows: --resume repeats it"
+Check = tuple[Path, Callable[[], object]]
+"""A file, and what raises unless it is whole."""
+
+
+def look(run_dir: Path) -> dict[str, Any]:
+    """The state of each file, and whether nothing is missing, older or damaged.
+
+    A file is newer if a run died in the middle of a round; it loses nothing. Clients' states of
+    earlier rounds, which nobody will read, are left out.
+
+    Raises:
+        ValueError: it is no run directory.
+    """
+    if not any((run_dir / name).is_file() for name in (manifest.FILE, *manifest.FIXED)):
+        raise ValueError(
+            f"--check = {run_dir} must be an existing run directory; give the folder a run printed"
+        )
+    stores = [Store(path.parent, 2, run_dir / "ledger") for path in _checkpoint_folders(run_dir)]
+    checks = itertools.chain(_fixed(run_dir), _ledger(run_dir), *map(_rounds, stores))
+    rows = [_row(run_dir, path, check) for path, check in checks]
+    rows += [
+        {"file": str(path.relative_to(run_dir)), "state": NEWER, "detail": AHEAD}
+        for store in stores
+        for path in _ahead(store)
+    ]
+    whole = all(row["state"] in (WHOLE, NEWER) for row in rows)
+    return {"whole": whole, "files": rows}
+
+
+def _row(run_dir: Path, path: Path, check: Callable[[], object]) -> dict[str, str]:
+    state = WHOLE
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            check()
+            detail = "; ".join(str(one.message) for one in said)
+        except ledger.Older as fault:
+            state, detail = OLDER, str(fault)
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            state, detail = DAMAGED if path.exists() else MISSING, str(fault)
+    return {"file": str(path.relative_to(run_dir)), "state": state, "detail": detail}
+
+
+def _checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Those of training and of the phases before it."""
+    return [run_dir / "checkpoints", *sorted(run_dir.glob("*/checkpoints"))]
+
+
+def _fixed(run_dir: Path) -> Iterator[Check]:
+    """What is written when a run begins, and when it ends."""
+    yield run_dir / manifest.FILE, partial(_manifest, run_dir)
+    try:
+        named = _manifest(run_dir)["files"]
+    except ValueError:
+        named = {}
+    yield from _named(run_dir, named)
+    yield run_dir / inputs.KEY, partial(inputs.read_key, run_dir)
+    if (run_dir / orders.FILE).exists():
+        yield run_dir / orders.FILE, partial(orders.read, run_dir)
+    if (path := run_dir / "summary.json").exists():
+        yield path, partial(_summary, path)
+
+
+def _manifest(run_dir: Path) -> dict[str, Any]:
+    if (entries := manifest.load(run_dir)) is None:
+        raise ValueError(f"{run_dir / manifest.FILE} is missing: restore it, or start a new run")
+    return entries
+
+
+def _summary(path: Path) -> Summary:
+    return Summary.from_json(json.loads(path.read_text()))
+
+
+def _named(folder: Path, digests: dict[str, str]) -> Iterator[Check]:
+    for name, digest in digests.items():
+        yield folder / name, partial(manifest.compare, folder, {name: digest})
+
+
+def _ledger(run_dir: Path) -> Iterator[Check]:
+    try:
+        known = paid.known(run_dir)
+    except ValueError:  # of the manifest, which has its own row
+        known = []
+    for path, passed in ledger.files(run_dir / "ledger", known):
+        yield path, partial(_chain, path, passed)
+
+
+def _chain(path: Path, passed: Mapping[int, str]) -> int:
+    """The number of a file's entries, all of which are read."""
+    return sum(1 for _ in ledger.entries(path, passed))
+
+
+def _rounds(store: Store) -> Iterator[Check]:
+    """The checkpoints of training or of an earlier phase, and what belongs to the newest one."""
+    for label in store.checkpoints.labels():
+        yield label, partial(checkpoints.read, label)
+    with warnings.catch_warnings(action="ignore"):
+        newest = store.checkpoints.newest()
+    if newest is not None:
+        yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
+        yield store.rounds, store.check_rounds
+    for path in sorted(store.folder.glob("uploads/*.safetensors")):
+        yield path, partial(uploads.read, path)
+
+
+def _ahead(store: Store) -> list[Path]:
+    """Clients' states that are newer than the newest checkpoint."""
+    numbers = [int(label.stem.removeprefix("round-")) for label in store.checkpoints.labels()]
+    after = f"round-{max(numbers, default=0):06d}"
+    return [path for path in sorted(store.folder.glob(KEPT)) if path.stem > after]
