@@ -24,6 +24,7 @@ from mechanisms.accounting import (
     order_search,
     trial_cap,
 )
+from mechanisms.accounting.adaptive_events import Allotment
 from mechanisms.accounting.events import ClassicClaim, Event
 from mechanisms.accounting.profile import Pair
 
@@ -38,8 +39,8 @@ MAX_KINDS = 1_000
 """Kinds of steps in charges above which no privacy loss distribution is built: it would take
 seconds."""
 IN_PROGRESS = 0.02
-"""Share of delta that pays for epsilons of a run in progress (`server.orders.running`), where the
-certified one of its end is by loss distributions, which have the rest."""
+"""Share of delta that pays for epsilons of a run in progress (`server.orders.running`); the
+certified one of its end has the rest, unless an `Allotment` names one order for both."""
 ROUNDING = 1e-11
 """Margin for rounding of an epsilon by a Renyi order a, relative to its divergence and to 1 / (a -
 1). What `conversion` and a trial cap add is at most 800 / (a - 1), and right to 1e-15. Divergences
@@ -230,6 +231,13 @@ def _epsilon(
     return guarantee(dict(items), delta, column, orders)
 
 
+def by_renyi(charges: Charges, delta: float) -> Guarantee:
+    """The certified epsilon by Renyi orders alone: :func:`epsilon` itself where they prove it, else
+    with all of delta."""
+    certified = epsilon(charges, delta)
+    return epsilon(charges, delta, orders=ORDERS) if certified.order is None else certified
+
+
 def precompute(histories: Iterable[Charges], column: str) -> None:
     """Speed up :func:`epsilon` of many different charges: their curves are computed together."""
     curves.precompute(
@@ -284,8 +292,9 @@ def within(
 
 
 def share_of_the_end(events: Iterable[Event]) -> float:
-    """The share of delta that pays for a certified epsilon when a run is over."""
-    return 1.0 - IN_PROGRESS if dominating.all_dominated(events) else 1.0
+    """The share of delta that pays for a certified epsilon when a run is over, and for caps."""
+    named = any(isinstance(event, Allotment) for event in events)
+    return 1.0 if named else 1.0 - IN_PROGRESS
 
 
 def by_loss_distributions(charges: Charges, delta: float) -> float:
