@@ -157,7 +157,6 @@ REFUSED = [
     ("Halves", [], "output is of torch.float16, not torch.float32: make it so"),
     ("Own", ["--epochs=1e6", "--sample-rate=0.5"], "at most 1000000 are possible: give fewer --ep"),
     ("Own", ["--rounds=99999999999999999999"], "at most 1000000: "),
-    ("Own", [f"--name={'a' * 201}"], "must consist of at most 200 letters"),
     ("Own", deep, "deep.toml is not a TOML file: "),
     ("Own", huge, "huge.npz does not fit into memory"),
 ]
@@ -175,8 +174,3 @@ def test_it_is_refused_before_anything_is_written(tmp_path, capfd, model, given,
     said = capfd.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and what in said
     assert not any((tmp_path / "runs").glob("*"))
-
-
-def test_a_name_of_200_letters_is_a_folder(tmp_path):
-    assert main_guard(run.command, [*SMALL, f"--out={tmp_path}", f"--name={'a' * 200}"]) == 0
-    assert (tmp_path / ("a" * 200) / "summary.json").is_file()

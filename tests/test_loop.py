@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
+from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import PaperClaim
 from mechanisms.plan import merge, planned
 from server import loop
@@ -19,6 +19,7 @@ from server.store import MODEL, Store
 from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
+from tests.running import best_orders, in_progress
 
 CLIENTS = 10
 SETTINGS = {
@@ -122,16 +123,14 @@ def test_picks_of_a_release_follow_no_seed(tmp_path):
     assert len(set(picks)) == 3
 
 
-def test_figures_of_a_run_that_goes_on_are_at_the_order_that_was_fixed_in_advance(tmp_path):
+def test_figures_of_a_run_that_goes_on_are_at_the_orders_that_were_fixed_in_advance(tmp_path):
     """And those of its end at the best one. Kills the best order of the moment, which stopping may
     exploit."""
     world = World(tmp_path, {})
     standing, plan = world.run(), world.job.plans.of(0)
-    order = epsilon(planned(plan, 5), 1e-5, orders=ORDERS).order
+    orders = best_orders(plan, 5, 1e-5)
     shown = [record.epsilon_certified_max for record in standing.records]
-    delta = IN_PROGRESS * 1e-5
-    at_it = [epsilon(planned(plan, n), delta, orders=(order,)).epsilon for n in range(1, 6)]
-    fixed = [min(one, 8.0) for one in at_it]
+    fixed = [min(in_progress(planned(plan, n), 1e-5, orders), 8.0) for n in range(1, 6)]
     best = [epsilon(planned(plan, n), 1e-5).epsilon for n in range(1, 6)]
     assert shown == [*fixed[:4], best[4]] and best[0] < 0.9 * fixed[0]
 

@@ -11,7 +11,7 @@ import pytest
 
 from client.messages import Upload
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import IN_PROGRESS, ORDERS, epsilon
+from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import Gaussian
 from mechanisms.plan import planned
 from server import loop
@@ -23,6 +23,7 @@ from sim.phases.phase import mean_sums
 from tests import phases
 from tests.gaussian import SPOILERS, alarms
 from tests.phases import CLIENTS, PHASES, Broken, ask, charged
+from tests.running import best_orders, in_progress
 from tests.test_fedfed import World
 from tests.worlds import Crash
 
@@ -153,7 +154,7 @@ def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
     assert rounds == {"statistics": [-3], "distill": [-2, -1], "share": [0], "train": [1, 2]}
 
 
-def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_path):
+def test_figures_of_the_generators_training_are_at_the_orders_of_its_rounds(tmp_path):
     """Whatever number its first round has."""
     world, _ = prepared(
         tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3}
@@ -163,8 +164,8 @@ def test_figures_of_the_generators_training_are_at_the_order_of_its_rounds(tmp_p
         for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()
     ]
     plan = world.job.plans_of["distill"].plans[0]
-    order, delta = epsilon(planned(plan, 3), 1e-5, orders=ORDERS).order, IN_PROGRESS * 1e-5
-    fixed = [epsilon(planned(plan, n), delta, orders=(order,)).epsilon for n in (1, 2)]
+    orders = best_orders(plan, 3, 1e-5)
+    fixed = [in_progress(planned(plan, n), 1e-5, orders) for n in (1, 2)]
     assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
     assert fixed[0] > 1.05 * epsilon(planned(plan, 1), 1e-5).epsilon
 

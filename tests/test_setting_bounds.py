@@ -171,7 +171,11 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "device": ("auto", ("cpu", "cuda"), ("gpu",)),
         "tf32": (False, (True,), (1,)),
         "out": ("runs", ("elsewhere",), (None,)),
-        "name": (None, (None, "a", "0.b_C-1"), ("", ".a", "_a", "-a", "a/b", "a b")),
+        "name": (
+            None,
+            (None, "a", "0.b_C-1", "a" * 200),
+            ("", "a" * 201, ".a", "_a", "-a", "a/b", "a b"),
+        ),
         "quiet": (False, (True,), (1,)),
     },
 }
