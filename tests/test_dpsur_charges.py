@@ -107,8 +107,8 @@ def test_where_rejections_are_hidden_nothing_tells_them():
 
 
 def test_the_cap_is_paid_out_of_delta():
-    """(epsilon + d / (1 - d), delta) with epsilon at delta - d, where delta is the end's share. Kills
-    a cap that costs nothing."""
+    """(epsilon + d / (1 - d), delta) with epsilon at 0.98 delta - d. Kills a cap that costs
+    nothing."""
     step, count = DpsurStep(1.0, 9.0, 1.0, 9.0, -1.0, "selective"), 7
     for rejections in (15, 40):
         charges = {step: count, TrialCap(0.5, rejections): count}
