@@ -276,7 +276,8 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
     )
     assert accountant.epsilon({**charges, cap: 10_000}, 1e-5).epsilon == math.inf
     whole = {**charges, events.TrialCap(0.5, 1): 1}
-    assert accountant.epsilon(whole, 0.5).epsilon == math.inf, "nothing is left of delta"
+    left = accountant.guarantee(whole, 0.5, "certified", accountant.ORDERS)
+    assert left.epsilon == math.inf, "nothing is left of delta"
     with pytest.raises(ValueError, match="delta_cap = "):
         trial_cap.guarantee(2.0, 1e-5, 1.0)
 

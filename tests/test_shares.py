@@ -47,10 +47,10 @@ def test_the_shares_and_caps_of_all_figures_of_a_run_add_up_to_delta(cap_share, 
 def test_nothing_is_proved_once_caps_have_used_up_the_share_of_the_end():
     """Neither while the run goes on nor afterwards."""
     step = DpsurStep(0.1, 3.0, 0.05, 3.0, -1.0, "selective")
-    cap = TrialCap(0.5, smallest_cap(0.5, 1, 0.3 * DELTA))
+    cap = TrialCap(0.5, smallest_cap(0.5, 1, 0.01 * DELTA))
     share = cap_delta({cap: 1}) / DELTA
     most = math.floor(0.98 / share)
-    assert most < 1.0 / share - 1e-3
+    assert (most + 1) * share < 1.0
     for count, finite in ((most, True), (most + 1, False)):
         charges = {step: count, cap: count}
         found = running(charges, DELTA, (8.0, 20.0), math.inf), epsilon(charges, DELTA)
