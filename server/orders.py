@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import functools
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from mechanisms.accounting.accountant import (
     ORDERS,
     Charges,
     Guarantee,
+    cap_delta,
     guarantee,
+    share_of_the_end,
     within,
 )
-from mechanisms.accounting.dominating import all_dominated
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, planned
 from server import labels
@@ -39,16 +41,16 @@ Orders = tuple[float, ...]
 @functools.lru_cache(maxsize=100_000)
 def orders_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> Orders:
     """The best orders for the certified epsilons of as many rounds as the target pays for, of half
-    as many, of a quarter, down to one; the first order alone where the end has all of delta."""
+    as many, of a quarter, down to one; the order of an allotment alone."""
 
     def too_many(number: int) -> bool:
         return not within(planned(plan, number), target, delta, column)
 
     last = bisect.bisect_left(range(1, rounds), True, key=too_many) if too_many(rounds) else rounds
-    dominated = all_dominated(planned(plan, 1))
-    ends = [last >> n for n in range(last.bit_length())] if dominated else [last]
-    share = IN_PROGRESS / len(ends) if dominated else 1.0
-    best = (guarantee(planned(plan, n), share * delta, "certified", ORDERS).order for n in ends)
+    named = share_of_the_end(planned(plan, 1)) == 1.0
+    ends = [last] if named else [last >> n for n in range(last.bit_length())]
+    share = 1.0 if named else IN_PROGRESS / len(ends)
+    best = (_beside_caps(planned(plan, n), share * delta, ORDERS).order for n in ends)
     return tuple(dict.fromkeys(order or 2.0 for order in best)) or (2.0,)
 
 
@@ -57,22 +59,28 @@ def running(charges: Charges, delta: float, fixed: Orders, budget: float) -> Gua
 
     It holds even if outputs decide the end. With L the privacy loss and D the divergence at an
     order a so far, ``exp((a - 1) (L - D))`` is a supermartingale, so no stopping rule gains
-    anything. Where the end is certified by loss distributions, which is another bound, the orders
-    have equal parts of a share of delta to themselves (`IN_PROGRESS`): whoever stops when one of
-    these figures is small, and goes on to the end otherwise, uses them all. There the figure is at
-    most a certified ``budget``, too: a run that ends early is part of one that spends it, and whose
-    end charges alone decide. Elsewhere the first order has all of delta.
-
-    Caps on hidden rejections are subtracted from delta as they are charged. A rule that stops early
-    is therefore covered at delta plus the caps of all planned steps (`docs/theory/allotments.md`).
+    anything. What proves the end is another bound, so the orders have equal parts of a share of
+    delta to themselves (`IN_PROGRESS`): whoever stops when one of these figures is small, and goes
+    on to the end otherwise, uses them all. Caps on hidden rejections are paid for by the share of
+    the end; once they have used it up nothing is proved. The figure is at most a certified
+    ``budget``, too: a run that ends early is part of one that spends it, and whose end charges
+    alone decide. An allotment's order is that of the end, and has all of delta.
+    `docs/theory/allotments.md` has the proofs.
     """
-    dominated = all_dominated(event for event, count in charges.items() if count)
-    if not dominated:
+    share = share_of_the_end(event for event, count in charges.items() if count)
+    if share == 1.0:
         return guarantee(charges, delta, "certified", fixed[:1])
-    spent = guarantee(charges, IN_PROGRESS / len(fixed) * delta, "certified", fixed)
+    if cap_delta(charges) >= share * delta:
+        return Guarantee(math.inf, None)
+    spent = _beside_caps(charges, IN_PROGRESS / len(fixed) * delta, fixed)
     if spent.epsilon > budget and within(charges, budget, delta):
         return Guarantee(budget, None)
     return spent
+
+
+def _beside_caps(charges: Charges, delta: float, orders: Orders) -> Guarantee:
+    """The least certified epsilon at a delta from which caps take nothing."""
+    return guarantee(charges, delta + cap_delta(charges), "certified", orders)
 
 
 def write(folder: Path, federation: Federation) -> None:

@@ -13,8 +13,8 @@ from safetensors.torch import load
 
 from client.metrics import Metrics, means
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import ORDERS, epsilon
-from mechanisms.accounting.dominating import all_dominated
+from mechanisms.accounting.accountant import by_renyi, epsilon
+from mechanisms.accounting.adaptive_events import Allotment
 from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
 from server import orders
@@ -101,9 +101,8 @@ class Finished:
         if at is None:
             return [epsilon(paid.get(c, {}), DELTA, column).epsilon for c in range(7)]
         settings = self.job.config.privacy
-        by_pld = all(all_dominated(charges) for charges in paid.values())
-        limit = settings.epsilon if by_pld and settings.budget == "certified" else math.inf
-        if not by_pld:
+        limit = settings.epsilon if settings.budget == "certified" else math.inf
+        if any(isinstance(event, Allotment) for charges in paid.values() for event in charges):
             return [epsilon(paid.get(c, {}), DELTA, orders=at[c]).epsilon for c in range(7)]
         return [min(in_progress(paid.get(c, {}), DELTA, at[c]), limit) for c in range(7)]
 
@@ -172,7 +171,7 @@ def test_every_figure_of_the_summary(finished):
     certified = finished.spent("certified")
     worst = int(np.argmax(certified))
     accuracy, loss = measured(finished)
-    renyi = max(epsilon(finished.paid[c], DELTA, orders=ORDERS) for c in range(7))
+    renyi = max(by_renyi(finished.paid[c], DELTA) for c in range(7))
     expected = {
         "accuracy": pytest.approx(accuracy),
         "loss": pytest.approx(loss, rel=1e-5),
@@ -300,7 +299,7 @@ def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, ca
     certified, published = (
         epsilon(found.paid[0], DELTA, column) for column in ("certified", "published")
     )
-    renyi = epsilon(found.paid[0], DELTA, orders=ORDERS)
+    renyi = by_renyi(found.paid[0], DELTA)
     accuracy, loss = measured(found)
     assert {name: text for name, text in shown.items() if name != "time"} == {
         "test accuracy": f"{accuracy:.4f}",

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mechanisms.accounting.events import DpsurStep, TrialCap
+from mechanisms.accounting.ledger import Ledger
+from server import orders
 from sim.account import command
 from sim.commands.guard import main_guard
 from sim.run import command as train
@@ -102,6 +105,19 @@ def test_an_unfinished_run_is_verified_at_its_orders(unequal, tmp_path, capsys):
     (row,) = found["verified"]
     assert status == 0 and row["order"] is not None and row["above"] < 1e-6
     assert found["note"] == wording.AT_ONE_ORDER
+
+
+def test_caps_of_an_unfinished_run_are_paid_for_beside_its_figure(tmp_path, capsys):
+    """They use up more than its orders have. Kills caps that are subtracted from their share."""
+    charges = {DpsurStep(0.1, 3.0, 0.05, 3.0, -1.0, "selective"): 3, TrialCap(0.5, 20): 3}
+    with Ledger(tmp_path / "ledger" / "group0.jsonl") as ledger:
+        ledger.charge("round-1", 1, [0], charges)
+    own = '[privacy]\nmechanism = "dpsur"\ndelta = 1e-5\n[data]\nclients = 1\n'
+    (tmp_path / "config.toml").write_text(own)
+    (tmp_path / orders.FILE).write_text('[{"orders": [8.0, 16.0], "clients": "0"}]')
+    status, found = verified(capsys, tmp_path)
+    (row,) = found["verified"]
+    assert status == 0 and row["order"] == 16.0 and row["above"] < 1e-5
 
 
 def test_the_verdict_is_printed(unequal, capsys):

@@ -24,7 +24,7 @@ from mechanisms.accounting import (
     order_search,
     trial_cap,
 )
-from mechanisms.accounting.events import ClassicClaim, Event
+from mechanisms.accounting.events import Allotment, ClassicClaim, Event
 from mechanisms.accounting.profile import Pair
 
 Charges = Mapping[Event, int]
@@ -35,11 +35,10 @@ _LARGE = (72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 448
 ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 MAX_KINDS = 1_000
-"""Kinds of steps in charges above which no privacy loss distribution is built: it would take
-seconds."""
+"""Most kinds of steps in charges for privacy loss distributions, which else would take seconds."""
 IN_PROGRESS = 0.02
-"""Share of delta that pays for epsilons of a run in progress (`server.orders.running`), where the
-certified one of its end is by loss distributions, which have the rest."""
+"""Share of delta that pays for epsilons of a run in progress (`server.orders.running`); the
+certified one of its end has the rest, unless an `Allotment` names one order for both."""
 ROUNDING = 1e-11
 """Margin for rounding of an epsilon by a Renyi order a, relative to its divergence and to 1 / (a -
 1). What `conversion` and a trial cap add is at most 800 / (a - 1), and right to 1e-15. Divergences
@@ -146,9 +145,8 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
     if lost >= delta:
         return Guarantee(math.inf, None)
     seen, divergences = _looked_at(charges, tuple(map(float, orders)), column, delta - lost)
-    classic = column == "published" and any(
-        n and isinstance(event, ClassicClaim) for event, n in charges.items()
-    )
+    claims = any(n and isinstance(event, ClassicClaim) for event, n in charges.items())
+    classic = column == "published" and claims
     found = Guarantee(0.0, None)
     if divergences.any():
         found = convert(divergences, seen, delta - lost, classic)
@@ -183,8 +181,7 @@ def epsilon(
 
     The certified one is by privacy loss distributions if every event has dominating pairs, else by
     Renyi differential privacy, which ``orders`` ask for by name. Both hold for events that
-    are fixed in advance.
-    Equal charges are computed once, however many clients carry them.
+    are fixed in advance. Equal charges are computed once, however many clients carry them.
 
     Args:
         charges: event -> number of applications.
@@ -209,10 +206,8 @@ def epsilon(
     chosen = column == "certified" or orders is not None
     if chosen and result.order in (grid[0], grid[-1]) and len(grid) > 1 and result.epsilon > 0.0:
         at = f"epsilon = {result.epsilon:.4g} ({column}) is reached at order {result.order:g}"
-        message = f"{at}, an end of the grid"
-        warnings.warn(
-            f"{message}; a wider grid of orders would give a smaller epsilon", stacklevel=2
-        )
+        wider = "an end of the grid; a wider grid of orders would give a smaller epsilon"
+        warnings.warn(f"{at}, {wider}", stacklevel=2)
     return result
 
 
@@ -228,6 +223,12 @@ def _epsilon(
             delta *= share_of_the_end(event for event, count in items if count)
         orders = default_orders(column)
     return guarantee(dict(items), delta, column, orders)
+
+
+def by_renyi(charges: Charges, delta: float) -> Guarantee:
+    """The certified epsilon by Renyi orders alone; :func:`epsilon` itself where they prove it."""
+    certified = epsilon(charges, delta)
+    return epsilon(charges, delta, orders=ORDERS) if certified.order is None else certified
 
 
 def precompute(histories: Iterable[Charges], column: str) -> None:
@@ -284,8 +285,8 @@ def within(
 
 
 def share_of_the_end(events: Iterable[Event]) -> float:
-    """The share of delta that pays for a certified epsilon when a run is over."""
-    return 1.0 - IN_PROGRESS if dominating.all_dominated(events) else 1.0
+    """The share of delta that pays for a certified epsilon when a run is over, and for caps."""
+    return 1.0 if any(isinstance(event, Allotment) for event in events) else 1.0 - IN_PROGRESS
 
 
 def by_loss_distributions(charges: Charges, delta: float) -> float:

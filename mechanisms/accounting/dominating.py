@@ -13,18 +13,12 @@ largest of a few lines in the likelihood ratio (`profile.largest`).
 
 import functools
 import math
-from collections.abc import Iterable
 
 from mechanisms.accounting import events
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.profile import Case, Pair, Part, both_ways, largest
 
 Pairs = tuple[Pair, ...]
-
-
-def all_dominated(given: Iterable[events.Event]) -> bool:
-    """Whether every event has dominating pairs, or costs nothing."""
-    return all(pairs(event) is not None for event in given)
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 
 from mechanisms import durable
-from mechanisms.accounting.accountant import ORDERS, epsilon
+from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import MECHANISMS
 from server.loop import Standing
 from server.records import Summary, total_seconds
@@ -165,8 +165,7 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
     delta, which = job.config.privacy.delta, job.plans.which
     certified = budgets.epsilons("certified")
     worst = budgets.charges_of(int(np.argmax(certified)))
-    by_renyi = [epsilon(charges, delta, orders=ORDERS) for charges in budgets.histories()]
-    renyi = max(by_renyi, key=lambda one: one.epsilon)
+    renyi = max((by_renyi(one, delta) for one in budgets.histories()), key=lambda one: one.epsilon)
     noise = np.array([getattr(plan, "noise_multiplier", 0.0) for plan in job.plans.plans])
     accuracy, loss = (records[-1].accuracy, records[-1].loss) if records else (None, None)
     return Summary(

@@ -136,7 +136,7 @@ def row(price: Price) -> Entries:
 def figures(charges: Charges, delta: float) -> Entries:
     """Certified epsilon and what proves it; by Renyi orders alone, certified and published."""
     certified = accountant.epsilon(charges, delta)
-    renyi = accountant.epsilon(charges, delta, orders=accountant.ORDERS)
+    renyi = accountant.by_renyi(charges, delta)
     published = accountant.epsilon(charges, delta, "published")
     result: Entries = {"epsilon_certified": certified.epsilon, "method": certified.method}
     result |= {"epsilon_renyi": renyi.epsilon, "order": renyi.order}

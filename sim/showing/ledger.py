@@ -113,11 +113,12 @@ def _client(
 ) -> Entries:
     certified = price(client, charges, delta) if private else accountant.Guarantee(math.inf, None)
     published = accountant.epsilon(charges, delta, "published").epsilon if private else math.inf
+    proof = accountant.epsilon(charges, delta) if certified.order is None else certified
     events: list[tuple[Event, int]] = sorted(charges.items(), key=repr)
     return {
         "client": client,
         "epsilon_certified": certified.epsilon,
-        "method": certified.method,
+        "method": proof.method,
         "order": certified.order,
         "epsilon_published": published,
         "delta": delta,

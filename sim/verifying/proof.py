@@ -28,7 +28,7 @@ def dominated(charges: Charges) -> bool:
 
 
 def interval(
-    charges: Charges, delta: str, order: float | None, printed: float
+    charges: Charges, delta: str, order: float | None, printed: float, beside: str = "0"
 ) -> tuple[float, float]:
     """Bounds on epsilon at one Renyi order, or without one by loss distributions.
 
@@ -37,10 +37,11 @@ def interval(
 
     Args:
         delta: a decimal number.
+        beside: another one, what pays for caps on rejections in place of delta.
     """
     with ctx.workprec(BITS):
         if order is not None:
-            ball = _at_order(charges, arb(delta), arb(order))
+            ball = _at_order(charges, arb(delta), arb(order), arb(beside))
             return outward(ball, ball)
         if _overdrawn(charges):
             return math.inf, math.inf
@@ -61,13 +62,13 @@ def outward(low: arb, high: arb) -> tuple[float, float]:
     )
 
 
-def _at_order(charges: Charges, delta: arb, order: arb) -> arb:
+def _at_order(charges: Charges, delta: arb, order: arb, beside: arb) -> arb:
     """Balle et al. 2020, Canonne, Kamath, Steinke 2020; and the share of capped rejections."""
     if _overdrawn(charges):
         return arb("inf")
     spent = sum((n * divergence(event, order) for event, n in charges.items()), arb(0))
     lost = sum((n * failure(event) for event, n in charges.items()), arb(0))
-    left = delta - lost
+    left = delta if lost < beside else delta - lost
     if not left > 0:
         return arb("inf")
     found = spent + ((order - 1) / order).log() - (left.log() + order.log()) / (order - 1)

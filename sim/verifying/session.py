@@ -19,8 +19,8 @@ Entries = dict[str, Any]
 MAX_HISTORIES = 20
 """Most different histories that are verified, those of the largest epsilons."""
 AT_THE_END, IN_PROGRESS = Decimal("0.98"), Decimal("0.02")
-"""Shares of delta of an epsilon at a run's end and while it is in progress, where loss
-distributions can prove the former."""
+"""Shares of delta of an epsilon at a run's end and while it is in progress, without an order that
+an allotment names."""
 
 PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"
 
@@ -68,13 +68,15 @@ def _verdict(same: list[Entries], in_advance: Mapping[int, orders.Orders]) -> En
     row = same[0]
     fields = [({n: v for n, v in e.items() if n != "count"}, e["count"]) for e in row["events"]]
     charges = {events.from_dict(event): count for event, count in fields}
-    printed, order, share = row["epsilon_certified"], row["order"], Decimal(1)
-    if dominated(charges):
-        running = in_advance and order is not None
-        share = IN_PROGRESS / len(in_advance[row["client"]]) if running else AT_THE_END
-    elif order is None:  # the budget of a run that wrote down no order
+    printed, order, delta = row["epsilon_certified"], row["order"], Decimal(row["delta"])
+    share, beside = AT_THE_END, Decimal(0)
+    if any(isinstance(event, events.Allotment) for event in charges):
+        share = Decimal(1)
+    elif in_advance and order is not None:
+        share, beside = IN_PROGRESS / len(in_advance[row["client"]]), AT_THE_END
+    if order is None and not dominated(charges):  # a budget
         order = accountant.epsilon(charges, row["delta"]).order
-    low, high = interval(charges, str(share * Decimal(row["delta"])), order, printed)
+    low, high = interval(charges, str(share * delta), order, printed, str(beside * delta))
     return {
         "clients": format_ranges([one["client"] for one in same]),
         "epsilon_certified": printed,
