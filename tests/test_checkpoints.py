@@ -73,6 +73,7 @@ DAMAGES = {
     "one bit": lambda content: content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
     "no object": lambda content: b"[]",
     "an object without fields": lambda content: b"{}",
+    "whole, without fields": lambda content: labels.sealed({}),
 }
 
 
