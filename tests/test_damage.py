@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mechanisms.accounting import ledger
-from server import labels
+from server import labels, orders
 from sim import account, report
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
@@ -388,6 +388,15 @@ def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believe
     assert main_guard(command, ["--resume", str(run)]) == 2 and str(path) in capsys.readouterr().err
     path.unlink()
     assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before
+
+
+def test_orders_under_the_seal_of_others_are_refused(tmp_path):
+    path = tmp_path / orders.FILE
+    path.write_bytes(labels.sealed({"orders": [{"orders": [3.0], "clients": "0-3"}]}))
+    assert orders.read(tmp_path) == dict.fromkeys(range(4), (3.0,))
+    path.write_bytes(path.read_bytes().replace(b"3.0", b"4.0"))
+    with pytest.raises(ValueError, match="digest"):
+        orders.read(tmp_path)
 
 
 def test_only_its_owner_may_read_what_is_private(whole, tmp_path):
