@@ -7,7 +7,6 @@ checksums reveal damage.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import warnings
 import zipfile
@@ -104,8 +103,8 @@ def _lock(folder: Path) -> Iterator[None]:
     """Wait for another process that computes features; no lock if the folder is read-only."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(open(folder / "lock", "w")), fcntl.LOCK_EX)
+            durable.make_folder(folder)
+            stack.enter_context(durable.locked(folder / "lock"))
         yield
 
 
