@@ -17,13 +17,25 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Modes of what only its owner may read."""
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of the machine that names none, as those of open files do."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.filename is None:
+            fault.filename = str(path)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with naming(folder):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def sync_folders(folder: Path) -> None:
@@ -83,7 +95,8 @@ def make_empty(paths: Iterable[Path], private: bool = False) -> None:
     """Make empty files; existing ones keep what they hold."""
     folders = set()
     for path in paths:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE if private else 0o666))
+        with naming(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE if private else 0o666))
         folders.add(path.parent)
     for folder in folders:
         sync_folder(folder)
@@ -115,15 +128,20 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     Raises:
         BlockingIOError: another process holds it, if this one is not to ``wait``.
     """
-    with open(path, "w") as file:
+    file = open(path, "w")  # noqa: SIM115, as what the block raises is no fault of this file
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
+    finally:
+        with naming(path):
+            file.close()
 
 
 @contextmanager
 def _flushed(path: Path, mode: Literal["wb", "ab"], private: bool = False) -> Iterator[BinaryIO]:
     """A file to fill, whose bytes are on the disk when the block ends."""
-    with open(path, mode, opener=_open_private if private else None) as file:
+    opener = _open_private if private else None
+    with naming(path), open(path, mode, opener=opener) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
