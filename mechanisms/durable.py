@@ -28,6 +28,12 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def read(path: Path) -> bytes:
+    """What a file holds."""
+    with naming(path):
+        return path.read_bytes()
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk."""
     with naming(folder):

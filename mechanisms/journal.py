@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mechanisms.durable import PRIVATE_FILE, make_folder, naming, sync_folder
+from mechanisms.durable import PRIVATE_FILE, make_folder, naming, read, sync_folder
 
 CHAIN_BYTES = 8
 MAX_END_BYTES = 80
@@ -118,7 +118,7 @@ def last_place(path: Path) -> Place:
     end = _END.search(tail[:-1]) if tail.endswith(b"\n") else None
     if end is not None:
         return Place(int(end[1]), end[2].decode())
-    places = [place for place, _ in records(path, whole(path.read_bytes()), dict)]
+    places = [place for place, _ in records(path, whole(read(path)), dict)]
     return places[-1] if places else start(path)
 
 
@@ -195,7 +195,7 @@ class Journal:
 
         What a crash has left may be unflushed: it is flushed before it counts as paid.
         """
-        data = self.path.read_bytes()
+        data = read(self.path)
         kept = whole(data)
         for place, _ in records(self.path, kept, see):
             self._place = place
@@ -229,7 +229,7 @@ def _repaired(kept: bytes, data: bytes, did: str) -> str:
 
 def whole_of(path: Path) -> bytes:
     """The whole lines of a file that is only read; warns about a torn last line."""
-    data = path.read_bytes()
+    data = read(path)
     kept = whole(data)
     if kept != data:
         warnings.warn(f"{path}: {_repaired(kept, data, 'skipped')}", stacklevel=3)

@@ -83,7 +83,7 @@ class Store:
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""
-        lines = self.rounds.read_text().splitlines() if self.rounds.exists() else []
+        lines = durable.read(self.rounds).decode().splitlines() if self.rounds.exists() else []
         kept = [line for line in lines[:first] if line.endswith("}")]
         if len(kept) < len(lines):
             durable.write(self.rounds, "".join(line + "\n" for line in kept).encode())
