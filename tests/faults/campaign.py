@@ -17,8 +17,8 @@ from tests.faults.shim import FAIL, FAIL_ON, KILL, TEAR
 Fault = tuple[int, int, int]
 """A mode, the number of a call, and an error number."""
 ERRORS = (errno.EIO, errno.ENOSPC)
-HARMLESS = "r"
-"""A death before a call that only opens something to be read leaves what the call before left."""
+CHANGING, READING = "owsntmluc", "re"
+"""Letters of calls; a death before one that reads leaves what the call before it left."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Campaign:
     def kills(self, number: int) -> None:
         """Deaths before a call or within a write; where there are no more single ones, a second
         death follows in the resumed run."""
-        single = list(self._points(TEAR, "w")) + list(self._points(KILL, "owsntmluc"))
+        single = list(self._points(TEAR, "w")) + list(self._points(KILL, CHANGING))
         rng = random.Random(self.seed)
         rng.shuffle(single)
         self._each("kills", ((kind, [fault]) for kind, fault in single[:number]))
@@ -63,10 +63,10 @@ class Campaign:
     def errors(self, number: int) -> None:
         """Errors of one call, or of one and all that follow."""
         points = [
-            (kind, (mode, n, rng_error))
+            (kind, (mode, n, error))
             for mode in (FAIL, FAIL_ON)
-            for rng_error in ERRORS
-            for kind, (_, n, _) in self._points(mode, "owsntmlucre")
+            for error in ERRORS
+            for kind, (_, n, _) in self._points(mode, CHANGING + READING)
         ]
         random.Random(self.seed).shuffle(points)
         self._each("errors", ((kind, [fault]) for kind, fault in points[:number]))
@@ -81,6 +81,7 @@ class Campaign:
         for kind, faults in tries:
             self.counts[what] += 1
             try:
+                self.counts["torn"] += sum(mode == TEAR for mode, _, _ in faults)
                 self._try(kind, faults)
             except (AssertionError, OSError, ValueError, KeyError) as fault:
                 line = f"{kind}: {described(faults, self.calls[kind])}: "
