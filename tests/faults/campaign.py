@@ -103,7 +103,7 @@ class Campaign:
                 self.counts[f"exit code {outcome.code}"] += 1
                 laws.check_error(self.runs.root, outcome)
             else:
-                assert (outcome.code, outcome.said) == (0, ""), outcome.said
+                assert (outcome.code, laws.faults_in(outcome)) == (0, []), outcome.said
             if kind.mechanism != "none":
                 laws.check_interrupted(self.runs.folder, outcome)
         laws.check(kind, self.runs.folder, self.uncut[kind], before, self.runs.go(kind))
