@@ -2,7 +2,6 @@
 
 import random
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
