@@ -23,7 +23,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
-        if fault.filename is None:
+        if fault.filename is None and fault.errno is not None:
             fault.filename = str(path)
         raise
 

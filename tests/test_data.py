@@ -408,6 +408,16 @@ def test_a_file_that_is_no_npz_is_refused(damage: str, tmp_path: Path) -> None:
         load(str(tmp_path / "absent.npz"))
 
 
+def test_an_array_that_is_stored_in_part_of_its_bytes_is_refused(tmp_path: Path) -> None:
+    """A flipped bit in a header, of which the archive's checksum tells only at the end."""
+    path = Path(saved(tmp_path, x=np.ones((6, 3)), y=Y))
+    whole = path.read_bytes()
+    assert whole.count(b"(6, 3)") == 1
+    path.write_bytes(whole.replace(b"(6, 3)", b"(6, 2)"))
+    with pytest.raises(ValueError, match=r"mine\.npz is no \.npz of plain arrays"):
+        read_npz(str(path))
+
+
 def test_arrays_of_another_type_or_shape_are_another_data_set(tmp_path: Path) -> None:
     """Though their bytes are the same. Kills a run that is given the records of an earlier one."""
     x, y = np.linspace(1, 2, 24, dtype=np.float32).reshape(6, 4), np.arange(6) % 2
