@@ -1,6 +1,6 @@
-"""Kills runs at their system calls, lets calls fail, and takes the machine's power.
+"""Kills runs at their system calls, lets calls fail, takes the machine's power, and damages files.
 
-    python -m tests.faults --kills 5000 --errors 1000 --power 2000 \\
+    python -m tests.faults --kills 5000 --errors 1000 --power 2000 --fuzz 600 \\
         --out benchmarks/results/faults.json
 
 Every mechanism runs as a simulation and as a release, with and without a kept state, in children of
@@ -36,6 +36,7 @@ def main() -> int:
         ("kills", "deaths before a system call or within a write"),
         ("errors", "calls that fail by EIO or ENOSPC, once or from then on"),
         ("power", "states that a power loss can leave"),
+        ("fuzz", "seconds in which each parser is given damaged and random bytes"),
         ("seed", "of what is drawn where not everything is tried"),
     ):
         parser.add_argument(f"--{name}", type=int, default=0, help=what)
@@ -55,6 +56,10 @@ def main() -> int:
         from tests.faults.power import lost
 
         result["power"] = lost(given.power, given.seed)
+    if given.fuzz:
+        from tests.faults.fuzz import searched
+
+        result["fuzz"] = searched(given.fuzz, given.seed)
     result |= {"seconds": round(time.monotonic() - began), "machine": platform.platform()}
     broken = [line for part in result.values() if isinstance(part, dict) for line in part["broken"]]
     print(json.dumps(result, indent=1))
