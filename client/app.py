@@ -84,7 +84,8 @@ def _sealed(content: RecordDict) -> RecordDict:
 
 
 def _check(content: RecordDict, what: str) -> None:
-    if content.config_records.get("config", {}).get(DIGEST) != _digest(content):
+    config = content.config_records.get("config")
+    if config is None or config.get(DIGEST) != _digest(content):
         raise ValueError(
             f"{what} is damaged, or of another version: its digest does not match; resume the run, "
             "with the same version at the server and at its nodes"

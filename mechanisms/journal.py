@@ -111,7 +111,7 @@ def last_place(path: Path) -> Place:
     Raises:
         ValueError: a damaged line in a file whose last line is torn.
     """
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - MAX_END_BYTES, 0))
         tail = file.read()

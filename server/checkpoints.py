@@ -76,11 +76,16 @@ class Checkpoints:
         return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
 
     def newest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, or None; damaged ones are skipped with a warning."""
+        """The newest complete checkpoint, or None; damaged ones are skipped with a warning.
+
+        Raises:
+            OSError: one cannot be read, which may be whole: going on from the one before it would
+                repeat a finished round.
+        """
         for label in self.labels():
             try:
                 return read(label)
-            except (OSError, ValueError, KeyError, TypeError) as fault:
+            except (FileNotFoundError, ValueError, KeyError, TypeError) as fault:
                 warnings.warn(
                     f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
                     stacklevel=2,

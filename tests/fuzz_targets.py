@@ -24,6 +24,7 @@ from server.checkpoints import Checkpoint, Checkpoints
 from server.checkpoints import read as read_checkpoint
 from sim.config import configuration
 from sim.config.fields import SETTINGS
+from sim.data import features
 from sim.data.arrays import read_npz
 
 
@@ -145,6 +146,19 @@ def _arrays(folder: Path) -> Target:
     return in_file(path, lambda: read_npz(str(path)))
 
 
+def _features(folder: Path) -> Target:
+    """Damaged ones are computed anew."""
+    path = folder / "features.npz"
+    np.savez(path, x=np.arange(12, dtype=np.float32).reshape(6, 2), x_test=np.ones((2, 2)))
+
+    def read() -> Any:
+        if (found := features._read(path)) is None:
+            raise ValueError(path.name)
+        return found
+
+    return in_file(path, read)
+
+
 def _label(folder: Path) -> Target:
     return _checkpoint(folder, ".json")
 
@@ -251,6 +265,7 @@ MAKERS: dict[str, Callable[[Path], Target]] = {
     "ledger": _ledger,
     "configuration": _configuration,
     "arrays": _arrays,
+    "features": _features,
     "label": _label,
     "tensors": _tensors,
     "uploads": _upload,

@@ -42,6 +42,18 @@ def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
     return parts(_read(own_file(path)), path)
 
 
+def stored(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array, once all of its bytes are compared with the archive's checksum.
+
+    NumPy would read as many as the array's header says, and compare those of a whole file alone.
+    """
+    with archive.open(f"{name}.npy") as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ValueError(f"{name} has more bytes than its shape {array.shape}")
+    return array
+
+
 def parts(
     raw: Mapping[str, np.ndarray], path: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
@@ -78,7 +90,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("it is no zip archive")
         with zipfile.ZipFile(path) as archive:
             found = [name.removesuffix(".npy") for name in archive.namelist()]
-            raw = {name: _array(archive, name) for name in found if name in _NAMES}
+            raw = {name: stored(archive, name) for name in found if name in _NAMES}
     except MemoryError as error:
         raise ValueError(f"{path} does not fit into memory ({error}): use fewer records") from error
     except Exception as error:  # of a damaged archive or header, it can be any
@@ -101,18 +113,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 "out"
             )
     return raw
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array, once all of its bytes are compared with the archive's checksum.
-
-    NumPy would read as many as the array's header says, and compare those of a whole file alone.
-    """
-    with archive.open(f"{name}.npy") as file:
-        array = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):
-            raise ValueError(f"{name} has more bytes than its shape {array.shape}")
-    return array
 
 
 def _part(

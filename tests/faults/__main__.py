@@ -41,7 +41,7 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=0, help=what)
     parser.add_argument("--kinds", default="", help="only kinds of runs that begin so")
-    parser.add_argument("--out", type=Path, help="file for the figures")
+    parser.add_argument("--out", type=Path, help="file of the figures, of which other parts stay")
     parser.add_argument("--base", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.base:
@@ -51,7 +51,9 @@ def main() -> int:
         (given.base / "result.json").write_text(json.dumps(result))
         return 0
     began = time.monotonic()
-    result = _with_shim(given) if given.kills or given.errors else {}
+    result = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    if given.kills or given.errors:
+        result |= _with_shim(given)
     if given.power:
         from tests.faults.power import lost
 
@@ -60,7 +62,8 @@ def main() -> int:
         from tests.faults.fuzz import searched
 
         result["fuzz"] = searched(given.fuzz, given.seed)
-    result |= {"seconds": round(time.monotonic() - began), "machine": platform.platform()}
+    result |= {"machine": platform.platform()}
+    print(f"{time.monotonic() - began:.0f} s")
     broken = [line for part in result.values() if isinstance(part, dict) for line in part["broken"]]
     print(json.dumps(result, indent=1))
     if given.out:

@@ -61,15 +61,23 @@ class Campaign:
         )
 
     def errors(self, number: int) -> None:
-        """Errors of one call, or of one and all that follow."""
+        """Errors of one call, or of one and all that follow; every other one in a resumed run."""
         points = [
             (kind, (mode, n, error))
             for mode in (FAIL, FAIL_ON)
             for error in ERRORS
             for kind, (_, n, _) in self._points(mode, CHANGING + READING)
         ]
-        random.Random(self.seed).shuffle(points)
-        self._each("errors", ((kind, [fault]) for kind, fault in points[:number]))
+        rng = random.Random(self.seed)
+        rng.shuffle(points)
+        self._each("errors", (self._resumed(rng, n, *one) for n, one in enumerate(points[:number])))
+
+    def _resumed(
+        self, rng: random.Random, n: int, kind: Kind, fault: Fault
+    ) -> tuple[Kind, list[Fault]]:
+        """Of every other fault, a death first."""
+        death = (KILL, rng.randrange(1, len(self.calls[kind])), 0)
+        return kind, [death, fault] if n % 2 else [fault]
 
     def _points(self, mode: int, letters: str) -> Iterator[tuple[Kind, Fault]]:
         for kind, calls in self.calls.items():
@@ -117,10 +125,11 @@ def tried(base: Path, kinds: str, kills: int, errors: int, seed: int) -> dict[st
     print(f"{len(campaign.calls)} kinds, {points} calls, {time.monotonic() - began:.0f} s")
     result: dict[str, Any] = {"kinds": len(campaign.calls), "calls": points}
     for name, number, go in (("kills", kills, campaign.kills), ("errors", errors, campaign.errors)):
-        campaign.counts.clear()
-        campaign.broken = []
-        go(number)
-        result[name] = {**campaign.counts, "broken": campaign.broken}
+        if number:
+            campaign.counts.clear()
+            campaign.broken = []
+            go(number)
+            result[name] = {**campaign.counts, "broken": campaign.broken}
     return result
 
 
