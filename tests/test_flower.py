@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
@@ -724,6 +724,30 @@ def test_an_upload_survives_the_journey(metrics):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
     upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, metrics)
     assert_equal(decode_upload(encode_upload(upload)), upload)
+
+
+def test_a_message_of_which_anything_is_changed_is_refused():
+    numbers = np.array([1, 5], np.int64)
+    paid = [(numbers, {Gaussian(0.1): 3})]
+    upload = Upload(2, 0, numbers, numbers, 7, {"kept": (1.5, 3)}, paid, {"x": numbers})
+    request = TrainRequest(3, 1, "round-3", numbers, numbers, np.ones(2, np.float32))
+    for encode, decode in (
+        (lambda: encode_upload(upload), decode_upload),
+        (lambda: encode_request(request, {"settings": "{}", "run_dir": "x"}), decode_request),
+    ):
+        decode(encode())
+        parts = [(name, key) for name, record in encode().items() for key in record]
+        assert len(parts) > 8
+        for name, key in parts:
+            content = encode()
+            old = content[name][key]
+            content[name][key] = {int: 9, str: f"{old} "}.get(type(old)) or Array(
+                np.array([1, 6], np.int64)
+            )
+            with pytest.raises(ValueError, match="is damaged"):
+                decode(content)
+        with pytest.raises(ValueError, match="is damaged"):
+            decode(RecordDict({"arrays": encode()["arrays"]}))
 
 
 def test_what_is_shared_singly_survives_the_journey():
