@@ -166,7 +166,7 @@ def durable_writes(file: str, tree: ast.Module) -> Iterator[str]:
             called = ast.unparse(node.func)
             owner, _, name = called.rpartition(".")
             if (
-                (name == "open" and not _only_reads(owner, node))
+                (name in ("open", "ZipFile") and not _only_reads(owner, node))
                 or called == "os.replace"
                 or (owner == "shutil" and name != "rmtree")
                 or (name == "replace" and owner and len(node.args) + len(node.keywords) == 1)
@@ -180,10 +180,14 @@ def _only_reads(owner: str, call: ast.Call) -> bool:
     """Whether a call of ``open``, or of a method of that name, makes and changes no file."""
     if owner == "os":
         return False
-    modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
-    return all(isinstance(mode, ast.Constant) and mode.value in ("r", "rb") for mode in modes) or (
-        owner.endswith("_purse")
-    )
+    modes = [k.value for k in call.keywords if k.arg == "mode"]
+    modes += call.args[1:2] if owner in ("", "io") else []
+    modes += [
+        one
+        for one in call.args
+        if isinstance(one, ast.Constant) and re.fullmatch(r"[rwaxbt+]{1,3}", str(one.value))
+    ]
+    return all(isinstance(mode, ast.Constant) and mode.value in ("r", "rb") for mode in modes)
 
 
 def no_pickle(file: str, tree: ast.Module) -> Iterator[str]:
@@ -265,6 +269,9 @@ BREACHES: dict[Rule, list[tuple[str, str]]] = {
     durable_writes: [
         ("sim/a.py", "open(path, 'w')"),
         ("sim/a.py", "path.open(mode='ab')"),
+        ("sim/a.py", "path.open('w')"),
+        ("sim/a.py", "gzip.open(path, 'wb')"),
+        ("sim/a.py", "zipfile.ZipFile(path, 'w')"),
         ("sim/a.py", "open(path, mode)"),
         ("sim/a.py", "os.open(path, flags)"),
         ("client/a.py", "path.write_text('x')"),

@@ -8,11 +8,7 @@ report.
 import pytest
 
 from tests.crash_worlds import DEFAULT, KINDS, facts, once, twice, worlds_in
-from tests.crashing import (
-    Killed,
-    killed,
-    tree_of,
-)
+from tests.crashing import Killed, killed, tree_of
 
 
 @pytest.fixture(scope="module")
