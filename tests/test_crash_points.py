@@ -75,7 +75,7 @@ def test_what_was_noted_lays_out_what_is_there(worlds, kind):
 def test_a_program_that_dies_leaves_what_is_laid_out(worlds):
     world = worlds["adaptive simulation"]
     whole = world.go()
-    for done in range(3, len(whole.operations), 17):
+    for done in range(5, len(whole.operations), 17):
         with pytest.raises(Killed):
             world.go(dies_at=done)
         left, laid = (
