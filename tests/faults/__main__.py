@@ -25,9 +25,9 @@ MEMORY = Path("/dev/shm")
 """A file system in memory: the tries are about the order of calls, not about a disk."""
 
 
-def main() -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    flags = argparse.ArgumentParser(
         prog="python -m tests.faults",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -39,11 +39,16 @@ def main() -> int:
         ("fuzz", "seconds in which each parser is given damaged and random bytes"),
         ("seed", "of what is drawn where not everything is tried"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=0, help=what)
-    parser.add_argument("--kinds", default="", help="only kinds of runs that begin so")
-    parser.add_argument("--out", type=Path, help="file of the figures, of which other parts stay")
-    parser.add_argument("--base", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+        flags.add_argument(f"--{name}", type=int, default=0, help=what)
+    flags.add_argument("--kinds", default="", help="only kinds of runs that begin so")
+    flags.add_argument("--out", type=Path, help="file of the figures, of which other parts stay")
+    flags.add_argument("--base", type=Path, help=argparse.SUPPRESS)
+    return flags
+
+
+def main() -> int:
+    """The command."""
+    given = parser().parse_args()
     if given.base:
         from tests.faults.campaign import tried
 
