@@ -29,6 +29,7 @@ EVENTS = {
     "noisy_norm_sum": events.NoisyNormSum(0.1, 20.0),
     "heterogeneous_gaussian": events.HeterogeneousGaussian(0.2, 2.0, 0.7),
     "visible_choice": events.VisibleChoice(0.3, 2.0),
+    "partial_pass": events.PartialPass(0.3, 2.0),
     "randomized_response": events.RandomizedResponse(0.5),
     "public_labels": events.PublicLabels(),
     "dpsur_step": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "visible"),

@@ -216,8 +216,8 @@ class HeterogeneousGaussian(Event):
 
 @dataclass(frozen=True)
 class VisibleChoice(Event):
-    """A Gaussian release in which a record takes part with some probability, by a draw that is
-    public: FedFed's sharing (Yang et al., NeurIPS 2023), and part of a shuffled pass.
+    """A Gaussian release of a record alone, in which it takes part with some probability, by a draw
+    that is public: FedFed's sharing (Yang et al., NeurIPS 2023).
 
     Attributes:
         share_rate: p, in (0, 1].
@@ -227,6 +227,21 @@ class VisibleChoice(Event):
     kind: ClassVar[str] = "visible_choice"
     share_rate: float = rate()
     noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class PartialPass(VisibleChoice):
+    """The first batches of a shuffled pass that a round's end cuts off (`mechanisms.batches`).
+
+    For one record it is a `VisibleChoice`; but several records of one person may be in one sum
+    (`accounting.group`).
+
+    Attributes:
+        share_rate: p, the share of records in these batches, in (0, 1].
+        noise_multiplier: s, noise standard deviation over the bound on a record's part, positive.
+    """
+
+    kind: ClassVar[str] = "partial_pass"
 
 
 @dataclass(frozen=True)
@@ -263,6 +278,7 @@ KINDS: dict[str, type[Event]] = {
         NoisyNormSum,
         HeterogeneousGaussian,
         VisibleChoice,
+        PartialPass,
         RandomizedResponse,
         PublicLabels,
         DpsurStep,
