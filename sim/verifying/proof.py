@@ -46,6 +46,8 @@ def interval(
         if _overdrawn(charges):
             return math.inf, math.inf
         steps = [(law, count) for event, count in charges.items() for law in laws(event) or ()]
+        if not steps:
+            return 0.0, 0.0
         for fineness in FINENESS:
             low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
             if printed >= high or printed < low:
