@@ -104,9 +104,9 @@ class Budgets:
     def _orders(self, number: int) -> Orders:
         """The orders at which epsilon is taken while the run goes on, by the number of a client's
         plan in training."""
-        plan, rounds = self._course.plans.plans[number], self._course.rounds
-        terms = self._target, self._delta, self._column, self._course.prior
-        return orders_in_advance(plan, rounds, *terms)
+        course = self._course
+        own = course.plans.plans[number], course.rounds, self._target, self._delta
+        return orders_in_advance(*own, self._column, course.prior)
 
     def events(self) -> np.ndarray:
         """Int64 ``[clients]``: privacy events charged so far, counted with multiplicity."""

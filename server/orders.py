@@ -94,11 +94,11 @@ def running(charges: Charges, delta: float, fixed: Orders, budget: float) -> Gua
     order a so far, ``exp((a - 1) (L - D))`` is a supermartingale, so no stopping rule gains
     anything. What proves the end is another bound, so the orders have equal parts of a share of
     delta to themselves (`IN_PROGRESS`): whoever stops when one of these figures is small, and goes
-    on to the end otherwise, uses them all. There is one such share for all phases. Caps on hidden rejections are paid for by the share of
-    the end; once they have used it up nothing is proved. The figure is at most a certified
-    ``budget``, too: a run that ends early is part of one that spends it, and whose end charges
-    alone decide. An allotment's order is that of the end, and has all of delta.
-    `docs/theory/allotments.md` has the proofs.
+    on to the end otherwise, uses them all. There is one such share for all phases. Caps on hidden
+    rejections are paid for by the share of the end; once they have used it up nothing is proved.
+    The figure is at most a certified ``budget``, too: a run that ends early is part of one that
+    spends it, and whose end charges alone decide. An allotment's order is that of the end, and has
+    all of delta. `docs/theory/allotments.md` has the proofs.
     """
     share = share_of_the_end(event for event, count in charges.items() if count)
     if share == 1.0:

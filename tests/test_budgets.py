@@ -118,8 +118,8 @@ def test_the_given_counts_are_not_written_into():
 
 
 def true_delta(noise: float | list[float], figures: list[float]) -> float:
-    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps of this noise (of
-    each, or of all) is stopped after t + 1, all hold.
+    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps of this noise
+    (each step's, or that of all) is stopped after t + 1, all hold.
 
     Whoever stops it sees everything. By backward induction over the sum z of the steps' standard
     normal draws over their noise, exact up to the grid; the loss is z, and half of the variance.

@@ -4,7 +4,6 @@ Few are searched for (`accounting.calibration.smallest`); those between are inte
 is checked, and raised until it meets the budget.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np

@@ -231,14 +231,9 @@ class VisibleChoice(Event):
 
 @dataclass(frozen=True)
 class PartialPass(VisibleChoice):
-    """The first batches of a shuffled pass that a round's end cuts off (`mechanisms.batches`).
+    """A shuffled pass that a round's end cuts off, p of the records having been in its batches.
 
-    For one record it is a `VisibleChoice`; but several records of one person may be in one sum
-    (`accounting.group`).
-
-    Attributes:
-        share_rate: p, the share of records in these batches, in (0, 1].
-        noise_multiplier: s, noise standard deviation over the bound on a record's part, positive.
+    One record pays as for a `VisibleChoice`; but several of one person may be in one batch.
     """
 
     kind: ClassVar[str] = "partial_pass"
