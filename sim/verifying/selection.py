@@ -251,9 +251,10 @@ class _Pair:
             corner, following = int(best[k]), int(best[k + 1])
             left, right = map(arb, self.points[k : k + 2])
             high = self._cut(terms[corner], terms[following], left, right)
-            worths = [float(self._worth(term, high)) for term in terms]
-            between = int(np.argmax(worths))  # may be the best on less than the grid's spacing
-            if between not in (corner, following):
+            ahead = [float(self._worth(_less(term, terms[corner]), high)) for term in terms]
+            ahead[corner] = ahead[following] = 0.0
+            between = int(np.argmax(ahead))
+            if ahead[between] > 0.0:  # it is the best on less than the grid's spacing
                 first = self._cut(terms[corner], terms[between], left, high)
                 yield corner, low, first
                 corner, low = between, first
