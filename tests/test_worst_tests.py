@@ -15,7 +15,9 @@ OF_THE_END = (1.0 - IN_PROGRESS) * DELTA
 PAGE = ROOT / "docs/decisions/0039-what-tested-steps-lose.md"
 
 
-@pytest.mark.parametrize(("accounting", "count", "passes"), [("visible", 25, 2), ("selective", 8, 4)])
+@pytest.mark.parametrize(
+    ("accounting", "count", "passes"), [("visible", 25, 2), ("selective", 8, 4)]
+)
 def test_tests_that_follow_what_was_released_cost_more_than_one_and_no_more_than_is_charged(
     accounting, count, passes
 ):

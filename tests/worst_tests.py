@@ -95,7 +95,9 @@ class _Induction:
         for _ in range(passes):
             m, slope = np.exp(self.log_m)[:, None], self.slope[:, None]
             gain = self.on * self._at(self.values, self.shifts - self.log_m[:, None])
-            pick = self._best((gain - slope * self.on) / m + (slope - self.mean[:, None]) * self.off)
+            pick = self._best(
+                (gain - slope * self.on) / m + (slope - self.mean[:, None]) * self.off
+            )
             on = self.on[pick]
             accepted = on.sum(axis=1)
             log_m = np.log(accepted / self.off[pick].sum(axis=1))
