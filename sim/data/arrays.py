@@ -17,6 +17,10 @@ from sim.config.names import nearest
 from sim.data.files import own_file
 
 MAX_CLASSES = 65_536
+MAX_END_BYTES = 22 + 65_535
+"""Of an archive's end record, with the longest comment."""
+MANY = 0xFFFF
+"""Stands in the end record for any number of entries above."""
 _NAMES = ("x", "y", "x_test", "y_test")
 _CHANNELS = (1, 3, 4)
 
@@ -89,6 +93,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no zip archive")
         with zipfile.ZipFile(path) as archive:
+            _check_directory(path, archive)
             found = [name.removesuffix(".npy") for name in archive.namelist()]
             raw = {name: stored(archive, name) for name in found if name in _NAMES}
     except MemoryError as error:
@@ -113,6 +118,24 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 "out"
             )
     return raw
+
+
+def _check_directory(path: Path, archive: zipfile.ZipFile) -> None:
+    """Compare an archive's directory, which has no checksum, with its end and its members' headers.
+
+    Damage can hide an entry of it, or rename one.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: they differ.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - MAX_END_BYTES, 0))
+        _, _, end = file.read().rpartition(b"PK\5\6")
+    entries = int.from_bytes(end[6:8], "little")
+    if entries not in (len(archive.infolist()), MANY):
+        raise ValueError(f"its directory holds {len(archive.infolist())} of {entries} entries")
+    for member in archive.infolist():
+        archive.open(member).close()
 
 
 def _part(
