@@ -14,6 +14,7 @@ from server.records import Summary, largest
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
+from sim.config.checks import check_classes
 from sim.config.fields import Config
 from sim.engines import session
 from sim.engines.inline import inline_exchange
@@ -45,6 +46,7 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
+    check_classes(config, "an audit")
     in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
@@ -64,7 +66,7 @@ def audit(
         scores = one_run.losses(job.gradients, canaries, x, first, last)
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
-    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    owned = [job.partition.of(client) for client in range(job.partition.clients)]
     clients = one_run.by_client(canaries, scores, owned, delta, confidence)
     result = _result(folder, found, clients, "black-box" if black_box else "white-box", confidence)
     durable.write(folder / FILE, json.dumps(result.to_json(), indent=1).encode())
@@ -94,7 +96,7 @@ def show(result: Audit) -> None:
 
 def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     config, parameters = job.config, job.gradients.layout.size
-    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    owned = [job.partition.of(client) for client in range(job.partition.clients)]
     most = sum(map(len, owned)) // 2
     room = most if black_box else len(owned) * (parameters // 2)
     chosen = min(one_run.MAX_CANARIES, most, room) if count is None else count

@@ -79,9 +79,8 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round
-        progress.started(
-            RunInfo(federation.rounds, finished, federation.clients, str(folder), at_a_time)
-        )
+        shown = str(folder), at_a_time, config.data.metric_name
+        progress.started(RunInfo(federation.rounds, finished, federation.clients, *shown))
         standing = loop.run(federation, engine.exchange, store, standing, [progress.round])
         engine.leave()
         summary = rundir.summarize(folder, job, standing)

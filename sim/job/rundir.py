@@ -119,10 +119,12 @@ def _fill(part: Path, job: Job) -> None:
 
 
 def _partition(job: Job) -> dict[str, np.ndarray]:
-    """Records per client, and per class except in a release: no budget pays for exact counts."""
+    """Records per client, and per class, if targets are classes, except in a release: no budget
+    pays for exact counts."""
     arrays = {"sizes": job.partition.sizes}
-    if not job.config.run.release:
-        arrays["counts"] = job.partition.counts(job.dataset.y, job.dataset.classes)
+    labels = None if job.config.run.release else job.dataset.labels
+    if labels is not None:
+        arrays["counts"] = job.partition.counts(labels, job.dataset.classes)
     return arrays
 
 
@@ -188,6 +190,7 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),
+        metric=job.config.data.metric_name,
     )
 
 
