@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from sim.config.settings import Data
 from sim.data import dataset as data
 from sim.data import files, given
-from sim.data.arrays import fixed_split, read_npz
+from sim.data.arrays import fixed_split
 from sim.data.dataset import load
 from sim.data.torchvision_compat import import_torchvision
 from sim.data.words import words_of
@@ -272,9 +272,9 @@ X, Y = np.ones((6, 2)), np.arange(6) % 3
 NAN, HUGE = X.copy(), X.copy()
 NAN[4, 1], HUGE[2, 0] = np.nan, 1e300
 BAD_ARRAYS = [
-    ({"y": Y}, "array 'x' is missing, the file holds y"),
+    ({"y": Y}, "array 'x' is missing, found y"),
     ({"x": X}, "array 'y' is missing"),
-    ({"x_train": X, "y_train": Y}, "holds x_train, y_train"),
+    ({"x_train": X, "y_train": Y}, "found x_train, y_train"),
     ({"x": X, "y": Y, "x_test": X}, "array 'y_test' is missing"),
     ({"x": X, "y": Y, "X_test": X}, "'X_test' is unknown, did you mean 'x_test'"),
     ({"x": NAN, "y": Y}, "x[4, 1] = nan"),
@@ -309,7 +309,7 @@ BAD_ARRAYS = [
 @pytest.mark.parametrize(("arrays", "words"), BAD_ARRAYS)
 def test_faulty_arrays_are_named(arrays: dict, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
-        read_npz(saved(tmp_path, **arrays))
+        load(saved(tmp_path, **arrays))
     message = str(caught.value)
     assert words in message and "mine.npz" in message and "\n" not in message
 

@@ -26,7 +26,11 @@ from sim.config.settings import EXECUTION_ONLY
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 """Settings that may differ when a run is resumed."""
 
-NEWER = {"tf32": False, "sampling": "poisson"}
+NEWER = {
+    **{name: SETTINGS[name].info.default for name in ("label_column", "categories", "loss")},
+    **dict.fromkeys(("client_column", "columns", "metric")),
+    **{"tf32": False, "sampling": "poisson"},
+}
 """Settings that results of earlier versions lack, and the values that those were made with."""
 
 PER_CLIENT = ("epsilon_certified", "epsilon_published", "noise_multiplier", "events")

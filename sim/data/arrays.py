@@ -4,7 +4,8 @@ There are `x` [N, ...] and `y` (`sim.sources.targets`), and there may be `x_test
 `client` [N], texts or integers that say whose record each is. Records are features ([N, F]), grey
 images ([N, H, W], read as [N, 1, H, W]) or images with channels first ([N, C, H, W]). `uint8`
 records are pixels and are divided by 255; other numbers are used unchanged. With `words`, the size
-of a vocabulary, records are word numbers, integers [N, T] below it. Other arrays are ignored.
+of a vocabulary, records are word numbers, integers [N, T] below it. `classes` states how many there
+are; otherwise the largest label does. Other arrays are ignored.
 Without a test part, one record in five is held out by `fixed_split`; each of given clients keeps at
 least one. Pickled objects are never loaded.
 """
@@ -18,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.config.names import nearest
-from sim.sources.targets import CLASSES, outputs, targets, tell_absent
+from sim.sources.targets import CLASSES, MAX_CLASSES, outputs, targets, tell_absent
 
 DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive of arrays raises."""
-NAMES = ("x", "y", "x_test", "y_test", "client", "words")
+NAMES = ("x", "y", "x_test", "y_test", "client", "words", "classes")
 UNREAD = np.empty(0)
 """Stands for an array that is not read, as it could be of any kind."""
 MAX_WORDS = 10_000_000
@@ -75,10 +76,10 @@ def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CLASSES) -> Arra
             match; targets that the loss does not take.
     """
     _check_names(raw, path)
-    words = _vocabulary(raw["words"], path) if "words" in raw else 0
+    words = _stated(raw, "words", MAX_WORDS, path)
     x, y = _part(raw, "x", "y", path, loss, words)
     owner = _owners(raw["client"], len(x), path) if "client" in raw else None
-    classes = outputs(y, words, path)
+    classes = outputs(y, words, _stated(raw, "classes", MAX_CLASSES, path), path)
     if "x_test" not in raw:
         train, test = _held_out(len(x), owner, path)
         own = None if owner is None else owner[train]
@@ -158,13 +159,17 @@ def _check_names(raw: Mapping[str, np.ndarray], path: str) -> None:
             )
 
 
-def _vocabulary(words: np.ndarray, path: str) -> int:
-    if words.ndim or words.dtype.kind not in "iu" or not 2 <= words <= MAX_WORDS:
+def _stated(raw: Mapping[str, np.ndarray], name: str, most: int, path: str) -> int:
+    """A number that the data set states itself; 0 if it does not."""
+    if name not in raw:
+        return 0
+    number = raw[name]
+    if number.ndim or number.dtype.kind not in "iu" or not 2 <= number <= most:
         raise ValueError(
-            f"{path}: words = {words} must be the size of the vocabulary, an integer of at least 2 "
-            f"and at most {MAX_WORDS}: correct it"
+            f"{path}: {name} = {number} must be one integer of at least 2 and at most {most}: "
+            "correct it"
         )
-    return int(words)
+    return int(number)
 
 
 def _owners(names: np.ndarray, records: int, path: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from torch import nn
 from sim.data.words import Words
 from sim.sources.plugins import plugin
 
-FORM = "a class of models, a subclass of torch.nn.Module,"
+FORM = "a class of models, a subclass of torch.nn.Module"
 GIVEN = ("input_shape", "classes", "words")
 """What a class is given, if its constructor has parameters of these names."""
 
@@ -92,9 +92,10 @@ def _import_class(name: str) -> type[nn.Module]:
     """The class of `package.module:Class`."""
     found = plugin("model", name, FORM)
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        kind = f"the class {found.__name__}" if inspect.isclass(found) else type(found).__name__
+        kind = getattr(found, "__name__", "") if inspect.isclass(found) else ""
+        what = f"the class {kind}" if kind else f"of type {type(found).__name__}"
         raise ValueError(
-            f"model = {name!r} is {kind if inspect.isclass(found) else f'a {kind}'}, not {FORM} "
-            f"whose constructor may take {', '.join(GIVEN)}: name such a class"
+            f"model = {name!r} is {what}, not {FORM} whose constructor may take "
+            f"{', '.join(GIVEN)}: name such a class"
         )
     return found

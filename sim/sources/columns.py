@@ -2,7 +2,7 @@
 
 A column is numeric if all its values are numbers, categorical if none is; a mixture is refused.
 Types, categories and classes are then read off the records, which no budget pays for. A file of
-known columns states them beforehand instead:
+known columns states all of them beforehand instead:
 
     age = [0, 100]               # clipped to these bounds, and scaled to [-1, 1]
     colour = ["blue", "red"]     # the categories; any other value is refused
@@ -39,6 +39,11 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
     """
     columns = tables.read(path)
     known = _known(Path(data.columns).expanduser(), columns) if data.columns else {}
+    if known and (lacking := columns.keys() - known.keys() - {data.client_column}):
+        raise ValueError(
+            f"{data.columns} lacks the column {min(lacking)!r} of {path}: state all, so that "
+            "nothing is read off the table"
+        )
     named = {"label_column": data.label_column, "client_column": data.client_column}
     for setting, name in named.items():
         if name is not None and name not in columns:
@@ -47,10 +52,13 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
                 f"{setting} = {name!r} is no column of {path}{did_you_mean(name, columns)} "
                 f"(columns: {', '.join(columns)}): give {flag}"
             )
+    stated = known.get(data.label_column, [0])
     found = {"y": _labels(columns, data.label_column, known, path)}
     if data.client_column is not None:
         texts = columns[data.client_column]
         found["client"] = _as_integers(texts) if texts.dtype.kind == "U" else texts
+    if isinstance(stated[0], str):
+        found["classes"] = np.array(len(stated))
     features = [name for name in columns if name not in named.values()]
     if not features:
         raise ValueError(f"{path} has no column beside {', '.join(columns)}: add features")

@@ -52,14 +52,24 @@ def targets(array: np.ndarray, name: str, path: str, loss: str) -> np.ndarray:
     return numbers[:, None] if numbers.ndim == 1 else numbers
 
 
-def outputs(y: np.ndarray, words: int, path: str) -> int:
-    """A model's outputs for such training targets: classes, labels or numbers, or all words."""
+def outputs(y: np.ndarray, words: int, stated: int, path: str) -> int:
+    """A model's outputs for such training targets: classes, as many as stated if that is not 0;
+    labels, numbers, or all words.
+
+    Raises:
+        ValueError: there is one class, or a label is beyond the stated ones.
+    """
     if y.ndim > 1:
         return words if words and y.dtype == np.int64 else y.shape[1]
     classes = int(y.max()) + 1
-    if classes < 2:
+    if stated and classes > stated:
+        raise ValueError(
+            f"{path}: y holds the label {classes - 1}, and classes = {stated} are stated: correct "
+            "one of them"
+        )
+    if max(stated, classes) < 2:
         raise ValueError(f"{path}: y holds the label 0 only: a classifier needs at least 2 classes")
-    return classes
+    return stated or classes
 
 
 def tell_absent(y: np.ndarray, classes: int, path: str) -> None:
