@@ -3,6 +3,7 @@ and LEAF's files; and errors that name row and column."""
 
 import json
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sim.data.dataset import load
 from sim.phases.build import build, split
 from sim.run import command
 from sim.showing.run import read_run
+from sim.sources import hub
 
 TABLE = """\
 hospital,age,kind,label
@@ -30,6 +32,9 @@ hospital,age,kind,label
 9,0,b,ill
 """
 KNOWN = 'age = [0, 80]\nkind = ["c", "b", "a"]\nlabel = ["well", "ill", "dead"]\n'
+
+
+NO_DATASETS = "the extra [datasets] is not installed"
 
 
 def table(folder: Path, text: str = TABLE, name: str = "t.csv") -> str:
@@ -248,7 +253,7 @@ def test_a_parquet_table_is_the_same_as_in_text(tmp_path):
 
 
 def test_without_pyarrow_a_parquet_table_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r"pip install dp-federated-simulator\[tables\], or write"):
         read(table(tmp_path, name="t.parquet"))
 
@@ -298,6 +303,66 @@ def test_a_function_that_gives_none_says_what_was_expected(mine, name, said):
     with pytest.raises(ValueError, match=f"^dataset = '{mine}:{name}'.*{said}"):
         load(f"{mine}:{name}")
     files.check(f"{mine}:{name}", None)  # nothing is imported before the run begins
+
+
+# --- Hugging Face's ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    """A small data set on disk."""
+    datasets = pytest.importorskip("datasets", reason=NO_DATASETS)
+    columns = {
+        "petal": [0.1 * n for n in range(12)],
+        "sepal": list(range(12)),
+        "label": [n % 3 for n in range(12)],
+        "grower": [f"g{n % 4}" for n in range(12)],
+    }
+    parts = {"train": datasets.Dataset.from_dict(columns)}
+    parts["test"] = datasets.Dataset.from_dict({name: v[:4] for name, v in columns.items()})
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "flowers")
+    return tmp_path / "flowers", parts["train"]
+
+
+def test_a_data_set_of_hugging_face_s_has_columns(flowers):
+    folder, _ = flowers
+    found = read(f"hf:{folder}", client_column="grower")
+    assert found.x.shape == (12, 2) and found.x_test.shape == (4, 2)
+    np.testing.assert_allclose(found.x[:, 0], 0.1 * np.arange(12), rtol=1e-6)
+    assert found.y.tolist() == [0, 1, 2] * 4 and found.owner.tolist() == [0, 1, 2, 3] * 3
+    with pytest.raises(ValueError, match="neither an image nor numbers"):
+        read(f"hf:{folder}")
+    with pytest.raises(ValueError, match="'class' is no column of the data set"):
+        read(f"hf:{folder}", label_column="class")
+    with pytest.raises(ValueError, match=r"'hf:.*nowhere' cannot be loaded"):
+        read(f"hf:{folder.parent / 'nowhere'}")
+
+
+def test_images_of_hugging_face_s_are_pixels():
+    datasets = pytest.importorskip("datasets", reason=NO_DATASETS)
+    pictures = [Image.new("RGB", (4, 3), (n, 2 * n, 3 * n)) for n in range(6)]
+    columns = {"image": pictures, "label": [0, 1] * 3}
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    x = hub.arrays(datasets.Dataset.from_dict(columns, features=kinds))["x"]
+    assert x.shape == (6, 3, 3, 4) and x.dtype == np.uint8
+    assert x[:, :, 0, 0].tolist() == [[n, 2 * n, 3 * n] for n in range(6)]
+
+
+def test_a_partitioner_of_flwr_datasets_says_who_holds_which_record(flowers):
+    partitioners = pytest.importorskip("flwr_datasets.partitioner", reason=NO_DATASETS)
+    _, train = flowers
+    partitioner = partitioners.PathologicalPartitioner(
+        num_partitions=3, partition_by="label", num_classes_per_partition=1
+    )
+    found = hub.arrays(train.remove_columns("grower"), partitioner=partitioner)
+    pairs = set(zip(found["y"].tolist(), found["client"].tolist(), strict=True))
+    assert len(pairs) == len({client for _, client in pairs}) == 3 and found["x"].shape == (12, 2)
+
+
+def test_without_datasets_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install dp-federated-simulator\[datasets\]"):
+        read("hf:owner/name")
 
 
 # --- folders -------------------------------------------------------------------------------------

@@ -111,8 +111,8 @@ def objective(data: Data) -> Objective:
         return Objective(loss, metric, whole=False)
     if ":" not in data.metric:
         raise ValueError(
-            f"metric = {data.metric!r} is unknown: leave --metric out, which is then "
-            f"{data.metric_name}, or give package.module:function"
+            f"metric = {data.metric!r} is unknown: leave --metric out for the loss's own, or give "
+            "package.module:function"
         )
     own = _own("metric", data.metric, "a function from (outputs, targets) to a number or to [B]")
     return Objective(loss, own, whole=True)
