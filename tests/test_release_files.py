@@ -55,6 +55,7 @@ ALWAYS = {
     "ledger/group-0000.jsonl",
     "rounds.jsonl",
     "model.safetensors",
+    "model_card.md",
     "summary.json",
     "report.html",
 }

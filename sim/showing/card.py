@@ -1,0 +1,101 @@
+"""The model card of a finished run: one Markdown page beside the model, from its files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mechanisms import durable
+from server.records import Epsilon, largest
+from sim.showing import wording
+from sim.showing.run import Run, read_run
+
+FILE = "model_card.md"
+
+_UNIT = (
+    "One training record of one client. Adjacency is zero-out: the record is replaced by a null "
+    "record that adds to no sum and to no count. How many records a client holds is public."
+)
+_ADVERSARY = (
+    "Everybody, the server included, who sees every upload of every client, every model on the "
+    "way, and all that the mechanism says it releases."
+)
+_ALONE = "Everybody who sees every model on the way, and all that the mechanism says it releases."
+_NOT_PRIVATE = "This model was trained without privacy: it may reveal any of its training records."
+
+
+def write_card(folder: Path, architecture: str, records: str, outputs: int) -> Path:
+    """Write the model card of a finished run; its path.
+
+    Args:
+        folder: the run directory.
+        architecture: the module's own description.
+        records: shape and type of what the model takes.
+        outputs: how many it has for a record, such as classes.
+
+    Raises:
+        ValueError: it is not a run directory, or a file in it is damaged.
+    """
+    run = read_run(folder)
+    parts = [
+        f"# {folder.resolve().name}: {run.config.data.model} for {run.config.data.dataset}",
+        _facts(run),
+        "## Guarantee",
+        _guarantee(run),
+        "## Use",
+        _use(run, records, outputs),
+        "```text\n" + architecture + "\n```",
+    ]
+    path = folder / FILE
+    durable.write(path, ("\n\n".join(parts) + "\n").encode())
+    return path
+
+
+def _facts(run: Run) -> str:
+    config, sizes = run.config, run.sizes
+    rounds = f"{len(run.records)} rounds of {config.strategy.strategy}"
+    divided = "" if run.alone else f", {len(sizes)} clients, partition {config.data.partition}"
+    accuracy = run.summary.accuracy if run.summary else None
+    judged = f"{wording.figure(accuracy)} on the {config.data.evaluate_on} part"
+    rows = [
+        ("data", f"`{config.data.dataset}`: {int(sizes.sum())} training records{divided}"),
+        ("trained by", f"{config.data.loss}, {rounds}"),
+        (config.data.metric_name, f"{judged}, which is not protected"),
+    ]
+    return _table(("Model", config.data.model), rows)
+
+
+def _guarantee(run: Run) -> str:
+    summary, privacy = run.summary, run.config.privacy
+    if not run.config.private or summary is None:
+        return _NOT_PRIVATE
+    noise = wording.span(summary.noise_multiplier)
+    rows = [
+        ("certified epsilon", _proved(largest(summary.epsilon_certified), summary.method)),
+        ("delta", f"{summary.delta:g}"),
+        ("unit", _UNIT),
+        ("adversary", _ALONE if run.alone else _ADVERSARY),
+        ("mechanism", f"{privacy.mechanism}, clip norm {privacy.clip_norm:g}, noise {noise}"),
+        ("noise", wording.RELEASED if summary.release else "A simulation: see the limits."),
+    ]
+    limits = "\n".join(f"- {line}" for line in summary.caveats)
+    said = "What it does not cover, or takes for granted:"
+    return "\n\n".join((_table(("Privacy", "proved"), rows), said, limits))
+
+
+def _proved(epsilon: Epsilon, method: str) -> str:
+    return wording.epsilon(epsilon) + (f", by {method}" if method and epsilon is not None else "")
+
+
+def _use(run: Run, records: str, outputs: int) -> str:
+    scaled = run.config.data.standardize == "private"
+    text = (
+        f"The model takes records {records} and gives {outputs} outputs for each. A module of the "
+        "form below loads its weights without anything of this project."
+    )
+    text += " Records are first scaled by statistics.safetensors." if scaled else ""
+    code = "from safetensors.torch import load_file\n\n"
+    return f'{text}\n\n```text\n{code}model.load_state_dict(load_file("model.safetensors"))\n```'
+
+
+def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
+    lines = [head, ("---", "---"), *rows]
+    return "\n".join(f"| {name} | {value} |" for name, value in lines)
