@@ -254,7 +254,7 @@ def test_a_parquet_table_is_the_same_as_in_text(tmp_path):
 
 def test_without_pyarrow_a_parquet_table_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r"pip install dp-federated-simulator\[tables\], or write"):
+    with pytest.raises(ValueError, match=r"pip install pyarrow, or write"):
         read(table(tmp_path, name="t.parquet"))
 
 
@@ -361,7 +361,7 @@ def test_a_partitioner_of_flwr_datasets_says_who_holds_which_record(flowers):
 
 def test_without_datasets_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install dp-federated-simulator\[datasets\]"):
+    with pytest.raises(ValueError, match=r"pip install datasets"):
         read("hf:owner/name")
 
 

@@ -26,8 +26,7 @@ def export(module: torch.nn.Module, records: torch.Tensor, path: Path) -> Path:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            f"an ONNX file needs onnx and onnxscript ({error}): pip install "
-            "dp-federated-simulator[onnx]"
+            f"an ONNX file needs onnx and onnxscript ({error}): pip install onnx onnxscript"
         ) from error
     part = path.with_name(f".{path.name}.part")
     free = ({0: torch.export.Dim.AUTO},)

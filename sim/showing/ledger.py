@@ -32,6 +32,13 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"--ledger = {folder} must be an existing run directory; give the folder a run printed"
         )
     path = folder / "config.toml"
+    if not path.exists() and not (folder / "ledger").is_dir():
+        inside = sorted(one.parent.name for one in folder.glob("*/config.toml"))
+        hint = f", such as {folder / inside[-1]}" if inside else ""
+        raise ValueError(
+            f"--ledger = {folder} is no run directory, it has neither config.toml nor ledger: give "
+            f"the directory of a run{hint}"
+        )
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta

@@ -1,6 +1,6 @@
 """Data sets of Hugging Face's ``datasets``, and flwr-datasets' partitioners, as arrays.
 
-Both are an extra, ``pip install dp-federated-simulator[datasets]``.
+Both are an extra, ``[datasets]``.
 """
 
 from pathlib import Path
@@ -21,8 +21,7 @@ def read(name: str, label: str, client: str | None) -> dict[str, np.ndarray]:
         from datasets import load_dataset, load_from_disk
     except ImportError as error:
         raise ValueError(
-            f"{said} needs Hugging Face's datasets ({error}): pip install "
-            "dp-federated-simulator[datasets]"
+            f"{said} needs Hugging Face's datasets ({error}): pip install datasets"
         ) from error
     folder = Path(name).expanduser()
     try:

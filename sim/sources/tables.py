@@ -71,7 +71,7 @@ def _parquet(path: Path) -> Columns:
         from pyarrow.parquet import read_table
     except ImportError as error:
         raise ValueError(
-            f"{path}: Parquet needs pyarrow ({error}): pip install dp-federated-simulator[tables], "
+            f"{path}: Parquet needs pyarrow ({error}): pip install pyarrow, "
             "or write the table as CSV"
         ) from error
     try:
