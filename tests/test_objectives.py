@@ -218,6 +218,7 @@ BAD = [
     ("squared-error", {"y": np.full(60, "a")}, "takes numbers"),
     ("next-word", {"y": np.zeros(60)}, "numbers of words: give integers of shape"),
     ("next-word", {"x": SEQUENCES, "y": SEQUENCES, "words": 3}, "outside 0 .. 2 of words"),
+    ("next-word", {"x": SEQUENCES, "y": SEQUENCES}, "needs words, the size of the vocabulary"),
     ("cross-entropy", {"x": X, "y": np.arange(60) % 2, "words": 3}, "word numbers are integers"),
     ("next-word", {"x": SEQUENCES, "y": SEQUENCES + 5, "words": WORDS}, "y holds .* outside 0"),
     (
@@ -233,6 +234,12 @@ def test_targets_that_a_loss_does_not_take_are_named(tmp_path, loss, arrays, sai
     np.savez(tmp_path / "d.npz", **({"x": X} | arrays))
     with pytest.raises(ValueError, match=said):
         load(str(tmp_path / "d.npz"), settings=Data(dataset=str(tmp_path / "d.npz"), loss=loss))
+
+
+def test_a_built_in_data_set_has_classes():
+    with pytest.raises(ValueError, match="loss is squared-error, but digits has classes"):
+        load("digits", settings=Data(loss="squared-error"))
+    assert len(load("digits", settings=Data(loss=f"{__name__}:classes")).x) == 1437
 
 
 def test_what_divides_or_guesses_by_classes_is_refused_without_any(tmp_path):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.config.names import nearest
-from sim.sources.targets import CLASSES, MAX_CLASSES, outputs, targets, tell_absent
+from sim.sources.targets import CLASSES, MAX_CLASSES, WORDS, outputs, targets, tell_absent
 
 DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged archive of arrays raises."""
@@ -77,6 +77,8 @@ def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CLASSES) -> Arra
     """
     _check_names(raw, path)
     words = _stated(raw, "words", MAX_WORDS, path)
+    if loss == WORDS and not words:
+        raise ValueError(f"{path}: loss = {loss} needs words, the size of the vocabulary: add it")
     x, y = _part(raw, "x", "y", path, loss, words)
     owner = _owners(raw["client"], len(x), path) if "client" in raw else None
     classes = outputs(y, words, _stated(raw, "classes", MAX_CLASSES, path), path)

@@ -20,6 +20,7 @@ from sim.data import arrays, files, imdb
 from sim.data.arrays import fixed_split
 from sim.data.torchvision_compat import import_torchvision
 from sim.sources import columns, functions, hub, images, leaf
+from sim.sources.targets import CLASSES, LOSSES
 
 DIGITS_TEST = 360
 """Test records of `digits`, out of 1,797."""
@@ -99,6 +100,12 @@ def load(
             damaged and the download fails; an invalid data set of the user's own.
     """
     files.check(name, data_dir)
+    own = settings or Data(dataset=name)
+    if name in files.NAMES and own.loss in LOSSES and own.loss != CLASSES:
+        raise ValueError(
+            f"loss is {own.loss}, but {name} has classes: leave --loss out, or give another "
+            "--dataset"
+        )
     if name == "digits":
         return _digits(normalise)
     if name in _SOURCES:
@@ -106,7 +113,6 @@ def load(
     if name == "imdb":
         with _impatient():
             return Dataset(name, *imdb.read(files.directory(data_dir)), classes=2, words=imdb.WORDS)
-    own = settings or Data(dataset=name)
     return Dataset(name, *arrays.parts(_own(own), name, own.loss))
 
 

@@ -10,11 +10,10 @@ from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
-from sim.job import inputs, manifest, rundir
+from sim.job import card, inputs, manifest, rundir
 from sim.job.job import Job
 from sim.phases import training
 from sim.phases.course import before_training
-from sim.showing.card import write_card
 from sim.showing.progress import Progress
 from sim.showing.report import write_report
 
@@ -87,7 +86,5 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
         (engine.report or write_report)(folder)
-        x = job.dataset.x
-        records = f"[B, {', '.join(map(str, x.shape[1:]))}] of {x.dtype}"
-        write_card(folder, str(job.model), records, job.dataset.classes)
+        card.write(folder, job)
         progress.finished(summary, engine.where())

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from mechanisms import durable
 from server.records import Epsilon, largest
+from sim.data.dataset import Dataset
+from sim.job.job import Job
 from sim.showing import wording
 from sim.showing.run import Run, read_run
 
@@ -22,17 +24,11 @@ _ALONE = "Everybody who sees every model on the way, and all that the mechanism 
 _NOT_PRIVATE = "This model was trained without privacy: it may reveal any of its training records."
 
 
-def write_card(folder: Path, architecture: str, records: str, outputs: int) -> Path:
-    """Write the model card of a finished run; its path.
-
-    Args:
-        folder: the run directory.
-        architecture: the module's own description.
-        records: shape and type of what the model takes.
-        outputs: how many it has for a record, such as classes.
+def write(folder: Path, job: Job) -> None:
+    """Write the model card into the run directory of a finished run.
 
     Raises:
-        ValueError: it is not a run directory, or a file in it is damaged.
+        ValueError: a file of the run directory is damaged.
     """
     run = read_run(folder)
     parts = [
@@ -41,12 +37,10 @@ def write_card(folder: Path, architecture: str, records: str, outputs: int) -> P
         "## Guarantee",
         _guarantee(run),
         "## Use",
-        _use(run, records, outputs),
-        "```text\n" + architecture + "\n```",
+        _use(run, job.dataset),
+        f"```text\n{job.model}\n```",
     ]
-    path = folder / FILE
-    durable.write(path, ("\n\n".join(parts) + "\n").encode())
-    return path
+    durable.write(folder / FILE, ("\n\n".join(parts) + "\n").encode())
 
 
 def _facts(run: Run) -> str:
@@ -85,11 +79,12 @@ def _proved(epsilon: Epsilon, method: str) -> str:
     return wording.epsilon(epsilon) + (f", by {method}" if method and epsilon is not None else "")
 
 
-def _use(run: Run, records: str, outputs: int) -> str:
-    scaled = run.config.data.standardize == "private"
+def _use(run: Run, dataset: Dataset) -> str:
+    x, scaled = dataset.x, run.config.data.standardize == "private"
     text = (
-        f"The model takes records {records} and gives {outputs} outputs for each. A module of the "
-        "form below loads its weights without anything of this project."
+        f"The model takes records [B, {', '.join(map(str, x.shape[1:]))}] of {x.dtype} and gives "
+        f"{dataset.classes} outputs for each. A module of the form below loads its weights without "
+        "anything of this project."
     )
     text += " Records are first scaled by statistics.safetensors." if scaled else ""
     code = "from safetensors.torch import load_file\n\n"
