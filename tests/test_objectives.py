@@ -216,7 +216,11 @@ BAD = [
     ("squared-error", {"y": np.full(60, np.nan)}, r"y\[0, 0\]|y\[0\] = nan, not finite as float32"),
     ("squared-error", {"y": np.zeros((60, 2, 2))}, "takes numbers: give them in shape"),
     ("squared-error", {"y": np.full(60, "a")}, "takes numbers"),
-    ("next-word", {"y": np.zeros(60)}, "numbers of words: give integers of shape"),
+    (
+        "next-word",
+        {"x": SEQUENCES, "y": np.zeros(60), "words": WORDS},
+        "numbers of words: give integers of shape",
+    ),
     ("next-word", {"x": SEQUENCES, "y": SEQUENCES, "words": 3}, "outside 0 .. 2 of words"),
     ("next-word", {"x": SEQUENCES, "y": SEQUENCES}, "needs words, the size of the vocabulary"),
     ("cross-entropy", {"x": X, "y": np.arange(60) % 2, "words": 3}, "word numbers are integers"),

@@ -192,6 +192,7 @@ def test_every_figure_of_the_summary(finished):
         "budget": settings.privacy.budget,
         "evaluated_on": settings.data.evaluate_on,
         "caveats": list(caveats(settings)),
+        "metric": "accuracy",
     }
     assert expected.keys() == unequal.names(Summary) == found.keys()
     assert {name for name in found if found[name] != expected[name]} == set()
