@@ -140,6 +140,12 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     Data: {
         "dataset": ("digits", ("mine.npz",), (None, 3)),
         "data_dir": (None, (None, "data"), (3,)),
+        "label_column": ("label", ("outcome",), (None,)),
+        "client_column": (None, (None, "hospital"), (3,)),
+        "columns": (None, (None, "known.toml"), (3,)),
+        "categories": ("one-hot", ("codes",), ("dummies",)),
+        "loss": ("cross-entropy", ("package.module:function",), (None,)),
+        "metric": (None, (None, "package.module:function"), (3,)),
         "features": ("pixels", ("scattering",), ("wavelets",)),
         "feature_groups": (0, (0, 10**9), (-1, 10**9 + 1)),
         "model": ("linear", ("package:Class",), (None,)),
