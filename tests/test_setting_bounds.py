@@ -156,7 +156,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "standardize_noise": (8.0, (TINY,), (0.0,)),
         "standardize_clip": (1.0, (TINY,), (0.0,)),
         "clients": (100, (1, 10**7), (0, 10**7 + 1)),
-        "partition": ("dirichlet", ("iid", "shards", "quantity"), ("none",)),
+        "partition": ("dirichlet", ("iid", "shards", "quantity", "given"), ("none",)),
         "dirichlet": (0.5, (TINY,), (0.0,)),
         "min_records": (2, (1, 10**9), (0, 10**9 + 1)),
         "shards_per_client": (2, (1, 10**9), (0, 10**9 + 1)),
