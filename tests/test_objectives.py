@@ -164,6 +164,15 @@ def test_every_task_is_trained_privately_and_shown_under_its_name(
     assert (run.counts is None) == (release or not loss.endswith(":classes"))
 
 
+def test_the_report_names_the_metric_and_shows_no_classes_where_there_are_none(tmp_path):
+    given = settings(tmp_path, "squared-error", out=str(tmp_path), name="r", rounds=1)
+    command([*(f"--{name}={value}" for name, value in given.items()), "--quiet"])
+    page, value = (tmp_path / "r" / "report.html").read_text(), read_run(tmp_path / "r").records
+    assert "Test absolute error" in page and f"{value[-1].accuracy:.4f}" in page
+    assert "48 records, 16 to 16 per client" in page
+    assert "A release does not show" not in page and not (tmp_path / "r" / "partition.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("loss", "said"),
     [

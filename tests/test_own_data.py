@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import sim
 from mechanisms.randomness import generator
 from sim.config.configuration import load as configured
 from sim.config.settings import Data
@@ -128,6 +129,20 @@ def test_a_run_of_given_clients_is_resumed_and_read_with_their_number(tmp_path, 
     assert (run.config.data.clients, run.config.data.partition) == (2, "given")
     assert run.sizes.sum() == 5 and len(run.summary.epsilon_certified) == 2
     command([f"--resume={tmp_path / 'r'}", "--quiet"])
+
+
+def test_a_program_gives_clients_by_name(tmp_path, no_report):
+    """As `sim.train` does; arrays of other names are left out, and their values reveal nothing."""
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6) % 2
+    arrays = {"x": x, "y": y, "client": list("bababa"), "notes": np.array(["secret"] * 6)}
+    result = sim.train(dataset=arrays, partition="given", rounds=1, out=tmp_path)
+    assert result.config.value("clients") == 2 and result.finished
+    kept = result.config.value("dataset")
+    with np.load(kept) as file:
+        assert sorted(file.files) == ["client", "x", "y"]
+    assert len(read(kept).owner) == 5
+    with pytest.raises(ValueError, match="dataset: array 'y' is missing, found x, client"):
+        sim.train(dataset={"x": x, "client": y}, partition="given", out=tmp_path)
 
 
 # --- labels --------------------------------------------------------------------------------------
