@@ -55,7 +55,7 @@ def audit(
     canaries = _plant(job, count, black_box)
     watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
     folder = rundir.create(folder, job)
-    (folder / rundir.AUDITED).touch()
+    durable.make_empty([folder / rundir.AUDITED])
     session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
     scores = watched.scores
     if black_box:

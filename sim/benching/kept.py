@@ -72,7 +72,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
         "summary": summary,
         "rounds": [_short(one) for one in rounds],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(path.parent)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     durable.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 

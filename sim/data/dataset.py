@@ -2,14 +2,18 @@
 
 Pixels are normalised by published constants (below), never by statistics of the records at hand,
 which would be an uncharged release. Images of torchvision's sets stay uint8 until normalised.
-Features are computed from unnormalised pixels in [0, 1].
+Features are computed from unnormalised pixels in [0, 1]. Published files are checked by their
+digests before they are parsed, and parsed without pickle.
 """
 
 import contextlib
+import gzip
 import importlib.util
+import io
+import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +22,8 @@ import numpy as np
 from sim.config.settings import HUB, Data, is_hub, is_table
 from sim.data import arrays, files, imdb
 from sim.data.arrays import fixed_split
-from sim.data.torchvision_compat import import_torchvision
+from sim.data.files import published
+from sim.data.torchvision_compat import download
 from sim.sources import columns, functions, hub, images, leaf
 from sim.sources.targets import CLASSES, LOSSES
 
@@ -57,22 +62,68 @@ class Dataset:
         return self.y if self.y.ndim == 1 else None
 
 
+Parts = list[tuple[np.ndarray, np.ndarray]]
+"""The training and the test part: pixels uint8 [N, C, H, W] and labels int64 [N]."""
+
+
 @dataclass(frozen=True)
 class _Source:
-    """A data set of torchvision: class, files in the data directory, published pixel statistics."""
+    """A data set of torchvision: class, folder in the data directory, reader of its files,
+    published pixel statistics."""
 
     kind: str
-    files: str
+    folder: str
+    read: Callable[[Path, str], Parts]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
 
+def _grey(root: Path, folder: str) -> Parts:
+    """MNIST's format: pixels after a header of 16 bytes, labels after one of 8."""
+    parts = []
+    for part in ("train", "t10k"):
+        images, labels = (
+            f"{folder}/{part}-{what}-ubyte" for what in ("images-idx3", "labels-idx1")
+        )
+        pixels = np.frombuffer(published(root / images, images), np.uint8, offset=16)
+        y = np.frombuffer(published(root / labels, labels), np.uint8, offset=8)
+        parts.append((pixels.reshape(-1, 1, 28, 28), y.astype(np.int64)))
+    return parts
+
+
+_BATCH = re.compile(rb"U\x06labelsq.\]q.\((.*?)eU\x04data.*?\x89T(....)", re.DOTALL)
+"""What stands before the pixels of a CIFAR-10 batch, a pickle of Python 2: labels, a byte each
+after a K, in lists of 1,000 between which e and ( stand; then the number of the pixels' bytes."""
+
+
+def _colour(root: Path, folder: str) -> Parts:
+    """CIFAR-10's batches, five of them for training."""
+    batches = [_batch(root, f"{folder}/data_batch_{n}") for n in range(1, 6)]
+    pixels, labels = zip(*batches, strict=True)
+    return [(np.concatenate(pixels), np.concatenate(labels)), _batch(root, f"{folder}/test_batch")]
+
+
+def _batch(root: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    content = published(root / name, name)
+    found = _BATCH.search(content)
+    if found is None:
+        raise ValueError(f"{root / name} has another layout than the published file")
+    labels = np.frombuffer(found[1].replace(b"e(", b""), np.uint8)[1::2]
+    size = int.from_bytes(found[2], "little")
+    pixels = np.frombuffer(content, np.uint8, size, found.end())
+    return pixels.reshape(-1, 3, 32, 32), labels.astype(np.int64)
+
+
 # Published mean and standard deviation of each channel of the training images, pixels in [0, 1].
 _SOURCES = {
-    "mnist": _Source("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
-    "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
+    "mnist": _Source("MNIST", "MNIST/raw", _grey, (0.1307,), (0.3081,)),
+    "fmnist": _Source("FashionMNIST", "FashionMNIST/raw", _grey, (0.2860,), (0.3530,)),
     "cifar10": _Source(
-        "CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+        "CIFAR10",
+        "cifar-10-batches-py",
+        _colour,
+        (0.4914, 0.4822, 0.4465),
+        (0.2470, 0.2435, 0.2616),
     ),
 }
 
@@ -96,8 +147,9 @@ def load(
         settings: how to read a user's own data set; None: by the defaults.
 
     Raises:
-        ValueError: unknown name; `data_dir` or `DP_FED_DATA` is not a directory; files missing or
-            damaged and the download fails; an invalid data set of the user's own.
+        ValueError: unknown name; `data_dir` or `DP_FED_DATA` is not a directory; files missing and
+            the download fails; files that are not the published ones; an invalid data set of the
+            user's own.
     """
     files.check(name, data_dir)
     own = settings or Data(dataset=name)
@@ -141,7 +193,8 @@ def _digits(normalise: bool) -> Dataset:
     if path is None or not path.is_file():
         missing = f"{path or 'it'} is missing: pip install scikit-learn"
         raise ValueError(f"dataset = 'digits' needs scikit-learn, {missing}")
-    scans = np.loadtxt(path, delimiter=",")
+    content = published(path, "digits.csv.gz")
+    scans = np.loadtxt(io.BytesIO(gzip.decompress(content)), delimiter=",")
     pixels = (scans[:, :-1] - 8) / 8 if normalise else scans[:, :-1] / 16
     x = pixels.astype(np.float32).reshape(-1, 1, 8, 8)
     y = scans[:, -1].astype(np.int64)
@@ -150,36 +203,24 @@ def _digits(normalise: bool) -> Dataset:
 
 
 def _images(name: str, root: Path, normalise: bool) -> Dataset:
-    """A data set of torchvision, read from `root` or downloaded to it."""
+    """A data set of torchvision, read from `root`; missing files are downloaded to it."""
     source = _SOURCES[name]
-    kind = getattr(import_torchvision().datasets, source.kind)
-    try:
-        parts = _read(kind, root, download=False)
-    except Exception:  # missing or damaged files can raise anything; then download
+    names = [file for file in files.PUBLISHED.values() if file.startswith(f"{source.folder}/")]
+    if not all((root / file).is_file() for file in names):
         try:
             with _impatient():
-                parts = _read(kind, root, download=True)
-        except Exception as error:
+                download(source.kind, root)
+        except Exception as error:  # of torchvision or the network
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
-                f"dataset = {name!r}: its files are missing or damaged and could not be "
-                f"downloaded ({reason}): put them into {root / source.files} as torchvision "
-                "expects them, or use --dataset digits"
+                f"dataset = {name!r}: its files are missing and could not be downloaded "
+                f"({reason}): put them into {root / source.folder} as torchvision expects them, or "
+                "use --dataset digits"
             ) from error
     mean, deviation = (source.mean, source.deviation) if normalise else ((0.0,), (1.0,))
+    parts = source.read(root, source.folder)
     (x, y), (x_test, y_test) = ((_scaled(pixels, mean, deviation), y) for pixels, y in parts)
     return Dataset(name, x, y, x_test, y_test, 10)
-
-
-def _read(kind: type, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The training and the test part: pixels uint8 [N, C, H, W] and labels int64 [N]."""
-    parts = []
-    for train in (True, False):
-        part = kind(str(root), train=train, download=download)
-        pixels = np.asarray(part.data)  # [N, H, W], or [N, H, W, C] in colour
-        pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-        parts.append((pixels, np.asarray(part.targets, dtype=np.int64)))
-    return parts
 
 
 def _scaled(

@@ -7,7 +7,6 @@ checksums reveal damage.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import warnings
 import zipfile
@@ -21,6 +20,7 @@ import torch
 from mechanisms import durable
 from sim.config.settings import Data
 from sim.data import dataset as datasets
+from sim.data.arrays import stored
 from sim.data.dataset import Dataset
 from sim.data.files import directory
 from sim.data.scattering import FEATURES, scatter
@@ -104,17 +104,17 @@ def _lock(folder: Path) -> Iterator[None]:
     """Wait for another process that computes features; no lock if the folder is read-only."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(open(folder / "lock", "w")), fcntl.LOCK_EX)
+            durable.make_folder(folder)
+            stack.enter_context(durable.locked(folder / "lock"))
         yield
 
 
 def _read(path: Path) -> Parts | None:
     """The arrays of a file, or None where it is absent or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return file["x"], file["x_test"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with zipfile.ZipFile(path) as archive:
+            return stored(archive, "x"), stored(archive, "x_test")
+    except Exception:  # of a damaged archive, it can be any
         return None
 
 

@@ -7,10 +7,8 @@ arrays; never share them.
 """
 
 import hashlib
-import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from sim.sources.targets import CLASSES
 
 FOLDER, KEY = "datasets", "datasets.key"
 KEY_BYTES = 32
-OWNER_ONLY = 0o600
 
 
 def keep(arrays: Sequence[Any] | Mapping[str, Any], parent: Path, loss: str = CLASSES) -> Path:
@@ -46,8 +43,7 @@ def keep(arrays: Sequence[Any] | Mapping[str, Any], parent: Path, loss: str = CL
     durable.make_folder(folder)
     path = folder / f"{_digest(named, _key(folder / KEY))}.npz"
     if not path.exists():
-        with durable.writing(path) as file:
-            os.fchmod(file.fileno(), OWNER_ONLY)
+        with durable.writing(path, private=True) as file:
             np.savez(file, allow_pickle=False, **named)
     durable.sync_folder(folder)  # in case a process that died did not
     return path
@@ -64,14 +60,7 @@ def _digest(named: dict[str, np.ndarray], key: bytes) -> str:
 def _key(path: Path) -> bytes:
     """The folder's key, drawn on first use; if two processes draw one, the first wins."""
     if not path.exists():
-        drawn = path.with_name(f"{KEY}.{secrets.token_hex(8)}.part")
-        with open(drawn, "wb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY)) as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(drawn, path)
-        drawn.unlink()
+        durable.create(path, secrets.token_bytes(KEY_BYTES), private=True)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         must = f"it must have {KEY_BYTES}: restore or remove it"

@@ -1,12 +1,11 @@
 """The run directory: created atomically, and finished with the model and the summary."""
 
 import errno
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -87,13 +86,13 @@ def create(folder: Path, job: Job, exactly: bool = False) -> Path:
 def _create(folder: Path, job: Job) -> bool:
     """Whether the run directory was created: False if another start has taken its name."""
     part = folder.with_name(f".{folder.name}.part")
-    part.mkdir(exist_ok=True)
+    durable.make_folder(part)
     try:
         with lock(part):
             if not (part / LOCK).exists():  # it was another start's, which has renamed it
                 return False
             _fill(part, job)
-            part.rename(folder)
+            durable.rename(part, folder)
     except RunInUse:
         return False
     except OSError as fault:
@@ -101,7 +100,6 @@ def _create(folder: Path, job: Job) -> bool:
             raise
         shutil.rmtree(part, ignore_errors=True)  # another start has renamed its own
         return False
-    durable.sync_folder(folder.parent)
     return True
 
 
@@ -112,9 +110,7 @@ def _fill(part: Path, job: Job) -> None:
     with durable.writing(part / "partition.npz", private=True) as file:
         np.savez_compressed(file, allow_pickle=False, **_partition(job))
     inputs.write(part, job)
-    for path in manifest.ledger_files(part, job):
-        path.touch(durable.PRIVATE_FILE)
-    durable.sync_folder(part / "ledger")
+    durable.make_empty(manifest.ledger_files(part, job), private=True)
     manifest.write(part, job)
 
 
@@ -151,9 +147,9 @@ def lock(folder: Path) -> Iterator[None]:
     Raises:
         RunInUse: another process holds it.
     """
-    with open(folder / LOCK, "w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(durable.locked(folder / LOCK, wait=False))
         except BlockingIOError:
             raise RunInUse(
                 f"{folder} is in use by another process: wait until it ends, or end it"

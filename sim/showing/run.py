@@ -64,7 +64,7 @@ def read_run(run_dir: Path) -> Run:
         whole = (json.loads(line) for line in lines if line.endswith("}"))
         records = tuple(RoundRecord.from_json(line) for line in whole)
         closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
-        with np.load(run_dir / "partition.npz") as arrays:
+        with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
             known = not config.run.release and "counts" in arrays.files
             sizes, counts = arrays["sizes"], arrays["counts"] if known else None
     except (OSError, ValueError, KeyError, TypeError) as fault:
