@@ -11,7 +11,7 @@ from client.client_state import ClientState, NoState
 from client.messages import TrainRequest, Upload
 from client.metrics import Metrics
 from client.purse import Allowance, Purse
-from client.sums import WeightedSum
+from client.sums import WeightedSum, WholeSum
 from client.uploads import Uploads
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.cohort import Cohort
@@ -108,15 +108,19 @@ class GroupData:
 
 
 class Node:
-    """One group of clients with its purse; a ``client_state`` keeps their state between rounds."""
+    """One group of clients with its purse; a ``client_state`` keeps their state between rounds.
+
+    ``ledger`` and ``uploads`` are None where the server pays for what it releases: what the clients
+    send is not noised yet, so that no copy of it may stay on disk.
+    """
 
     def __init__(
         self,
         training: Training,
         data: GroupData,
         plans: PlanTable,
-        ledger: Ledger,
-        uploads: Uploads,
+        ledger: Ledger | None,
+        uploads: Uploads | None,
         client_state: ClientState | None = None,
     ):
         self._training, self._data = training, data
@@ -133,7 +137,8 @@ class Node:
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         start = place(torch.tensor(request.params), data.x.device)
-        total = WeightedSum(training.gradients.layout.size + training.sent.extra)
+        sum_of = WholeSum if training.sent.whole else WeightedSum
+        total = sum_of(training.gradients.layout.size + training.sent.extra)
         metrics = Metrics()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
             for part in data.parts(request.clients):
@@ -147,6 +152,6 @@ class Node:
                 total.add(training.sent.rows(cohort, start, end), data.weights[allowed.clients])
         sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)
-        if training.seed is None:
+        if training.seed is None and self._uploads is not None:
             self._uploads.keep(upload, request.params)
         return upload

@@ -7,6 +7,7 @@ import numpy as np
 
 from client.messages import TrainRequest, Upload
 from mechanisms.plan import PlanTable
+from server.curator import Curator
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
@@ -34,6 +35,7 @@ class Federation:
         collect: called with the uploads of a round before the round counts as finished.
         evaluate_every: rounds from one evaluation to the next; the last model is always evaluated.
         timed: whether records say how long rounds took.
+        curator: the server's part in each round if the clients trust it, else None.
     """
 
     group_of: np.ndarray
@@ -52,6 +54,7 @@ class Federation:
     collect: Callable[[Sequence[Upload]], None] = lambda uploads: None
     evaluate_every: int = 1
     timed: bool = True
+    curator: Curator | None = None
 
     @property
     def clients(self) -> int:

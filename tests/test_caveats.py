@@ -56,6 +56,7 @@ class Net(torch.nn.Sequential):
 
 HOLDS = {
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
+    caveats.TRUSTED: [{"trust": "server"}, {"trust": "server", "unit": "client"}],
     caveats.TIMES: [
         {},
         {"release": True},
@@ -84,7 +85,11 @@ HOLDS = {
 }
 FAILS = {
     caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
-    caveats.TIMES: [{"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True}],
+    caveats.TRUSTED: [{}, {"release": True}],
+    caveats.TIMES: [
+        {"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True},
+        {"trust": "server", "unit": "client", "fraction": 0.5, "release": True},
+    ],
     caveats.TRIES: [],
     caveats.SEEDED: [{"release": True}],
     caveats.PLACES: [{}],

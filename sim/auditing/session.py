@@ -14,6 +14,7 @@ from server.records import Summary, largest
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
+from sim.config.checks import refuse_trust
 from sim.config.fields import Config
 from sim.engines import session
 from sim.engines.inline import inline_exchange
@@ -45,6 +46,7 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
+    refuse_trust(config)
     in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})

@@ -17,6 +17,10 @@ HIDDEN = (
     "Rejected steps are hidden: it is taken for granted that nobody learns how often a client "
     "rejected, not even from the time that it computes."
 )
+TRUSTED = (
+    "The server is trusted: it sees what each client sends before there is any noise. It keeps "
+    "that and who took part in which round to itself, and messages to it are encrypted."
+)
 OWN_MODEL = (
     "The model's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
@@ -78,8 +82,10 @@ def hides_rejections(config: Config) -> bool:
 
 
 def tells_times(config: Config) -> bool:
-    """Whether the run records the times of rounds; a release that hides rejections does not."""
-    return not (config.run.release and hides_rejections(config))
+    """Whether the run records the times of rounds; a release that hides rejections, or who takes
+    part, does not."""
+    draws_clients = config.privacy.unit == "client" and config.rounds.fraction < 1
+    return not (config.run.release and (hides_rejections(config) or draws_clients))
 
 
 def _sizes_tell_classes(config: Config) -> bool:
@@ -91,6 +97,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
     PUBLIC_LABELS: public_labels,
     HIDDEN: hides_rejections,
+    TRUSTED: lambda c: c.privacy.trust == "server",
     OWN_MODEL: lambda c: ":" in c.data.model,
     PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
     VALIDATION: lambda c: c.data.validation_records > 0,

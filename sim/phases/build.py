@@ -91,7 +91,8 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
     config, sizes = job.config, job.partition.sizes
     job.gradients.refuse_mixing(*_two_records(job))
     _refuse_varying(job)
-    width = config.run.chunk_clients or clients_at_a_time(job)
+    alone = config.run.release and config.privacy.unit == "client"  # nobody moves another's bits
+    width = 1 if alone else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as LiveLine
+from rich.table import Table
 
 from server.records import RoundRecord, RunInfo, Summary, finite, largest, middle
 from sim.showing import wording
@@ -77,6 +78,10 @@ class Progress:
             return
         for name, value in closing_table(summary, where):
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
+        table = Table(*wording.AGAINST)
+        for row in wording.guarantees(summary.guarantees):
+            table.add_row(*row)
+        self._console.print(table)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
         for limit in summary.caveats:

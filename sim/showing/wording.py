@@ -1,7 +1,8 @@
 """How the terminal and the report word numbers and notices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any
 
 from server.records import Epsilon, finite
 
@@ -37,6 +38,21 @@ def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not priv
     if value is None or finite(value) is None:
         return infinite
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)):.{digits}g}"
+
+
+AGAINST = ("against", "which sees", "protected", "certified epsilon")
+"""The head of a table of guarantees."""
+
+
+def guarantees(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A table's rows; whoever is trusted has no epsilon."""
+    private = any(row["epsilon"] is not None for row in rows)
+    none = "none: trusted" if private else epsilon(None)
+    names = ("adversary", "sees", "unit")
+    return [
+        (*(row[n] for n in names), none if row["epsilon"] is None else epsilon(row["epsilon"]))
+        for row in rows
+    ]
 
 
 def lower_bound(value: float, digits: int = 4) -> str:
