@@ -5,7 +5,7 @@ from server.records import Epsilon, finite
 Guarantee = dict[str, str | Epsilon]
 """``adversary``, what it ``sees``, the protected ``unit``, and its ``epsilon``: None for none."""
 
-SERVER, CLIENT, READER = "the server", "another client", "anyone else"
+SERVER, CLIENT, READER = "the server", "other clients", "anyone else"
 SEEN = {SERVER: "what clients send", CLIENT: "every round's model", READER: "the final model"}
 UNITS = {"record": "one record", "client": "one whole client"}
 

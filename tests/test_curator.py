@@ -28,6 +28,7 @@ from sim.config import configuration
 from sim.engines.inline import inline_exchange
 from sim.phases import training
 from sim.phases.build import build
+from sim.showing import wording
 from tests import small, worlds
 from tests.gaussian import SPOILERS, alarms
 
@@ -408,9 +409,17 @@ def test_a_run_in_progress_and_a_finished_one_say_against_whom(tmp_path, capsys)
     assert json.loads((folder / "summary.json").read_text())["guarantees"] == list(expected)
     assert Result(folder).guarantees == expected
     account.command(["--ledger", str(folder)])
-    for text in (shown, capsys.readouterr().out, (folder / "report.html").read_text()):
-        assert "none: trusted" in text and "one whole client" in text
-    assert "one record" not in shown
+    figure = wording.epsilon(Result(folder).epsilon)
+    lines = [
+        "protected          one whole client",
+        f"from other clients epsilon {figure}, seeing every round's model",
+        f"from anyone else   epsilon {figure}, seeing the final model",
+        "from the server    not at all: trusted with what clients send",
+    ]
+    for text in (shown, capsys.readouterr().out):
+        assert "\n".join(lines) + "\n" in text
+    cells = "<td>the server</td><td>what clients send</td><td>one whole client</td><td>none</td>"
+    assert cells in (folder / "report.html").read_text()
     account.command(["--verify", str(folder)])
     with pytest.raises(ValueError, match="--group 2"):
         account.command(["--ledger", str(folder), "--group", "2"])

@@ -36,6 +36,8 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "mechanism": ("dpsgd", MECHANISM_NAMES, ("sgd",)),
         "epsilon": (8.0, (TINY,), (0.0,)),
         "delta": (1e-5, (TINY, 1 - TINY), (0.0, 1.0)),
+        "trust": ("local", ("server",), ("nobody",)),
+        "unit": ("record", ("client",), ("person",)),
         "budget": ("certified", ("published",), ("paper",)),
         "noise_multiplier": (None, (None, TINY), (0.0, -TINY)),
         "clip_norm": (1.0, (1e-6,), (0.99e-6,)),

@@ -54,10 +54,8 @@ def show_ledger(result: Entries) -> None:
     for texts, clients in groups.items():
         table.add_row(format_ranges(clients), *texts)
     Console().print(table)
-    against = Table(*wording.AGAINST)
-    for line in wording.guarantees(result["guarantees"]):
-        against.add_row(*line)
-    Console().print(against)
+    for name, value in wording.protections(result["guarantees"]):
+        Console().print(f"{name:<18} {value}", soft_wrap=True)
     _show_notes([*result["caveats"], *([result["note"]] if result["note"] else [])])
 
 

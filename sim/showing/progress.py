@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as LiveLine
-from rich.table import Table
 
 from server.records import RoundRecord, RunInfo, Summary, finite, largest, middle
 from sim.showing import wording
@@ -78,10 +77,6 @@ class Progress:
             return
         for name, value in closing_table(summary, where):
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
-        table = Table(*wording.AGAINST)
-        for row in wording.guarantees(summary.guarantees):
-            table.add_row(*row)
-        self._console.print(table)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
         for limit in summary.caveats:
@@ -138,6 +133,7 @@ def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
         rows.append(("by Renyi alone", by_renyi))
     if certified is not None:
         rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
+    rows += wording.protections(summary.guarantees)
     retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")
     used_up = ("budget", "used up" if summary.retired else "pays for further rounds")
     return [

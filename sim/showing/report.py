@@ -230,8 +230,7 @@ def _guarantee(run: Run) -> str:
     parts = [page.paragraph(_ONE_CLIENT if run.alone else threat)]
     spent = largest(run.summary.epsilon_certified) if run.summary else _before_the_end(run)[0]
     rows = guarantees(privacy.trust, privacy.unit, len(run.sizes), spent)
-    head = tuple(name.capitalize() for name in wording.AGAINST)
-    parts.append(page.table(head, wording.guarantees(rows)))
+    parts.append(page.table(wording.AGAINST, wording.guarantees(rows)))
     if run.config.run.release:
         parts.append(page.paragraph(wording.RELEASED))
     if delta * records >= 1:
