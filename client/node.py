@@ -21,7 +21,7 @@ from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable
-from mechanisms.sampling import CohortData
+from mechanisms.sampling import CohortData, threshold
 from mechanisms.updates import UPDATE, Sent
 
 
@@ -36,6 +36,7 @@ class Training:
         learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates
             ``[K]``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
+        dropout: probability that a client trains and pays, but does not answer.
         sent: what a client sends after a local round.
         guide: what steers its steps besides its own records.
     """
@@ -45,6 +46,7 @@ class Training:
     optimizer: Optimizer
     learning_rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     seed: int | None
+    dropout: float = 0.0
     sent: Sent = UPDATE
     guide: GuideOf = alone
 
@@ -64,6 +66,13 @@ class Training:
             guide=self.guide(Surroundings(self.gradients, allowed.draws, start, data.shared)),
             arithmetic=allowed.arithmetic,
         )
+
+    def answering(self, allowed: Allowance) -> np.ndarray | slice:
+        """Which of the allowed clients answer: all without dropout, else by a coin of each."""
+        if not self.dropout:
+            return slice(None)
+        coins = [draws.random(1)[0] for draws in allowed.draws.of("dropout")]
+        return np.flatnonzero(np.array(coins) >= threshold(self.dropout))
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,8 @@ class Node:
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 metrics.add(training.mechanism.metrics(cohort, end))
-                total.add(training.sent.rows(cohort, start, end), data.weights[allowed.clients])
+                rows, here = training.sent.rows(cohort, start, end), training.answering(allowed)
+                total.add(rows[here], data.weights[allowed.clients][here])
         sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)
         if training.seed is None and self._uploads is not None:

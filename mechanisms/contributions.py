@@ -9,11 +9,11 @@ With L2 bound C and contributions v_k, one for each client of a round:
   A client, with all of its records, moves the sum by at most C.
 
 So with noise of standard deviation s C on the sum, a round is SGM(q, s) for each record, or SGM(p,
-s) for each client, whether it entered or not. Contributions are in whole units of ``2^-44 C``
+s) for each client, whether it entered or not (p is 1 where the adversary sees who did).
+Contributions are in whole units of ``2^-44 C``
 (`mechanisms/grid.py`), so that their sum is exact in any order. One that is not finite is 0.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +24,9 @@ from torch import Tensor
 
 from mechanisms import dpsgd, none
 from mechanisms.accounting.accountant import Charges
-from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.events import SampledGaussian, SummedShares
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.grid import whole_parts
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY
@@ -36,17 +35,18 @@ from mechanisms.updates import Sent
 
 
 @dataclass(frozen=True)
-class ClientPlan:
-    """A client's plan where the unit is the client.
+class ContributionPlan:
+    """A client's plan where noise is added to a sum of clients.
 
     Attributes:
-        sample_rate: of the batches of local steps; they cost nothing.
+        sample_rate: probability that a record enters a local step's batch.
         steps: local steps a round.
         noise_multiplier: s of the first round, standard deviation of the sum's noise over C.
-        clip_norm: C, bound on the client's update.
+        clip_norm: C, bound on a record's gradient or on a client's update.
         clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
         noise_decay: decrease of the logarithm of s from a round to the next.
-        fraction: p, probability that the client enters a round.
+        unit_rate: probability that the protected unit enters the sum.
+        failure: part of delta that a round uses up (`mechanisms.shares`); 0 for none.
     """
 
     sample_rate: float
@@ -55,22 +55,17 @@ class ClientPlan:
     clip_norm: float
     clipping: str
     noise_decay: float
-    fraction: float
-
-    @classmethod
-    def of(cls, terms: Terms, noise: float, fraction: float) -> "ClientPlan":
-        """The plan of some terms with this noise multiplier."""
-        p = terms.privacy
-        own = p.clip_norm, p.clipping, p.noise_decay
-        return cls(p.sample_rate, terms.steps, noise, *own, fraction)
+    unit_rate: float
+    failure: float = 0.0
 
     def multiplier(self, nth: int) -> float:
         """The noise multiplier of the ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
         return self.noise_multiplier * math.exp(-self.noise_decay * (nth - 1))
 
     def round_charges(self, nth: int) -> Charges:
-        """One noisy sum of clients, whether this one enters it or not."""
-        return {SampledGaussian(self.fraction, self.multiplier(nth)): 1}
+        """One noisy sum, whether the unit enters it or not."""
+        noisy: Charges = {SampledGaussian(self.unit_rate, self.multiplier(nth)): 1}
+        return {**noisy, SummedShares(self.failure): 1} if self.failure else noisy
 
 
 def with_one_noise(
@@ -117,11 +112,22 @@ RECORD_SUM = Sent(lambda cohort, start, end: end.memory["sum"], whole=True)
 CLIPPED_UPDATE = Sent(clipped_update, whole=True)
 
 
-def of_unit(unit: str, fraction: float) -> tuple[Mechanism, Sent]:
-    """How clients train and what they send, if the unit is ``record`` or ``client``; clients enter
-    a round with probability ``fraction``."""
+def of_unit(unit: str, client_rate: float, failure: float = 0.0) -> tuple[Mechanism, Sent]:
+    """How clients train and what they send, if the unit is ``record`` or ``client``.
+
+    Args:
+        unit: the setting.
+        client_rate: probability that a client enters a round, by coins that nobody sees.
+        failure: part of delta that a round uses up.
+    """
+
+    def plan(terms: Terms, noise: float) -> ContributionPlan:
+        p = terms.privacy
+        own = noise, p.clip_norm, p.clipping, p.noise_decay
+        rate = p.sample_rate if unit == "record" else client_rate
+        return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure)
+
     if unit == "record":
-        plan, step, start, sent = DpsgdPlan.of, add_up, dpsgd.start, RECORD_SUM
-        return Mechanism(plan, step, start=start, calibrate=with_one_noise, lasting=()), sent
-    of = functools.partial(ClientPlan.of, fraction=fraction)
-    return Mechanism(of, none.step, calibrate=with_one_noise, lasting=()), CLIPPED_UPDATE
+        start, sent = dpsgd.start, RECORD_SUM
+        return Mechanism(plan, add_up, start=start, calibrate=with_one_noise, lasting=()), sent
+    return Mechanism(plan, none.step, calibrate=with_one_noise, lasting=()), CLIPPED_UPDATE

@@ -6,7 +6,8 @@ Guarantee = dict[str, str | Epsilon]
 """``adversary``, what it ``sees``, the protected ``unit``, and its ``epsilon``: None for none."""
 
 SERVER, CLIENT, READER = "the server", "other clients", "anyone else"
-SEEN = {SERVER: "what clients send", CLIENT: "every round's model", READER: "the final model"}
+AGGREGATION = "the aggregation"
+UPLOADS, SUM = "what clients send", "each round's sum"
 UNITS = {"record": "one record", "client": "one whole client"}
 
 
@@ -19,13 +20,13 @@ def guarantees(trust: str, unit: str, clients: int, epsilon: Epsilon) -> tuple[G
         clients: their number; a client that is alone is its own server.
         epsilon: the clients' largest certified epsilon; None or infinite without privacy.
     """
-    against = (SERVER, CLIENT, READER) if trust == "local" else (CLIENT, READER, SERVER)
+    seen = {SERVER: UPLOADS} if trust == "local" else {SERVER: SUM} if trust == "aggregate" else {}
+    seen |= {CLIENT: "every round's model", READER: "the final model"}
+    trusted = {"local": {}, "aggregate": {AGGREGATION: UPLOADS}, "server": {SERVER: UPLOADS}}[trust]
+    rows = [(who, sees, finite(epsilon)) for who, sees in seen.items()]
+    rows += [(who, sees, None) for who, sees in trusted.items()]
     return tuple(
-        {
-            "adversary": who,
-            "sees": SEEN[who],
-            "unit": UNITS[unit],
-            "epsilon": None if trust == "server" and who == SERVER else finite(epsilon),
-        }
-        for who in (against if clients > 1 else (READER,))
+        {"adversary": who, "sees": sees, "unit": UNITS[unit], "epsilon": spent}
+        for who, sees, spent in rows
+        if clients > 1 or who == READER
     )

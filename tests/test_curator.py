@@ -14,14 +14,15 @@ from mechanisms import contributions, grid
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
-from mechanisms.contributions import ClientPlan
+from mechanisms.contributions import ContributionPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import local_round
 from mechanisms.plan import planned
 from mechanisms.registry import MECHANISMS
 from server import loop
 from server.curator import LEDGER, Curator
-from server.guarantees import CLIENT, READER, SERVER, guarantees
+from server.guarantees import CLIENT as OTHERS
+from server.guarantees import READER, SERVER, guarantees
 from server.store import Store
 from sim import run
 from sim.config import configuration
@@ -85,6 +86,13 @@ class Unequal(World):
     settings = UNEQUAL
 
 
+def plan_of(
+    rate: float, steps: int = 1, clip: float = 1.0, clipping: str = "flat"
+) -> ContributionPlan:
+    """Without noise."""
+    return ContributionPlan(1.0, steps, 0.0, clip, clipping, 0.0, rate)
+
+
 def rows(unit: str, plan: object, module=None) -> tuple[torch.Tensor, torch.Tensor]:
     """What four clients contribute, as sums in units of the clip norm, and their final models."""
     mechanism, sent = contributions.of_unit(unit, 0.5)
@@ -120,7 +128,7 @@ def test_clients_enter_rounds_by_coins_of_the_charged_rate(tmp_path, release):
     """Exact tests at level 1e-6 over rounds and clients; a fixed number and 1.2 times the rate are
     noticed. Kills a sample of a fixed size, and the coins of an earlier round."""
     seed = None if release else 3
-    plans = small.plan_table(ClientPlan(1.0, 1, 1.0, 1.0, "flat", 0.0, 0.3))
+    plans = small.plan_table(plan_of(0.3))
     plans = replace(plans, which=np.zeros(500, dtype=np.int64))
     curator = Curator(tmp_path / LEDGER, plans, 1.0, lambda nth: 1.0, seed, 0.3, 150.0, float)
     entered = [np.isin(np.arange(500), curator.entering(n)) for n in range(40)]
@@ -139,7 +147,7 @@ def test_clients_enter_rounds_by_coins_of_the_charged_rate(tmp_path, release):
 def test_an_empty_round_releases_noise_of_the_charged_scale(tmp_path, seed):
     """Deviation s C on the sum: mean times divisor over the factor. False alarm: 1e-6. Draws of two
     rounds differ."""
-    plans = small.plan_table(DpsgdPlan(1.0, 1.7, 0.5, 1))
+    plans = small.plan_table(plan_of(1.0))
     curator = Curator(
         tmp_path / LEDGER, plans, 0.5, lambda nth: 1.7 / nth, seed, 1.0, 40.0, lambda n: -0.3
     )
@@ -158,7 +166,7 @@ def test_what_is_released_is_the_exact_sum_of_what_the_groups_send(tmp_path, see
     another divisor."""
     given = {"sample_rate": 1.0, "noise_multiplier": 1e-3, "epsilon": None}
     world = World(tmp_path, RECORD | given)
-    uploads = list(world.exchange(tmp_path, None)(_requests(world)))
+    uploads = list(world.exchange(tmp_path, None)(requests(world)))
     federation = training.federation(world.job, tmp_path)
     curator = replace(federation.curator, seed=seed)
     found = curator.release(1, 1, len(federation.initial), uploads)
@@ -167,7 +175,7 @@ def test_what_is_released_is_the_exact_sum_of_what_the_groups_send(tmp_path, see
     assert found == pytest.approx(-1.0 * total / worlds.RECORDS, abs=6e-3 / worlds.RECORDS)
 
 
-def _requests(world: World) -> list:
+def requests(world: World) -> list:
     federation = training.federation(world.job, world.folder)
     asked = []
     with pytest.raises(worlds.Crash):
@@ -196,10 +204,10 @@ def test_a_record_s_part_of_the_sum_is_its_clipped_gradient():
 @pytest.mark.parametrize("clip", [1e-3, 0.4, 1e3])
 def test_a_client_s_part_of_the_sum_is_its_clipped_update(clip, clipping):
     """Norm at most C to rounding; left as it is below C. Kills clipping by record, and none."""
-    parts, ends = rows("client", ClientPlan(1.0, 3, 0.0, clip, clipping, 0.0, 0.5))
+    parts, ends = rows("client", plan_of(0.5, 3, clip, clipping))
     plain = local_round(
         MECHANISMS["none"],
-        small.cohort([ClientPlan(1.0, 3, 0, clip, clipping, 0, 0.5)] * 4),
+        small.cohort([plan_of(0.5, 3, clip, clipping)] * 4),
         small.start(small.model()),
     ).params
     updates = (plain - small.start(small.model())).double()
@@ -215,7 +223,7 @@ def test_an_update_that_is_not_finite_adds_nothing():
     module = small.model()
     with torch.no_grad():
         module[2].weight[0, 0] = torch.inf
-    parts, ends = rows("client", ClientPlan(1.0, 2, 0.0, 1.0, "flat", 0.0, 0.5), module)
+    parts, ends = rows("client", plan_of(0.5, 2), module)
     assert not torch.isfinite(ends).all()
     assert (parts == 0).all()
 
@@ -386,11 +394,11 @@ def test_more_than_an_exact_sum_has_room_for_is_refused(tmp_path):
 def test_a_figure_is_given_for_the_trust_that_there_is_alone():
     """Kills an epsilon against a trusted server, and one for a unit that is not protected."""
     local = guarantees("local", "record", 5, 2.0)
-    assert [row["adversary"] for row in local] == [SERVER, CLIENT, READER]
+    assert [row["adversary"] for row in local] == [SERVER, OTHERS, READER]
     assert {row["epsilon"] for row in local} == {2.0}
     for unit, words in (("record", "one record"), ("client", "one whole client")):
         rows_ = guarantees("server", unit, 5, 2.0)
-        assert [row["adversary"] for row in rows_] == [CLIENT, READER, SERVER]
+        assert [row["adversary"] for row in rows_] == [OTHERS, READER, SERVER]
         assert [row["epsilon"] for row in rows_] == [2.0, 2.0, None]
         assert {row["unit"] for row in rows_} == {words}
     assert {row["epsilon"] for row in guarantees("local", "record", 5, np.inf)} == {None}

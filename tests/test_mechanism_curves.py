@@ -35,6 +35,7 @@ EXAMPLES = [
     events.VisibleChoice(0.1, 2.0),
     events.RandomizedResponse(1.5),
     events.PublicLabels(),
+    events.SummedShares(1e-9),
 ]
 
 

@@ -135,6 +135,11 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"mechanism": "none"}, "", OF_DPSGD),
     ({"mechanism": "dpsgd"}, "", ""),
     ({"trust": "server"}, "unit", f"sampling clip_quantile {OF_LOCAL_TRUST}"),
+    (
+        {"trust": "aggregate"},
+        "unit honest aggregate_bits dropout",
+        f"sampling clip_quantile noise_decay {OF_LOCAL_TRUST}",
+    ),
     ({"trust": "server", "unit": "client"}, "unit", "sampling clip_quantile keep_state weighting"),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),

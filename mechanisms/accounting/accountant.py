@@ -296,7 +296,9 @@ def by_loss_distributions(charges: Charges, delta: float) -> float:
 
 @functools.lru_cache(maxsize=100_000)
 def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) -> float:
-    return composed(dict(items), (1.0 - IN_PROGRESS) * delta, dominating.pairs)
+    charges = dict(items)
+    left = (1.0 - IN_PROGRESS) * delta - cap_delta(charges)
+    return composed(charges, left, dominating.pairs) if left > 0.0 else math.inf
 
 
 def composed(

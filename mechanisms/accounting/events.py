@@ -248,6 +248,19 @@ class PublicLabels(Event):
     kind: ClassVar[str] = "public_labels"
 
 
+@dataclass(frozen=True)
+class SummedShares(Event):
+    """Beside a Gaussian event whose noise is a sum of whole-number shares of clients, added up
+    modulo a power of two (`mechanisms.shares`): 0 in both columns but for a part of delta.
+
+    Attributes:
+        failure: bounds what the sum's law may differ by from a rounded Gaussian's, in [0, 1].
+    """
+
+    kind: ClassVar[str] = "summed_shares"
+    failure: float = share()
+
+
 KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -265,6 +278,7 @@ KINDS: dict[str, type[Event]] = {
         VisibleChoice,
         RandomizedResponse,
         PublicLabels,
+        SummedShares,
         DpsurStep,
         ScreenedStep,
         TrialCap,

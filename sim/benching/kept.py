@@ -27,6 +27,7 @@ FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 """Settings that may differ when a run is resumed."""
 
 NEWER = {"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"}
+NEWER |= {"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0}
 """Settings that results of earlier versions lack, and the values that those were made with."""
 
 PER_CLIENT = ("epsilon_certified", "epsilon_published", "noise_multiplier", "events")

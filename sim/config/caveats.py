@@ -21,6 +21,11 @@ TRUSTED = (
     "The server is trusted: it sees what each client sends before there is any noise. It keeps "
     "that and who took part in which round to itself, and messages to it are encrypted."
 )
+AGGREGATED = (
+    "Secure aggregation is assumed, and simulated by adding up in one place: nobody sees what a "
+    "client sends, but only sums to which at least the share --honest of the asked clients has "
+    "added its noise, as it was told. Who answers may depend on nobody's records."
+)
 OWN_MODEL = (
     "The model's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
@@ -84,7 +89,7 @@ def hides_rejections(config: Config) -> bool:
 def tells_times(config: Config) -> bool:
     """Whether the run records the times of rounds; a release that hides rejections, or who takes
     part, does not."""
-    draws_clients = config.privacy.unit == "client" and config.rounds.fraction < 1
+    draws_clients = config.privacy.trust == "server" and config.rounds.fraction < 1
     return not (config.run.release and (hides_rejections(config) or draws_clients))
 
 
@@ -98,6 +103,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     PUBLIC_LABELS: public_labels,
     HIDDEN: hides_rejections,
     TRUSTED: lambda c: c.privacy.trust == "server",
+    AGGREGATED: lambda c: c.privacy.trust == "aggregate",
     OWN_MODEL: lambda c: ":" in c.data.model,
     PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
     VALIDATION: lambda c: c.data.validation_records > 0,

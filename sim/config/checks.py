@@ -46,43 +46,43 @@ def _check_release(config: Config) -> None:
 
 
 def _check_trust(config: Config) -> None:
-    """Refuse what a trusted server's noise does not cover."""
-    privacy, local, run = config.privacy, config.local, config.run
+    """Refuse what noise on a sum of clients does not cover."""
+    privacy, local = config.privacy, config.local
+    trust, by_record = f"--trust {privacy.trust}", privacy.unit == "record"
     if privacy.trust == "local":
         return
     if privacy.mechanism != "dpsgd":
         raise ValueError(
-            f"mechanism is {privacy.mechanism}, but with --trust server clients add no noise of "
-            "their own, and the server's is that of dpsgd: use --mechanism dpsgd, or --trust local"
+            f"mechanism is {privacy.mechanism}, but with {trust} noise is added to a sum of "
+            "clients, as dpsgd's is: use --mechanism dpsgd, or --trust local"
         )
     if config.data.standardize == "private":
         raise ValueError(
-            "standardize is private, for which each client adds noise itself: use --standardize "
-            "none, or --trust local"
+            "standardize is private, for which each client adds noise of its own: use "
+            "--standardize none, or --trust local"
         )
-    by_record = privacy.unit == "record"
     name = config.strategy.strategy
     if name in ("fedfed", "fednova") or (name == "fedprox" and by_record):
         raise ValueError(
-            f"strategy is {name}, which needs more of the clients than a bounded {privacy.unit} "
-            "sum: use --strategy fedavg, fedadagrad, fedadam or fedyogi, or --trust local"
+            f"strategy is {name}, which needs more of the clients than a bounded sum: use "
+            "--strategy fedavg, fedadagrad, fedadam or fedyogi, or --trust local"
         )
     if by_record and (local.epochs is not None or local.steps != 1):
         work = f"steps is {local.steps}" if local.epochs is None else f"epochs is {local.epochs:g}"
         raise ValueError(
-            f"{work}, but with --trust server --unit record a client takes 1 step a round, as "
-            "clipping does not bound what a record does to an update of several: use --steps 1, "
-            "--unit client, or --trust local"
+            f"{work}, but with {trust} --unit record a client takes 1 step a round, as clipping "
+            "does not bound what a record does to an update of several: use --steps 1, --unit "
+            "client, or --trust local"
         )
-    if by_record and config.rounds.fraction < 1:
+    if by_record and privacy.trust == "server" and config.rounds.fraction < 1:
         raise ValueError(
-            f"fraction is {config.rounds.fraction:g}, but with --trust server --unit record all "
-            "clients enter each round, as records enter by --sample-rate: use --fraction 1"
+            f"fraction is {config.rounds.fraction:g}, but with {trust} --unit record all clients "
+            "enter each round, and records do by --sample-rate: use --fraction 1"
         )
-    if run.release and not by_record and run.chunk_clients not in (None, 1):
+    if config.run.release and not by_record and config.run.chunk_clients not in (None, 1):
         raise ValueError(
-            f"chunk_clients is {run.chunk_clients}, but in a release with --unit client each "
-            "client is computed by itself, so that none moves another's bits: leave it out"
+            f"chunk_clients is {config.run.chunk_clients}, but in a release with --unit client "
+            "each client is computed by itself, so that none moves another's bits: leave it out"
         )
 
 
@@ -128,13 +128,15 @@ def check_delta(config: Config, records: int) -> None:
 
 
 def check_sizes(config: Config, sizes: np.ndarray) -> None:
-    """Refuse a release if an exact sum has no room for all records of a client, or with a trusted
-    server for what all clients contribute."""
+    """Refuse more than an exact sum has room for: in a release, of a client's records; where noise
+    is added to a sum of clients, of what they contribute."""
     if config.run.release:
         grid.check_sizes(sizes.tolist())
-    parts = int(sizes.sum()) if config.privacy.unit == "record" else len(sizes)
-    if config.privacy.trust == "server" and parts >= grid.MAX_RECORDS:
+    privacy, parts = config.privacy, len(sizes)
+    if privacy.unit == "record":
+        parts = int(sizes.sum() if privacy.trust == "server" else sizes.max())
+    if privacy.trust != "local" and parts >= grid.MAX_RECORDS:
         raise ValueError(
-            f"{parts} {config.privacy.unit}s are added up by the server, but an exact sum has room "
-            f"for fewer than {grid.MAX_RECORDS}: use fewer, or --trust local"
+            f"{parts} {privacy.unit}s are added up, but with --trust {privacy.trust} an exact sum "
+            f"has room for fewer than {grid.MAX_RECORDS}: use fewer, or --trust local"
         )

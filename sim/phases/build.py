@@ -20,7 +20,7 @@ from sim.job.device import device_of, memory_of
 from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.models.networks import build as build_model
-from sim.phases import course, sharing
+from sim.phases import course, sharing, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
 
@@ -44,7 +44,9 @@ def build(config: Config, workers: int | None = None) -> Job:
             f"shared_source is {config.fedfed.shared_source}, but word numbers with noise mean "
             "nothing: use --shared-source public or none, or another --strategy"
         )
-    return in_groups(Job(config, dataset, parts, model, plans, (), holdout), workers)
+    job = in_groups(Job(config, dataset, parts, model, plans, (), holdout), workers)
+    trust.aggregator(job)  # before anything is written: shares of noise may not fit
+    return job
 
 
 def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:

@@ -3,28 +3,23 @@
 import functools
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from client.client_state import ClientState
 from client.node import Node, Training
-from mechanisms import contributions
-from mechanisms.contributions import ClientPlan
-from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import Mechanism
-from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.optimizers import OPTIMIZERS
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
-from mechanisms.registry import MECHANISMS, plan_table
+from mechanisms.registry import plan_table
 from mechanisms.settings import MAX_TIMES
-from mechanisms.updates import Sent
-from server.curator import LEDGER, Curator
 from server.federation import Federation
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
-from sim.phases import phase
+from sim.phases import phase, trust
 from sim.phases.phase import Costs, Outlook, Phase, files, group_data
 from strategies.registry import strategy_of
 
@@ -42,16 +37,8 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
     kinds, which = np.unique(sizes, return_inverse=True)
     steps = np.array([local_steps(config, size) for size in kinds.tolist()])[which]
     own, rounds = getattr(config, config.privacy.mechanism, None), participations(config)
-    prior, mechanism = merge(*earlier.values()), trained_by(config)[0]
+    prior, mechanism = merge(*earlier.values()), trust.trained_by(config)[0]
     return plan_table(config.privacy, own, steps, rounds, sizes, prior, mechanism)
-
-
-def trained_by(config: Config) -> tuple[Mechanism, Sent]:
-    """How clients train, and what they send."""
-    privacy = config.privacy
-    if privacy.trust == "server":
-        return contributions.of_unit(privacy.unit, config.rounds.fraction)
-    return MECHANISMS[privacy.mechanism], strategy_of(config.strategy, config.fedfed).sent
 
 
 def local_steps(config: Config, size: int) -> int:
@@ -86,35 +73,11 @@ def federation(job: Job, run_dir: Path = Path()) -> Federation:
     own: dict[str, Any] = {
         "evaluate": functools.partial(evaluate, job),
         "fraction": rounds.fraction,
+        "curator": trust.curator(job, run_dir),
+        "aggregator": trust.aggregator(job),
     }
-    if config.privacy.trust == "server":
-        own["curator"] = _curator(job, run_dir / "ledger" / LEDGER)
     initial = job.gradients.layout.initial(job.model).numpy().copy()
     return phase.federation(job, TRAIN, strategy_of(config.strategy, config.fedfed), initial, **own)
-
-
-def _curator(job: Job, path: Path) -> Curator:
-    """The trusted server: of gradients it takes a step of the local learning rate."""
-    config, table, sizes = job.config, job.plans, job.partition.sizes
-    plans = cast(tuple[DpsgdPlan | ClientPlan, ...], table.plans)
-    noise = plans[0].clip_norm, plans[0].multiplier
-    common = path, table, *noise, job.seed, config.rounds.fraction
-    if config.privacy.unit == "client":
-        return Curator(*common, config.rounds.fraction * len(sizes), lambda round_: 1.0)
-    rates = np.array([plan.sample_rate for plan in plans])[table.which]
-    one = torch.ones(1)
-    return Curator(
-        *common,
-        float(rates @ sizes),
-        lambda round_: -float(_rate(config, round_, torch.zeros(1), one)),
-    )
-
-
-def _rate(config: Config, round_: int, taken: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """The local learning rate ``[K]`` after so many of the round's steps ``[K]``."""
-    schedule = SCHEDULES[config.local.lr_schedule]
-    done = ((round_ - 1) * steps + taken) / (config.rounds.rounds * steps)
-    return config.local.lr * schedule(done)
 
 
 def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
@@ -134,24 +97,23 @@ def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
     """The clients of a group, which train the model by ``mechanism`` or the configuration's."""
     config, strategy = job.config, strategy_of(job.config.strategy, job.config.fedfed)
-    usual, sent = trained_by(config)
     training = Training(
-        mechanism=mechanism or usual,
+        mechanism=mechanism or trust.trained_by(config)[0],
         gradients=job.gradients,
         optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
-        learning_rate=functools.partial(_rate, config),
+        learning_rate=functools.partial(trust.rate, config),
         seed=job.seed,
-        sent=sent,
+        dropout=config.rounds.dropout,
+        sent=trust.sent_by(job),
         guide=strategy.guide,
     )
     client_state = None
     if config.local.keep_state:
         folder = run_dir / "clients" / f"group-{group:04d}"
         client_state = ClientState(folder, training.mechanism.lasting)
-    ledger, uploads = None, None
-    if config.privacy.trust == "local":
-        ledger, uploads = files(run_dir, group)
-    return Node(training, group_data(job, group), job.plans, ledger, uploads, client_state)
+    ledger, uploads = files(run_dir, group) if config.privacy.trust != "server" else (None, None)
+    kept = uploads if config.privacy.trust == "local" else None
+    return Node(training, group_data(job, group), job.plans, ledger, kept, client_state)
 
 
 PHASE = Phase(TRAIN, lambda config: config.rounds.rounds, plan, federation, node)
