@@ -119,8 +119,8 @@ class GroupData:
 class Node:
     """One group of clients with its purse; a ``client_state`` keeps their state between rounds.
 
-    ``ledger`` and ``uploads`` are None where the server pays for what it releases: what the clients
-    send is not noised yet, so that no copy of it may stay on disk.
+    ``ledger`` is None where the server pays for what it releases; ``uploads`` is None where what a
+    group sends has too little noise for a copy of it to stay on disk.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class Privacy(Settings):
     honest: float = Field(1.0, gt=0, le=1)
     """least share of the asked clients that answer and add their noise; fewer answers are not
     opened [share of them]"""
-    aggregate_bits: int = Field(32, ge=8, le=62)
+    aggregate_bits: int = Field(32, ge=2, le=62)
     """size of each number that is aggregated; sums are modulo a power of two [bits]"""
     delta: float = Field(1e-5, gt=0, lt=1)
     """delta of each client's guarantee [probability]"""

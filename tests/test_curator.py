@@ -278,6 +278,24 @@ def test_one_noise_is_enough_for_each_client_s_rate(tmp_path):
     assert 7.9 < max(spent) <= 8.0
 
 
+def test_a_round_that_nobody_enters_is_charged_and_moves_the_model(tmp_path):
+    """By its noise. Kills an empty round that is skipped, or that ends the run."""
+    given = {"fraction": 1e-6, "noise_multiplier": 2.0, "epsilon": None, "server_momentum": 0.0}
+    world, models = World(tmp_path, CLIENT_UNIT | given), []
+    federation, store = training.federation(world.job, tmp_path), world.store
+
+    def watch(record):
+        models.append(store.checkpoints.newest().params)
+
+    exchange = world.exchange(tmp_path, None)
+    loop.run(federation, exchange, store, loop.restore(federation, store), [watch])
+    assert not world.asked and len(models) == ROUNDS
+    steps = np.diff([federation.initial, *models], axis=0)
+    assert (np.abs(steps).max(axis=1) > 0).all() and len(world.releases()) == ROUNDS
+    noise = steps.ravel() * 1e-6 * CLIENTS
+    assert 1.2 < noise.std() < 2.8 and len(noise) == 60
+
+
 def test_falling_noise_is_charged_as_it_is_drawn(tmp_path):
     world = World(tmp_path, CLIENT_UNIT | {"noise_decay": 0.2})
     world.run()

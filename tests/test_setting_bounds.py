@@ -38,7 +38,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "delta": (1e-5, (TINY, 1 - TINY), (0.0, 1.0)),
         "trust": ("local", ("aggregate", "server"), ("nobody",)),
         "honest": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
-        "aggregate_bits": (32, (8, 62), (7, 63)),
+        "aggregate_bits": (32, (2, 62), (1, 63)),
         "unit": ("record", ("client",), ("person",)),
         "budget": ("certified", ("published",), ("paper",)),
         "noise_multiplier": (None, (None, TINY), (0.0, -TINY)),

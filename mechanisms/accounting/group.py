@@ -68,12 +68,11 @@ def epsilon(charges: Charges, delta: float, records: int) -> Guarantee:
 @functools.lru_cache(maxsize=10_000)
 def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: int) -> Guarantee:
     charges = dict(items)
+    own_delta = (1.0 - accountant.IN_PROGRESS) * delta
+    found = accountant.composed(charges, own_delta, lambda event: pairs(event, records))
+    if math.isfinite(found):
+        return Guarantee(found, "loss distributions" if found else "")
     lost = accountant.cap_delta(charges)
-    own_delta = (1.0 - accountant.IN_PROGRESS) * delta - lost
-    if own_delta > 0.0:
-        found = accountant.composed(charges, own_delta, lambda event: pairs(event, records))
-        if math.isfinite(found):
-            return Guarantee(found, "loss distributions" if found else "")
     if lost >= delta:
         return Guarantee(math.inf, "")
     caps = events.TrialCap | events.SummedShares
