@@ -1,5 +1,6 @@
 """Clients that trust the server: what they contribute, what it releases, and who pays for it."""
 
+import functools
 import itertools
 import json
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from mechanisms import contributions, grid
+from mechanisms import contributions, grid, shares
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
@@ -25,9 +26,11 @@ from server.guarantees import CLIENT as OTHERS
 from server.guarantees import READER, SERVER, guarantees
 from server.store import Store
 from sim import run
+from sim.auditing import trainings
+from sim.auditing.session import audit
 from sim.config import configuration
 from sim.engines.inline import inline_exchange
-from sim.phases import training
+from sim.phases import training, trust
 from sim.phases.build import build
 from sim.showing import wording
 from tests import small, worlds
@@ -454,13 +457,36 @@ def test_a_run_in_progress_and_a_finished_one_say_against_whom(tmp_path, capsys)
     assert [row["epsilon"] for row in rows_] == [Result(folder).epsilon] * 2 + [None]
 
 
-def test_audits_and_attacks_refuse_clients_that_trust_the_server(tmp_path):
-    from sim.auditing import trainings
-    from sim.auditing.session import audit
+@pytest.mark.parametrize("kind", ["server", "aggregate"])
+def test_an_audit_at_the_sum_is_below_what_is_certified(kind, tmp_path, monkeypatch):
+    """Canaries of all clients in one sum, seen in the final model. Negative control: a tenth of the
+    noise that is charged is noticed."""
+    given = {"trust": kind, "clients": 20, "rounds": 4, "lr": 1.0, "server_momentum": 0.0}
+    given |= {"noise_multiplier": 2.5, "epsilon": None, "quiet": True, "out": str(tmp_path)}
+    for module in ("auditing", "engines"):
+        monkeypatch.setattr(f"sim.{module}.session.write_report", lambda folder: folder)
+    curator, shares_of, found = trust.curator, shares.shares_of, []
 
+    def server(factor: float, job, folder) -> Curator:
+        own = curator(job, folder)
+        return own and replace(own, multiplier=lambda nth: factor * own.multiplier(nth))
+
+    def clients(factor: float, noise: float, *rest) -> shares.Shares:
+        return shares_of(factor * noise, *rest)
+
+    for factor in (1.0, 0.1):
+        monkeypatch.setattr(trust, "curator", functools.partial(server, factor))
+        monkeypatch.setattr(shares, "shares_of", functools.partial(clients, factor))
+        result = audit(configuration.load(None, given), None, False, 0.95)
+        found.append((result.epsilon_lower, result.epsilon_certified))
+    (lower, certified), (broken, charged) = found
+    assert 0.2 < lower < certified == charged < broken
+
+
+def test_attacks_and_audits_refuse_what_they_cannot_train(tmp_path):
     job = World(tmp_path, RECORD).job
     with pytest.raises(ValueError, match="trust is server"):
-        audit(job.config, None, False, 0.95)
-    with pytest.raises(ValueError, match="trust is server"):
         trainings.train(job, [np.arange(9)], b"key")
-    assert build(job.config).config.privacy.trust == "server"
+    given = CLIENT_UNIT | {"clients": 20}
+    with pytest.raises(ValueError, match="unit is client"):
+        audit(configuration.load(None, given), None, False, 0.95)

@@ -87,15 +87,15 @@ def _check_trust(config: Config) -> None:
 
 
 def refuse_trust(config: Config) -> None:
-    """Refuse what audits and attacks of clients that trust nobody cannot train.
+    """Refuse what attacks on models of clients that trust nobody cannot train.
 
     Raises:
         ValueError: the clients trust somebody.
     """
     if config.privacy.trust != "local":
         raise ValueError(
-            f"trust is {config.privacy.trust}, but what is audited or attacked here are clients "
-            "that trust nobody: use --trust local"
+            f"trust is {config.privacy.trust}, but what is attacked here are clients that trust "
+            "nobody: use --trust local"
         )
 
 
