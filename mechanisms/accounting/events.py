@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from mechanisms.accounting.adaptive_events import Allotment, Covered
 from mechanisms.accounting.event import Event, positive, rate, share, text, whole
 from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep, TrialCap
+from mechanisms.accounting.sum_events import SummedShares
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ class HeterogeneousGaussian(Event):
 
 @dataclass(frozen=True)
 class VisibleChoice(Event):
-    """A Gaussian release in which a record takes part with some probability, by a draw that is
-    public: FedFed's sharing (Yang et al., NeurIPS 2023), and part of a shuffled pass.
+    """A Gaussian release of a record alone, in which it takes part with some probability, by a draw
+    that is public: FedFed's sharing (Yang et al., NeurIPS 2023).
 
     Attributes:
         share_rate: p, in (0, 1].
@@ -227,6 +228,16 @@ class VisibleChoice(Event):
     kind: ClassVar[str] = "visible_choice"
     share_rate: float = rate()
     noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class PartialPass(VisibleChoice):
+    """A shuffled pass that a round's end cuts off, p of the records having been in its batches.
+
+    One record pays as for a `VisibleChoice`; but several of one person may be in one batch.
+    """
+
+    kind: ClassVar[str] = "partial_pass"
 
 
 @dataclass(frozen=True)
@@ -248,19 +259,6 @@ class PublicLabels(Event):
     kind: ClassVar[str] = "public_labels"
 
 
-@dataclass(frozen=True)
-class SummedShares(Event):
-    """Beside a Gaussian event whose noise is a sum of whole-number shares of clients, added up
-    modulo a power of two (`mechanisms.shares`): 0 in both columns but for a part of delta.
-
-    Attributes:
-        failure: bounds what the sum's law may differ by from a rounded Gaussian's, in [0, 1].
-    """
-
-    kind: ClassVar[str] = "summed_shares"
-    failure: float = share()
-
-
 KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -276,6 +274,7 @@ KINDS: dict[str, type[Event]] = {
         NoisyNormSum,
         HeterogeneousGaussian,
         VisibleChoice,
+        PartialPass,
         RandomizedResponse,
         PublicLabels,
         SummedShares,

@@ -44,7 +44,9 @@ def build(config: Config, workers: int | None = None) -> Job:
             f"shared_source is {config.fedfed.shared_source}, but word numbers with noise mean "
             "nothing: use --shared-source public or none, or another --strategy"
         )
-    job = in_groups(Job(config, dataset, parts, model, plans, (), holdout), workers)
+    prior = course.paid_before(config, plans)
+    job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior)
+    job = in_groups(job, workers)
     trust.aggregator(job)  # before anything is written: shares of noise may not fit
     return job
 

@@ -56,7 +56,7 @@ def show_ledger(result: Entries) -> None:
     Console().print(table)
     for name, value in wording.protections(result["guarantees"]):
         Console().print(f"{name:<18} {value}", soft_wrap=True)
-    _show_notes([*result["caveats"], *([result["note"]] if result["note"] else [])])
+    _show_notes([*result["caveats"], result["note"]])
 
 
 def show_verified(result: Entries) -> None:
@@ -86,7 +86,9 @@ def show_verified(result: Entries) -> None:
     )
     done = f"Verified: {len(rows)} of {all_} histories of charges"
     Console().print(f"{verdict} {done}, {wording.duration(result['seconds'])}.")
-    _show_notes([result["note"]] if result["note"] else [])
+    without = result["not_proved"]
+    left_out = f"Left out, as no finite epsilon is proved for them: clients {without}."
+    _show_notes([left_out if without else "", result["note"]])
 
 
 def show_whole(result: Entries) -> None:
@@ -105,7 +107,7 @@ def show_whole(result: Entries) -> None:
 def _show_notes(texts: list[str]) -> None:
     from rich.console import Console
 
-    for text in texts:
+    for text in filter(None, texts):
         Console().print(text, style="yellow", soft_wrap=True)
 
 
