@@ -91,7 +91,7 @@ class RoundRecord(Record):
         epsilon_certified_median: the median over all clients.
         epsilon_published_max: the largest epsilon that the paper would claim.
         retired: clients whose budget pays for no further round.
-        participants: clients that trained in this round.
+        participants: clients that trained in this round; None where that must stay hidden.
         seconds: wall time of the round; None where it would reveal what must stay hidden.
         seconds_training: the part of it for the clients' training and messages; None likewise.
         metrics: the mechanism's public metrics, each a mean over the round's clients.
@@ -104,7 +104,7 @@ class RoundRecord(Record):
     epsilon_certified_median: Epsilon
     epsilon_published_max: Epsilon
     retired: int
-    participants: int
+    participants: int | None
     seconds: float | None
     seconds_training: float | None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -142,6 +142,7 @@ class Summary(Record):
         evaluated_on: the records that give accuracy and loss, ``test`` or ``validation``.
         caveats: what the guarantee does not cover or assumes, one sentence each.
         metric: the name of what ``accuracy`` holds.
+        guarantees: against whom, of what, at which epsilon (`server.guarantees`).
     """
 
     accuracy: float | None
@@ -164,3 +165,4 @@ class Summary(Record):
     evaluated_on: str = "test"
     caveats: tuple[str, ...] = ()
     metric: str = "accuracy"
+    guarantees: tuple[Mapping[str, Any], ...] = ()

@@ -36,7 +36,7 @@ def test_a_card_says_what_is_proved_and_what_is_not(tmp_path):
         f"| certified epsilon | {wording.epsilon(epsilon)}, by {summary.method} |",
         "| delta | 1e-05 |",
         "| unit | One training record of one client.",
-        "| adversary | Everybody, the server included",
+        f"| the server | what clients send | one record | {wording.epsilon(epsilon)} |",
         "| mechanism | dpsgd, clip norm 1, noise 3 |",
         "| noise | A simulation: see the limits. |",
         "1437 training records, 6 clients, partition quantity",
@@ -46,6 +46,14 @@ def test_a_card_says_what_is_proved_and_what_is_not(tmp_path):
         *(f"\n- {line}\n" for line in summary.caveats),
     ):
         assert said in text, said
+
+
+def test_a_card_promises_nothing_against_who_is_trusted(tmp_path):
+    trusting = ["--trust=server", "--unit=client", "--fraction=0.5", "--partition=iid"]
+    text = (run(tmp_path, *trusting) / "model_card.md").read_text()
+    assert "| unit | One client with all of its records." in text
+    assert "| the server | what clients send | one whole client | none |" in text
+    assert "One training record" not in text
 
 
 def test_a_card_of_a_release_says_where_its_noise_came_from(tmp_path):

@@ -56,6 +56,8 @@ class Net(torch.nn.Sequential):
 
 HOLDS = {
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
+    caveats.AGGREGATED: [{"trust": "aggregate"}, {"trust": "aggregate", "unit": "client"}],
+    caveats.TRUSTED: [{"trust": "server"}, {"trust": "server", "unit": "client"}],
     caveats.TIMES: [
         {},
         {"release": True},
@@ -89,7 +91,12 @@ HOLDS = {
 }
 FAILS = {
     caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
-    caveats.TIMES: [{"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True}],
+    caveats.AGGREGATED: [{}, {"trust": "server"}],
+    caveats.TRUSTED: [{}, {"release": True}, {"trust": "aggregate"}],
+    caveats.TIMES: [
+        {"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True},
+        {"trust": "server", "unit": "client", "fraction": 0.5, "release": True},
+    ],
     caveats.TRIES: [],
     caveats.SEEDED: [{"release": True}],
     caveats.PLACES: [{}],

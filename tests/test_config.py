@@ -36,7 +36,8 @@ def values_of(setting: Setting) -> st.SearchStrategy:
             lambda t: t[0] != "."
         )
     if setting.kind is int:
-        return st.integers(2, 10**6)
+        bounds = [one.le for one in setting.info.metadata if hasattr(one, "le")]
+        return st.integers(2, min(10**6, *bounds))
     return st.floats(0.001, 0.999) | st.sampled_from([1e-6, 0.1, 1 / 3])
 
 

@@ -36,6 +36,10 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "mechanism": ("dpsgd", MECHANISM_NAMES, ("sgd",)),
         "epsilon": (8.0, (TINY,), (0.0,)),
         "delta": (1e-5, (TINY, 1 - TINY), (0.0, 1.0)),
+        "trust": ("local", ("aggregate", "server"), ("nobody",)),
+        "honest": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
+        "aggregate_bits": (32, (2, 62), (1, 63)),
+        "unit": ("record", ("client",), ("person",)),
         "budget": ("certified", ("published",), ("paper",)),
         "noise_multiplier": (None, (None, TINY), (0.0, -TINY)),
         "clip_norm": (1.0, (1e-6,), (0.99e-6,)),
@@ -105,6 +109,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     Rounds: {
         "rounds": (20, (1, 10**6), (0, 10**6 + 1)),
         "fraction": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
+        "dropout": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
         "max_participations": (None, (None, 1, 10**9), (0, 10**9 + 1)),
         "evaluate_every": (1, (1, 10**9), (0, 10**9 + 1)),
         "keep_checkpoints": (2, (2, 10**9), (1, 10**9 + 1)),

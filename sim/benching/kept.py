@@ -29,7 +29,8 @@ FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 NEWER = {
     **{name: SETTINGS[name].info.default for name in ("label_column", "categories", "loss")},
     **dict.fromkeys(("client_column", "columns", "metric")),
-    **{"tf32": False, "sampling": "poisson"},
+    **{"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"},
+    **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0},
 }
 """Settings that results of earlier versions lack, and the values that those were made with."""
 
@@ -58,7 +59,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     for name in PER_CLIENT:
         summary[name] = [largest(summary[name])]
-    summary |= {"caveats": [], "run_dir": "", "note": ""}
+    summary |= {"caveats": [], "guarantees": [], "run_dir": "", "note": ""}
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     content = {
         "row": cell.row,

@@ -18,6 +18,15 @@ HIDDEN = (
     "Rejected steps are hidden: it is taken for granted that nobody learns how often a client "
     "rejected, not even from the time that it computes."
 )
+TRUSTED = (
+    "The server is trusted: it sees what each client sends before there is any noise. It keeps "
+    "that and who took part in which round to itself, and messages to it are encrypted."
+)
+AGGREGATED = (
+    "Secure aggregation is assumed, and simulated by adding up in one place: nobody sees what a "
+    "client sends, but only sums to which at least the share --honest of the asked clients has "
+    "added its noise, as it was told. Who answers may depend on nobody's records."
+)
 OWN_MODEL = (
     "The model's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
@@ -99,8 +108,10 @@ def hides_rejections(config: Config) -> bool:
 
 
 def tells_times(config: Config) -> bool:
-    """Whether the run records the times of rounds; a release that hides rejections does not."""
-    return not (config.run.release and hides_rejections(config))
+    """Whether the run records the times of rounds; a release that hides rejections, or who takes
+    part, does not."""
+    draws_clients = config.privacy.trust == "server" and config.rounds.fraction < 1
+    return not (config.run.release and (hides_rejections(config) or draws_clients))
 
 
 def _sizes_tell_classes(config: Config) -> bool:
@@ -117,6 +128,8 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
     PUBLIC_LABELS: public_labels,
     HIDDEN: hides_rejections,
+    TRUSTED: lambda c: c.privacy.trust == "server",
+    AGGREGATED: lambda c: c.privacy.trust == "aggregate",
     OWN_MODEL: lambda c: ":" in c.data.model,
     OWN_LOSS: lambda c: ":" in c.data.loss,
     OWN_DATA: lambda c: ":" in c.data.dataset and not is_hub(c.data.dataset),
@@ -128,7 +141,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     PARTITION: lambda c: c.run.release and c.data.partition in ("iid", "shards", "quantity"),
     PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
     GIVEN: _is_given,
-    ONE_RECORD: _is_given,
+    ONE_RECORD: lambda c: _is_given(c) and c.privacy.unit == "record",
     COLUMNS: lambda c: is_table(c.data.dataset) and c.data.columns is None,
     PLACES: lambda c: c.run.release,
     SEEDED: lambda c: not c.run.release,

@@ -83,6 +83,9 @@ CLASSES = (FEDFED, _one_of("shared_source", "prototypes"))
 DISTILS: tuple[Way, ...] = (SINGLY, (*CLASSES, _one_of("prototype_features", "distilled")))
 LEADS = (FEDFED, _one_of("shared_source", "prototypes", "distilled", "public"))
 STANDARD = _one_of("standardize", "private")
+LOCAL, SUMS = _one_of("trust", "local"), _one_of("trust", "server", "aggregate")
+AGGREGATE = _one_of("trust", "aggregate")
+LOCAL_STEPS: tuple[Way, ...] = ((LOCAL,), (SUMS, _one_of("unit", "client")))
 IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "auto", "ray")
 
 
@@ -116,10 +119,16 @@ USES: dict[str, tuple[Way, ...]] = {
     "noise_multiplier": ((PRIVATE,),),
     "clip_norm": ((PRIVATE,),),
     "strict_delta": ((PRIVATE,),),
-    "sampling": ((_mechanism("dpsgd"),),),
+    "unit": ((SUMS,),),
+    "honest": ((AGGREGATE,),),
+    "aggregate_bits": ((AGGREGATE,),),
+    "dropout": ((AGGREGATE,),),
+    "sampling": ((_mechanism("dpsgd"), LOCAL),),
     "clipping": ((_mechanism_but("none", "dpis"),),),
-    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"),),),
-    "noise_decay": ((_mechanism_but("none", "dpis", "dpagd"),),),
+    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"), LOCAL),),
+    "noise_decay": (
+        (_mechanism_but("none", "dpis", "dpagd"), _one_of("trust", "local", "server")),
+    ),
     **_of_table("dpsur", _mechanism("dpsur")),
     "dpsur_cap_share": ((_mechanism("dpsur"), SELECTIVE),),
     **_of_table("dpis", DPIS),
@@ -140,6 +149,10 @@ USES: dict[str, tuple[Way, ...]] = {
     ),
     "allow_unproved": ((*OWN_TEST, _one_of("screening_clip", None)),),
     **_of_table("dpagd", _mechanism("dpagd")),
+    "optimizer": LOCAL_STEPS,
+    "momentum": LOCAL_STEPS,
+    "keep_state": ((LOCAL,),),
+    "weighting": ((LOCAL,),),
     "server_beta2": ((_one_of("strategy", "fedadam", "fedyogi"),),),
     "server_tau": ((_one_of("strategy", "fedadagrad", "fedadam", "fedyogi"),),),
     "proximal_mu": ((_one_of("strategy", "fedprox"),),),

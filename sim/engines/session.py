@@ -48,7 +48,7 @@ def run(job: Job, folder: Path, engine: Engine) -> None:
     with rundir.lock(folder), _resumable(folder):
         durable.sync_folders(folder)
         if job.config.private:
-            orders.write(folder, training.federation(job))
+            orders.write(folder, training.federation(job, folder))
         _run(job, folder, engine)
 
 
@@ -74,7 +74,7 @@ def _remedy(folder: Path) -> str:
 
 def _run(job: Job, folder: Path, engine: Engine) -> None:
     job = before_training(job, folder, engine.exchange)
-    config, federation = job.config, training.federation(job)
+    config, federation = job.config, training.federation(job, folder)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:

@@ -12,15 +12,12 @@ from sim.showing.run import Run, read_run
 
 FILE = "model_card.md"
 
-_UNIT = (
-    "One training record of one client. Adjacency is zero-out: the record is replaced by a null "
-    "record that adds to no sum and to no count. How many records a client holds is public."
-)
-_ADVERSARY = (
-    "Everybody, the server included, who sees every upload of every client, every model on the "
-    "way, and all that the mechanism says it releases."
-)
-_ALONE = "Everybody who sees every model on the way, and all that the mechanism says it releases."
+_UNITS = {
+    "record": "One training record of one client. Adjacency is zero-out: the record is replaced by "
+    "a null record that adds to no sum and to no count. How many records a client holds is public.",
+    "client": "One client with all of its records. Adjacency is zero-out: the client is replaced "
+    "by a null client that adds to no sum.",
+}
 _NOT_PRIVATE = "This model was trained without privacy: it may reveal any of its training records."
 
 
@@ -65,14 +62,14 @@ def _guarantee(run: Run) -> str:
     rows = [
         ("certified epsilon", _proved(largest(summary.epsilon_certified), summary.method)),
         ("delta", f"{summary.delta:g}"),
-        ("unit", _UNIT),
-        ("adversary", _ALONE if run.alone else _ADVERSARY),
+        ("unit", _UNITS[privacy.unit]),
         ("mechanism", f"{privacy.mechanism}, clip norm {privacy.clip_norm:g}, noise {noise}"),
         ("noise", wording.RELEASED if summary.release else "A simulation: see the limits."),
     ]
     limits = "\n".join(f"- {line}" for line in summary.caveats)
     said = "What it does not cover, or takes for granted:"
-    return "\n\n".join((_table(("Privacy", "proved"), rows), said, limits))
+    against = _table(wording.AGAINST, wording.guarantees(summary.guarantees))
+    return "\n\n".join((_table(("Privacy", "proved"), rows), against, said, limits))
 
 
 def _proved(epsilon: Epsilon, method: str) -> str:
@@ -91,6 +88,6 @@ def _use(run: Run, dataset: Dataset) -> str:
     return f'{text}\n\n```text\n{code}model.load_state_dict(load_file("model.safetensors"))\n```'
 
 
-def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
-    lines = [head, ("---", "---"), *rows]
-    return "\n".join(f"| {name} | {value} |" for name, value in lines)
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -15,8 +15,9 @@ from safetensors.torch import save
 from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import MECHANISMS
+from server.guarantees import Guarantee, guarantees
 from server.loop import Standing
-from server.records import Summary, total_seconds
+from server.records import Summary, largest, total_seconds
 from sim.config import configuration as configs
 from sim.config.caveats import caveats
 from sim.config.fields import Config
@@ -187,7 +188,13 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),
         metric=job.config.data.metric_name,
+        guarantees=_guarantees(job.config, certified),
     )
+
+
+def _guarantees(config: Config, certified: np.ndarray) -> tuple[Guarantee, ...]:
+    privacy, spent = config.privacy, largest(certified.tolist())
+    return guarantees(privacy.trust, privacy.unit, config.data.clients, spent)
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load as load_tensors
 from mechanisms.layout import Layout
 from server import orders, paid
 from server.checkpoints import Checkpoints
+from server.guarantees import Guarantee, guarantees
 from server.records import RoundRecord, Summary, finite, largest
 from server.store import MODEL
 from sim.config.fields import Config
@@ -95,6 +96,16 @@ class Result:
             for client, charges in spent.items()
         )
         return max(epsilons, default=0.0)
+
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """Against whom what is protected, at which certified epsilon, the strongest first.
+
+        Raises:
+            ValueError: a ledger file or the file of orders is damaged or missing.
+        """
+        privacy, clients = self.config.privacy, self.config.data.clients
+        return guarantees(privacy.trust, privacy.unit, clients, self.epsilon)
 
     def epsilon_of_group(self, records: int) -> float:
         """The certified epsilon of a person with this many records with one client; the largest of

@@ -23,7 +23,7 @@ from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.models.networks import build as build_model
 from sim.models.objectives import refuse_mixing
-from sim.phases import course, sharing, training
+from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
 
@@ -53,7 +53,9 @@ def build(config: Config, workers: int | None = None) -> Job:
         )
     prior = course.paid_before(config, plans)
     job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior)
-    return in_groups(job, workers)
+    job = in_groups(job, workers)
+    trust.aggregator(job)  # before anything is written: shares of noise may not fit
+    return job
 
 
 def _with_clients(config: Config, clients: int) -> Config:
@@ -136,7 +138,8 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
     _try_own(job)
     job.gradients.refuse_mixing(*_two_records(job))
     _refuse_varying(job)
-    width = config.run.chunk_clients or clients_at_a_time(job)
+    alone = config.run.release and config.privacy.unit == "client"  # nobody moves another's bits
+    width = 1 if alone else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))

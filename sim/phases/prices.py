@@ -126,7 +126,7 @@ def settings(config: Config) -> Entries:
 
 def row(price: Price) -> Entries:
     """A price as a row: phase, clients, the plan's parameters, and events."""
-    parameters = ("sample_rate", "noise_multiplier", "steps")
+    parameters = ("sample_rate", "unit_rate", "noise_multiplier", "steps")
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
     ordered = sorted(price.charges.items(), key=repr)
     events = [{**to_dict(event), "count": int(count)} for event, count in ordered]

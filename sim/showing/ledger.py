@@ -11,6 +11,7 @@ from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
 from server import manifest, orders
 from server import paid as paid_in
+from server.guarantees import guarantees
 from sim.config.caveats import caveats_of
 from sim.showing import wording
 
@@ -41,6 +42,8 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
         )
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
+    trust = setting(config, "privacy", "trust", str) or "local"
+    unit = setting(config, "privacy", "unit", str) or "record"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta
     if delta is None:
         raise ValueError(
@@ -59,6 +62,11 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
             f"resume {folder}, or drop --group"
         )
+    if records is not None and unit == "client":
+        raise ValueError(
+            f"--group {records} counts records of one person, but {folder} protects each client "
+            "with all of its records: drop --group"
+        )
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
@@ -66,7 +74,14 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
         for row in clients:
             row |= _of_group(paid.get(row["client"], {}), delta, records, private)
     said = list(caveats_of(event for charges in paid.values() for event in charges))
-    return {"finished": finished, "note": note, "clients": clients, "caveats": said}
+    largest = max((row["epsilon_certified"] for row in clients), default=0.0)
+    return {
+        "finished": finished,
+        "note": note,
+        "clients": clients,
+        "caveats": said,
+        "guarantees": list(guarantees(trust, unit, len(clients), largest)),
+    }
 
 
 def _of_group(charges: accountant.Charges, delta: float, records: int, private: bool) -> Entries:

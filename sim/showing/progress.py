@@ -139,6 +139,7 @@ def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
         rows.append(("by Renyi alone", by_renyi))
     if certified is not None:
         rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
+    rows += wording.protections(summary.guarantees)
     retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")
     used_up = ("budget", "used up" if summary.retired else "pays for further rounds")
     return [

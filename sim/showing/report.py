@@ -12,6 +12,7 @@ import numpy as np
 from mechanisms import durable
 from mechanisms.accounting import group
 from server import paid
+from server.guarantees import UNITS, guarantees
 from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
 from sim.config.configuration import Config
@@ -33,6 +34,13 @@ _THREAT_MODEL = (
     "no epsilon. Clients hold disjoint records, so the guarantee is each client's own, and that "
     "of the whole system is the largest of them, never their sum. The certified epsilon is "
     "proved; the published one is what the mechanism's paper claims, for comparison only."
+)
+_TRUSTED_SERVER = (
+    "What is protected is {unit}. Adjacency is zero-out: it is replaced by a null {kind}, which "
+    "adds to no sum and to no count. The server is trusted: it sees what each client sends, adds "
+    "noise to the sum over all clients, and every client pays for every round. The model of each "
+    "round is taken to be seen by everybody. The certified epsilon is proved; the published one is "
+    "what the mechanism's paper claims, for comparison only."
 )
 _ONE_CLIENT = (
     "What is protected is one training record. Adjacency is zero-out: the record is replaced by "
@@ -208,7 +216,8 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
 def _several_records(run: Run) -> list[str]:
     """Epsilons for several records of one person; none without a ledger and a proved epsilon."""
     certified = run.summary.epsilon_certified if run.summary else ()
-    if largest(certified) is None or not (run.folder / "ledger").is_dir():
+    by_client = run.config.privacy.unit == "client"  # which covers all records of a person there
+    if by_client or largest(certified) is None or not (run.folder / "ledger").is_dir():
         return []
     worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
     spent, delta = paid.read(run.folder), run.config.privacy.delta
@@ -225,15 +234,22 @@ def _several_records(run: Run) -> list[str]:
 
 
 def _guarantee(run: Run) -> str:
-    records, delta = int(run.sizes.sum()), run.config.privacy.delta
+    privacy, delta = run.config.privacy, run.config.privacy.delta
+    records = int(run.sizes.sum()) if privacy.unit == "record" else len(run.sizes)
     if not run.config.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
-    parts = [page.paragraph(_ONE_CLIENT if run.alone else _THREAT_MODEL)]
+    trusting = _TRUSTED_SERVER.format(unit=UNITS[privacy.unit], kind=privacy.unit)
+    threat = _THREAT_MODEL if privacy.trust == "local" else trusting
+    parts = [page.paragraph(_ONE_CLIENT if run.alone else threat)]
+    spent = largest(run.summary.epsilon_certified) if run.summary else _before_the_end(run)[0]
+    rows = guarantees(privacy.trust, privacy.unit, len(run.sizes), spent)
+    parts.append(page.table(wording.AGAINST, wording.guarantees(rows)))
     if run.config.run.release:
         parts.append(page.paragraph(wording.RELEASED))
     if delta * records >= 1:
-        text = f"Delta {delta:g} is not below 1 / {records} records"
-        parts.append(page.paragraph(f"{text}: it allows that some record is given away entirely."))
+        text = f"Delta {delta:g} is not below 1 / {records} {privacy.unit}s"
+        allows = f"it allows that some {privacy.unit} is given away entirely."
+        parts.append(page.paragraph(f"{text}: {allows}"))
     parts += [page.paragraph("What it does not cover, or takes for granted:")]
     parts += [page.listing(caveats(run.config))]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
