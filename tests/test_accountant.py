@@ -127,6 +127,7 @@ def test_what_costs_nothing_is_no_obstacle_to_loss_distributions():
     assert accountant.epsilon(GAUSSIANS | free, 1e-5) == accountant.epsilon(GAUSSIANS, 1e-5)
     assert accountant.epsilon({A: 0}, 1e-5) == accountant.epsilon(free, 1e-5) == (0.0, None)
     assert accountant.epsilon(free, 1e-5).method == ""
+    assert accountant.epsilon({Unprotected(0.1): 1}, 1e-5).method == ""
 
 
 @pytest.mark.parametrize(

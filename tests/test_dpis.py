@@ -27,7 +27,7 @@ from mechanisms.accounting.events import (
     SampledGaussian,
 )
 from mechanisms.cohort import Cohort
-from mechanisms.dpis_plan import DpisPlan
+from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.mechanism import local_round
@@ -378,6 +378,16 @@ def test_what_is_released_is_what_was_paid_for():
         spent = sum(n * cost(e.event, e.order) for e, n in charges.items())
         assert float(end.memory["spent"][k]) == pytest.approx(spent)
         assert figures["dpis_epsilon_spent"][k] <= epsilon({own.allotment: 1}, DELTA).epsilon
+
+
+def test_clients_whose_accounts_have_several_orders_get_the_noise_that_each_gets_alone():
+    plans = [plan(noise=noise, steps=10, dpis_first_phase=0.0) for noise in (0.8, 1.5, 6.0)]
+    epochs = [
+        Epoch(own, 1, 0, Account(own.allotment.order, own.allotment.rdp), 0.5, 1.0)
+        for own in plans
+    ]
+    assert len({epoch.account.order for epoch in epochs}) == 3
+    assert allocate(epochs) == [allocate([epoch])[0] for epoch in epochs]
 
 
 def test_the_norm_sum_n_c_costs_most():
