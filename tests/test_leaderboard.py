@@ -209,6 +209,7 @@ def test_lanes_take_runs_in_their_order_and_each_fault_is_its_own(monkeypatch):
         assert sorted(found) == [(run, f"fault of {run}") for run in "abcde"]
     monkeypatch.setattr(Instant, "given", [])
     rest = iter([9.0, 9.0, 9.0, 9.0])
+    assert lanes.left(time.monotonic() - 9.0) == 0.0
     monkeypatch.setattr(lanes, "left", lambda until: next(rest, 0.0))
     assert {run for run, _ in lanes.played(list("abcde"), 1, 1.0)} == {"a", "b"}
     assert Instant.given == ["a", "b"]
