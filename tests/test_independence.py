@@ -26,6 +26,7 @@ from mechanisms.gradients.program import (
     traced_loss,
 )
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
+from mechanisms.gradients.record_trial import SCALES
 from strategies.distillation import Distiller, objective
 from tests.record_models import Apply
 
@@ -143,6 +144,20 @@ def test_what_may_reach_from_record_to_record_is_not_computed_together(
     rules must do."""
     monkeypatch.setattr(program, "_SIZES", (3,))
     assert not together(Net(function))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_graph_that_is_another_function_for_records_of_one_size_is_not_taken(
+    scale: float,
+) -> None:
+    layer, row = nn.Linear(3, 2), torch.ones(3, 3)
+
+    class Other(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x) * (2 if bool((x == scale).all()) else 1)
+
+    routes = RecordGradients(layer)._routes
+    assert routes._faithful(layer, row) and not routes._faithful(Other(), row)
 
 
 @pytest.mark.parametrize("at", [-1, 0, 2])
