@@ -53,10 +53,11 @@ class Net(nn.Module):
     def __init__(self, input_shape, classes):
         super().__init__()
         self.layer = nn.Linear(input_shape[0], classes)
+        self.register_buffer("offset", torch.arange(classes))
         Net.seen = process() | {"environment": {name: os.environ.get(name) for name in VARIABLES}}
 
     def forward(self, x):
-        return self.layer(x)
+        return self.layer(x) + self.offset
 
 
 class Broken(nn.Module):

@@ -271,7 +271,11 @@ def test_a_word_that_is_like_none_has_no_suggestion():
         ("[data\nclients = 3", ["not a TOML file"]),
         (
             '[data]\nclients = "3"',
-            ["clients is '3'", "at least 1 and at most 10000000", "--clients"],
+            [
+                "clients is '3'",
+                "at least 1 and at most 10000000",
+                "set --clients or clients in [data]",
+            ],
         ),
         ("[data]\nclients = 2.0", ["clients is 2.0", "an integer"]),
         ("[data]\nclients = true", ["clients is True", "an integer"]),
