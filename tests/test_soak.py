@@ -12,8 +12,8 @@ from tests.faults.soak import GROWING, slope, soaked
 
 @pytest.mark.slow
 def test_memory_and_files_of_two_thousand_rounds_grow_by_their_lines_alone():
-    """The server keeps each round's record, and a ledger each release's name and clients: some
-    thousand bytes a round. A model in each round would take 20 times as many."""
+    """The server keeps each round's record and prices, and a ledger each release's name and
+    clients: some thousand bytes a round. Arrays of a round that are not let go take more."""
     result = soaked(2000)
     looks = result["looks"]
     print(slope(looks, "resident bytes"), looks[-1])

@@ -89,7 +89,8 @@ class Campaign:
         for kind, faults in tries:
             self.counts[what] += 1
             try:
-                self.counts["torn"] += sum(mode == TEAR for mode, _, _ in faults)
+                if any(mode == TEAR for mode, _, _ in faults):
+                    self.counts["torn"] += 1
                 self._try(kind, faults)
             except (AssertionError, OSError, ValueError, KeyError) as fault:
                 line = f"{kind}: {described(faults, self.calls[kind])}: "
@@ -108,7 +109,8 @@ class Campaign:
             if outcome.killed:
                 assert outcome.code == -signal.SIGKILL, outcome.code
             elif fault[0] in (FAIL, FAIL_ON):
-                self.counts[f"exit code {outcome.code}"] += 1
+                reached = fault[1] <= len(outcome.calls)
+                self.counts[f"exit code {outcome.code}" if reached else "not reached"] += 1
                 laws.check_error(self.runs.root, outcome)
             else:
                 assert (outcome.code, laws.faults_in(outcome)) == (0, []), outcome.said
