@@ -38,7 +38,9 @@ def values_of(setting: Setting) -> st.SearchStrategy:
     if setting.kind is int:
         bounds = [one.le for one in setting.info.metadata if hasattr(one, "le")]
         return st.integers(2, min(10**6, *bounds))
-    return st.floats(0.001, 0.999) | st.sampled_from([1e-6, 0.1, 1 / 3])
+    bounds = [one.lt for one in setting.info.metadata if hasattr(one, "lt")]
+    below = min([0.999, *bounds])
+    return st.floats(0.001, below, exclude_max=True) | st.sampled_from([1e-6, 0.1, 1 / 3])
 
 
 def overrides() -> st.SearchStrategy:

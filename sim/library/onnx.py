@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from mechanisms import durable
+
 INPUT, OUTPUT = "records", "outputs"
 
 
@@ -42,7 +44,7 @@ def export(module: torch.nn.Module, records: torch.Tensor, path: Path) -> Path:
                 external_data=False,
                 dynamo=True,
             )
-        part.replace(path)
+        durable.rename(part, path)
     except Exception as error:  # the exporter and the user's code can raise anything
         part.unlink(missing_ok=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]

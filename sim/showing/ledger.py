@@ -56,17 +56,7 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
     price: Price = _least
     note = ""
     if records is not None:
-        group.check_records(records)
-    if records is not None and not finished:
-        raise ValueError(
-            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
-            f"resume {folder}, or drop --group"
-        )
-    if records is not None and unit == "client":
-        raise ValueError(
-            f"--group {records} counts records of one person, but {folder} protects each client "
-            "with all of its records: drop --group"
-        )
+        _check_group(folder, records, finished, unit)
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
@@ -82,6 +72,20 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
         "caveats": said,
         "guarantees": list(guarantees(trust, unit, len(clients), largest)),
     }
+
+
+def _check_group(folder: Path, records: int, finished: bool, unit: str) -> None:
+    group.check_records(records)
+    if not finished:
+        raise ValueError(
+            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
+            f"resume {folder}, or drop --group"
+        )
+    if unit == "client":
+        raise ValueError(
+            f"--group {records} counts records of one person, but {folder} protects each client "
+            "with all of its records: drop --group"
+        )
 
 
 def _of_group(charges: accountant.Charges, delta: float, records: int, private: bool) -> Entries:
