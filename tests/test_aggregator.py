@@ -335,6 +335,8 @@ def test_a_run_says_whom_it_trusts(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "from the aggregation not at all: trusted with what clients send" in shown
     assert "Secure aggregation is assumed" in shown
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "Secure aggregation is trusted" in report and "The server is trusted" not in report
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     spent = summary["epsilon_certified"][0]
     assert summary["guarantees"] == list(guarantees("aggregate", "record", 10, spent))

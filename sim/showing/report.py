@@ -35,13 +35,18 @@ _THREAT_MODEL = (
     "of the whole system is the largest of them, never their sum. The certified epsilon is "
     "proved; the published one is what the mechanism's paper claims, for comparison only."
 )
-_TRUSTED_SERVER = (
+_SUMS = (
     "What is protected is {unit}. Adjacency is zero-out: it is replaced by a null {kind}, which "
-    "adds to no sum and to no count. The server is trusted: it sees what each client sends, adds "
-    "noise to the sum over all clients, and every client pays for every round. The model of each "
-    "round is taken to be seen by everybody. The certified epsilon is proved; the published one is "
-    "what the mechanism's paper claims, for comparison only."
+    "adds to no sum and to no count. {trusted} The model of each round is taken to be seen by "
+    "everybody. The certified epsilon is proved; the published one is what the mechanism's paper "
+    "claims, for comparison only."
 )
+_TRUSTED = {
+    "server": "The server is trusted: it sees what each client sends, adds noise to the sum over "
+    "all clients, and every client pays for every round.",
+    "aggregate": "Secure aggregation is trusted: the server sees the sum of what clients send, "
+    "to which each of them has added a share of the noise, and who has answered.",
+}
 _ONE_CLIENT = (
     "What is protected is one training record. Adjacency is zero-out: the record is replaced by "
     "a null record that adds to no sum and to no count; how many records there are is public. "
@@ -238,8 +243,9 @@ def _guarantee(run: Run) -> str:
     records = int(run.sizes.sum()) if privacy.unit == "record" else len(run.sizes)
     if not run.config.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
-    trusting = _TRUSTED_SERVER.format(unit=UNITS[privacy.unit], kind=privacy.unit)
-    threat = _THREAT_MODEL if privacy.trust == "local" else trusting
+    kind, trusted = privacy.unit, _TRUSTED.get(privacy.trust)
+    sums = _SUMS.format(unit=UNITS[kind], kind=kind, trusted=trusted)
+    threat = sums if trusted else _THREAT_MODEL
     parts = [page.paragraph(_ONE_CLIENT if run.alone else threat)]
     spent = largest(run.summary.epsilon_certified) if run.summary else _before_the_end(run)[0]
     rows = guarantees(privacy.trust, privacy.unit, len(run.sizes), spent)
