@@ -24,8 +24,7 @@ from server.checkpoints import Checkpoint, Checkpoints
 from server.checkpoints import read as read_checkpoint
 from sim.config import configuration
 from sim.config.fields import SETTINGS
-from sim.data import features
-from sim.data.arrays import read_npz
+from sim.data import arrays, features
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _arrays(folder: Path) -> Target:
     path, y = folder / "mine.npz", np.arange(6) % 2
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     np.savez(path, x=x, y=y, x_test=x[:2] + 1, y_test=y[:2])
-    return in_file(path, lambda: read_npz(str(path)))
+    return in_file(path, lambda: arrays.parts(arrays.read(path), str(path)))
 
 
 def _features(folder: Path) -> Target:

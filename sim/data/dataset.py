@@ -1,4 +1,4 @@
-"""Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, IMDB, or a user's `.npz` file.
+"""Data sets as arrays: digits, MNIST, Fashion-MNIST, CIFAR-10, IMDB, or a user's own.
 
 Pixels are normalised by published constants (below), never by statistics of the records at hand,
 which would be an uncharged release. Images of torchvision's sets stay uint8 until normalised.
@@ -19,10 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.data import files, imdb
-from sim.data.arrays import fixed_split, read_npz
+from sim.config.settings import HUB, Data, is_hub, is_table
+from sim.data import arrays, files, imdb
+from sim.data.arrays import fixed_split
 from sim.data.files import published
 from sim.data.torchvision_compat import download
+from sim.sources import columns, functions, hub, images, leaf
+from sim.sources.targets import CLASSES, LOSSES
 
 DIGITS_TEST = 360
 """Test records of `digits`, out of 1,797."""
@@ -32,14 +35,16 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A classification data set. N training and M test records; images are [C, H, W], features [F].
+    """A data set. N training and M test records; images are [C, H, W], features [F].
 
     Attributes:
         name: the requested name.
-        x: float32 [N, ...] training records, y: int64 [N] their labels in 0 .. classes - 1.
-        x_test: float32 [M, ...] test records, y_test: int64 [M] their labels.
-        classes: number of classes.
+        x: float32 [N, ...] training records, y: int64 [N] their labels in 0 .. classes - 1, or
+            other targets [N, ...] (`sim.sources.targets`).
+        x_test: float32 [M, ...] test records, y_test: int64 [M] their labels, or other targets.
+        classes: number of classes, or of a model's other outputs.
         words: size of the vocabulary if records are word numbers, int64 [N, T] and [M, T]; else 0.
+        owner: int64 [N], the client of each training record, if the data set says so; else None.
     """
 
     name: str
@@ -49,6 +54,12 @@ class Dataset:
     y_test: np.ndarray
     classes: int
     words: int = 0
+    owner: np.ndarray | None = None
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The training labels int64 [N], or None if targets are no classes."""
+        return self.y if self.y.ndim == 1 else None
 
 
 Parts = list[tuple[np.ndarray, np.ndarray]]
@@ -117,23 +128,36 @@ _SOURCES = {
 }
 
 
-def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Dataset:
-    """The data set `name`: one of `files.NAMES`, or the path of an `.npz` file.
+def load(
+    name: str,
+    data_dir: str | None = None,
+    normalise: bool = True,
+    settings: Data | None = None,
+) -> Dataset:
+    """The data set `name`: one of `files.NAMES`, or a user's own.
 
     Args:
         name: `digits` (scikit-learn's 1,797 scans of 8x8, x in [-1, 1], nothing to download),
-            `mnist`, `fmnist`, `cifar10`, `imdb` (see `sim.data.imdb`) or a path that ends in
-            `.npz` (see `sim.data.arrays`).
+            `mnist`, `fmnist`, `cifar10`, `imdb` (see `sim.data.imdb`); the path of an `.npz` (see
+            `sim.data.arrays`), a table or a folder; `package.module:function`, or `hf:NAME`.
         data_dir: the files' folder, to which missing ones are downloaded. Default: the environment
             variable `DP_FED_DATA`, else `~/.cache/dp-federated-simulator`.
-        normalise: whether to normalise pixels; otherwise they are in [0, 1]. An `.npz` is never
-            normalised.
+        normalise: whether to normalise pixels; otherwise they are in [0, 1]. A user's own are
+            never normalised.
+        settings: how to read a user's own data set; None: by the defaults.
 
     Raises:
         ValueError: unknown name; `data_dir` or `DP_FED_DATA` is not a directory; files missing and
-            the download fails; files that are not the published ones; an invalid `.npz`.
+            the download fails; files that are not the published ones; an invalid data set of the
+            user's own.
     """
     files.check(name, data_dir)
+    own = settings or Data(dataset=name)
+    if name in files.NAMES and own.loss in LOSSES and own.loss != CLASSES:
+        raise ValueError(
+            f"loss is {own.loss}, but {name} has classes: leave --loss out, or give another "
+            "--dataset"
+        )
     if name == "digits":
         return _digits(normalise)
     if name in _SOURCES:
@@ -141,7 +165,22 @@ def load(name: str, data_dir: str | None = None, normalise: bool = True) -> Data
     if name == "imdb":
         with _impatient():
             return Dataset(name, *imdb.read(files.directory(data_dir)), classes=2, words=imdb.WORDS)
-    return Dataset(name, *read_npz(name))
+    return Dataset(name, *arrays.parts(_own(own), name, own.loss))
+
+
+def _own(data: Data) -> dict[str, np.ndarray]:
+    """The arrays by name of a user's own data set."""
+    name = data.dataset
+    if name.endswith(files.ARRAYS):
+        return arrays.read(files.own_file(name))
+    if is_table(name):
+        return columns.arrays(files.own_file(name), data)
+    if is_hub(name):
+        return hub.read(name.removeprefix(HUB), data.label_column, data.client_column)
+    if files.is_function(name):
+        return functions.call(name)
+    folder = files.own_folder(name)
+    return leaf.read(folder) if leaf.files(folder, "train") else images.read(folder)
 
 
 def _digits(normalise: bool) -> Dataset:

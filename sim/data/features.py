@@ -48,8 +48,8 @@ def load(data: Data, device: torch.device) -> Dataset:
                 f"feature_groups is {groups}, but features is pixels: give --features scattering, "
                 "or drop --feature-groups"
             )
-        return datasets.load(data.dataset, data.data_dir)
-    dataset = datasets.load(data.dataset, data.data_dir, normalise=False)
+        return datasets.load(data.dataset, data.data_dir, settings=data)
+    dataset = datasets.load(data.dataset, data.data_dir, normalise=False, settings=data)
     scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written
     _check_groups(groups, FEATURES * dataset.x.shape[1])
     x, x_test = _kept((dataset.x, dataset.x_test), device, directory(data.data_dir) / "features")

@@ -15,8 +15,9 @@ from safetensors.torch import save
 from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import MECHANISMS
+from server.guarantees import Guarantee, guarantees
 from server.loop import Standing
-from server.records import Summary, total_seconds
+from server.records import Summary, largest, total_seconds
 from sim.config import configuration as configs
 from sim.config.caveats import caveats
 from sim.config.fields import Config
@@ -115,10 +116,12 @@ def _fill(part: Path, job: Job) -> None:
 
 
 def _partition(job: Job) -> dict[str, np.ndarray]:
-    """Records per client, and per class except in a release: no budget pays for exact counts."""
+    """Records per client, and per class, if targets are classes, except in a release: no budget
+    pays for exact counts."""
     arrays = {"sizes": job.partition.sizes}
-    if not job.config.run.release:
-        arrays["counts"] = job.partition.counts(job.dataset.y, job.dataset.classes)
+    labels = None if job.config.run.release else job.dataset.labels
+    if labels is not None:
+        arrays["counts"] = job.partition.counts(labels, job.dataset.classes)
     return arrays
 
 
@@ -184,7 +187,14 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),
+        metric=job.config.data.metric_name,
+        guarantees=_guarantees(job.config, certified),
     )
+
+
+def _guarantees(config: Config, certified: np.ndarray) -> tuple[Guarantee, ...]:
+    privacy, spent = config.privacy, largest(certified.tolist())
+    return guarantees(privacy.trust, privacy.unit, config.data.clients, spent)
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
