@@ -200,6 +200,7 @@ def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
             "validation",
             {"test accuracy", "test loss", "validation accuracy", "validation loss"},
         ),
+        "metric": ("error", {"test accuracy", "test error"}),
         **{name: (None, set()) for name in (*SILENT, *BELOW)},
     }
     assert other.keys() == unequal.names(Summary)

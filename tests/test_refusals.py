@@ -273,8 +273,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "size must be at least 0; it is -1",
     ),
     (
-        lambda: rounded_gaussian(WORDS, 1, 0.001),
-        "margin must be at least 0.00390625, below which floats are not certain; it is 0.001",
+        lambda: rounded_gaussian(WORDS, 1, 0.0039),
+        "margin must be at least 0.00390625, below which floats are not certain; it is 0.0039",
     ),
     (
         lambda: rounded_gaussian(lambda n: np.zeros(n + 1, np.uint64), 1),

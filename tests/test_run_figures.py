@@ -193,6 +193,7 @@ def test_every_figure_of_the_summary(finished):
         "budget": settings.privacy.budget,
         "evaluated_on": settings.data.evaluate_on,
         "caveats": list(caveats(settings)),
+        "metric": "accuracy",
         "guarantees": list(guarantees("local", "record", 7, max(certified))),
     }
     assert expected.keys() == unequal.names(Summary) == found.keys()

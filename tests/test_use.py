@@ -232,6 +232,14 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"partition": "iid"}, "", "dirichlet"),
     ({"partition": "shards"}, "shards_per_client", "dirichlet"),
     ({"partition": "quantity"}, "", ""),
+    ({"partition": "given"}, "", "dirichlet min_records"),
+    ({"dataset": "t.csv"}, "label_column columns categories", ""),
+    (
+        {"dataset": "t.Parquet", "partition": "given"},
+        "label_column client_column columns categories",
+        "dirichlet min_records",
+    ),
+    ({"dataset": "hf:owner/name"}, "label_column", ""),
     ({"engine": "inline"}, "", "ray_address cpus_per_worker gpus_per_worker"),
     ({"standardize": "private"}, "standardize_noise standardize_clip", ""),
     ({"standardize": "private", "mechanism": "none"}, "", OF_DPSGD),
@@ -249,7 +257,13 @@ def test_what_is_chosen_decides_what_is_in_use(chosen, more, fewer):
         chosen = {"strategy": "fedfed"} | chosen
     config = load(None, chosen, lenient=SETTINGS)
     usual = {name for name in USES if in_use(name, DEFAULT.value)}
-    assert usual == {*OF_DPSGD.split(), "dirichlet", *RAY, *OF_LOCAL_TRUST.split()}
+    assert usual == {
+        *OF_DPSGD.split(),
+        "dirichlet",
+        "min_records",
+        *RAY,
+        *OF_LOCAL_TRUST.split(),
+    }
     used = {name for name in USES if in_use(name, config.value)}
     ours = set() if chosen.get("mechanism", "dpsgd") == "dpsgd" else {"sampling"}
     assert used - usual == set(more.split()) and usual - used == set(fewer.split()) | ours
@@ -326,6 +340,9 @@ NOT_IN_USE = {
     "activation": {"model": "my_model:Net"},
     "feature_groups": {"features": "pixels"},
     "gpus_per_worker": {"engine": "inline"},
+    "min_records": {"partition": "given"},
+    "client_column": {"dataset": "t.npz"},
+    "columns": {"dataset": "hf:owner/name"},
 }
 
 

@@ -14,6 +14,7 @@ from server.records import Summary, largest
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
+from sim.config.checks import check_classes
 from sim.config.fields import Config
 from sim.engines import session
 from sim.engines.inline import inline_exchange
@@ -46,6 +47,7 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
+    check_classes(config, "an audit")
     if config.privacy.unit == "client":
         raise ValueError("unit is client, but canaries are records: use --unit record")
     in_one_order(config)
@@ -56,7 +58,7 @@ def audit(
     canaries = _plant(job, count, black_box)
     watched = Watched(trained_by(config)[0], canaries)
     folder = rundir.create(folder, job)
-    (folder / rundir.AUDITED).touch()
+    durable.make_empty([folder / rundir.AUDITED])
     session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
     scores = watched.scores
     if black_box or config.privacy.trust != "local":
@@ -72,7 +74,7 @@ def audit(
         )
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
-    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    owned = [job.partition.of(client) for client in range(job.partition.clients)]
     clients = one_run.by_client(canaries, scores, owned, delta, confidence)
     result = _result(folder, found, clients, "black-box" if black_box else "white-box", confidence)
     durable.write(folder / FILE, json.dumps(result.to_json(), indent=1).encode())
@@ -102,7 +104,7 @@ def show(result: Audit) -> None:
 
 def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     config, parameters = job.config, job.gradients.layout.size
-    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    owned = [job.partition.of(client) for client in range(job.partition.clients)]
     if config.privacy.trust != "local":  # one sum of all
         owned = [np.concatenate(owned)]
     most = sum(map(len, owned)) // 2

@@ -5,7 +5,7 @@ from sim.config.names import did_you_mean
 from sim.config.use import USES
 
 _COMMON = """
-    dataset data_dir features model standardize clients partition dirichlet shards_per_client
+    dataset data_dir features model loss standardize clients partition dirichlet shards_per_client
     public_records validation_records evaluate_on
     mechanism trust epsilon delta budget noise_multiplier clip_norm sample_rate batch_size
     clipping

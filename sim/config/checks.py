@@ -11,6 +11,8 @@ from mechanisms.updates import UPDATE
 from sim.config.fields import Config
 from strategies.registry import strategy_of
 
+CROSS_ENTROPY = "cross-entropy"
+
 
 def check_parts(config: Config) -> None:
     """Refuse settings of one part of the configuration that another part cannot work with.
@@ -21,6 +23,7 @@ def check_parts(config: Config) -> None:
     _check_holdout(config)
     _check_strategy(config)
     _check_release(config)
+    _check_targets(config)
     _check_trust(config)
 
 
@@ -42,6 +45,29 @@ def _check_release(config: Config) -> None:
         raise ValueError(
             "hero_clipping is isotropic, for which a release has no exact sums: use "
             "--hero-clipping whitened, or leave out --release"
+        )
+
+
+def _check_targets(config: Config) -> None:
+    """Refuse a release by classes if the targets are no classes."""
+    loss, shares = config.data.loss, config.strategy.strategy == "fedfed"
+    source = config.fedfed.shared_source
+    if loss != CROSS_ENTROPY and shares and source not in ("none", "public"):
+        raise ValueError(
+            f"shared_source is {source}, which needs classes, and loss is {loss}: use "
+            "--shared-source public or none, or --loss cross-entropy"
+        )
+
+
+def check_classes(config: Config, command: str) -> None:
+    """Refuse a loss other than cross-entropy for a command that guesses by classes.
+
+    Raises:
+        ValueError: the loss is another.
+    """
+    if config.data.loss != CROSS_ENTROPY:
+        raise ValueError(
+            f"loss is {config.data.loss}, but {command} knows classes only: leave --loss out"
         )
 
 

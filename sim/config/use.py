@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.config.fields import SETTINGS, TABLES, Config
+from sim.config.settings import is_hub, is_table
 
 Values = Callable[[str], Any]
 """Function from the name of a setting to its value."""
@@ -61,6 +62,15 @@ def _has_activation(model: str) -> bool:
     return model != "linear" and ":" not in model
 
 
+TABLE = Need("dataset", ("table.csv",), is_table, "a --dataset that is a table", owns=False)
+COLUMNS = Need(
+    "dataset",
+    ("table.csv", "hf:name"),
+    lambda name: is_table(name) or is_hub(name),
+    "a --dataset that has columns",
+    owns=False,
+)
+DIVIDED = _one_of("partition", "dirichlet", "iid", "shards", "quantity")
 PRIVATE = _mechanism_but("none")
 SELECTIVE = _one_of("dpsur_accounting", "selective")
 OWN_TEST = (_mechanism("screening"), _one_of("screening_data", "own"))
@@ -89,6 +99,10 @@ def _of_table(table: str, need: Need) -> dict[str, tuple[Way, ...]]:
 
 
 USES: dict[str, tuple[Way, ...]] = {
+    "label_column": ((COLUMNS,),),
+    "client_column": ((COLUMNS, _one_of("partition", "given")),),
+    "columns": ((TABLE,),),
+    "categories": ((TABLE,),),
     "feature_groups": ((_one_of("features", "scattering"),),),
     "activation": (
         (Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),
@@ -97,6 +111,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "train_embedding": ((IMDB,),),
     "standardize_noise": ((PRIVATE, STANDARD),),
     "standardize_clip": ((PRIVATE, STANDARD),),
+    "min_records": ((DIVIDED,),),
     "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
     "shards_per_client": ((_one_of("partition", "shards"),),),
     "epsilon": ((PRIVATE,),),

@@ -10,7 +10,7 @@ from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
-from sim.job import inputs, manifest, rundir
+from sim.job import card, inputs, manifest, rundir
 from sim.job.job import Job
 from sim.phases import training
 from sim.phases.course import before_training
@@ -79,12 +79,12 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
     standing = loop.restore(federation, store)
     with Progress(quiet=config.run.quiet) as progress:
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round
-        progress.started(
-            RunInfo(federation.rounds, finished, federation.clients, str(folder), at_a_time)
-        )
+        shown = str(folder), at_a_time, config.data.metric_name
+        progress.started(RunInfo(federation.rounds, finished, federation.clients, *shown))
         standing = loop.run(federation, engine.exchange, store, standing, [progress.round])
         engine.leave()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
         (engine.report or write_report)(folder)
+        card.write(folder, job)
         progress.finished(summary, engine.where())

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 
@@ -18,6 +19,7 @@ from sim.data import features
 from sim.data.words import words_of
 from sim.job.device import device_of
 from sim.library.caller import lent
+from sim.library.onnx import export
 from sim.phases.build import model_of
 from sim.showing.audit import FILE as AUDIT
 from sim.showing.audit import Audit
@@ -146,6 +148,21 @@ class Result:
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
         return module.eval()
+
+    def to_onnx(self, path: str | Path) -> Path:
+        """Write the model as an ONNX file, for any number of records at a time; its path.
+
+        Raises:
+            ValueError: as `model`; the extra ``[onnx]`` is not installed, or the model has an
+                operation that ONNX lacks.
+        """
+        return export(self.model(), self._example(), Path(path))
+
+    def _example(self) -> torch.Tensor:
+        """Two records of zeros, as the model takes them."""
+        with lent():
+            x = features.load(self.config.data, device_of(self.config)).x
+        return torch.from_numpy(np.zeros_like(x[:1])).repeat(2, *[1] * (x.ndim - 1))
 
     def _tensors(self) -> dict[str, torch.Tensor] | torch.Tensor:
         """The last model's tensors by name, or the flat parameters of the newest checkpoint."""

@@ -61,7 +61,8 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     if records is None:
         dataset, parts, holdout = split(config)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
-    clients = config.data.clients
+    given = config.data.partition == "given"
+    clients = len(records) if given else config.data.clients
     if len(records) not in (1, clients) or min(records) < 1:
         raise ValueError(
             f"--records has {len(records)} numbers, the smallest {min(records)}, for {clients} "

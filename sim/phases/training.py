@@ -81,17 +81,40 @@ def federation(job: Job, run_dir: Path = Path()) -> Federation:
 
 
 def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
-    """(accuracy, mean cross-entropy) of the model ``[P]`` on the test set."""
+    """(metric, mean loss) of the model ``[P]`` on the test set.
+
+    Raises:
+        ValueError: the user's own metric fails.
+    """
     x_test, y_test = job.tests
-    rows = place(torch.from_numpy(params), job.device)[None]
+    rows, objective = place(torch.from_numpy(params), job.device)[None], job.objective
     found = rows.new_zeros(2, dtype=torch.float64)  # read once, at the end
+    outputs = []
     for at in range(0, len(y_test), EVALUATION_BATCH):
         x, y = x_test[at : at + EVALUATION_BATCH], y_test[at : at + EVALUATION_BATCH]
-        logits = job.gradients.logits(rows, x[None])[0]
-        found[0] += (logits.argmax(dim=1) == y).sum()
-        found[1] += torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    right, loss = found.tolist()
-    return right / len(y_test), loss / len(y_test)
+        output = job.gradients.logits(rows, x[None])[0]
+        found[1] += objective.loss(output, y).double().sum()
+        if objective.whole:
+            outputs.append(output)
+        else:
+            found[0] += objective.metric(output, y).double().sum()
+    metric, loss = (found / len(y_test)).tolist()
+    if outputs:
+        metric = _whole(job, torch.cat(outputs), y_test)
+    return metric, loss
+
+
+def _whole(job: Job, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """The user's own metric of all test records."""
+    try:
+        found = job.objective.metric(outputs, targets)
+        return float(torch.as_tensor(found, dtype=torch.float64).mean())
+    except (Exception, SystemExit) as error:  # the user's code can raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"metric = {job.config.data.metric!r} fails ({reason}) on outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: correct it"
+        ) from error
 
 
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:

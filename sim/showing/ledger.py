@@ -33,6 +33,13 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"--ledger = {folder} must be an existing run directory; give the folder a run printed"
         )
     path = folder / "config.toml"
+    if not path.exists() and not (folder / "ledger").is_dir():
+        inside = sorted(one.parent.name for one in folder.glob("*/config.toml"))
+        hint = f", such as {folder / inside[-1]}" if inside else ""
+        raise ValueError(
+            f"--ledger = {folder} is no run directory, it has neither config.toml nor ledger: give "
+            f"the directory of a run{hint}"
+        )
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     trust = setting(config, "privacy", "trust", str) or "local"
@@ -49,17 +56,7 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
     price: Price = _least
     note = ""
     if records is not None:
-        group.check_records(records)
-    if records is not None and not finished:
-        raise ValueError(
-            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
-            f"resume {folder}, or drop --group"
-        )
-    if records is not None and unit == "client":
-        raise ValueError(
-            f"--group {records} counts records of one person, but {folder} protects each client "
-            "with all of its records: drop --group"
-        )
+        _check_group(folder, records, finished, unit)
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
@@ -75,6 +72,20 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
         "caveats": said,
         "guarantees": list(guarantees(trust, unit, len(clients), largest)),
     }
+
+
+def _check_group(folder: Path, records: int, finished: bool, unit: str) -> None:
+    group.check_records(records)
+    if not finished:
+        raise ValueError(
+            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
+            f"resume {folder}, or drop --group"
+        )
+    if unit == "client":
+        raise ValueError(
+            f"--group {records} counts records of one person, but {folder} protects each client "
+            "with all of its records: drop --group"
+        )
 
 
 def _of_group(charges: accountant.Charges, delta: float, records: int, private: bool) -> Entries:

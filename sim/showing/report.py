@@ -17,6 +17,7 @@ from server.records import Epsilon, Summary, finite, largest, middle, total_seco
 from sim.config.caveats import caveats
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS, TABLES
+from sim.config.settings import ACCURACY
 from sim.config.use import used_by_table
 from sim.showing import audit as audit_result
 from sim.showing import page, wording
@@ -73,9 +74,7 @@ def write_report(run_dir: Path) -> Path:
     partition = None if run.counts is None else plots.svg(plots.partition(run.counts))
     parts = [_headline(run)]
     if run.records:
-        pictures = plots.svg(plots.accuracy_and_loss(run.records, run.config.data.evaluate_on))
-        part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
-        parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
+        parts.append(page.section("Model", _quality(run)))
     parts += [_privacy(run)] if run.config.private else []
     if any(record.metrics for record in run.records):
         pictures = plots.svg(plots.mechanism_metrics(run.records))
@@ -132,11 +131,14 @@ def _headline(run: Run) -> str:
     several = "" if run.alone else f", largest of {_clients(run)}"
     note = f"at delta {delta:g}{several}{goal.get('certified', '')}{proviso}"
     note = note if run.config.private else "trained without privacy"
-    shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
+    metric = run.config.data.metric_name
+    shown = wording.figure(accuracy)
+    if finite(accuracy) is not None and metric == ACCURACY:
+        shown = f"{accuracy:.1%}"
     when = f"after round {last.round} of {run.config.rounds.rounds}"
     part = run.config.data.evaluate_on.capitalize()
     entries = [
-        (f"{part} accuracy", shown, f"{when}; loss {wording.figure(last.loss)}"),
+        (f"{part} {metric}", shown, f"{when}; loss {wording.figure(last.loss)}"),
         ("Certified epsilon", _epsilon(certified if run.config.private else None), note),
     ]
     if run.config.private:
@@ -149,6 +151,17 @@ def _headline(run: Run) -> str:
         note = f"of {len(run.sizes)}: their budget pays for no further round"
         entries.append(("Retired clients", str(last.retired), note))
     return page.tiles(entries)
+
+
+def _quality(run: Run) -> str:
+    """Metric and loss by round."""
+    from sim.showing import plots
+
+    data = run.config.data
+    unit = "nats" if data.loss.endswith("cross-entropy") else ""
+    figure = plots.accuracy_and_loss(run.records, data.evaluate_on, data.metric_name, unit)
+    caption = f"{data.evaluate_on.capitalize()} part, after each round."
+    return page.picture(plots.svg(figure), f"{data.metric_name} and loss", caption)
 
 
 def _before_the_end(run: Run) -> tuple[Epsilon, str]:
@@ -256,7 +269,8 @@ def _partition(run: Run, svg: bytes | None) -> str:
     )
     held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
     if svg is None:
-        return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
+        release = " A release does not show their labels." if run.config.run.release else ""
+        return page.section(title, page.paragraph(f"{held}{release}"))
     above = "" if run.alone else "Above: records of each client. "
     caption = f"{held} {above}Below: of each class."
     return page.section(title, page.picture(svg, "records by client and class", caption))
