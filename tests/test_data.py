@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import struct
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
@@ -418,6 +419,27 @@ def test_an_array_that_is_stored_in_part_of_its_bytes_is_refused(tmp_path: Path)
         assert file["x"].shape == (600, 20)
     with pytest.raises(ValueError, match=r"mine\.npz is no \.npz of plain arrays"):
         load(str(path))
+
+
+@pytest.mark.parametrize("comment", [b"", b"PK" * 99])
+def test_an_archive_whose_directory_hides_or_renames_an_array_is_refused(
+    tmp_path: Path, comment: bytes
+) -> None:
+    """The test part was lost, and another one held out."""
+    path = Path(saved(tmp_path, x=X, y=Y, x_test=X[:2], y_test=Y[:2], unused=Y))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = comment
+    whole = path.read_bytes()
+    assert load(str(path)).x_test.shape == (2, 2)
+    entry = whole.rindex(b"x_test.npy")
+    next_one = 46 + len("y_test.npy")  # becomes the comment of the entry before
+    hidden = whole[: entry - 14] + bytes([next_one]) + whole[entry - 13 :]
+    renamed = whole[:entry] + b"another.np" + whole[entry + 10 :]
+    renamed = renamed.replace(b"y_test.npyPK", b"another.nqPK")
+    for damaged_ in (hidden, renamed):
+        path.write_bytes(damaged_)
+        with pytest.raises(ValueError, match=r"mine\.npz is no \.npz of plain arrays"):
+            load(str(path))
 
 
 def test_arrays_of_another_type_or_shape_are_another_data_set(tmp_path: Path) -> None:

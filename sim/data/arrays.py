@@ -20,6 +20,10 @@ import numpy as np
 from sim.config.names import nearest
 from sim.sources.targets import CLASSES, MAX_CLASSES, WORDS, outputs, targets, tell_absent
 
+MAX_END_BYTES = 22 + 65_535
+"""Of an archive's end record, with the longest comment."""
+MANY = 0xFFFF
+"""Stands in the end record for any number of entries above."""
 NAMES = ("x", "y", "x_test", "y_test", "client", "words", "classes")
 UNREAD = np.empty(0)
 """Stands for an array that is not read, as it could be of any kind."""
@@ -142,6 +146,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no zip archive")
         with zipfile.ZipFile(path) as archive:
+            _check_directory(path, archive)
             found = [name.removesuffix(".npy") for name in archive.namelist()]
             return {name: stored(archive, name) if name in NAMES else UNREAD for name in found}
     except MemoryError as error:
@@ -191,6 +196,24 @@ def _owners(names: np.ndarray, records: int, path: str) -> np.ndarray:
             f"text for each of the {records} records of x"
         )
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def _check_directory(path: Path, archive: zipfile.ZipFile) -> None:
+    """Compare an archive's directory, which has no checksum, with its end and its members' headers.
+
+    Damage can hide an entry of it, or rename one.
+
+    Raises:
+        ValueError, zipfile.BadZipFile: they differ.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - MAX_END_BYTES, 0))
+        _, _, end = file.read().rpartition(b"PK\5\6")
+    entries = int.from_bytes(end[6:8], "little")
+    if entries not in (len(archive.infolist()), MANY):
+        raise ValueError(f"its directory holds {len(archive.infolist())} of {entries} entries")
+    for member in archive.infolist():
+        archive.open(member).close()
 
 
 def _part(

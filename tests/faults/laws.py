@@ -19,7 +19,8 @@ GROUP = "ledger/group-0000.jsonl"
 
 def facts(folder: Path) -> dict[str, Any]:
     """What a finished run says: model, charges, rounds and summary, without times."""
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    rounds = folder / "rounds.jsonl"  # a release can pay for its first round again until it is out
+    lines = rounds.read_text().splitlines() if rounds.exists() else []
     records = [json.loads(line) for line in [*lines, (folder / "summary.json").read_text()]]
     return {
         "model": (folder / "model.safetensors").read_bytes(),
