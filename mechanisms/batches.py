@@ -20,8 +20,8 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import (
     FixedBatchGaussian,
     Gaussian,
+    PartialPass,
     SampledGaussian,
-    VisibleChoice,
 )
 from mechanisms.settings import whole
 
@@ -48,7 +48,7 @@ def _shuffled(rate: float, records: int, noise: float, steps: int) -> Charges:
     if share == 1.0:
         return {Gaussian(noise): begun}
     ended: Charges = {Gaussian(noise): begun - 1} if begun > 1 else {}
-    return {**ended, VisibleChoice(share, noise): 1}
+    return {**ended, PartialPass(share, noise): 1}
 
 
 CHARGES: dict[str, Callable[[float, int, float, int], Charges]] = {

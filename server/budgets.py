@@ -8,7 +8,7 @@ from mechanisms.accounting.accountant import Charges, epsilon, precompute, withi
 from mechanisms.accounting.allotment import payable
 from mechanisms.accounting.events import Event
 from mechanisms.plan import Plan, PlanTable, kinds_of, merge, most
-from server.orders import Orders, orders_in_advance, running
+from server.orders import Course, Orders, orders_in_advance, running
 
 
 class Budgets:
@@ -19,7 +19,7 @@ class Budgets:
 
     Args:
         plans: the clients' plans.
-        rounds: the most rounds in which a client can take part.
+        course: what is known in advance of the whole run.
         target: epsilon per client; ``inf`` never retires anybody.
         delta: per client.
         spent: charges so far by client, from the ledger's files; those that an allotment has paid
@@ -31,14 +31,14 @@ class Budgets:
     def __init__(
         self,
         plans: PlanTable,
-        rounds: int,
+        course: Course,
         target: float,
         delta: float,
         spent: Mapping[int, Mapping[Event, int]],
         taken: np.ndarray,
         column: str = "certified",
     ):
-        self._plans, self._rounds = plans, rounds
+        self._plans, self._course = plans, course
         self._target, self._delta, self._column = target, delta, column
         self.taken = taken.copy()
         self._histories: list[Charges] = []
@@ -94,7 +94,7 @@ class Budgets:
     def so_far(self) -> np.ndarray:
         """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end
         (`orders.running`)."""
-        kinds, place = kinds_of(self._history, self._plans.which)
+        kinds, place = kinds_of(self._history, self._course.plans.which)
         budget = self._target if self._column == "certified" else np.inf
         spent = [
             running(self._histories[h], self._delta, self._orders(int(p)), budget) for h, p in kinds
@@ -102,9 +102,11 @@ class Budgets:
         return np.array([one.epsilon for one in spent])[place]
 
     def _orders(self, number: int) -> Orders:
-        """The orders at which a plan's epsilon is taken while the run goes on."""
-        plan = self._plans.plans[number]
-        return orders_in_advance(plan, self._rounds, self._target, self._delta, self._column)
+        """The orders at which epsilon is taken while the run goes on, by the number of a client's
+        plan in training."""
+        course = self._course
+        own = course.plans.plans[number], course.rounds, self._target, self._delta
+        return orders_in_advance(*own, self._column, course.prior)
 
     def events(self) -> np.ndarray:
         """Int64 ``[clients]``: privacy events charged so far, counted with multiplicity."""

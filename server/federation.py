@@ -7,6 +7,7 @@ import numpy as np
 
 from client.messages import TrainRequest, Upload
 from mechanisms.plan import PlanTable
+from server.orders import Course
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
@@ -20,6 +21,7 @@ class Federation:
     Attributes:
         group_of: int64 ``[clients]``, the node that hosts each client.
         plans: the clients' privacy plans.
+        course: what is known in advance of the whole run.
         strategy: how uploads become the next model.
         initial: the first model, float32 ``[P]``.
         evaluate: from a model to (accuracy, mean loss) on the test set.
@@ -38,6 +40,7 @@ class Federation:
 
     group_of: np.ndarray
     plans: PlanTable
+    course: Course
     strategy: Strategy
     initial: np.ndarray
     evaluate: Callable[[np.ndarray], tuple[float, float]]
@@ -57,3 +60,8 @@ class Federation:
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.group_of)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the run ends with this phase: those that prepare training count up to 0."""
+        return self.rounds > 0

@@ -57,7 +57,7 @@ def restore(federation: Federation, store: Store) -> Standing:
     else:
         store.check(now.round)
     spent = store.paid(up_to_round=None if federation.seed is None else now.round)
-    terms = federation.rounds - federation.before, federation.target, federation.delta
+    terms = federation.course, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
     return Standing(now, tuple(store.records(first=now.round - federation.before)), budgets)
 
@@ -157,7 +157,8 @@ def _record(
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)
-    certified = budgets.epsilons("certified") if over else budgets.so_far()
+    ends = over and federation.closing
+    certified = budgets.epsilons("certified") if ends else budgets.so_far()
     published = budgets.epsilons("published")
     return RoundRecord(
         round=now.round,

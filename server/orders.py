@@ -1,6 +1,7 @@
 """The Renyi orders of each client's epsilon during a run, fixed and written down before it begins.
 
-At orders fixed in advance an epsilon holds whatever makes the run end (`running`).
+At orders fixed in advance an epsilon holds whatever makes the run end (`running`), in whichever of
+its phases: they are the same in all of them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import bisect
 import functools
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +27,9 @@ from mechanisms.accounting.accountant import (
     share_of_the_end,
     within,
 )
+from mechanisms.accounting.events import Event
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
-from mechanisms.plan import Plan, planned
+from mechanisms.plan import Plan, PlanTable, merge, planned
 from server import labels
 
 if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
@@ -36,21 +39,51 @@ FILE = "orders.json"
 
 
 Orders = tuple[float, ...]
+Paid = tuple[tuple[Event, int], ...]
+"""Charges as pairs of event and count."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is known before a run begins of what its clients pay.
+
+    Attributes:
+        plans: the clients' plans in training, the last phase.
+        rounds: the most rounds of training in which a client can take part.
+        prior: the most that a client has paid at the end of each phase before training.
+    """
+
+    plans: PlanTable
+    rounds: int
+    prior: tuple[Paid, ...] = ()
 
 
 @functools.lru_cache(maxsize=100_000)
-def orders_in_advance(plan: Plan, rounds: int, target: float, delta: float, column: str) -> Orders:
-    """The best orders for the certified epsilons of as many rounds as the target pays for, of half
-    as many, of a quarter, down to one; the order of an allotment alone."""
+def orders_in_advance(
+    plan: Plan,
+    rounds: int,
+    target: float,
+    delta: float,
+    column: str,
+    prior: tuple[Paid, ...] = (),
+) -> Orders:
+    """The best orders for the certified epsilons of as many rounds of training as the target pays
+    for, of half as many, of a quarter, down to one, and of the end of each phase before; the order
+    of an allotment alone."""
+
+    def after(number: int) -> Charges:
+        return merge(dict(prior[-1] if prior else ()), planned(plan, number))
 
     def too_many(number: int) -> bool:
-        return not within(planned(plan, number), target, delta, column)
+        return not within(after(number), target, delta, column)
 
     last = bisect.bisect_left(range(1, rounds), True, key=too_many) if too_many(rounds) else rounds
     named = share_of_the_end(planned(plan, 1)) == 1.0
-    ends = [last] if named else [last >> n for n in range(last.bit_length())]
-    share = 1.0 if named else IN_PROGRESS / len(ends)
-    best = (_beside_caps(planned(plan, n), share * delta, ORDERS).order for n in ends)
+    ends = [after(last)]
+    if not named:
+        ends = [after(last >> n) for n in range(last.bit_length())] + [dict(one) for one in prior]
+    share = 1.0 if named else IN_PROGRESS / max(1, len(ends))
+    best = (_beside_caps(one, share * delta, ORDERS).order for one in ends)
     return tuple(dict.fromkeys(order or 2.0 for order in best)) or (2.0,)
 
 
@@ -61,11 +94,11 @@ def running(charges: Charges, delta: float, fixed: Orders, budget: float) -> Gua
     order a so far, ``exp((a - 1) (L - D))`` is a supermartingale, so no stopping rule gains
     anything. What proves the end is another bound, so the orders have equal parts of a share of
     delta to themselves (`IN_PROGRESS`): whoever stops when one of these figures is small, and goes
-    on to the end otherwise, uses them all. Caps on hidden rejections are paid for by the share of
-    the end; once they have used it up nothing is proved. The figure is at most a certified
-    ``budget``, too: a run that ends early is part of one that spends it, and whose end charges
-    alone decide. An allotment's order is that of the end, and has all of delta.
-    `docs/theory/allotments.md` has the proofs.
+    on to the end otherwise, uses them all. There is one such share for all phases. Caps on hidden
+    rejections are paid for by the share of the end; once they have used it up nothing is proved.
+    The figure is at most a certified ``budget``, too: a run that ends early is part of one that
+    spends it, and whose end charges alone decide. An allotment's order is that of the end, and has
+    all of delta. `docs/theory/allotments.md` has the proofs.
     """
     share = share_of_the_end(event for event, count in charges.items() if count)
     if share == 1.0:
@@ -87,11 +120,11 @@ def write(folder: Path, federation: Federation) -> None:
     """Write each client's orders to a run directory; an existing file is kept."""
     if (folder / FILE).exists():
         return
-    rounds, table = federation.rounds - federation.before, federation.plans
-    terms = rounds, federation.target, federation.delta, federation.column
-    found = [orders_in_advance(plan, *terms) for plan in table.plans]
+    course = federation.course
+    terms = course.rounds, federation.target, federation.delta, federation.column, course.prior
+    found = [orders_in_advance(plan, *terms) for plan in course.plans.plans]
     distinct = sorted(set(found))
-    which = np.array([distinct.index(fixed) for fixed in found])[table.which]
+    which = np.array([distinct.index(fixed) for fixed in found])[course.plans.which]
     lines = [
         {"orders": fixed, "clients": format_ranges(np.flatnonzero(which == number))}
         for number, fixed in enumerate(distinct)

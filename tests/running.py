@@ -1,6 +1,6 @@
 """Epsilons of runs in progress, as `server.orders` should have them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mechanisms.accounting.accountant import (
     IN_PROGRESS,
@@ -10,17 +10,21 @@ from mechanisms.accounting.accountant import (
     cap_delta,
     epsilon,
 )
-from mechanisms.plan import Plan, planned
+from mechanisms.plan import Plan, merge, planned
 
 
-def best_orders(plan: Plan, rounds: int, delta: float) -> tuple[float, ...]:
-    """The best orders for so many rounds, for half as many, a quarter, and so on, each once."""
-    ends = [rounds]
-    while ends[-1] > 1:
-        ends.append(ends[-1] // 2)
+def best_orders(
+    plan: Plan, rounds: int, delta: float, prior: Sequence[Charges] = ()
+) -> tuple[float, ...]:
+    """The best orders for so many rounds, for half as many, a quarter, and so on, all after what
+    was paid ``prior`` to them, and for each of that; each order once."""
+    halves = [rounds]
+    while halves[-1] > 1:
+        halves.append(halves[-1] // 2)
+    before: Charges = prior[-1] if prior else {}
+    ends = [*prior, *(merge(before, planned(plan, number)) for number in halves)]
     share = IN_PROGRESS * delta / len(ends)
-    found = [_beside_caps(planned(plan, end), share, ORDERS).order for end in ends]
-    return tuple(sorted(set(found)))
+    return tuple(sorted({_beside_caps(end, share, ORDERS).order for end in ends}))
 
 
 def in_progress(charges: Charges, delta: float, fixed: Iterable[float]) -> float:

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.events import FixedBatchGaussian, Gaussian, VisibleChoice
+from mechanisms.accounting.events import FixedBatchGaussian, Gaussian, PartialPass
 from mechanisms.arithmetic import GRID
 from mechanisms.batches import passes
 from mechanisms.entropy import SystemEntropy
@@ -107,8 +107,8 @@ def test_a_record_touches_one_step_of_a_shuffled_pass_and_no_other(sampling):
         ("fixed", 4, {FixedBatchGaussian(3, 10, 2.0): 4}),
         ("shuffled", 8, {Gaussian(2.0): 2}),
         ("shuffled", 4, {Gaussian(2.0): 1}),
-        ("shuffled", 2, {VisibleChoice(0.6, 2.0): 1}),
-        ("shuffled", 9, {Gaussian(2.0): 2, VisibleChoice(0.3, 2.0): 1}),
+        ("shuffled", 2, {PartialPass(0.6, 2.0): 1}),
+        ("shuffled", 9, {Gaussian(2.0): 2, PartialPass(0.3, 2.0): 1}),
     ],
 )
 def test_a_round_is_charged_for_its_batches(sampling, steps, charges):

@@ -36,7 +36,11 @@ BY_RENYI = {
 }
 """The same where one Renyi order proves it: what was found, as nothing better is claimed. It loses
 most where a record is drawn rarely, with little noise."""
-ADDED = {"fixed_batch_gaussian": (1.02, 1.12), "gaussian_allotment": (1.02, 1.05)}
+ADDED = {
+    "fixed_batch_gaussian": (1.02, 1.12),
+    "gaussian_allotment": (1.02, 1.05),
+    "partial_pass": (1.02, 1.05),
+}
 """As `DOMINATED`; at the end, since a row's place is part of its settings' seed. Of batches of a
 fixed size no client is the worst at every loss, so that many steps lie above all that were
 tried."""
@@ -67,8 +71,9 @@ def setting(row: str, count: int, index: int) -> Setting:
             event = events.Gaussian(math.sqrt(count) / size)
         case "heterogeneous_gaussian":
             event = events.HeterogeneousGaussian(rate, noise / share, share)
-        case "visible_choice":
-            event = events.VisibleChoice(rate, max(0.25, math.sqrt(count * rate) / size))
+        case "visible_choice" | "partial_pass":
+            choice = events.KINDS[kind]
+            event = choice(rate, max(0.25, math.sqrt(count * rate) / size))
         case "randomized_response":
             event = events.RandomizedResponse(2.0 * size / math.sqrt(count))
         case "screened_step":

@@ -15,7 +15,7 @@ from mechanisms.dpsur import DpsurPlan
 from mechanisms.none import NonPrivatePlan
 from mechanisms.plan import Plan, planned
 from server.budgets import Budgets
-from server.orders import orders_in_advance
+from server.orders import Course, orders_in_advance
 from tests.running import best_orders, in_progress
 from tests.small import plan_table
 
@@ -31,8 +31,8 @@ def cost(plan: Plan, rounds: int) -> float:
 def budgets(
     *plans: Plan, target: float, spent: dict | None = None, taken: list[int] | None = None
 ) -> Budgets:
-    rounds = np.array(taken or [0] * len(plans))
-    return Budgets(plan_table(*plans), ROUNDS, target, DELTA, spent or {}, rounds)
+    rounds, table = np.array(taken or [0] * len(plans)), plan_table(*plans)
+    return Budgets(table, Course(table, ROUNDS), target, DELTA, spent or {}, rounds)
 
 
 @settings(max_examples=30)
@@ -112,27 +112,32 @@ def test_charging_nobody_changes_nothing():
 
 
 def test_the_given_counts_are_not_written_into():
-    taken = np.zeros(1, dtype=np.int64)
-    Budgets(plan_table(A), ROUNDS, 9.0, DELTA, {}, taken).charge(np.array([0]))
+    taken, table = np.zeros(1, dtype=np.int64), plan_table(A)
+    Budgets(table, Course(table, ROUNDS), 9.0, DELTA, {}, taken).charge(np.array([0]))
     assert taken.tolist() == [0]
 
 
-def true_delta(noise: float, figures: list[float]) -> float:
-    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps is stopped after
-    t + 1, all hold.
+def true_delta(noise: float | list[float], figures: list[float]) -> float:
+    """The least delta at which ``figures[t]``, stated when a run of Gaussian steps of this noise
+    (each step's, or that of all) is stopped after t + 1, all hold.
 
     Whoever stops it sees everything. By backward induction over the sum z of the steps' standard
-    normal draws, exact up to the grid; the loss after t steps is z / noise + t / (2 noise^2).
+    normal draws over their noise, exact up to the grid; the loss is z, and half of the variance.
     """
-    width = 0.01
-    z = np.arange(-45.0, 45.0, width)
-    step = np.exp(-np.square(np.arange(-9.0, 9.0 + width / 2, width)) / 2)
-    step /= step.sum()
+    deviations = 1.0 / np.broadcast_to(np.array(noise, dtype=float), len(figures))
+    variances, width = np.cumsum(deviations**2), deviations.min() / 100.0
+
+    def around(deviation: float, reach: float) -> np.ndarray:
+        points = math.ceil(reach * deviation / width)
+        return width * np.arange(-points, points + 1)
+
+    z = around(math.sqrt(variances[-1]), 10.0)
     value = np.zeros_like(z)
-    for t, figure in reversed(list(enumerate(figures, 1))):
-        stopped = -np.expm1(np.minimum(0.0, figure - z / noise - t / (2 * noise**2)))
-        value = np.maximum(stopped, fftconvolve(value, step, "same"))
-    return float(value @ np.exp(-np.square(z) / 2) * width / math.sqrt(2 * math.pi))
+    for own, variance, figure in reversed([*zip(deviations, variances, figures, strict=True)]):
+        value = np.maximum(-np.expm1(np.minimum(0.0, figure - z - variance / 2)), value)
+        step = np.exp(-np.square(around(own, 9.0) / own) / 2)
+        value = fftconvolve(value, step / step.sum(), "same")
+    return float(value[len(z) // 2])
 
 
 @pytest.mark.parametrize("target", [8.0, 30.0])
@@ -172,8 +177,9 @@ def test_a_client_that_has_spent_more_than_the_budget_is_not_shown_at_it():
         now.charge(np.array([0]))
     assert now.so_far()[0] > cost(A, 4)
     target = epsilon(planned(A, 3), DELTA, "published").epsilon
-    terms = ROUNDS, target, DELTA, {}, np.array([0])
-    claimed = Budgets(plan_table(A), *terms, "published")
+    table = plan_table(A)
+    terms = Course(table, ROUNDS), target, DELTA, {}, np.array([0])
+    claimed = Budgets(table, *terms, "published")
     for _ in range(3):
         claimed.charge(np.array([0]))
     assert claimed.so_far()[0] > target > cost(A, 3)

@@ -57,6 +57,19 @@ def test_what_lies_between_searches_is_never_taken_unchecked(jump):
     assert len(searched) <= grid if jump < 0.01 else len(searched) > 60
 
 
+def test_rates_on_either_side_of_a_gap_have_no_noise_to_spare():
+    """The least noise bends within the gap. Kills an interpolation across it, which is far above
+    and is not noticed, as it meets the budget."""
+    rates = np.array([0.001, 0.00102, 0.00105, 0.4, 0.41, 0.43, 0.95])
+    least = np.exp(0.1 * np.log(rates) ** 2)
+
+    def solve(row: int, near: float | None) -> tuple[float, float]:
+        return float(least[row]), math.nan
+
+    found = interpolated(rates, np.ones(7), solve, lambda row, noise, ends: noise >= least[row])
+    assert (found >= least).all() and (found <= least * (1 + LIFT) ** TRIES).all()
+
+
 @pytest.mark.parametrize("steps", [np.full(60, 3), np.arange(60) // 10 + 1])
 def test_planning_composes_little_more_than_once_for_each_size(steps, monkeypatch):
     """And neighbours shorten each other's searches."""

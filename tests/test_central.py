@@ -18,6 +18,7 @@ from mechanisms.plan import merge, most, planned
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.settings import Dpsur, Privacy, Screening
 from server.budgets import Budgets
+from server.orders import Course
 from sim import central
 from sim import run as federated
 from sim.commands.flags import parse
@@ -405,8 +406,10 @@ def test_claims_settled_after_a_round_are_expected_before_it():
         1.99 < claims[0] <= 2.0 < claims[1] and epsilon(planned(plan, 1), 1e-5).epsilon == math.inf
     )
     accepted = merge(*(most(plan, nth) for nth in (1, 2, 3)))
+    course = Course(table_of(plan), 3)
     for spent, able in ((planned(plan, 2), True), (accepted, False)):
-        now = Budgets(table_of(plan), 3, 2.0, 1e-5, {0: spent}, np.array([2]), "published")
+        terms = 2.0, 1e-5, {0: spent}, np.array([2]), "published"
+        now = Budgets(course.plans, course, *terms)
         assert now.eligible().tolist() == [able]
 
 
@@ -415,7 +418,9 @@ def test_a_certified_budget_is_the_default_and_looks_at_no_claim():
     a = DpsgdPlan(1.0, 0.9, 1.0, 2)  # whose best order is no integer, as papers take them
     target = epsilon(planned(a, 3), 1e-5).epsilon
     assert epsilon(planned(a, 3), 1e-5, "published").epsilon > target
+    course = Course(table_of(a), 3)
     for column, able in (("certified", True), ("published", False)):
-        now = Budgets(table_of(a), 3, target, 1e-5, {0: planned(a, 2)}, np.array([2]), column)
+        terms = target, 1e-5, {0: planned(a, 2)}, np.array([2]), column
+        now = Budgets(course.plans, course, *terms)
         assert now.eligible().tolist() == [able]
     assert set(MECHANISMS) >= {"dpsur", "screening"}

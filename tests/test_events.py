@@ -46,6 +46,7 @@ FIELDS = {
     "noisy_norm_sum": "sample_rate=rate noise_multiplier=positive",
     "heterogeneous_gaussian": "sample_rate=rate noise_multiplier=positive smallest_scale=share",
     "visible_choice": "share_rate=rate noise_multiplier=positive",
+    "partial_pass": "share_rate=rate noise_multiplier=positive",
     "randomized_response": "epsilon=positive",
     "public_labels": "",
     "dpsur_step": (

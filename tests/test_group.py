@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.special import comb, ndtr
+from scipy.stats import hypergeom
 
 from mechanisms.accounting import accountant, group, mixture, profile, trial_cap
 from mechanisms.accounting.events import (
@@ -13,6 +15,7 @@ from mechanisms.accounting.events import (
     Event,
     Gaussian,
     HeterogeneousGaussian,
+    PartialPass,
     PublicLabels,
     RandomizedResponse,
     SampledGaussian,
@@ -21,6 +24,7 @@ from mechanisms.accounting.events import (
     Unprotected,
     VisibleChoice,
 )
+from mechanisms.batches import CHARGES as OF_BATCHES
 from sim.account import command
 from sim.commands.guard import main_guard
 from sim.library.result import Result
@@ -115,6 +119,7 @@ CHARGES: dict[str, dict[Event, int]] = {
     "shared": {VisibleChoice(0.3, 4.0): 1, RandomizedResponse(0.3): 1},
     "tested": {VISIBLE: 20},
     "hidden": {SELECTIVE: 10, TrialCap(0.2, 80): 10},
+    "passes": {Gaussian(4.0): 1, PartialPass(0.3, 4.0): 1},
     "adaptive": {Allotment(6.0, 0.05, 4): 2},
 }
 
@@ -142,6 +147,28 @@ def test_what_is_released_of_each_record_alone_is_released_of_several():
     shared = CHARGES["shared"]
     three = {event: 3 * count for event, count in shared.items()}
     assert group.epsilon(shared, DELTA, 3).epsilon == accountant.epsilon(three, DELTA).epsilon
+
+
+@pytest.mark.parametrize("k", [2, 3, 6])
+@pytest.mark.parametrize(("b", "n", "s"), [(5, 10, 1.0), (40, 50, 4.0), (20, 200, 2.0)])
+def test_records_in_one_batch_of_a_pass_cost_what_they_move_its_sum_together(b, n, s, k):
+    """The first batch of a pass, by the exact law of how many of them are in it; nearly as much if
+    that number is told. Kills records that count as if each had noise of its own, as where each is
+    released alone."""
+    charges = OF_BATCHES["shuffled"](b / n, n, s, 1)
+    found = group.epsilon(charges, DELTA, k).epsilon
+    x, width = np.linspace(-9 * s, k + 9 * s, 20_001, retstep=True)
+    unit = width / math.sqrt(2 * math.pi) / s
+    masses = unit * np.exp(-0.5 * ((x - np.arange(k + 1)[:, None]) / s) ** 2)
+    shares, theirs = hypergeom.pmf(np.arange(k + 1), n, k, b)[:, None], masses[0]
+
+    def excess(eps: float, ours: np.ndarray, theirs: np.ndarray) -> float:
+        return float(np.maximum(ours - math.exp(eps) * theirs, 0.0).sum()) - DELTA
+
+    laws = (shares.T @ masses, theirs), (shares * masses, shares * theirs)
+    least, told = (brentq(excess, 0.0, 200.0, args=law) for law in laws)
+    assert least <= found and told <= found <= 1.3 * told
+    assert group.epsilon({VisibleChoice(b / n, s): 1}, DELTA, k).epsilon < told
 
 
 def gaussian_delta(mean: float, eps: float) -> float:

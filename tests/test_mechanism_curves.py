@@ -33,6 +33,7 @@ EXAMPLES = [
     SCREENED,
     events.TrialCap(0.1, 30),
     events.VisibleChoice(0.1, 2.0),
+    events.PartialPass(0.1, 2.0),
     events.RandomizedResponse(1.5),
     events.PublicLabels(),
 ]

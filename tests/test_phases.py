@@ -11,10 +11,9 @@ import pytest
 
 from client.messages import Upload
 from mechanisms.accounting import ledger
-from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.accounting.events import Gaussian
-from mechanisms.plan import planned
-from server import loop
+from server import loop, orders
 from server.store import Store
 from sim.job.job import Job
 from sim.phases import course, generator, training
@@ -24,10 +23,12 @@ from tests import phases
 from tests.gaussian import SPOILERS, alarms
 from tests.phases import CLIENTS, PHASES, Broken, ask, charged
 from tests.running import best_orders, in_progress
+from tests.test_budgets import true_delta
 from tests.test_fedfed import World
 from tests.worlds import Crash
 
 SOURCES = {"simulation": False, "release": True}
+DELTA = 1e-5
 CONTROLS = ("noise x 0.67", "noise x 1.5", "Laplace of the same deviation")
 
 
@@ -154,20 +155,54 @@ def test_a_release_name_belongs_to_one_round_of_one_phase(tmp_path, release):
     assert rounds == {"statistics": [-3], "distill": [-2, -1], "share": [0], "train": [1, 2]}
 
 
-def test_figures_of_the_generators_training_are_at_the_orders_of_its_rounds(tmp_path):
-    """Whatever number its first round has."""
-    world, _ = prepared(
-        tmp_path, {"shared_source": "distilled", "share_budget": 0.5, "distill_rounds": 3}
-    )
-    lines = [
-        json.loads(line)
-        for line in (world.run_dir / "distill" / "rounds.jsonl").read_text().splitlines()
-    ]
-    plan = world.job.plans_of["distill"].plans[0]
-    orders = best_orders(plan, 3, 1e-5)
-    fixed = [in_progress(planned(plan, n), 1e-5, orders) for n in (1, 2)]
-    assert [line["epsilon_certified_max"] for line in lines[:2]] == pytest.approx(fixed, rel=1e-9)
-    assert fixed[0] > 1.05 * epsilon(planned(plan, 1), 1e-5).epsilon
+EVERY_PHASE = {"standardize": "private", "prototype_features": "distilled", "distill_rounds": 2}
+
+
+def shown(folder: Path) -> tuple[list[float], list[Charges]]:
+    """The largest certified epsilon after each round of a run, in whichever phase, and what its
+    first client had paid by then."""
+    parts = ("statistics", "distill", "share", "")
+    files = [folder / part / "rounds.jsonl" for part in parts]
+    lines = [json.loads(x) for file in files if file.exists() for x in file.open()]
+    paid = [ledger.read(folder / "ledger", up_to_round=line["round"])[0] for line in lines]
+    return [line["epsilon_certified_max"] for line in lines], paid
+
+
+@pytest.mark.usefixtures("no_report")
+def test_what_is_shown_holds_for_whoever_stops_a_run_in_any_of_its_phases(tmp_path):
+    """By what he has seen. All releases are Gaussians of all records here, so that the true delta
+    of the best rule for stopping can be computed. Kills a share of delta, or orders, for each
+    phase; and the closing figure at its end, which is none of the run's."""
+    world = World(tmp_path, EVERY_PHASE | {"rounds": 4, "sample_rate": 1.0, "share_budget": 0.5})
+    found, paid = shown(world.run().run_dir)
+    squares = [sum(n / event.noise_multiplier**2 for event, n in one.items()) for one in paid]
+    noise = list(1 / np.sqrt(np.diff(squares, prepend=0.0)))
+    closing = [epsilon(one, DELTA).epsilon for one in paid]
+    assert len(found) == 8 and found[-1] == closing[-1] and max(found) <= 8.0
+    assert 0.5 * DELTA < true_delta(noise, found) <= DELTA
+    at_the_ends = [closing[n] if n in (0, 2, 3, 7) else found[n] for n in range(8)]
+    assert true_delta(noise, at_the_ends) > 1.1 * DELTA
+
+
+def test_figures_are_at_orders_of_the_whole_run_in_each_of_its_phases(tmp_path):
+    """As they are written down. Kills orders that leave out what earlier phases cost, and what
+    these cost by themselves."""
+    world, job = prepared(tmp_path, EVERY_PHASE | {"rounds": 9})
+    found, paid = shown(world.run_dir)
+    statistics, distilled, end = paid[0], paid[2], paid[3]
+    fixed = best_orders(job.plans.of(0), 9, DELTA, [statistics, distilled, end])
+    orders.write(tmp_path, training.federation(job))
+    assert tuple(sorted(orders.read(tmp_path)[0])) == fixed and len(fixed) > 3
+    assert found == [min(8.0, in_progress(one, DELTA, fixed)) for one in paid]
+
+
+def test_the_order_that_an_allotment_names_is_that_of_all_phases(tmp_path):
+    """Of a sampled adaptive run, at whose end nothing else proves its epsilon."""
+    world, job = prepared(tmp_path, {"mechanism": "dpis", "shared_source": "prototypes"})
+    found, paid = shown(world.run_dir)
+    order = job.plans.of(0).allotment.order
+    assert found == [in_progress(paid[0], DELTA, [order])]
+    assert found[0] > epsilon(paid[0], DELTA, orders=[order]).epsilon
 
 
 def test_rounds_before_training_that_were_finished_keep_their_records_when_a_run_goes_on(tmp_path):

@@ -29,6 +29,7 @@ EVENTS = {
     "noisy_norm_sum": events.NoisyNormSum(0.1, 20.0),
     "heterogeneous_gaussian": events.HeterogeneousGaussian(0.2, 2.0, 0.7),
     "visible_choice": events.VisibleChoice(0.3, 2.0),
+    "partial_pass": events.PartialPass(0.3, 2.0),
     "randomized_response": events.RandomizedResponse(0.5),
     "public_labels": events.PublicLabels(),
     "dpsur_step": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "visible"),
@@ -64,6 +65,22 @@ def test_no_curve_is_below_its_exact_divergence(name):
     (charged,) = curves.rdp(event, [8.0], "certified")
     assert charged * (1.0 + accountant.ROUNDING) >= high
     assert charged <= low * (1.0 + 1e-5) or charged == high
+
+
+def test_a_corner_that_is_the_best_between_two_points_of_the_grid_is_found():
+    """Of a hidden step, where another corner takes its place soon. Kills a search for two corners
+    that looks at these alone, after which no bound is proved."""
+    event = events.DpsurStep(0.1, 3.0, 0.05, 3.0, -1.0, "selective")
+    low, high = ball(event, 20.0)
+    (charged,) = curves.rdp(event, [20.0], "certified")
+    assert high * (1.0 - 1e-9) <= low and high <= charged <= high * (1.0 + 1e-5)
+
+
+def test_a_ball_without_a_number_is_anything_from_0_to_infinity():
+    """Kills bounds that are compared and are none."""
+    unknown = arb(1).union(arb("inf")).log()
+    assert unknown.is_nan() and proof.outward(unknown, unknown) == (0.0, math.inf)
+    assert proof.outward(arb(1), unknown) == (0.0, math.inf)
 
 
 def test_every_kind_of_event_has_a_bound_of_its_own():

@@ -14,6 +14,7 @@ from mechanisms.accounting.ledger import Ledger, read
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.plan import PlanTable, kinds_of
 from server.budgets import Budgets
+from server.orders import Course
 from sim.config import configuration
 from sim.data.arrays import parts
 from sim.phases import training
@@ -53,7 +54,8 @@ def plan(clients: int, folder: Path) -> None:
 
 
 def keep_budgets(clients: int, folder: Path) -> None:
-    now = Budgets(table(clients), 5, 30.0, 1e-5, {}, np.zeros(clients, np.int64))
+    course = Course(table(clients), 5)
+    now = Budgets(course.plans, course, 30.0, 1e-5, {}, np.zeros(clients, np.int64))
     assert now.eligible().all()
     now.charge(np.arange(clients))
     assert now.events().sum() == 3.5 * clients

@@ -131,6 +131,18 @@ def stopped() -> tuple[float, ...]:
     return smallest[-1], true_delta(2.6878, smallest)
 
 
+def shown_after(noise: float, counts: set[int]) -> tuple[float, ...]:
+    """True delta of whoever may stop after these numbers of Gaussian steps, each of which shows the
+    certified epsilon of its charges."""
+    figures_ = [
+        accountant.epsilon({SampledGaussian(1.0, noise): n}, DELTA).epsilon
+        if n in counts
+        else math.inf
+        for n in range(1, max(counts) + 1)
+    ]
+    return (true_delta(noise, figures_),)
+
+
 def norm_sum() -> tuple[float, ...]:
     """DPIS' sum of norms at order 8: as claimed, as it is, and their quotient."""
     event = NoisyNormSum(1024 / 60_000, 1_200.0)
@@ -252,6 +264,16 @@ CLAIMS = [
         r"10^{{-5}}$, let each step show the smallest figure over the orders. The best rule for "
         "stopping brings the true delta of what is shown at the stop to {:.1e}",
         stopped,
+    ),
+    Claim(
+        "allotments",
+        "would bring the true delta of the best rule for stopping to {:.1e}",
+        lambda: shown_after(3.0, {1, 2, 3, 23}),
+    ),
+    Claim(
+        "allotments",
+        "the 20 steps above would have a true delta of {:.1e} with one repetition",
+        lambda: shown_after(2.6878, {20, 21}),
     ),
     Claim(
         "allotments",

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mechanisms.accounting.events import DpsurStep, TrialCap
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import (
+    DpsurStep,
+    PublicLabels,
+    SampledGaussian,
+    TrialCap,
+    Unproved,
+)
 from mechanisms.accounting.ledger import Ledger
 from server import orders
 from sim.account import command
@@ -118,6 +125,27 @@ def test_caps_of_an_unfinished_run_are_paid_for_beside_its_figure(tmp_path, caps
     status, found = verified(capsys, tmp_path)
     (row,) = found["verified"]
     assert status == 0 and row["order"] == 16.0 and row["above"] < 1e-5
+
+
+def test_clients_without_a_finite_epsilon_are_named(tmp_path, capsys):
+    """Also one whose printed epsilon of 0 is not what its charges cost. Kills clients that are left
+    out without a word."""
+    step, nothing = SampledGaussian(0.1, 3.0), PublicLabels()
+    with Ledger(tmp_path / "ledger" / "group0.jsonl") as ledger:
+        ledger.charge("round-1", 1, [0], {step: 3})
+        ledger.charge("round-1", 1, [1, 2], {Unproved("a search"): 1})
+        ledger.charge("round-1", 1, [3], {nothing: 1})
+    own = '[privacy]\nmechanism = "dpsgd"\ndelta = 1e-5\n[data]\nclients = 5\n'
+    (tmp_path / "config.toml").write_text(own)
+    spent = epsilon({step: 3}, 1e-5).epsilon
+    for first, verdict in ((0.0, "refuted"), (spent, "proved")):
+        closing = {"epsilon_certified": [first, None, None, 0.0, 0.0]}
+        (tmp_path / "summary.json").write_text(json.dumps(closing))
+        status, found = verified(capsys, tmp_path)
+        assert found["not_proved"] == "1-2" and found["histories"] == 2
+        assert found["verified"][0]["verdict"] == verdict and status == (verdict != "proved")
+    main_guard(command, [f"--verify={tmp_path}"])
+    assert "no finite epsilon is proved for them: clients 1-2." in capsys.readouterr().out
 
 
 def test_the_verdict_is_printed(unequal, capsys):

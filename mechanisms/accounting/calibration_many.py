@@ -4,7 +4,6 @@ Few are searched for (`accounting.calibration.smallest`); those between are inte
 is checked, and raised until it meets the budget.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 RATIO = 1.2
-"""Between neighbouring rates that are searched for."""
+"""Most between neighbouring rates that are searched for, if others lie between them."""
 LIFT = 5e-4
 """Relative step by which an interpolated value is raised: the size of its error."""
 NEAR = 4
@@ -78,10 +77,11 @@ def _between(
     meets: Callable[[int, float, tuple[float, float]], bool],
 ) -> Floats:
     """`interpolated` for rows of equal steps, by rising rate."""
-    last = len(rates) - 1
-    points = math.ceil(math.log(rates[-1] / rates[0]) / math.log(RATIO)) + 1
-    inner = np.searchsorted(rates, np.geomspace(rates[0], rates[-1], points)[1:-1])
-    known = np.unique([0, *inner, last])
+    last, places = len(rates) - 1, [0]
+    while places[-1] < last:
+        reached = int(np.searchsorted(rates, RATIO * rates[places[-1]], side="right")) - 1
+        places.append(max(places[-1] + 1, reached))
+    known = np.array(places)
     solved, orders = np.array([solve(rows[k]) for k in known]).T
     noise = np.full(len(rates), solved[0])
     # PCHIP does not overshoot the solved points; `meets` confirms every value between them

@@ -216,8 +216,8 @@ class HeterogeneousGaussian(Event):
 
 @dataclass(frozen=True)
 class VisibleChoice(Event):
-    """A Gaussian release in which a record takes part with some probability, by a draw that is
-    public: FedFed's sharing (Yang et al., NeurIPS 2023), and part of a shuffled pass.
+    """A Gaussian release of a record alone, in which it takes part with some probability, by a draw
+    that is public: FedFed's sharing (Yang et al., NeurIPS 2023).
 
     Attributes:
         share_rate: p, in (0, 1].
@@ -227,6 +227,16 @@ class VisibleChoice(Event):
     kind: ClassVar[str] = "visible_choice"
     share_rate: float = rate()
     noise_multiplier: float = positive()
+
+
+@dataclass(frozen=True)
+class PartialPass(VisibleChoice):
+    """A shuffled pass that a round's end cuts off, p of the records having been in its batches.
+
+    One record pays as for a `VisibleChoice`; but several of one person may be in one batch.
+    """
+
+    kind: ClassVar[str] = "partial_pass"
 
 
 @dataclass(frozen=True)
@@ -263,6 +273,7 @@ KINDS: dict[str, type[Event]] = {
         NoisyNormSum,
         HeterogeneousGaussian,
         VisibleChoice,
+        PartialPass,
         RandomizedResponse,
         PublicLabels,
         DpsurStep,

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import comb
 
 from mechanisms.accounting import accountant, dominating, events, trial_cap
 from mechanisms.accounting.accountant import ORDERS, Charges
@@ -172,6 +173,18 @@ def _each_alone(
 ) -> tuple[Pair, ...]:
     """Each record is released by itself, with noise of its own; or nothing is."""
     return records * (dominating.pairs(event) or ())
+
+
+@pairs.register
+def _partial_pass(event: events.PartialPass, records: int) -> tuple[Pair, ...]:
+    """The order is public; any j of the records are in these batches with a probability of at most
+    p^j, and move their sums by at most j, as if all were in one batch."""
+    j = np.arange(1, records + 1)
+    at_least = np.minimum(1.0, comb(records, j) * event.share_rate**j)  # j of them or more
+    at_least = np.append(np.minimum.accumulate(at_least), 0.0)
+    shares = zip(j.tolist(), (-np.diff(at_least)).tolist(), strict=True)
+    noise = event.noise_multiplier
+    return (both_ways(*(Part(share, 0.0, 1.0, noise, n) for n, share in shares if share)),)
 
 
 @pairs.register

@@ -10,6 +10,7 @@ import torch
 
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.plan import PlanTable
+from server.orders import Paid
 from sim.config.fields import Config
 from sim.data.dataset import Dataset
 from sim.data.holdout import Holdout
@@ -35,6 +36,7 @@ class Job:
         groups: for each group, the chunks of client numbers that are computed together.
         holdout: records that no client holds and no guarantee covers, or None.
         shared: records of the globally shared data set, once there are any.
+        prior: the most that a client has paid at the end of each phase before training.
     """
 
     config: Config
@@ -45,6 +47,7 @@ class Job:
     groups: tuple[tuple[np.ndarray, ...], ...]
     holdout: Holdout | None = None
     shared: tuple[np.ndarray, np.ndarray] | None = None
+    prior: tuple[Paid, ...] = ()
 
     @property
     def plans(self) -> PlanTable:

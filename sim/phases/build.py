@@ -44,7 +44,9 @@ def build(config: Config, workers: int | None = None) -> Job:
             f"shared_source is {config.fedfed.shared_source}, but word numbers with noise mean "
             "nothing: use --shared-source public or none, or another --strategy"
         )
-    return in_groups(Job(config, dataset, parts, model, plans, (), holdout), workers)
+    prior = course.paid_before(config, plans)
+    job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior)
+    return in_groups(job, workers)
 
 
 def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:

@@ -1,16 +1,19 @@
 """The phases of a run in order: planning them, and running those before training."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from client.messages import Answering
 from mechanisms.accounting.accountant import Charges
 from mechanisms.mechanism import Mechanism
-from mechanisms.plan import PlanTable, planned
+from mechanisms.plan import PlanTable, merge, planned
 from server import loop
 from server.federation import Exchange
+from server.orders import Paid
 from server.store import Store
+from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
 from sim.phases import generator, sharing, statistics, training
 from sim.phases.phase import Outlook, Phase
@@ -32,6 +35,13 @@ def plan(outlook: Outlook) -> dict[str, PlanTable]:
             plans[phase.name] = table
             costs[phase.name] = planned(table.plans[0], phase.rounds(outlook.config))
     return plans | {TRAIN: training.plan(outlook, costs)}
+
+
+def paid_before(config: Config, plans: Mapping[str, PlanTable]) -> tuple[Paid, ...]:
+    """The most that a client has paid at the end of each phase before training."""
+    before = [phase for phase in BEFORE if phase.name in plans]
+    each = [planned(plans[phase.name].plans[0], phase.rounds(config)) for phase in before]
+    return tuple(tuple(merge(*each[: n + 1]).items()) for n in range(len(each)))
 
 
 def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:

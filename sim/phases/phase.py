@@ -18,6 +18,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import Plan, PlanTable
 from server.federation import Federation
+from server.orders import Course
 from sim.config.caveats import tells_times
 from sim.config.fields import Config
 from sim.job.copies import copy_on
@@ -83,6 +84,7 @@ def federation(
     common: dict[str, Any] = {
         "group_of": job.group_of,
         "plans": job.plans_of[name],
+        "course": Course(job.plans, config.rounds.rounds, job.prior),
         "rounds": config.rounds.rounds,
         "evaluate": lambda params: (math.nan, math.nan),
         "fraction": 1.0,

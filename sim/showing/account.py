@@ -54,7 +54,7 @@ def show_ledger(result: Entries) -> None:
     for texts, clients in groups.items():
         table.add_row(format_ranges(clients), *texts)
     Console().print(table)
-    _show_notes([*result["caveats"], *([result["note"]] if result["note"] else [])])
+    _show_notes([*result["caveats"], result["note"]])
 
 
 def show_verified(result: Entries) -> None:
@@ -84,7 +84,9 @@ def show_verified(result: Entries) -> None:
     )
     done = f"Verified: {len(rows)} of {all_} histories of charges"
     Console().print(f"{verdict} {done}, {wording.duration(result['seconds'])}.")
-    _show_notes([result["note"]] if result["note"] else [])
+    without = result["not_proved"]
+    left_out = f"Left out, as no finite epsilon is proved for them: clients {without}."
+    _show_notes([left_out if without else "", result["note"]])
 
 
 def show_whole(result: Entries) -> None:
@@ -103,7 +105,7 @@ def show_whole(result: Entries) -> None:
 def _show_notes(texts: list[str]) -> None:
     from rich.console import Console
 
-    for text in texts:
+    for text in filter(None, texts):
         Console().print(text, style="yellow", soft_wrap=True)
 
 

@@ -46,6 +46,8 @@ def interval(
         if _overdrawn(charges):
             return math.inf, math.inf
         steps = [(law, count) for event, count in charges.items() for law in laws(event) or ()]
+        if not steps:
+            return 0.0, 0.0
         for fineness in FINENESS:
             low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
             if printed >= high or printed < low:
@@ -54,7 +56,10 @@ def interval(
 
 
 def outward(low: arb, high: arb) -> tuple[float, float]:
-    """The two bounds as floats, rounded down and up."""
+    """The two bounds as floats, rounded down and up; a number of which nothing is known is between
+    0 and infinity."""
+    if low.is_nan() or high.is_nan():
+        return 0.0, math.inf
     below, above = float(low.lower()), float(high.upper())
     return (
         below if arb(below) <= low else math.nextafter(below, -math.inf),

@@ -248,20 +248,33 @@ class _Pair:
         places = np.flatnonzero(np.diff(best)).tolist()
         low = arb(self.points[0])
         for k in places:
-            high = self._cut(terms[best[k]], terms[best[k + 1]], *self.points[k : k + 2])
-            yield int(best[k]), low, high
+            corner, following = int(best[k]), int(best[k + 1])
+            left, right = map(arb, self.points[k : k + 2])
+            high = self._cut(terms[corner], terms[following], left, right)
+            ahead = [float(self._worth(_less(term, terms[corner]), high)) for term in terms]
+            ahead[corner] = ahead[following] = 0.0
+            between = int(np.argmax(ahead))
+            if ahead[between] > 0.0:  # it is the best on less than the grid's spacing
+                first = self._cut(terms[corner], terms[between], left, high)
+                yield corner, low, first
+                corner, low = between, first
+                high = self._cut(terms[between], terms[following], high, right)
+            yield corner, low, high
             low = high
         yield int(best[-1]), low, arb(self.points[-1])
 
-    def _cut(self, left: Term, right: Term, low: float, high: float) -> arb:
+    def _cut(self, left: Term, right: Term, low: arb, high: arb) -> arb:
         """Where two corners are worth the same, nearly."""
-        ends, gap = (arb(low), arb(high)), _less(left, right)
+        ends, gap = (low, high), _less(left, right)
         for _ in range(HALVINGS):
             middle = ((ends[0] + ends[1]) / 2).mid()
-            u = self.ratio.at(middle)
-            worth = gap[0] * u**self.power + gap[1] * u + gap[2]
-            ends = (middle, ends[1]) if worth > 0 else (ends[0], middle)
+            ends = (middle, ends[1]) if self._worth(gap, middle) > 0 else (ends[0], middle)
         return middle
+
+    def _worth(self, term: Term, x: arb) -> arb:
+        """``gain u^power + linear u + constant`` at a point."""
+        u = self.ratio.at(x)
+        return term[0] * u**self.power + term[1] * u + term[2]
 
 
 def _less(left: Term, right: Term) -> Term:

@@ -27,7 +27,7 @@ PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"
 
 def verify(folder: Path) -> Entries:
     """The verdict, with a row for each history of charges that was verified, the largest printed
-    epsilons first.
+    epsilons first; and the clients for which no finite epsilon was printed.
 
     Raises:
         ValueError: the run directory cannot be used, or has no finite certified epsilon.
@@ -43,8 +43,9 @@ def verify(folder: Path) -> Entries:
         closing = json.loads((folder / "summary.json").read_text())["epsilon_certified"]
         rows = [row | {"epsilon_certified": closing[row["client"]]} for row in rows]
     histories: dict[str, list[Entries]] = {}
+    without = [row["client"] for row in rows if row["events"] and not _finite(row)]
     for row in rows:
-        if row["events"] and math.isfinite(row["epsilon_certified"] or math.inf):
+        if row["events"] and _finite(row):
             key = json.dumps([row[name] for name in ("epsilon_certified", "order", "events")])
             histories.setdefault(key, []).append(row)
     if not histories:
@@ -55,11 +56,18 @@ def verify(folder: Path) -> Entries:
     return {
         "confirmed": all(row["verdict"] == PROVED for row in found),
         "histories": len(histories),
+        "not_proved": format_ranges(without),
         "slack": max(row["above"] for row in found),
         "verified": found,
         "note": told["note"],
         "seconds": time.perf_counter() - start,
     }
+
+
+def _finite(row: Entries) -> bool:
+    """Whether a client's certified epsilon is finite; JSON has None for one that is not."""
+    epsilon = row["epsilon_certified"]
+    return epsilon is not None and math.isfinite(epsilon)
 
 
 def _verdict(same: list[Entries], in_advance: Mapping[int, orders.Orders]) -> Entries:
@@ -81,7 +89,7 @@ def _verdict(same: list[Entries], in_advance: Mapping[int, orders.Orders]) -> En
         "clients": format_ranges([one["client"] for one in same]),
         "epsilon_certified": printed,
         "order": order,
-        "above": printed / low - 1.0 if low > 0.0 else math.inf,
+        "above": printed / low - 1.0 if low > 0.0 else 0.0 if printed == high else math.inf,
         "lower": low,
         "upper": high,
         "verdict": PROVED if printed >= high else REFUTED if printed < low else UNDECIDED,
