@@ -35,6 +35,7 @@ EVENTS = {
     "dpsur_step": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "visible"),
     "screened_step": events.ScreenedStep(0.1, 2.0, 0.1, 0.5, "clipped"),
     "trial_cap": events.TrialCap(0.1, 100),
+    "summed_shares": events.SummedShares(1e-9),
     "allotment": events.Allotment(8.0, 0.01, 3),
     "covered": events.Covered(events.Gaussian(2.0), 8.0),
     "gaussian_allotment": events.GaussianAllotment(2.0, 3),
@@ -137,9 +138,10 @@ def test_the_bounds_of_different_steps_hold_their_exact_epsilon():
         {events.NoisyNormSum(0.1, 20.0): 2, events.VisibleChoice(0.3, 2.0): 1},
         {OTHERS["dpsur selective"]: 3, events.TrialCap(0.1, 160): 3},
         {OTHERS["dpsur every trial"]: 5},
+        {EVENTS["sampled_gaussian"]: 3, events.SummedShares(1e-7): 3},
         {EVENTS["allotment"]: 2, events.Covered(events.Gaussian(30.0), 8.0): 2},
     ],
-    ids=["dpsgd", "dpis", "dpsur", "every trial", "allotment"],
+    ids=["dpsgd", "dpis", "dpsur", "every trial", "shares", "allotment"],
 )
 @pytest.mark.parametrize("order", [1.5, 8.0])
 def test_an_epsilon_by_a_renyi_order_is_above_the_exact_one(charges, order):
