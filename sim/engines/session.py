@@ -16,6 +16,7 @@ from sim.phases import training
 from sim.phases.course import before_training
 from sim.showing.progress import Progress
 from sim.showing.report import write_report
+from sim.tracking.tracker import tracking
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,17 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
     config, federation = job.config, training.federation(job)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
-    with Progress(quiet=config.run.quiet) as progress:
+    with (
+        Progress(quiet=config.run.quiet) as progress,
+        tracking(config.run.track, folder, standing.records) as trackers,
+    ):
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round
         progress.started(
             RunInfo(federation.rounds, finished, federation.clients, str(folder), at_a_time)
         )
-        standing = loop.run(federation, engine.exchange, store, standing, [progress.round])
+        standing = loop.run(
+            federation, engine.exchange, store, standing, [progress.round, *trackers]
+        )
         engine.leave()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
