@@ -1,5 +1,9 @@
-"""The Flower ClientApp: decodes a request, has client/node.py answer it, encodes the upload."""
+"""The Flower ClientApp: decodes a request, has client/node.py answer it, encodes the upload.
 
+Requests and uploads carry a digest, which is compared before anything in them is parsed.
+"""
+
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +16,7 @@ from client.messages import Answering, Payments, TrainRequest, Upload
 from mechanisms.accounting.events import from_dict, to_dict
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
+DIGEST = "digest"
 NodeOf = Callable[[Mapping[str, Any], Context], Answering]
 """Finds or builds the node for a message, from the message's configuration and Flower's context."""
 
@@ -21,11 +26,16 @@ def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
     ask: dict[str, Any] = {"round": request.round, "group": request.group}
     ask |= {"release": request.release, "phase": request.phase}
     arrays = {"params": request.params, "clients": request.clients, "nth": request.nth}
-    return RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(ask | run)})
+    return _sealed(RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(ask | run)}))
 
 
 def decode_request(content: RecordDict) -> TrainRequest:
-    """The inverse of ``encode_request``."""
+    """The inverse of ``encode_request``.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    _check(content, "a request")
     arrays, ask = content.array_records["arrays"], settings_of(content)
     clients, nth, params = (arrays[name].numpy() for name in ("clients", "nth", "params"))
     return TrainRequest(
@@ -42,11 +52,16 @@ def encode_upload(upload: Upload) -> RecordDict:
     answer["realized"] = json.dumps(lines)
     arrays = _arrays({"total": upload.total, "clients": upload.clients})
     shared, config = _arrays(upload.shared), ConfigRecord(answer)
-    return RecordDict({"arrays": arrays, "shared": shared, "config": config})
+    return _sealed(RecordDict({"arrays": arrays, "shared": shared, "config": config}))
 
 
 def decode_upload(content: RecordDict) -> Upload:
-    """The inverse of ``encode_upload``."""
+    """The inverse of ``encode_upload``.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    _check(content, "an upload")
     arrays, answer = content.array_records["arrays"], settings_of(content)
     clients, total = arrays["clients"].numpy(), arrays["total"].numpy()
     metrics = {name: tuple(pair) for name, pair in json.loads(answer["metrics"]).items()}
@@ -60,6 +75,33 @@ def decode_upload(content: RecordDict) -> Upload:
 def settings_of(content: RecordDict) -> dict[str, Any]:
     """The configuration that a message carries."""
     return dict(content.config_records["config"])
+
+
+def _sealed(content: RecordDict) -> RecordDict:
+    """The content with a digest of all that it holds."""
+    content.config_records["config"][DIGEST] = _digest(content)
+    return content
+
+
+def _check(content: RecordDict, what: str) -> None:
+    config = content.config_records.get("config")
+    if config is None or config.get(DIGEST) != _digest(content):
+        raise ValueError(
+            f"{what} is damaged, or of another version: its digest does not match; resume the run, "
+            "with the same version at the server and at its nodes"
+        )
+
+
+def _digest(content: RecordDict) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, record in sorted(content.config_records.items()):
+        values = sorted((key, value) for key, value in record.items() if key != DIGEST)
+        digest.update(repr((name, values)).encode())
+    for name, arrays in sorted(content.array_records.items()):
+        for key, array in sorted(arrays.items()):
+            digest.update(repr((name, key, array.dtype, tuple(array.shape), array.stype)).encode())
+            digest.update(array.data)
+    return digest.hexdigest()
 
 
 def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:

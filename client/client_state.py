@@ -72,7 +72,7 @@ class ClientState:
             return
         self._round, self._begun = newest, False
         tensors = (
-            load(self._path(newest).read_bytes()) if newest else {"clients": np.empty(0, np.int64)}
+            load(durable.read(self._path(newest))) if newest else {"clients": np.empty(0, np.int64)}
         )
         clients = tensors.pop("clients").tolist()
         self._rows = {

@@ -11,7 +11,7 @@ from client.client_state import ClientState, NoState
 from client.messages import TrainRequest, Upload
 from client.metrics import Metrics
 from client.purse import Allowance, Purse
-from client.sums import WeightedSum
+from client.sums import WeightedSum, WholeSum
 from client.uploads import Uploads
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.cohort import Cohort
@@ -21,7 +21,7 @@ from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable
-from mechanisms.sampling import CohortData
+from mechanisms.sampling import CohortData, threshold
 from mechanisms.updates import UPDATE, Sent
 
 
@@ -36,6 +36,7 @@ class Training:
         learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates
             ``[K]``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
+        dropout: probability that a client trains and pays, but does not answer.
         sent: what a client sends after a local round.
         guide: what steers its steps besides its own records.
     """
@@ -45,6 +46,7 @@ class Training:
     optimizer: Optimizer
     learning_rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     seed: int | None
+    dropout: float = 0.0
     sent: Sent = UPDATE
     guide: GuideOf = alone
 
@@ -64,6 +66,13 @@ class Training:
             guide=self.guide(Surroundings(self.gradients, allowed.draws, start, data.shared)),
             arithmetic=allowed.arithmetic,
         )
+
+    def answering(self, allowed: Allowance) -> np.ndarray | slice:
+        """Which of the allowed clients answer: all without dropout, else by a coin of each."""
+        if not self.dropout:
+            return slice(None)
+        coins = [draws.random(1)[0] for draws in allowed.draws.of("dropout")]
+        return np.flatnonzero(np.array(coins) >= threshold(self.dropout))
 
 
 @dataclass(frozen=True)
@@ -108,15 +117,19 @@ class GroupData:
 
 
 class Node:
-    """One group of clients with its purse; a ``client_state`` keeps their state between rounds."""
+    """One group of clients with its purse; a ``client_state`` keeps their state between rounds.
+
+    ``ledger`` is None where the server pays for what it releases; ``uploads`` is None where what a
+    group sends has too little noise for a copy of it to stay on disk.
+    """
 
     def __init__(
         self,
         training: Training,
         data: GroupData,
         plans: PlanTable,
-        ledger: Ledger,
-        uploads: Uploads,
+        ledger: Ledger | None,
+        uploads: Uploads | None,
         client_state: ClientState | None = None,
     ):
         self._training, self._data = training, data
@@ -133,7 +146,8 @@ class Node:
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         start = place(torch.tensor(request.params), data.x.device)
-        total = WeightedSum(training.gradients.layout.size + training.sent.extra)
+        sum_of = WholeSum if training.sent.whole else WeightedSum
+        total = sum_of(training.gradients.layout.size + training.sent.extra)
         metrics = Metrics()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
             for part in data.parts(request.clients):
@@ -144,9 +158,10 @@ class Node:
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 metrics.add(training.mechanism.metrics(cohort, end))
-                total.add(training.sent.rows(cohort, start, end), data.weights[allowed.clients])
+                rows, here = training.sent.rows(cohort, start, end), training.answering(allowed)
+                total.add(rows[here], data.weights[allowed.clients][here])
         sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)
-        if training.seed is None:
+        if training.seed is None and self._uploads is not None:
             self._uploads.keep(upload, request.params)
         return upload

@@ -71,6 +71,7 @@ class Opened:
             accounts=[
                 ledger.account(client, plan.allotment.order, None if seed is None else round_)
                 for client, plan in adaptive
+                if ledger is not None
             ],
             draws=(
                 SystemStreams(len(clients), self._device)
@@ -103,12 +104,12 @@ class Purse:
     """A group's ledger with its clients' plans.
 
     Attributes:
-        ledger: the group's ledger.
+        ledger: the group's ledger; None where the server has paid for the round.
         plans: all clients' plans for the phase.
         seed: of a simulation; None for a release, which draws from the system's entropy.
     """
 
-    ledger: Ledger
+    ledger: Ledger | None
     plans: PlanTable
     seed: int | None
 
@@ -127,6 +128,9 @@ class Purse:
         if self.seed is None:
             name += f"-{secrets.token_hex(8)}"
         opened, planned = Opened(self, request, device), self._planned(request)
+        if self.ledger is None:
+            yield opened
+            return
         self.ledger.charge_all(name, request.round, planned)
         yield opened
         settlement = opened.settlement()

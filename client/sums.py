@@ -46,6 +46,19 @@ class WeightedSum:
         self.weight += int(weights.sum())
 
 
+class WholeSum:
+    """A running sum of whole numbers of clients, each of which counts the same."""
+
+    def __init__(self, size: int):
+        self.total = np.zeros(size, dtype=np.int64)
+        self.weight = 0
+
+    def add(self, rows: torch.Tensor, weights: np.ndarray) -> None:
+        """Add rows int64 ``[K, P]``, which are bounded so that no sum overflows."""
+        self.total += rows.sum(dim=0).cpu().numpy()
+        self.weight += len(weights)
+
+
 def _largest(updates: torch.Tensor) -> torch.Tensor:
     """The largest absolute coordinate of each row, ``[K]``; NaN if the row has a NaN."""
     return torch.maximum(updates.amax(dim=1), -updates.amin(dim=1))

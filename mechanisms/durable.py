@@ -1,24 +1,47 @@
-"""Files that are complete or absent (written under a temporary name, flushed, then renamed), and
-their folders."""
+"""Files that are complete or absent (written under a temporary name, flushed, then renamed), lines
+that are appended, locks, and folders.
 
+Whatever else the project writes, it writes by these functions or by `mechanisms.journal`.
+"""
+
+import fcntl
 import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Modes of what only its owner may read."""
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of the machine that names none, as those of open files do."""
+    try:
+        yield
+    except OSError as fault:
+        if fault.filename is None and fault.errno is not None:
+            fault.filename = str(path)
+        raise
+
+
+def read(path: Path) -> bytes:
+    """What a file holds."""
+    with naming(path):
+        return path.read_bytes()
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with naming(folder):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def sync_folders(folder: Path) -> None:
@@ -52,15 +75,82 @@ def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     """
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb", opener=_open_private if private else None) as file:
+        with _flushed(part, "wb", private) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def create(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a file unless it exists: of two processes at once, the first one's content stays."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with _flushed(part, "wb", private) as file:
+            file.write(content)
+        with suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def make_empty(paths: Iterable[Path], private: bool = False) -> None:
+    """Make empty files; existing ones keep what they hold."""
+    folders = set()
+    for path in paths:
+        with naming(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE if private else 0o666))
+        folders.add(path.parent)
+    for folder in folders:
+        sync_folder(folder)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, which is made if absent, with its folder.
+
+    After a crash a part of it may be there. The file's entry is flushed with its first content.
+    """
+    if begins := not path.exists():
+        make_folder(path.parent)
+    with _flushed(path, "ab") as file:
+        file.write(content)
+    if begins:
+        sync_folder(path.parent)
+
+
+def rename(path: Path, to: Path) -> None:
+    """Give a file or folder another name."""
+    path.rename(to)
+    sync_folder(to.parent)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file, which is made if absent.
+
+    Raises:
+        BlockingIOError: another process holds it, if this one is not to ``wait``.
+    """
+    file = open(path, "w")  # noqa: SIM115, as what the block raises is no fault of this file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        with naming(path):
+            file.close()
+
+
+@contextmanager
+def _flushed(path: Path, mode: Literal["wb", "ab"], private: bool = False) -> Iterator[BinaryIO]:
+    """A file to fill, whose bytes are on the disk when the block ends."""
+    opener = _open_private if private else None
+    with naming(path), open(path, mode, opener=opener) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 _open_private = functools.partial(os.open, mode=PRIVATE_FILE)

@@ -54,13 +54,14 @@ def check_sizes(sizes: Iterable[int]) -> None:
         )
 
 
-def slack(entries: int, multiplier: float) -> float:
-    """The share by which the noise on a sum of ``entries`` numbers is raised above s times C.
+def slack(entries: int, multiplier: float, bits: int = SCALE_BITS) -> float:
+    """The share by which the noise on a sum of ``entries`` numbers is raised above s times C, if
+    its deviation is ``2^bits`` points.
 
     Raises:
         ValueError: the noise is so large that a grid of its size would be too coarse for the sum.
     """
-    share = 2.0**-20 + math.sqrt(entries) * (2.0**-22 + 2.0**-26 * multiplier)
+    share = 2.0**-20 + math.sqrt(entries) * (2.0**-22 + 2.0 ** (2 - bits) * multiplier)
     if share > 1.0:
         raise ValueError(
             f"noise_multiplier = {multiplier:g} is too large for a release of {entries} numbers, "
@@ -75,6 +76,13 @@ def whole_parts(values: Tensor, bound: Tensor) -> Tensor:
     return (values.double() * scale).round_().to(torch.int64)
 
 
+def points(total: Tensor, raised: Tensor | float, bits: int = SCALE_BITS) -> Tensor:
+    """The points int64 nearest to sums int64 in units of ``2^-44 C``, where ``2^bits`` points are
+    ``raised`` times C. Clamp and round are monotone, and a clamp never moves two points apart."""
+    near = total.double() * (2.0**bits / PART / raised)
+    return near.clamp(-MAX_POINT, MAX_POINT).round().to(torch.int64)
+
+
 def noised(total: Tensor, bound: Tensor, std: Tensor, draws: Tensor) -> Tensor:
     """The released sum, float64 ``[K, m]``.
 
@@ -87,8 +95,5 @@ def noised(total: Tensor, bound: Tensor, std: Tensor, draws: Tensor) -> Tensor:
     bound = bound.double()
     multipliers = (std.double() / bound).tolist()
     raised = bound.new_tensor([s * (1.0 + slack(total.shape[1], s)) for s in multipliers])[:, None]
-    # steps 2 to 5 above: clamp and round are monotone, and a clamp never moves two points apart
-    points = total.double() * (2.0**SCALE_BITS / PART / raised)
-    points = points.clamp(-MAX_POINT, MAX_POINT).round()
-    noisy = (points.to(torch.int64) + draws).double() * raised * 2.0**-SCALE_BITS
+    noisy = (points(total, raised) + draws).double() * raised * 2.0**-SCALE_BITS  # steps 2 to 5
     return torch.where(raised > 0, noisy, total.double() / PART) * bound[:, None]

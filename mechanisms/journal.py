@@ -11,12 +11,12 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mechanisms.durable import PRIVATE_FILE, make_folder, sync_folder
+from mechanisms.durable import PRIVATE_FILE, make_folder, naming, read, sync_folder
 
 CHAIN_BYTES = 8
 MAX_END_BYTES = 80
@@ -111,14 +111,14 @@ def last_place(path: Path) -> Place:
     Raises:
         ValueError: a damaged line in a file whose last line is torn.
     """
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - MAX_END_BYTES, 0))
         tail = file.read()
     end = _END.search(tail[:-1]) if tail.endswith(b"\n") else None
     if end is not None:
         return Place(int(end[1]), end[2].decode())
-    places = [place for place, _ in records(path, whole(path.read_bytes()), dict)]
+    places = [place for place, _ in records(path, whole(read(path)), dict)]
     return places[-1] if places else start(path)
 
 
@@ -140,7 +140,7 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
             sync_folder(path.parent)
-            with self._locked():
+            with naming(path), self._locked():
                 self._recover(see)
         except BaseException:
             self.close()
@@ -161,7 +161,7 @@ class Journal:
         for record in new:
             line, place = sealed(record, place)
             lines.append(line)
-        with self._locked():
+        with naming(self.path), self._locked():
             if os.fstat(self._file).st_size != self._size:
                 raise ValueError(
                     f"{self.path} was changed by another process, whose charges this one does not "
@@ -172,12 +172,14 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; appending afterwards is refused. Idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            with naming(self.path):
+                os.close(file)
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(OSError):
+            self.close()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -193,7 +195,7 @@ class Journal:
 
         What a crash has left may be unflushed: it is flushed before it counts as paid.
         """
-        data = self.path.read_bytes()
+        data = read(self.path)
         kept = whole(data)
         for place, _ in records(self.path, kept, see):
             self._place = place
@@ -227,7 +229,7 @@ def _repaired(kept: bytes, data: bytes, did: str) -> str:
 
 def whole_of(path: Path) -> bytes:
     """The whole lines of a file that is only read; warns about a torn last line."""
-    data = path.read_bytes()
+    data = read(path)
     kept = whole(data)
     if kept != data:
         warnings.warn(f"{path}: {_repaired(kept, data, 'skipped')}", stacklevel=3)

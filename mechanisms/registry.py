@@ -35,6 +35,7 @@ def plan_table(
     rounds: int,
     sizes: np.ndarray,
     prior: Charges = NOTHING,
+    mechanism: Mechanism | None = None,
 ) -> PlanTable:
     """Every client's plan, its noise calibrated so that ``rounds`` rounds meet (epsilon, delta).
 
@@ -46,12 +47,13 @@ def plan_table(
         rounds: rounds in which a client is to take part.
         sizes: public numbers of records, int64 ``[clients]``.
         prior: what every client pays besides these rounds out of the same budget.
+        mechanism: whose plans they are; None: the one that the privacy settings name.
 
     Raises:
         ValueError: the budget does not pay for one round, or the run's length would depend on
             outputs.
     """
-    mechanism = MECHANISMS[privacy.mechanism]
+    mechanism = mechanism or MECHANISMS[privacy.mechanism]
     sized = mechanism.sized or privacy.batch_size is not None or privacy.sampling != "poisson"
     seen = sizes if sized else np.ones_like(sizes)
     kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape))

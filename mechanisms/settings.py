@@ -51,6 +51,17 @@ class Privacy(Settings):
     """local optimizer; 'none' trains without privacy"""
     epsilon: float | None = Field(8.0, gt=0)
     """budget of each client over the whole run [nats]; 'none': no bound but the rounds"""
+    trust: Literal["local", "aggregate", "server"] = "local"
+    """whom a client trusts with what it sends: nobody, so that it adds all noise itself; secure
+    aggregation, so that it adds a share of the noise; or the server, which adds the noise to the
+    sum of all clients (docs/trust.md)"""
+    unit: Literal["record", "client"] = "record"
+    """what is protected: one record of a client, or all records of a client together"""
+    honest: float = Field(1.0, gt=0, le=1)
+    """least share of the asked clients that answer and add their noise; fewer answers are not
+    opened [share of them]"""
+    aggregate_bits: int = Field(32, ge=2, le=62)
+    """size of each number that is aggregated; sums are modulo a power of two [bits]"""
     delta: float = Field(1e-5, gt=0, lt=1)
     """delta of each client's guarantee [probability]"""
     budget: Literal["certified", "published"] = "certified"
@@ -59,7 +70,8 @@ class Privacy(Settings):
     noise_multiplier: float | None = Field(None, ge=0)
     """noise standard deviation over the clip norm; 'none': the smallest that meets epsilon"""
     clip_norm: float = Field(1.0, ge=1e-6)
-    """bound on a record's gradient [Euclidean norm, all parameters]"""
+    """bound on a record's gradient, or with --unit client on a client's update [Euclidean norm, all
+    parameters]"""
     sample_rate: float = Field(1.0, gt=0, le=1)
     """probability that a record enters a step's Poisson batch [per step]"""
     batch_size: int | None = Field(None, ge=1)

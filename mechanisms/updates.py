@@ -21,10 +21,12 @@ class Sent:
         rows: from the cohort, the server's model ``[P]`` and the state at the round's end to ``[K,
             P + extra]``.
         extra: number of columns besides the parameters'.
+        whole: whether the rows are int64, in units of their own, and not to be weighted.
     """
 
     rows: Callable[[Cohort, Tensor, LocalState], Tensor]
     extra: int = 0
+    whole: bool = False
 
 
 def update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:

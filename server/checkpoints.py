@@ -68,7 +68,7 @@ class Checkpoints:
 
     def beside(self, round_: int) -> dict[str, Any]:
         """What the label of a round's checkpoint says."""
-        return labels.unsealed((self._folder / f"round-{round_:06d}.json").read_bytes())
+        return labels.unsealed(durable.read(self._folder / f"round-{round_:06d}.json"))
 
     def labels(self) -> list[Path]:
         """The files that vouch for checkpoints, the newest first."""
@@ -76,11 +76,16 @@ class Checkpoints:
         return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
 
     def newest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, or None; damaged ones are skipped with a warning."""
+        """The newest complete checkpoint, or None; damaged ones are skipped with a warning.
+
+        Raises:
+            OSError: one cannot be read, which may be whole: going on from the one before it would
+                repeat a finished round.
+        """
         for label in self.labels():
             try:
                 return read(label)
-            except (OSError, ValueError, KeyError, TypeError) as fault:
+            except (FileNotFoundError, ValueError, KeyError, TypeError) as fault:
                 warnings.warn(
                     f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
                     stacklevel=2,
@@ -94,8 +99,8 @@ def read(label: Path) -> Checkpoint:
     Raises:
         ValueError, OSError, KeyError, TypeError: it is damaged, or its tensors are missing.
     """
-    fields = labels.unsealed(label.read_bytes())
-    content = label.with_suffix(".safetensors").read_bytes()
+    fields = labels.unsealed(durable.read(label))
+    content = durable.read(label.with_suffix(".safetensors"))
     if hashlib.sha256(content).hexdigest() != fields["tensors"]:
         raise ValueError("its digest does not match")
     if label.stem != f"round-{fields['round']:06d}":

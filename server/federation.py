@@ -1,5 +1,6 @@
 """A run's fixed inputs on the server's side."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -7,11 +8,18 @@ import numpy as np
 
 from client.messages import TrainRequest, Upload
 from mechanisms.plan import PlanTable
+from server.aggregator import Aggregator
+from server.curator import Curator
 from server.orders import Course
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
 """Sends requests to the groups and returns their uploads, in any order; engines differ in this."""
+
+
+def asked(fraction: float, clients: int) -> int:
+    """How many clients are picked in a round, if so many are left."""
+    return min(clients, math.ceil(round(fraction * clients, 9)))
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,8 @@ class Federation:
         collect: called with the uploads of a round before the round counts as finished.
         evaluate_every: rounds from one evaluation to the next; the last model is always evaluated.
         timed: whether records say how long rounds took.
+        curator: the server's part in each round if the clients trust it, else None.
+        aggregator: the server's part if it learns sums of the clients alone, else None.
     """
 
     group_of: np.ndarray
@@ -55,6 +65,8 @@ class Federation:
     collect: Callable[[Sequence[Upload]], None] = lambda uploads: None
     evaluate_every: int = 1
     timed: bool = True
+    curator: Curator | None = None
+    aggregator: Aggregator | None = None
 
     @property
     def clients(self) -> int:

@@ -19,7 +19,10 @@ def unsealed(content: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is not what was written.
     """
-    entries = json.loads(content)
+    try:
+        entries = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     if not isinstance(entries, dict) or entries.pop(DIGEST, None) != _digest(entries):
         raise ValueError("its digest does not match")
     return entries

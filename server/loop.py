@@ -4,7 +4,6 @@ It knows neither Flower nor Ray; an exchange carries its requests. A crash at an
 charge (a node writes them before it trains) and no finished round (a checkpoint follows each).
 """
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,8 @@ from client.messages import TrainRequest, Upload
 from mechanisms.randomness import fresh_key, generator, seed_key
 from server.budgets import Budgets
 from server.checkpoints import Checkpoint
-from server.federation import Exchange, Federation
+from server.curator import Curator
+from server.federation import Exchange, Federation, asked
 from server.records import RoundRecord
 from server.store import Store
 
@@ -77,7 +77,7 @@ def run(
     while standing.now.round < federation.rounds:
         began = time.perf_counter()
         uploads = _train(federation, exchange, store, standing)
-        if not uploads:
+        if uploads is None:
             break
         federation.collect(uploads)
         trained = time.perf_counter() - began
@@ -91,47 +91,83 @@ def run(
     return standing
 
 
+def _eligible(federation: Federation, budgets: Budgets) -> np.ndarray:
+    """Bool ``[clients]``: who may take part in a further round.
+
+    What a trusted server releases is paid by all, so nobody may if one cannot pay; and nobody may
+    if too few are left for a sum that is opened.
+    """
+    able = budgets.eligible()
+    if federation.curator is not None:
+        return able & able.all()
+    if federation.aggregator is not None:
+        return able & federation.aggregator.enough(int(able.sum()))
+    return able
+
+
 def _train(
     federation: Federation, exchange: Exchange, store: Store, standing: Standing
-) -> list[Upload]:
-    """One round's uploads, by group; none when no client is left."""
+) -> list[Upload] | None:
+    """One round's uploads, by group; None when no client is left."""
     now, budgets = standing.now, standing.budgets
+    if federation.curator is not None:
+        return _train_trusting(federation, federation.curator, exchange, standing)
     number = now.round + 1
     finished = store.uploads.finished(number, now.params) if federation.seed is None else []
-    eligible = budgets.eligible()
+    eligible = _eligible(federation, budgets)
     for upload in finished:
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
     clients = _pick(federation, number, eligible)
+    uploads = _asked(federation, exchange, standing, clients)
+    budgets.charge(clients)
+    for upload in uploads:
+        for payers, charges in upload.realized:
+            budgets.add(payers, charges)
+    return sorted(uploads + finished, key=lambda upload: upload.group) or None
+
+
+def _train_trusting(
+    federation: Federation, curator: Curator, exchange: Exchange, standing: Standing
+) -> list[Upload] | None:
+    """The uploads of those who enter the round, possibly none; None if not all can pay for it."""
+    number, budgets = standing.now.round + 1, standing.budgets
+    if not _eligible(federation, budgets).any():
+        return None
+    curator.pay(number, int(budgets.taken[0]) + 1)
+    uploads = _asked(federation, exchange, standing, curator.entering(number))
+    budgets.charge(np.arange(federation.clients))
+    return sorted(uploads, key=lambda upload: upload.group)
+
+
+def _asked(
+    federation: Federation, exchange: Exchange, standing: Standing, clients: np.ndarray
+) -> list[Upload]:
+    """The uploads of these clients' groups."""
+    number, group_of = standing.now.round + 1, federation.group_of[clients]
     release = f"round-{number}"
     if federation.seed is None:
         release += f"-{secrets.token_hex(4)}"
-    group_of = federation.group_of[clients]
     requests = [
         TrainRequest(
             number,
             int(g),
             release,
             members,
-            budgets.taken[members] + 1,
-            now.params,
+            standing.budgets.taken[members] + 1,
+            standing.now.params,
             federation.phase,
         )
         for g in np.unique(group_of)
         if (members := clients[group_of == g]).size
     ]
-    uploads = list(exchange(requests)) if requests else []
-    budgets.charge(clients)
-    for upload in uploads:
-        for payers, charges in upload.realized:
-            budgets.add(payers, charges)
-    return sorted(uploads + finished, key=lambda upload: upload.group)
+    return list(exchange(requests)) if requests else []
 
 
 def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
     """The round's clients, ascending: ``ceil(fraction * clients)`` distinct ones, if eligible."""
     able = np.flatnonzero(eligible)
-    wanted = min(len(able), math.ceil(round(federation.fraction * federation.clients, 9)))
+    wanted = min(len(able), asked(federation.fraction, federation.clients))
     if not wanted:
         return able
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)
@@ -139,10 +175,20 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarr
 
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
-    """The state after the strategy's step along the weighted mean update."""
-    update = sums.mean([u.total for u in uploads], sum(u.weight for u in uploads))
-    state, params = federation.strategy.aggregate(standing.now.state, standing.now.params, update)
-    return Checkpoint(standing.now.round + 1, params, state, standing.budgets.taken.copy())
+    """The state after the strategy's step along the weighted mean update, or along what stands in
+    its place; without one, as before."""
+    number, taken = standing.now.round + 1, standing.budgets.taken
+    state, params = standing.now.state, standing.now.params
+    update: np.ndarray | None
+    if federation.curator is not None:
+        update = federation.curator.release(number, int(taken[0]), len(params), uploads)
+    elif federation.aggregator is not None:
+        update = federation.aggregator.mean(number, uploads)
+    else:
+        update = sums.mean([u.total for u in uploads], sum(u.weight for u in uploads))
+    if update is not None:
+        state, params = federation.strategy.aggregate(state, params, update)
+    return Checkpoint(number, params, state, taken.copy())
 
 
 def _record(
@@ -153,7 +199,7 @@ def _record(
     began: float,
     trained: float,
 ) -> RoundRecord:
-    left = budgets.eligible()
+    left = _eligible(federation, budgets)
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)
@@ -168,8 +214,9 @@ def _record(
         epsilon_certified_median=float(np.median(certified)),
         epsilon_published_max=float(published.max()),
         retired=int((~left).sum()),
-        participants=sum(len(u.clients) for u in uploads),
+        participants=None if federation.curator else sum(len(u.clients) for u in uploads),
         seconds=time.perf_counter() - began if federation.timed else None,
         seconds_training=trained if federation.timed else None,
-        metrics=metrics.means(u.metrics for u in uploads),
+        metrics=metrics.means(u.metrics for u in uploads)
+        | (federation.aggregator.metrics(uploads) if federation.aggregator else {}),
     )

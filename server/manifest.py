@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mechanisms import durable
 from server.labels import unsealed
 
 FILE = "manifest.json"
@@ -17,7 +18,7 @@ FIXED = ("config.toml", "partition.npz", "inputs.json")
 
 def digest(path: Path, size: int | None = None) -> str:
     """SHA-256 of a file's bytes, or of so many first ones."""
-    return hashlib.sha256(path.read_bytes()[:size]).hexdigest()
+    return hashlib.sha256(durable.read(path)[:size]).hexdigest()
 
 
 def read(run_dir: Path) -> dict[str, Any] | None:
@@ -41,7 +42,7 @@ def load(run_dir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return unsealed(path.read_bytes())
+        return unsealed(durable.read(path))
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
 

@@ -143,10 +143,11 @@ def read(folder: Path) -> dict[int, Orders]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_bytes())
-        content = found if isinstance(found, list) else labels.unsealed(path.read_bytes())["orders"]
-        lines = [(_orders(line), parse_ranges(line["clients"])) for line in content]
-    except (ValueError, KeyError, TypeError) as fault:
+        content = durable.read(path)
+        found = json.loads(content)
+        found = found if isinstance(found, list) else labels.unsealed(content)["orders"]
+        lines = [(_orders(line), parse_ranges(line["clients"])) for line in found]
+    except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise ValueError(
             f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"
         ) from None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Event
 from mechanisms.journal import Place, last_place
@@ -38,8 +39,8 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
     for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
         for path in run_dir.glob(pattern):
             try:
-                label = unsealed(path.read_bytes())
-            except (OSError, ValueError):
+                label = unsealed(durable.read(path))
+            except (FileNotFoundError, ValueError):
                 continue
             found.append(_places(label))
     return found

@@ -66,6 +66,7 @@ class RunInfo(Record):
         clients: number of clients.
         run_dir: where the files go.
         together: the most clients that are computed as one batch.
+        metric: the name of what records have as ``accuracy``.
     """
 
     rounds: int
@@ -73,6 +74,7 @@ class RunInfo(Record):
     clients: int
     run_dir: str
     together: int = 1
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,15 @@ class RoundRecord(Record):
 
     Attributes:
         round: its number, from 1.
-        accuracy: of the new model on the test part, in [0, 1]; None or NaN where not evaluated.
-        loss: mean cross-entropy on the test part [nats]; None or NaN where not evaluated or not
-            finite.
+        accuracy: of the new model on the test part, in [0, 1], or the metric that the run's
+            configuration names; None or NaN where not evaluated.
+        loss: mean loss on the test part [nats for cross-entropy]; None or NaN where not evaluated
+            or not finite.
         epsilon_certified_max: the largest proved epsilon spent by a client so far.
         epsilon_certified_median: the median over all clients.
         epsilon_published_max: the largest epsilon that the paper would claim.
         retired: clients whose budget pays for no further round.
-        participants: clients that trained in this round.
+        participants: clients that trained in this round; None where that must stay hidden.
         seconds: wall time of the round; None where it would reveal what must stay hidden.
         seconds_training: the part of it for the clients' training and messages; None likewise.
         metrics: the mechanism's public metrics, each a mean over the round's clients.
@@ -101,7 +104,7 @@ class RoundRecord(Record):
     epsilon_certified_median: Epsilon
     epsilon_published_max: Epsilon
     retired: int
-    participants: int
+    participants: int | None
     seconds: float | None
     seconds_training: float | None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -118,8 +121,8 @@ class Summary(Record):
     """A finished run: ``summary.json``. The tuples have one entry per client, in client order.
 
     Attributes:
-        accuracy: of the final model, in [0, 1].
-        loss: its mean cross-entropy [nats].
+        accuracy: of the final model, in [0, 1], or the value of ``metric``.
+        loss: its mean loss [nats for cross-entropy].
         epsilon_certified: proved epsilon of each client.
         epsilon_published: epsilon that the paper would claim for each client.
         delta: of each client's guarantee.
@@ -138,6 +141,8 @@ class Summary(Record):
         budget: the epsilon that the budget bounded, ``certified`` or ``published``.
         evaluated_on: the records that give accuracy and loss, ``test`` or ``validation``.
         caveats: what the guarantee does not cover or assumes, one sentence each.
+        metric: the name of what ``accuracy`` holds.
+        guarantees: against whom, of what, at which epsilon (`server.guarantees`).
     """
 
     accuracy: float | None
@@ -159,3 +164,5 @@ class Summary(Record):
     budget: str = "certified"
     evaluated_on: str = "test"
     caveats: tuple[str, ...] = ()
+    metric: str = "accuracy"
+    guarantees: tuple[Mapping[str, Any], ...] = ()

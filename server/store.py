@@ -1,7 +1,6 @@
 """The server's part of a run directory: checkpoints, finished rounds, ledger files and uploads."""
 
 import json
-import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -31,19 +30,8 @@ class Store:
         self.rounds = folder / "rounds.jsonl"
 
     def append(self, record: RoundRecord) -> None:
-        """Add a round's record, flushed to disk.
-
-        The file's entry is flushed with its first record; what an earlier process left unflushed,
-        the session has flushed when it began.
-        """
-        if begins := not self.rounds.exists():
-            durable.make_folder(self.folder)
-        with open(self.rounds, "a") as file:
-            file.write(json.dumps(record.to_json()) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if begins:
-            durable.sync_folder(self.folder)
+        """Add a round's record; it is on the disk on return."""
+        durable.append(self.rounds, (json.dumps(record.to_json()) + "\n").encode())
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows where the ledger's files are, and what else belongs to it:
@@ -95,7 +83,7 @@ class Store:
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""
-        lines = self.rounds.read_text().splitlines() if self.rounds.exists() else []
+        lines = durable.read(self.rounds).decode().splitlines() if self.rounds.exists() else []
         kept = [line for line in lines[:first] if line.endswith("}")]
         if len(kept) < len(lines):
             durable.write(self.rounds, "".join(line + "\n" for line in kept).encode())

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import io
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,27 @@ class Disk:
         for name, arguments in operations:
             getattr(self, name)(*arguments)
 
+    def survivors(self, rng: random.Random) -> Tree:
+        """A tree that a power loss can leave: of what is not flushed, any names, and of appended
+        bytes any first ones, with or without zeros for the others."""
+        found: Tree = {}
+
+        def visit(path: str, folder: int) -> None:
+            now, safe = self.now[folder], self.safe.get(folder, {})
+            for name in sorted(now.keys() | safe.keys()):
+                node = rng.choice([now.get(name), safe.get(name)])
+                if node is None:
+                    continue
+                below = f"{path}/{name}".lstrip("/")
+                if isinstance(self.now[node], dict):
+                    found[below] = None
+                    visit(below, node)
+                else:
+                    found[below] = _torn(self.safe.get(node, b""), self.now[node], rng)
+
+        visit("", ROOT)
+        return found
+
     def tree(self, names_survive: bool = True, bytes_survive: bool = True) -> Tree:
         """What is there; of names, of bytes in files, or of both what is not flushed can be
         lost."""
@@ -97,6 +119,14 @@ class Disk:
 
         visit("", ROOT)
         return found
+
+
+def _torn(safe: bytes, now: bytes, rng: random.Random) -> bytes:
+    """What is left of bytes that were being written."""
+    if not now.startswith(safe):
+        return rng.choice([safe, now])
+    reached = rng.choice([len(safe), rng.randint(len(safe), len(now)), len(now)])
+    return rng.choice([now[:reached], now[:reached].ljust(len(now), b"\0")])
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

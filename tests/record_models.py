@@ -54,6 +54,17 @@ class Tied(nn.Module):
         return self.outer(torch.tanh(self.inner(x)))
 
 
+class Idle(nn.Module):
+    """A layer whose output nobody needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + 0 * self.idle(x).detach()
+
+
 class Twice(nn.Module):
     """One layer used twice."""
 
@@ -269,6 +280,7 @@ TAPPED = {
 }
 GENERAL = {
     "tied": Case(Tied, (4,)),
+    "idle": Case(Idle, (4,)),
     "twice": Case(Twice, (4,)),
     "read around": Case(ReadAround, (4,)),
     "own parameter": Case(Scaled, (4,)),

@@ -1,7 +1,10 @@
 """A small `imdb.npz` in Keras' layout: reviews of one or several words, favourable ones with words
 of their own."""
 
+import io
 import json
+import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,20 @@ def write(folder: Path, records: int = 60, **arrays: np.ndarray) -> Path:
         )
         found[f"y_{part}"] = labels
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "imdb.npz", **found | arrays)
+    with zipfile.ZipFile(folder / "imdb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in (found | arrays).items():
+            archive.writestr(f"{name}.npy", stored(array))
     (folder / "imdb_word_index.json").write_text(json.dumps(WORDS))
     return folder
+
+
+def stored(array: np.ndarray) -> bytes:
+    """As NumPy wrote it when Keras made its file: objects by protocol 3 of pickle."""
+    file = io.BytesIO()
+    if array.dtype == object:
+        header = {"descr": "|O", "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        pickle.dump(array, file, protocol=3)
+    else:
+        np.lib.format.write_array(file, array, version=(1, 0))
+    return file.getvalue()

@@ -307,6 +307,15 @@ def test_of_what_shares_nothing_there_is_no_price(capsys):
         assert said == "error: nothing is shared: leave out --strategy and --shared-source\n"
 
 
+def test_the_folder_of_runs_is_no_run_and_the_newest_of_them_is_named(capsys, tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path / name, "")
+    assert main_guard(command, ["--ledger", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "is no run directory, it has neither config.toml nor ledger" in said
+    assert said.endswith(f"give the directory of a run, such as {tmp_path / 'b'}\n")
+
+
 def test_a_ledger_without_its_configuration_is_priced_at_a_given_delta(capsys, tmp_path):
     """Of those clients that are in it."""
     make_run(tmp_path, "")

@@ -12,6 +12,7 @@ from mechanisms.accounting import accountant, events
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.ledger import Ledger
 from server import orders
+from server.guarantees import guarantees
 from sim.account import command
 from sim.commands.account import FIRST_WORDS
 from sim.commands.guard import main_guard
@@ -200,6 +201,11 @@ def table(capsys, *arguments: str) -> tuple[list[list[str]], list[str]]:
     return [row for row in rows if len(row) > 1], lines[len(drawn) :]
 
 
+def protected(rows) -> list[str]:
+    """The lines that say from whom."""
+    return [f"{name:<18} {value}" for name, value in wording.protections(rows)]
+
+
 def test_each_first_word_is_priced_here_or_by_what_a_run_pays():
     """DPAGD's plan has a price of its own alone: its allotment (tests/test_prices.py)."""
     assert {case.split()[0] for case in CASES} | {"dpagd"} == FIRST_WORDS.keys()
@@ -327,6 +333,9 @@ def test_the_figures_of_a_ledger_are_each_clients_own(tmp_path, capsys):
         "note": "",
         "clients": clients,
         "caveats": [caveats.PUBLIC_LABELS],
+        "guarantees": list(
+            guarantees("local", "record", 6, max(one["epsilon_certified"] for one in clients))
+        ),
     }
     figures = {
         (one["epsilon_certified"], one["epsilon_published"], one["order"]) for one in clients
@@ -349,7 +358,9 @@ def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys, monkey
         for c in names.values()
     ]
     assert rows == [[name, *text, "2e-06"] for name, text in zip(names, texts, strict=True)]
-    assert below == [caveats.PUBLIC_LABELS]
+    largest = max(row(client)["epsilon_certified"] for client in range(6))
+    against = guarantees("local", "record", 6, largest)
+    assert below == [*protected(against), caveats.PUBLIC_LABELS]
 
 
 def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
@@ -370,7 +381,7 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
     )
     (_, *rows), below = table(capsys, "--ledger", str(folder))
     assert [one[0] for one in rows] == ["0", "1", "2", "3,5", "4"]
-    assert below == [caveats.PUBLIC_LABELS, wording.AT_ONE_ORDER]
+    assert below == [*protected(found["guarantees"]), caveats.PUBLIC_LABELS, wording.AT_ONE_ORDER]
 
 
 def test_the_budget_is_shown_for_whoever_has_paid_while_it_holds_for_all(tmp_path, capsys):

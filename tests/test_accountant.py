@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from mechanisms.accounting import accountant, curves, dominating, loss_distribution
 from mechanisms.accounting.events import (
+    Allotment,
     ClassicClaim,
     DpsurStep,
     Gaussian,
@@ -127,6 +128,15 @@ def test_what_costs_nothing_is_no_obstacle_to_loss_distributions():
     assert accountant.epsilon(GAUSSIANS | free, 1e-5) == accountant.epsilon(GAUSSIANS, 1e-5)
     assert accountant.epsilon({A: 0}, 1e-5) == accountant.epsilon(free, 1e-5) == (0.0, None)
     assert accountant.epsilon(free, 1e-5).method == ""
+    assert accountant.epsilon({Unprotected(0.1): 1}, 1e-5).method == ""
+
+
+def test_an_allotment_that_nobody_has_leaves_delta_as_it_is():
+    """With one, an epsilon takes all of delta."""
+    step = ImportanceSampledGaussian(10, 1.0, 30.0, 600.0, 1.2)
+    least = accountant.guarantee({step: 5}, 1e-5, "certified", accountant.ORDERS).epsilon
+    target = (least + accountant.epsilon({step: 5}, 1e-5).epsilon) / 2.0
+    assert not accountant.within({step: 5, Allotment(8.0, 1.0, 3): 0}, target, 1e-5)
 
 
 @pytest.mark.parametrize(

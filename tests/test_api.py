@@ -53,10 +53,11 @@ class Net(nn.Module):
     def __init__(self, input_shape, classes):
         super().__init__()
         self.layer = nn.Linear(input_shape[0], classes)
+        self.register_buffer("offset", torch.arange(classes))
         Net.seen = process() | {"environment": {name: os.environ.get(name) for name in VARIABLES}}
 
     def forward(self, x):
-        return self.layer(x)
+        return self.layer(x) + self.offset
 
 
 class Broken(nn.Module):
@@ -426,7 +427,7 @@ def test_two_arrays_have_a_test_part_held_out_and_other_arrays_another_file(tmp_
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x, y: (x,), "dataset has 1 arrays"),
+        (lambda x, y: (x,), "dataset is a tuple of 1: give"),
         (lambda x, y: x, "dataset is a ndarray: give a name, a path, or arrays"),
         (lambda x, y: (x, y + 0.5), "dataset: y has dtype float64"),
         (lambda x, y: (x, y[1:]), "dataset: x holds 300 records, y 299 labels"),

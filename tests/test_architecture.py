@@ -25,8 +25,8 @@ MAY_IMPORT = {
 OURS = {*MAY_IMPORT, "tests", "benchmarks"}
 
 STAGES = (
-    *("config", "commands", "showing", "comparing", "tracking", "verifying", "data", "models"),
-    *("job", "phases", "engines", "auditing", "benching", "attacking", "library"),
+    *("config", "commands", "showing", "comparing", "tracking", "verifying", "sources", "data"),
+    *("models", "job", "phases", "engines", "auditing", "benching", "attacking", "library"),
 )
 """The folders of `sim`: each imports itself and those before it. The commands import all."""
 
@@ -137,6 +137,73 @@ def no_assert(file: str, tree: ast.Module) -> Iterator[str]:
     yield from (f"{node.lineno}: assert" for node in ast.walk(tree) if isinstance(node, ast.Assert))
 
 
+WRITES = {
+    *("write_text", "write_bytes", "touch", "mkdir", "rename", "symlink_to", "hardlink_to"),
+    *("makedirs", "link", "symlink", "ftruncate", "truncate", "fsync"),
+    *("mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryDirectory", "save_file"),
+}
+"""Functions and methods that write, by their last name; of `open` and `replace` it depends."""
+WRITERS = {"mechanisms/durable.py", "mechanisms/journal.py"}
+NO_FILE_OF_OURS = {
+    ("sim/commands/guard.py", "os.open(os.devnull, os.O_WRONLY)"),
+}
+
+
+def durable_writes(file: str, tree: ast.Module) -> Iterator[str]:
+    """Whatever is written survives a crash, as two files alone write."""
+    if file in WRITERS:
+        return
+    filled = {
+        item.optional_vars.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+        if isinstance(item.optional_vars, ast.Name)
+        and ast.unparse(item.context_expr).startswith("durable.writing(")
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (file, ast.unparse(node)) not in NO_FILE_OF_OURS:
+            called = ast.unparse(node.func)
+            owner, _, name = called.rpartition(".")
+            if (
+                (name in ("open", "ZipFile") and not _only_reads(owner, node))
+                or called == "os.replace"
+                or (owner == "shutil" and name != "rmtree")
+                or (name == "replace" and owner and len(node.args) + len(node.keywords) == 1)
+                or (name in WRITES and owner != "durable")
+                or (name.startswith("savez") and ast.unparse(node.args[0]) not in filled)
+            ):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def _only_reads(owner: str, call: ast.Call) -> bool:
+    """Whether a call of ``open``, or of a method of that name, makes and changes no file."""
+    if owner == "os":
+        return False
+    modes = [k.value for k in call.keywords if k.arg == "mode"]
+    modes += call.args[1:2] if owner in ("", "io") else []
+    modes += [
+        one
+        for one in call.args
+        if isinstance(one, ast.Constant) and re.fullmatch(r"[rwaxbt+]{1,3}", str(one.value))
+    ]
+    return all(isinstance(mode, ast.Constant) and mode.value in ("r", "rb") for mode in modes)
+
+
+def no_pickle(file: str, tree: ast.Module) -> Iterator[str]:
+    """A damaged pickle can end the process, a foreign one can do anything."""
+    for node, name in imported(tree):
+        if name.partition(".")[0] in ("pickle", "cPickle", "dill", "joblib", "shelve", "marshal"):
+            yield f"{node.lineno}: imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            owner, _, name = ast.unparse(node.func).rpartition(".")
+            reads = (owner, name) in (("np", "load"), ("np.lib.format", "read_array"))
+            plain = any(ast.unparse(k) == "allow_pickle=False" for k in node.keywords)
+            if (owner, name) == ("torch", "load") or (reads and not plain):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+
+
 def named_randomness(file: str, tree: ast.Module) -> Iterator[str]:
     """Neither global generators, nor draws without a generator, nor the modules that have only a
     global one."""
@@ -199,6 +266,31 @@ BREACHES: dict[Rule, list[tuple[str, str]]] = {
     ],
     short: [("sim/a.py", "x = 1\n" * 321), ("sim/a.py", "def f():\n" + "    x = 1\n" * 60)],
     no_assert: [("sim/a.py", "def f(x):\n    assert x")],
+    durable_writes: [
+        ("sim/a.py", "open(path, 'w')"),
+        ("sim/a.py", "path.open(mode='ab')"),
+        ("sim/a.py", "path.open('w')"),
+        ("sim/a.py", "gzip.open(path, 'wb')"),
+        ("sim/a.py", "zipfile.ZipFile(path, 'w')"),
+        ("sim/a.py", "open(path, mode)"),
+        ("sim/a.py", "os.open(path, flags)"),
+        ("client/a.py", "path.write_text('x')"),
+        ("server/a.py", "os.replace(part, path)"),
+        ("server/a.py", "part.replace(path)"),
+        ("sim/a.py", "part.rename(path)"),
+        ("sim/a.py", "folder.mkdir()"),
+        ("sim/a.py", "shutil.copy(a, b)"),
+        ("sim/a.py", "np.savez(path, x=x)"),
+        ("sim/a.py", "with open(path, 'rb') as file:\n    np.savez(file, x=x)"),
+    ],
+    no_pickle: [
+        ("sim/a.py", "import pickle"),
+        ("sim/a.py", "def f():\n    from pickle import loads"),
+        ("sim/a.py", "np.load(path)"),
+        ("sim/a.py", "np.load(path, allow_pickle=True)"),
+        ("sim/a.py", "np.lib.format.read_array(file)"),
+        ("sim/a.py", "torch.load(path, weights_only=True)"),
+    ],
     named_randomness: [
         ("sim/models/networks.py", "import random"),
         ("sim/a.py", "from random import choice"),

@@ -145,4 +145,4 @@ def test_what_is_not_released_costs_nothing_and_what_has_no_proof_everything():
         assert all(epsilon({event: count}, 1e-5).epsilon == 0.0 for event in free)
         assert all(epsilon({event: count}, 1e-5).epsilon == math.inf for event in unproved)
     seen = {event.kind for event in [*free, *unproved]} | {row.split(",")[0] for row in ROWS}
-    assert seen | {"covered", "trial_cap"} == set(events.KINDS)
+    assert seen | {"covered", "trial_cap", "summed_shares"} == set(events.KINDS)

@@ -56,6 +56,8 @@ class Net(torch.nn.Sequential):
 
 HOLDS = {
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
+    caveats.AGGREGATED: [{"trust": "aggregate"}, {"trust": "aggregate", "unit": "client"}],
+    caveats.TRUSTED: [{"trust": "server"}, {"trust": "server", "unit": "client"}],
     caveats.TIMES: [
         {},
         {"release": True},
@@ -68,6 +70,11 @@ HOLDS = {
     caveats.PARTITION: [{"release": True, "partition": p} for p in ("iid", "quantity", "shards")],
     caveats.PARTITION_BY_LABEL: [{"release": True}],
     caveats.OWN_MODEL: [{"model": "package.module:Class"}, {"model": "module:Class"}],
+    caveats.OWN_LOSS: [{"loss": "package.module:function"}],
+    caveats.OWN_DATA: [{"dataset": "module:function"}],
+    caveats.GIVEN: [{"partition": "given"}, {"partition": "given", "release": True}],
+    caveats.ONE_RECORD: [{"partition": "given"}],
+    caveats.COLUMNS: [{"dataset": "t.csv"}, {"dataset": "T.PARQUET", "release": True}],
     caveats.PUBLIC_RECORDS: [{"public_records": 5}],
     caveats.VALIDATION: [
         {"validation_records": 5},
@@ -84,13 +91,23 @@ HOLDS = {
 }
 FAILS = {
     caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
-    caveats.TIMES: [{"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True}],
+    caveats.AGGREGATED: [{}, {"trust": "server"}],
+    caveats.TRUSTED: [{}, {"release": True}, {"trust": "aggregate"}],
+    caveats.TIMES: [
+        {"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True},
+        {"trust": "server", "unit": "client", "fraction": 0.5, "release": True},
+    ],
     caveats.TRIES: [],
     caveats.SEEDED: [{"release": True}],
     caveats.PLACES: [{}],
-    caveats.PARTITION: [{}, {"release": True}],
+    caveats.PARTITION: [{}, {"release": True}, {"release": True, "partition": "given"}],
     caveats.PARTITION_BY_LABEL: [{}, {"release": True, "partition": "iid"}],
     caveats.OWN_MODEL: [{}, {"model": "mlp"}],
+    caveats.OWN_LOSS: [{}, {"loss": "squared-error"}, {"model": "module:Class"}],
+    caveats.OWN_DATA: [{}, {"dataset": "hf:name"}, {"dataset": "t.csv"}],
+    caveats.GIVEN: [{}, {"partition": "iid", "release": True}],
+    caveats.ONE_RECORD: [{}],
+    caveats.COLUMNS: [{}, {"dataset": "t.csv", "columns": "known.toml"}, {"dataset": "t.npz"}],
     caveats.PUBLIC_RECORDS: [{}, {"validation_records": 5}],
     caveats.VALIDATION: [{}, {"public_records": 5}],
     caveats.HIDDEN: [

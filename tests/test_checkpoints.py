@@ -1,5 +1,6 @@
 """Checkpoints: whole or passed over, and the newest ones kept."""
 
+import errno
 import json
 import os
 import warnings
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mechanisms import durable
-from server import labels
+from server import labels, paid
 from server.checkpoints import Checkpoint, Checkpoints
 from server.settings import Rounds
 
@@ -121,6 +122,23 @@ def test_missing_tensors_are_damage_and_all_damaged_is_none(tmp_path):
     (tmp_path / "checkpoints" / "round-000001.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="is damaged"):
         assert checkpoints.newest() is None
+
+
+def test_a_checkpoint_that_the_disk_does_not_give_is_no_damage(tmp_path, monkeypatch):
+    """It may be whole, and to go on from the one before would repeat a finished round."""
+    checkpoints, real = saved(tmp_path, 2), Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.stem == "round-000002":
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(OSError, match="round-000002"):
+        checkpoints.newest()
+    (tmp_path / "manifest.json").write_bytes(labels.sealed({"ledger": {}}))
+    with pytest.raises(OSError, match="round-000002"):
+        paid.known(tmp_path)
 
 
 def test_an_old_checkpoint_of_which_a_part_is_gone_is_removed_all_the_same(tmp_path):

@@ -138,10 +138,11 @@ def test_every_flag_is_in_the_help_of_a_topic_and_the_common_ones_are_in_use():
         == TOPICS["all"]
     )
     assert set(SETTINGS) > COMMON and not COMMON & (
-        USES.keys() - {"dirichlet", "shards_per_client"} - PRIVACY
+        USES.keys() - {"dirichlet", "shards_per_client"} - PRIVACY - LOCAL_TRUST
     )
 
 
+LOCAL_TRUST = {"optimizer", "momentum", "weighting"}
 PRIVACY = {"epsilon", "delta", "budget", "noise_multiplier", "clip_norm", "clipping"}
 
 

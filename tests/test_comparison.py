@@ -42,12 +42,12 @@ def sections(runs: list[Path]) -> dict[str, str]:
 
 def test_every_result_stands_in_the_row_of_its_run(three):
     head, *rows = unequal.rows(sections(three)["Results"])
-    assert head[1:4] == ["Accuracy", "Certified epsilon", "Delta"]
+    assert head[1:4] == ["Score", "Certified epsilon", "Delta"]
     rest = ["one record", "3 of 9", "18 s"]
     assert rows == [
-        ["a", "0.4321 (test)", "7.25", "2e-06", *rest],
-        ["b", "0.8765 (test)", "3.625", "3e-06", *rest],
-        ["c", "0.4300 (test)", "7.25, not finished", "2e-06", *rest],
+        ["a", "0.4321 (test accuracy)", "7.25", "2e-06", *rest],
+        ["b", "0.8765 (test accuracy)", "3.625", "3e-06", *rest],
+        ["c", "0.4300 (test accuracy)", "7.25, not finished", "2e-06", *rest],
     ]
 
 
@@ -59,8 +59,21 @@ def test_an_unfinished_run_has_the_accuracy_that_was_measured_last(tmp_path):
     empty = unequal.run_directory(tmp_path / "b", finished=False)
     (empty / "rounds.jsonl").unlink()
     _, first, second = unequal.rows(sections([folder, empty])["Results"])
-    assert first[1] == "0.4300 (test)" and first[-2:] == ["4 of 9", "unknown"]
-    assert second[1:3] == ["unknown (test)", "unknown"]
+    assert first[1] == "0.4300 (test accuracy)" and first[-2:] == ["4 of 9", "unknown"]
+    assert second[1:3] == ["unknown (test accuracy)", "unknown"]
+
+
+def test_each_metric_has_curves_of_its_own_and_each_unit_its_name(three):
+    """Kills a picture in which accuracies and errors share an axis."""
+    folder = three[0].parent / "d"
+    unequal.run_directory(folder, loss="squared-error", trust="server", unit="client")
+    found = sections([*three, folder])
+    row = unequal.rows(found["Results"])[4]
+    assert row[1] == "0.4321 (test absolute error)" and row[4] == "one whole client"
+    assert list(found) == [
+        *("Results", "Accuracy", "Absolute error"),
+        *("Privacy spent", "Settings that differ"),
+    ]
 
 
 def test_without_privacy_there_is_no_epsilon_and_no_delta(tmp_path):
@@ -128,7 +141,9 @@ def test_the_curves_are_of_the_runs(three, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "note"),
     [
-        ({"delta": 3e-6}, comparison._OTHER_DELTA),
+        ({"delta": 3e-6}, comparison._OTHER_GUARANTEE),
+        ({"trust": "server"}, comparison._OTHER_GUARANTEE),
+        ({"trust": "server", "unit": "client"}, comparison._OTHER_GUARANTEE),
         ({"dataset": "mnist"}, comparison._OTHER_RECORDS),
         ({"evaluate_on": "validation", "validation_records": 9}, comparison._OTHER_RECORDS),
     ],

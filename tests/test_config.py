@@ -36,12 +36,16 @@ def values_of(setting: Setting) -> st.SearchStrategy:
             lambda t: t[0] != "."
         )
     if setting.kind is int:
-        return st.integers(2, 10**6)
-    return st.floats(0.001, 0.999) | st.sampled_from([1e-6, 0.1, 1 / 3])
+        bounds = [one.le for one in setting.info.metadata if hasattr(one, "le")]
+        return st.integers(2, min(10**6, *bounds))
+    bounds = [one.lt for one in setting.info.metadata if hasattr(one, "lt")]
+    below = min([0.999, *bounds])
+    return st.floats(0.001, below, exclude_max=True) | st.sampled_from([1e-6, 0.1, 1 / 3])
 
 
 def overrides() -> st.SearchStrategy:
-    bound = ("epochs", "partition", "shards_per_client", "batch_size")  # they contradict others
+    bound = ("epochs", "partition", "shards_per_client", "client_column", "batch_size")
+    # those contradict others
     free = {name: values_of(s) for name, s in SETTINGS.items() if name not in bound}
     return st.fixed_dictionaries({}, optional=free)
 
@@ -269,7 +273,11 @@ def test_a_word_that_is_like_none_has_no_suggestion():
         ("[data\nclients = 3", ["not a TOML file"]),
         (
             '[data]\nclients = "3"',
-            ["clients is '3'", "at least 1 and at most 10000000", "--clients"],
+            [
+                "clients is '3'",
+                "at least 1 and at most 10000000",
+                "set --clients or clients in [data]",
+            ],
         ),
         ("[data]\nclients = 2.0", ["clients is 2.0", "an integer"]),
         ("[data]\nclients = true", ["clients is True", "an integer"]),

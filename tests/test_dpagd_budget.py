@@ -67,6 +67,7 @@ def test_charged_measurements_have_together_the_precision_that_is_reached(raises
     ) * searches + 1.5 * precision == pytest.approx(
         rdp(one.releases(counts), (3.0,), "certified")[0]
     )
+    assert one.releases(2 * counts) == merge(*2 * [one.releases(counts)])
 
 
 OWN = st.fixed_dictionaries(
@@ -193,6 +194,15 @@ def test_a_client_keeps_its_budget_and_its_step_sizes_and_no_measurement(tmp_pat
     kept = {name for name in resumed if torch.equal(resumed[name], moved[name])}
     assert kept == {"level", "alpha_max", "peak", "moves"}
     assert all(torch.equal(resumed[name], fresh.memory[name]) for name in resumed.keys() - kept)
+
+
+def test_a_round_ends_with_its_planned_steps_whatever_is_left_to_spend():
+    """What earlier rounds have left over pays for more measurements, not for more steps."""
+    one = plan(steps=2, agd_raises=0)
+    here = dataclasses.replace(
+        world([one] * 4), accounts=[Account(one.allotment.order, 10 * one.allotment.rdp)] * 4
+    )
+    assert local_round(DPAGD, here, start(model())).taken.tolist() == [2.0] * 4
 
 
 def test_the_figures_are_of_each_clients_own_round():

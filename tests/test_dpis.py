@@ -27,7 +27,7 @@ from mechanisms.accounting.events import (
     SampledGaussian,
 )
 from mechanisms.cohort import Cohort
-from mechanisms.dpis_plan import DpisPlan
+from mechanisms.dpis_plan import DpisPlan, Epoch, allocate
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.mechanism import local_round
@@ -380,6 +380,15 @@ def test_what_is_released_is_what_was_paid_for():
         assert figures["dpis_epsilon_spent"][k] <= epsilon({own.allotment: 1}, DELTA).epsilon
 
 
+def test_clients_whose_accounts_have_several_orders_get_the_noise_that_each_gets_alone():
+    plans = [plan(noise=noise, steps=10, dpis_first_phase=0.0) for noise in (0.8, 1.5, 6.0)]
+    epochs = [
+        Epoch(own, 1, 0, Account(own.allotment.order, own.allotment.rdp), 0.5, 1.0) for own in plans
+    ]
+    assert len({epoch.account.order for epoch in epochs}) == 3
+    assert allocate(epochs) == [allocate([epoch])[0] for epoch in epochs]
+
+
 def test_the_norm_sum_n_c_costs_most():
     """What the first phase takes for granted, at every order of the grid."""
     shares = np.geomspace(0.05, 1.0, 12)
@@ -418,6 +427,14 @@ def test_a_plan_charges_what_it_was_calibrated_for():
 def test_many_sizes_are_planned_at_once():
     privacy = Privacy(mechanism="dpis", epsilon=3.0, sample_rate=0.2)
     assert len(plan_table(privacy, Dpis(), 10, 7, np.arange(1, 2_001)).plans) == 2_000
+
+
+def test_clients_of_other_sizes_meet_a_published_budget_as_each_does_alone():
+    privacy = Privacy(mechanism="dpis", epsilon=3.0, sample_rate=0.2, budget="published")
+    sizes = np.array([400, 5_000])
+    plans = plan_table(privacy, Dpis(), 10, 7, sizes).plans
+    alone = [plan_table(privacy, Dpis(), 10, 7, sizes[[k]]).plans[0] for k in (0, 1)]
+    assert list(plans) == alone and plans[0].noise_multiplier != plans[1].noise_multiplier
 
 
 def test_a_budget_too_small_is_refused_and_so_are_options_without_a_meaning():

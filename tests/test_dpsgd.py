@@ -189,6 +189,17 @@ def test_without_noise_and_clipping_it_is_plain_training(name, plan, ours, refer
         torch.testing.assert_close(end.params[client], start(module), rtol=1e-3, atol=1e-4)
 
 
+def test_without_privacy_a_round_is_dpsgd_s_without_noise_and_clipping():
+    """The same batches over their expected size, and a charge for each."""
+    plans = {"dpsgd": DpsgdPlan(0.5, 0.0, 1e9, 3), "none": NonPrivatePlan(0.5, 3)}
+    ends = [
+        local_round(MECHANISMS[name], cohort([plan] * 4), start(model())).params
+        for name, plan in plans.items()
+    ]
+    torch.testing.assert_close(*ends)
+    assert plans["none"].round_charges(2) == {Unprotected(0.5): 3}
+
+
 def test_the_plan_without_privacy_is_charged_an_infinite_epsilon():
     table = plan_table(Privacy(mechanism="none", sample_rate=0.5), None, 3, 10, np.array([4, 5]))
     assert table.of(1).round_charges(1) == {Unprotected(0.5): 3}

@@ -6,8 +6,10 @@ machine's.
 """
 
 import contextlib
+import errno
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,6 +187,47 @@ def test_a_write_that_fails_changes_nothing_and_says_so(tmp_path):
         file.write(b"half of the n")
         raise OSError("disk is full")
     assert tree_of(tmp_path) == {"file": b"old"}
+
+
+def failing(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+FAILING = {
+    "a file": lambda path: durable.write(path, b"new"),
+    "lines": lambda path: durable.append(path, b"new"),
+    "a new file": lambda path: durable.create(path, b"new"),
+    "a folder": lambda path: durable.sync_folder(path.parent),
+    "a ledger": lambda path: Ledger(path),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_flush_that_fails_names_the_file(tmp_path, monkeypatch, what):
+    """The system says which error it is and not where."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError) as caught:
+        FAILING[what](tmp_path / "run" / "file")
+    assert caught.value.errno == errno.EIO and str(tmp_path) in str(caught.value.filename)
+
+
+def test_a_ledger_that_nobody_closed_ends_without_a_word(tmp_path, monkeypatch):
+    """Closing can fail where nobody hears of it; what was charged is on the disk."""
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", failing)
+        del ledger
+    assert said == []
+
+
+def test_of_two_that_create_a_file_the_first_has_its_content(tmp_path):
+    for content in (b"first", b"second"):
+        durable.create(tmp_path / "key", content, private=True)
+    assert tree_of(tmp_path) == {"key": b"first"}
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
 FLUSHES = {

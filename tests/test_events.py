@@ -49,6 +49,7 @@ FIELDS = {
     "partial_pass": "share_rate=rate noise_multiplier=positive",
     "randomized_response": "epsilon=positive",
     "public_labels": "",
+    "summed_shares": "failure=share",
     "dpsur_step": (
         "sample_rate=rate noise_multiplier=positive validation_rate=rate "
         "validation_noise=positive beta=number accounting=visible"

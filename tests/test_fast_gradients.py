@@ -274,7 +274,7 @@ def test_an_embedding_scaled_by_frequency_is_not_tapped_though_a_probe_without_r
 ):
     gradients = RecordGradients(averaged(nn.Embedding(7, 3, scale_grad_by_freq=True)))
     assert not gradients.is_tapped(
-        torch.arange(6).view(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
+        torch.arange(6).view(1, 3, 2), torch.zeros(1, 3, dtype=torch.long)
     )
 
 

@@ -190,6 +190,7 @@ def test_a_write_that_fails_leaves_nothing_and_stops_nothing(
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
+    (images.parent / "features").mkdir()
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No space left"):
         patch.setattr(os, "fsync", full)
         first = load(settings(images), CPU)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.serverapp import Grid
@@ -39,7 +39,8 @@ from server.app import exchange_over, find_groups
 from sim import account
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
-from sim.engines import app, session, start
+from sim.config import configuration
+from sim.engines import app, policy, session, start
 from sim.job import rundir
 from tests.processes import wait_for
 
@@ -156,7 +157,8 @@ def simulation(tmp_path_factory) -> Iterator[Flower]:
     uses."""
     http, control = map(str, free_ports(2))
     ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http, "FLWR_LOCAL_CONTROL_API_PORT": control}
-    flower = Flower(tmp_path_factory.mktemp("simulation"), **ports)
+    home = tmp_path_factory.mktemp("simulation")
+    flower = Flower(home, **ports, **{policy.FOLDER: str(home)})
     try:
         yield flower
     finally:
@@ -166,7 +168,8 @@ def simulation(tmp_path_factory) -> Iterator[Flower]:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory) -> Iterator[Flower]:
     """The deployment engine: a SuperLink, two SuperNodes, and a connection by the name of lab."""
-    flower = Flower(tmp_path_factory.mktemp("deployment"))
+    home = tmp_path_factory.mktemp("deployment")
+    flower = Flower(home, **{policy.FOLDER: str(home / "results")})
     superlink, *nodes = free_ports(3)
     address = f"127.0.0.1:{superlink}"
     (flower.home / "config.toml").write_text(
@@ -345,6 +348,12 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
+
+
+@pytest.fixture(autouse=True)
+def allowed(tmp_path_factory, monkeypatch):
+    """The nodes in this process write below the tests' folders."""
+    monkeypatch.setenv(policy.FOLDER, str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(autouse=True)
@@ -576,12 +585,77 @@ def test_nodes_are_told_the_place_of_the_run_directory_whatever_their_own_folder
 
 def test_a_node_that_fails_is_named(tmp_path):
     request = TrainRequest(1, 1, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
-    run = {"settings": "{}", "run_dir": str(tmp_path / "elsewhere")}
+    settings = configuration.load(None, {}).model_dump_json()
+    run = {"settings": settings, "run_dir": str(tmp_path / "elsewhere")}
     exchange = exchange_over(LocalGrid({4: place(0), 8: place(1)}), [4, 8], run)
     with pytest.raises(
         RuntimeError, match=r"group 1 failed.*elsewhere does not exist for the Flower node of group"
     ):
         list(exchange([request]))
+
+
+REFUSED = [
+    ({"run_dir": "../other"}, "run_dir", "is not below", "DP_FED_NODE_FOLDER"),
+    ({"run_dir": "link/run"}, "run_dir", "is not below", "DP_FED_NODE_FOLDER"),
+    ({"data_dir": "../data"}, "data_dir", "is not below", "DP_FED_NODE_FOLDER"),
+    ({"model": "os:path"}, "model = 'os:path'", "does not import", "DP_FED_NODE_MODULES=os"),
+    ({"model": "simulated:Net"}, "'simulated:Net'", "does not import", "DP_FED_NODE_MODULES=sim"),
+    ({"model": "lab.nets:Net"}, "'lab.nets:Net'", "does not import", "DP_FED_NODE_MODULES=lab"),
+]
+
+
+@pytest.mark.parametrize(("asked", "named", "said", "remedy"), REFUSED)
+def test_a_node_does_what_its_own_policy_names_and_nothing_else(
+    tmp_path, monkeypatch, asked, named, said, remedy
+):
+    """Whatever the server asks for. It is one line there, and nothing is written or imported."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        (folder / "run").mkdir(parents=True)
+    (own / "link").symlink_to(other)
+    monkeypatch.setenv(policy.FOLDER, str(own))
+    paths = {name: str(own / asked[name]) for name in ("run_dir", "data_dir") if name in asked}
+    given = {"data_dir": "", "model": "linear"} | asked | paths
+    run_dir = Path(given.pop("run_dir", own / "run"))
+    for folder in (own, other):
+        (folder / "run" / "config.toml").touch()
+    (other / "config.toml").touch()
+    config = configuration.load(None, given)
+    before = sorted(tmp_path.rglob("*")), set(sys.modules)
+    run = {"settings": config.model_dump_json(), "run_dir": str(run_dir)}
+    request = TrainRequest(1, 1, "round-1", *(np.zeros(1, np.int64),) * 2, np.zeros(3, np.float32))
+    with pytest.raises(RuntimeError, match=r"^group 1 failed: ") as caught:
+        list(exchange_over(LocalGrid({4: place(0), 8: place(1)}), [4, 8], run)([request]))
+    assert all(word in str(caught.value) for word in (named, said, remedy))
+    assert "\n" not in str(caught.value)
+    assert (sorted(tmp_path.rglob("*")), set(sys.modules)) == before
+
+
+def test_a_node_writes_below_runs_and_imports_the_project_unless_told_otherwise(
+    tmp_path, monkeypatch
+):
+    monkeypatch.delenv(policy.FOLDER)
+    monkeypatch.chdir(tmp_path)
+    own = configuration.load(None, {"model": "sim.models.networks:Own"})
+    policy.check(own, tmp_path / "runs" / "a")
+    policy.check(own, Path("runs/a"))
+    for elsewhere in (tmp_path, tmp_path / "runs-2", Path("/"), Path("runs/../a")):
+        with pytest.raises(ValueError, match="is not below"):
+            policy.check(own, elsewhere)
+    monkeypatch.setenv(policy.MODULES, "torch.nn, lab")
+    monkeypatch.setenv("DP_FED_DATA", "/data")
+    for model in ("lab:Net", "lab.nets:Net", "torch.nn:Linear", "mlp"):
+        named = configuration.load(None, {"model": model, "data_dir": "/data"})
+        policy.check(named, Path("runs/a"))
+    with pytest.raises(ValueError, match=r"'torch:Net' is of a module .*sim, torch\.nn, lab\)"):
+        policy.check(configuration.load(None, {"model": "torch:Net"}), Path("runs/a"))
+
+
+def test_settings_that_are_damaged_are_one_line():
+    for text in ("", "{", "[]", '{"data": {"clients": 0}}', '{"data": {"unheard": 1}}'):
+        with pytest.raises(ValueError, match=r"^settings in a message are damaged") as caught:
+            app._settings(text)
+        assert "\n" not in str(caught.value)
 
 
 def test_each_group_is_asked_at_its_own_node():
@@ -650,6 +724,30 @@ def test_an_upload_survives_the_journey(metrics):
     total = np.array([0, -1, 2**63 - 1, -(2**63)], np.int64)[::-1]
     upload = Upload(2, 0, np.array([1, 5], np.int64), total, 2**40, metrics)
     assert_equal(decode_upload(encode_upload(upload)), upload)
+
+
+def test_a_message_of_which_anything_is_changed_is_refused():
+    numbers = np.array([1, 5], np.int64)
+    paid = [(numbers, {Gaussian(0.1): 3})]
+    upload = Upload(2, 0, numbers, numbers, 7, {"kept": (1.5, 3)}, paid, {"x": numbers})
+    request = TrainRequest(3, 1, "round-3", numbers, numbers, np.ones(2, np.float32))
+    for encode, decode in (
+        (lambda: encode_upload(upload), decode_upload),
+        (lambda: encode_request(request, {"settings": "{}", "run_dir": "x"}), decode_request),
+    ):
+        decode(encode())
+        parts = [(name, key) for name, record in encode().items() for key in record]
+        assert len(parts) > 8
+        for name, key in parts:
+            content = encode()
+            old = content[name][key]
+            content[name][key] = {int: 9, str: f"{old} "}.get(type(old)) or Array(
+                np.array([1, 6], np.int64)
+            )
+            with pytest.raises(ValueError, match="is damaged"):
+                decode(content)
+        with pytest.raises(ValueError, match="is damaged"):
+            decode(RecordDict({"arrays": encode()["arrays"]}))
 
 
 def test_what_is_shared_singly_survives_the_journey():

@@ -24,7 +24,7 @@ from mechanisms.accounting.events import (
     to_dict,
 )
 from mechanisms.accounting.ledger import Ledger
-from mechanisms.equal_rounds import epsilons_spent
+from mechanisms.equal_rounds import epsilons_spent, gaussian_epsilons
 from mechanisms.plan import Terms, planned
 from mechanisms.registry import MECHANISMS
 from mechanisms.settings import Dpagd, Dpis, Privacy
@@ -175,6 +175,15 @@ def test_plans_of_whole_batches_have_less_noise_than_at_one_order(own, monkeypat
     monkeypatch.setattr("mechanisms.equal_rounds.gaussian", lambda event: False)
     (at_one_order,) = mechanism.calibrate(mechanism.plan, [terms(1.0)])
     assert plans[0].noise_multiplier < 0.95 * at_one_order.noise_multiplier
+
+
+def test_an_account_of_gaussians_is_told_at_the_epsilon_of_one_of_them():
+    """Also what it takes of delta."""
+    noises = np.array([0.5, 1.0, 10.0])
+    told = gaussian_epsilons(noises**-2.0, np.full(3, 1e-5))
+    assert told == pytest.approx(
+        [epsilon({Gaussian(s): 1}, 1e-5).epsilon for s in noises], rel=2e-4
+    )
 
 
 def test_what_is_a_gaussian_of_all_records():

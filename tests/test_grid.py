@@ -84,6 +84,7 @@ def test_an_exact_sum_is_the_sum_of_each_record_s_own_part(name):
     most = grid.PART * (1 + 2.0**-22 * p.params.shape[1] ** 0.5)
     assert (parts.double().norm(dim=2) <= most).all()
     assert torch.equal(norms, p.sum(torch.zeros(2, 5))[1])
+    assert torch.equal(norms, p.gradients.norms(p.params, p.x, p.y, width=WIDTH))
 
 
 @pytest.mark.parametrize("name", CASES)

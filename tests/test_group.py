@@ -259,3 +259,9 @@ def test_the_report_and_python_have_epsilons_of_several_records(tmp_path):
         exact = group.epsilon(paid, 2e-6, size).epsilon
         assert exact <= float(shown) <= exact * 1.001
     assert Result(folder).epsilon_of_group(4) == group.epsilon(paid, 2e-6, 4).epsilon
+
+
+def test_where_a_share_is_a_small_difference_its_digits_count_as_unknown():
+    edge = -3.0 * math.log1p(-0.2)  # of all outcomes without a record of three
+    _, size = mixture.sampled(0.2, 1.0, 3, np.array([edge - 1e-10]), True)
+    assert size >= 0.99 * math.expm1(edge)

@@ -1,148 +1,99 @@
 """IMDB: reviews as Keras reads them, files that are not what they should be, and vectors of
 words."""
 
-import hashlib
-import io
+import functools
 import json
 import os
 import pickle
 import socket
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sim.config.settings import Data
-from sim.data import imdb
+from sim.data import files, imdb
 from sim.data.dataset import TIMEOUT, load
 from sim.data.words import read_vectors, words_of
+from tests.published import publish
 from tests.reviews import lists, write
 
 
-def sequence(tmp_path: Path, ranks: list[int]) -> list[int]:
+@pytest.fixture
+def publishes(monkeypatch: pytest.MonkeyPatch):
+    """Makes the files in a folder the published ones."""
+    return functools.partial(publish, monkeypatch)
+
+
+@pytest.fixture
+def sequence(tmp_path: Path, publishes):
     """What becomes of one review."""
-    write(tmp_path, x_train=lists([ranks, [1]]), y_train=np.array([0, 1]))
-    return load("imdb", str(tmp_path)).x[0].tolist()
+
+    def read(ranks: list[int]) -> list[int]:
+        write(tmp_path, x_train=lists([ranks, [1]]), y_train=np.array([0, 1]))
+        publishes(tmp_path)
+        return load("imdb", str(tmp_path)).x[0].tolist()
+
+    return read
 
 
-def test_a_short_review_is_filled_up_in_front_of_its_beginning(tmp_path: Path) -> None:
-    assert sequence(tmp_path, [1, 7, 9]) == [0] * 76 + [1, 4, 10, 12]
-    assert sequence(tmp_path, []) == [0] * 79 + [1]
-    assert sequence(tmp_path, [5] * 79) == [1] + [8] * 79
+def test_a_short_review_is_filled_up_in_front_of_its_beginning(sequence) -> None:
+    assert sequence([1, 7, 9]) == [0] * 76 + [1, 4, 10, 12]
+    assert sequence([]) == [0] * 79 + [1]
+    assert sequence([5] * 79) == [1] + [8] * 79
 
 
-def test_of_a_long_review_the_last_words_are_kept(tmp_path: Path) -> None:
-    assert sequence(tmp_path, list(range(1, 81))) == list(range(4, 84))
-    assert sequence(tmp_path, list(range(1, 301))) == list(range(224, 304))
+def test_of_a_long_review_the_last_words_are_kept(sequence) -> None:
+    assert sequence(list(range(1, 81))) == list(range(4, 84))
+    assert sequence(list(range(1, 301))) == list(range(224, 304))
 
 
-def test_words_beyond_the_vocabulary_are_one(tmp_path: Path) -> None:
-    assert sequence(tmp_path, [19_996, 19_997, 88_584])[-3:] == [19_999, 2, 2]
+def test_words_beyond_the_vocabulary_are_one(sequence) -> None:
+    assert sequence([19_996, 19_997, 88_584])[-3:] == [19_999, 2, 2]
 
 
-def test_parts_labels_and_types(tmp_path: Path) -> None:
-    write(tmp_path / "imdb", records=31, y_test=np.arange(20) // 10)
-    reviews = load("imdb", str(tmp_path))
-    assert reviews.y_test.tolist() == [n // 10 for n in range(20)]
-    assert reviews.x.shape == (31, 80) and reviews.x_test.shape == (20, 80) and reviews.classes == 2
-    assert {a.dtype for a in (reviews.x, reviews.y, reviews.x_test, reviews.y_test)} == {
-        np.dtype(np.int64)
-    }
-    assert reviews.y.tolist() == [n % 2 for n in range(31)] and reviews.words == 20_000
-    for row, label in zip(reviews.x, reviews.y, strict=True):
-        assert np.isin(row, (0, 1, 2, 4, *((5, 6) if label else (7, 8)))).all()
+def test_lists_of_any_length_are_read(sequence) -> None:
+    """They are stored in parts of 1,000 ranks."""
+    for length in (1, 2, 999, 1000, 1001, 1002, 2000, 2001):
+        ranks = [rank * 7 % 88_000 + 1 for rank in range(length)]
+        words = [rank + 3 if rank + 3 < 20_000 else 2 for rank in ranks[-80:]]
+        assert sequence(ranks)[-len(words) :] == words
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_protocol_of_pickle_is_read(protocol: int, tmp_path: Path) -> None:
-    """Keras' own file is of an early one."""
-    write(tmp_path)
-    rewrite(tmp_path / "imdb.npz", pickle.dumps(lists([[7], [8]] * 30), protocol))
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_protocols_of_pickle_by_which_the_file_was_written_are_read(
+    tmp_path: Path, publishes, monkeypatch: pytest.MonkeyPatch, protocol: int
+) -> None:
+    dump = pickle.dump
+    monkeypatch.setattr(pickle, "dump", lambda *given, **_: dump(*given, protocol=protocol))
+    write(tmp_path, x_train=lists([[n + 1, n] for n in range(7, 67)]))
+    publishes(tmp_path)
     assert load("imdb", str(tmp_path)).x[:2, -1].tolist() == [10, 11]
 
 
-def rewrite(path: Path, pickled: bytes) -> None:
-    """The file with another pickle for ``x_train``, of as many reviews."""
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": "|O", "fortran_order": False, "shape": (60,)}
-    )
-    parts["x_train.npy"] = head.getvalue() + pickled
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
+def test_bytes_that_look_like_marks_are_ranks(sequence) -> None:
+    """Of lists, their ends, and other numbers."""
+    marks = [ord(one) for one in "]q(eKMJatb."]
+    ranks = [*marks, *(mark * 257 for mark in marks), *(mark << 8 | 1 << 16 for mark in marks)]
+    assert sequence(ranks)[-len(ranks) :] == [
+        rank + 3 if rank + 3 < 20_000 else 2 for rank in ranks
+    ]
 
 
-class Trap:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple:
-        return Path.touch, (self.path,)
-
-
-def test_a_file_that_would_run_something_runs_nothing(tmp_path: Path) -> None:
-    write(tmp_path)
-    trap = pickle.dumps(Trap(tmp_path / "sprung"))
-    pickle.loads(trap)
-    (tmp_path / "sprung").unlink()
-    rewrite(tmp_path / "imdb.npz", trap)
-    with pytest.raises(ValueError, match=r"imdb\.npz is not Keras' imdb\.npz \(it asks for "):
-        load("imdb", str(tmp_path))
-    assert not (tmp_path / "sprung").exists()
-
-
-FAULTS = [
-    ({"y_train": np.arange(60) % 3}, "as many labels, each 0 or 1"),
-    ({"y_test": np.zeros(19, int)}, "20 reviews need as many labels"),
-    ({"x_test": lists([[0]] * 20)}, "integers from 1"),
-    ({"x_test": lists([[1.5]] * 20)}, "integers from 1"),
-    ({"x_test": lists([["film"]] * 20)}, "integers from 1"),
-]
-
-
-@pytest.mark.parametrize(("arrays", "words"), FAULTS)
-def test_faulty_reviews_are_named(arrays: dict, words: str, tmp_path: Path) -> None:
-    write(tmp_path, **arrays)
-    with pytest.raises(ValueError) as caught:
-        load("imdb", str(tmp_path))
+def test_parts_labels_and_types(tmp_path: Path, publishes) -> None:
+    write(tmp_path / "imdb", records=1031, y_test=np.arange(20) // 10)
+    publishes(tmp_path)
+    reviews = load("imdb", str(tmp_path))
+    assert reviews.y_test.tolist() == [n // 10 for n in range(20)]
     assert (
-        words in str(caught.value)
-        and "imdb.npz" in str(caught.value)
-        and "\n" not in str(caught.value)
+        reviews.x.shape == (1031, 80) and reviews.x_test.shape == (20, 80) and reviews.classes == 2
     )
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "other", "flipped"])
-def test_a_damaged_file_is_refused(damage: str, tmp_path: Path) -> None:
-    path = write(tmp_path) / "imdb.npz"
-    whole = path.read_bytes()
-    flipped = whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:]
-    path.write_bytes({"empty": b"", "cut": whole[:-30], "flipped": flipped}.get(damage, b""))
-    if damage == "other":
-        np.savez(path, x=np.ones((3, 2)), y=np.arange(3))
-    with pytest.raises(ValueError, match=r"is not Keras' imdb\.npz"):
-        load("imdb", str(tmp_path))
-
-
-def test_arrays_of_a_later_format_are_refused_by_their_name(tmp_path: Path) -> None:
-    """They would be read from the wrong place."""
-    path = write(tmp_path) / imdb.REVIEWS
-    with zipfile.ZipFile(path) as whole:
-        content = {name: whole.read(name) for name in whole.namelist()}
-    later = io.BytesIO()
-    np.lib.format.write_array(later, np.array([0, 1]), version=(2, 0))
-    content["y_test.npy"] = later.getvalue()
-    with zipfile.ZipFile(path, "w") as changed:
-        for name, one in content.items():
-            changed.writestr(name, one)
-    with pytest.raises(ValueError, match="y_test is stored in another version of NumPy's format"):
-        load("imdb", str(tmp_path))
+    assert {a.dtype for a in (reviews.x, reviews.y, reviews.x_test, reviews.y_test)} == {
+        np.dtype(np.int64)
+    }
+    assert reviews.y.tolist() == [n % 2 for n in range(1031)] and reviews.words == 20_000
+    for row, label in zip(reviews.x, reviews.y, strict=True):
+        assert np.isin(row, (0, 1, 2, 4, *((5, 6) if label else (7, 8)))).all()
 
 
 @pytest.fixture
@@ -150,26 +101,22 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder from which files are downloaded, as if it were Keras'."""
     folder = write(tmp_path / "source")
     monkeypatch.setattr(imdb, "SOURCE", folder.as_uri())
-    monkeypatch.setattr(
-        imdb,
-        "SHA256",
-        {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()},
-    )
+    publish(monkeypatch, folder)
     (tmp_path / "data").mkdir()
     return folder
 
 
-def test_the_vocabulary_ends_below_the_number_of_words(tmp_path: Path) -> None:
+def test_the_vocabulary_ends_below_the_number_of_words(tmp_path: Path, publishes) -> None:
     """A word on the border would have a number for which the model has no vector."""
     last = imdb.WORDS - imdb.FIRST - 1
     (tmp_path / imdb.INDEX).write_text(json.dumps({"the": 1, "last": last, "beyond": last + 1}))
+    publishes(tmp_path)
     assert imdb.numbers(tmp_path) == {"the": 4, "last": imdb.WORDS - 1}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"the": "first"}', '{"the": null}'])
-def test_a_faulty_vocabulary_is_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / imdb.INDEX).write_text(text)
-    with pytest.raises(ValueError, match=r"index\.json holds no ranks of words .*download it"):
+def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / imdb.INDEX).write_text('{"the": 1}')
+    with pytest.raises(ValueError, match=r"index\.json is not the published file: its SHA-256 is "):
         imdb.numbers(tmp_path)
 
 
@@ -194,7 +141,7 @@ def test_a_failed_download_leaves_nothing(
 ) -> None:
     timeouts = []
     if fault == "another file":
-        monkeypatch.setitem(imdb.SHA256, imdb.REVIEWS, "0" * 64)
+        monkeypatch.setattr(files, "PUBLISHED", {})
     else:
 
         def urlopen(url: str) -> None:
@@ -219,8 +166,9 @@ def test_vectors_stand_at_the_numbers_of_their_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_words_are_as_the_settings_want_them(trained: bool, tmp_path: Path) -> None:
+def test_words_are_as_the_settings_want_them(trained: bool, tmp_path: Path, publishes) -> None:
     write(tmp_path)
+    publishes(tmp_path)
     (tmp_path / "vectors.txt").write_text("good 1 2\npoor 3 4\n")
     own = {"dataset": "imdb", "data_dir": str(tmp_path), "train_embedding": trained}
     dataset = load("imdb", str(tmp_path))

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from mechanisms.gradients import program
 from mechanisms.gradients.materialised import Vectorized
 from mechanisms.gradients.module_state import close, refuse_state
+from mechanisms.gradients.placements import Unknown
 from mechanisms.gradients.program import (
     loss_acts_alone,
     marked_outputs,
@@ -25,6 +26,7 @@ from mechanisms.gradients.program import (
     traced_loss,
 )
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
+from mechanisms.gradients.record_trial import SCALES
 from strategies.distillation import Distiller, objective
 from tests.record_models import Apply
 
@@ -80,6 +82,7 @@ MIXES = {
     "first record": lambda m, h: h - h[0],
     "first record as a column": lambda m, h: h - h[0].unsqueeze(1),
     "chosen records": lambda m, h: h[[0, 0, 0]] + h,
+    "first records": lambda m, h: h[:3],
     "shape of another": lambda m, h: h.t() + h,
     "normalized": lambda m, h: F.normalize(h, dim=0),
     "softmax of the batch": lambda m, h: h.softmax(0),
@@ -141,6 +144,27 @@ def test_what_may_reach_from_record_to_record_is_not_computed_together(
     rules must do."""
     monkeypatch.setattr(program, "_SIZES", (3,))
     assert not together(Net(function))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_graph_that_is_another_function_for_records_of_one_size_is_not_taken(
+    scale: float,
+) -> None:
+    layer, row = nn.Linear(3, 2), torch.ones(3, 3)
+
+    class Other(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x) * (2 if bool((x == scale).all()) else 1)
+
+    routes = RecordGradients(layer)._routes
+    assert routes._faithful(layer, row) and not routes._faithful(Other(), row)
+
+
+@pytest.mark.parametrize("at", [-1, 0, 2])
+def test_a_rule_is_not_believed_where_a_result_has_another_number_of_records(at: int) -> None:
+    assert program._marked(torch.zeros(4, 3), 1, 3).at == 1
+    with pytest.raises(Unknown, match="the records are not where they should be"):
+        program._marked(torch.zeros(4, 3), at, 3)
 
 
 class Arranged(nn.Module):

@@ -14,6 +14,8 @@ from typing import ClassVar
 
 import pytest
 
+from mechanisms.accounting.accountant import epsilon
+from mechanisms.accounting.events import SampledGaussian
 from sim import bench
 from sim.benching import kept, lanes, queue
 from sim.benching import runs as runs_of
@@ -140,6 +142,10 @@ def test_estimates_grow_with_the_work_and_end_with_the_budget():
     assert seconds(rounds=400, **fixed) == seconds(rounds=4_000, **fixed)
     assert seconds(rounds=400, **fixed) < seconds(rounds=400, **fixed | {"epsilon": 6.0})
     assert math.isfinite(seconds(mechanism="none"))
+    most = queue._affordable(0.01, 1.0, 3.0, 1e-5, 100_000)
+    step = SampledGaussian(0.01, 1.0)
+    spent = [epsilon({step: most + n}, 1e-5, "published").epsilon for n in (0, 1)]
+    assert spent[0] <= 3.0 < spent[1]
 
 
 def test_times_of_day_are_ahead_of_us_and_no_end_is_none():
@@ -209,6 +215,7 @@ def test_lanes_take_runs_in_their_order_and_each_fault_is_its_own(monkeypatch):
         assert sorted(found) == [(run, f"fault of {run}") for run in "abcde"]
     monkeypatch.setattr(Instant, "given", [])
     rest = iter([9.0, 9.0, 9.0, 9.0])
+    assert lanes.left(time.monotonic() - 9.0) == 0.0
     monkeypatch.setattr(lanes, "left", lambda until: next(rest, 0.0))
     assert {run for run, _ in lanes.played(list("abcde"), 1, 1.0)} == {"a", "b"}
     assert Instant.given == ["a", "b"]

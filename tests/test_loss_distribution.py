@@ -159,6 +159,13 @@ def test_the_bound_on_what_the_transform_gets_wrong_grows_with_the_steps():
     assert many - 2 * losses.OUTSIDE > 100 * (few - 2 * losses.OUTSIDE)
 
 
+def test_where_nothing_but_the_error_is_left_epsilon_is_where_delta_pays_for_it():
+    error, delta, theta = 1e-3, 1e-12, 2.0
+    found = losses._solve(np.zeros(10), np.arange(10) / 10, 0.0, theta, error, delta)
+    assert found > 0.9
+    assert error * math.exp(losses._log_most(theta) - theta * found) == pytest.approx(delta)
+
+
 def test_errors_and_losses_beyond_all_are_paid_for(monkeypatch):
     """Each kind of error, made large, makes epsilon larger."""
     steps = {(0.2, 1.0): 20}

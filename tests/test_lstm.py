@@ -2,6 +2,7 @@
 run."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from sim.commands.guard import main_guard
 from sim.data.words import Words
 from sim.models.networks import build
 from sim.run import command
+from tests.published import publish
 from tests.record_models import plain_gradients
 from tests.reviews import write
 
@@ -153,8 +155,11 @@ def test_weights_of_the_lstm_are_uniform_within_one_over_root_units() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("data"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    root = write(tmp_path_factory.mktemp("data"))
+    with pytest.MonkeyPatch.context() as patch:
+        publish(patch, root)
+        yield root
 
 
 def run(out: Path, folder: Path, name: str, *flags: str) -> int:

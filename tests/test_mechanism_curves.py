@@ -36,6 +36,7 @@ EXAMPLES = [
     events.PartialPass(0.1, 2.0),
     events.RandomizedResponse(1.5),
     events.PublicLabels(),
+    events.SummedShares(1e-9),
 ]
 
 

@@ -114,7 +114,7 @@ FAULTS = [
     ({"name": "cnn-5x5", "input_shape": (3, 4, 3)}, "at least 4x4 pixels"),
     ({"name": "cnn-scattering-cifar", "input_shape": (3, 1, 2)}, "at least 2x2 pixels"),
     ({"name": "cnn-scattering", "input_shape": (81,)}, "at least 1x1 pixels"),
-    ({"classes": 1}, "classes = 1"),
+    ({"classes": 0}, "classes = 0"),
     ({"input_shape": ()}, "input_shape = ()"),
     ({"input_shape": (0,)}, "input_shape = (0,)"),
     ({"input_shape": (1, 0, 8)}, "input_shape = (1, 0, 8)"),
@@ -132,13 +132,26 @@ FAULTS = [
         {"name": "no.such.module:Net"},
         "module 'no.such.module' cannot be imported (ModuleNotFoundError",
     ),
-    ({"name": "own_nets:Absent"}, "has no such class: name a subclass of torch.nn.Module"),
-    ({"name": "__main__:Absent"}, "has no such class: it was defined in a notebook or a script"),
-    ({"name": "own_nets:"}, "has no such class"),
+    ({"name": "no.such.module:Net"}, "start where no.py is, or add that folder to PYTHONPATH"),
+    ({"name": "own_nets:Absent"}, "has no 'Absent': name a class of models, a subclass of torch.n"),
+    ({"name": "__main__:Absent"}, "has no 'Absent': it was defined in a notebook or a script"),
+    ({"name": "own_nets:"}, "has no ''"),
     ({"name": ":Net"}, "cannot be imported"),
-    ({"name": "own_nets:SIZE"}, "holds a int of that name"),
-    ({"name": "own_nets:Plain"}, "holds a type of that name"),
-    ({"name": "own_nets:Needy"}, "(TypeError: "),
+    (
+        {"name": "own_nets:SIZE"},
+        "is of type int, not a class of models, a subclass of torch.nn.Module",
+    ),
+    ({"name": "own_nets:Plain"}, "is the class Plain, not a class of models"),
+    (
+        {"name": "own_nets:factory"},
+        "is of type function, not a class of models, a subclass of torch",
+    ),
+    ({"name": "own_nets:factory"}, "whose constructor may take input_shape, classes, words: name"),
+    (
+        {"name": "own_nets:Needy"},
+        "its constructor needs width, and is given no more than those of input_shape, classes, "
+        "words that it names: give the others defaults",
+    ),
     ({"name": "own_nets:Fixed", "classes": 5}, "maps 2 records to (2, 3), not to logits (2, 5)"),
     ({"name": "own_nets:Fixed", "input_shape": (7,)}, "(RuntimeError: "),
     ({"name": "own_nets:Pair"}, "maps 2 records to tuple"),
@@ -169,6 +182,8 @@ class Counting(Fixed):
     def forward(self, x):
         self.passes += self.training
         return super().forward(x)
+def factory(classes):
+    return Fixed()
 class Needy(Fixed):
     def __init__(self, width):
         super().__init__()

@@ -7,7 +7,8 @@ import warnings
 import pytest
 import torch
 
-from mechanisms.gradients.products import products
+from mechanisms.gradients import products as module
+from mechanisms.gradients.products import products, small_products
 
 SIZES = [
     ((3,), 4, 5, 6),
@@ -76,3 +77,16 @@ def test_a_matrix_that_is_not_finite_spoils_its_own_product_only_and_without_a_w
         warnings.simplefilter("error")
         found = products(left, right)
     assert found[1, 0].isnan().any() and torch.equal(found[::2], expected[::2])
+
+
+@pytest.mark.parametrize("rows", [31, 32, 33, 64, 96, 100, 132])
+def test_products_in_parts_are_those_of_the_whole(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a processor's kernels for small matrices take; kills rows that no parts add up
+    to."""
+    monkeypatch.setattr(module, "small_product", lambda: 1.0)
+    left, right = matrices((2,), rows, 5, 3, torch.float32)
+    found = torch.empty(2, rows, 3)
+    small_products(left, right, found)
+    torch.testing.assert_close(found, left @ right)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from server.guarantees import guarantees
 from server.records import RoundRecord, RunInfo, Summary
 from sim.config import caveats
 from sim.showing import wording
@@ -156,6 +157,13 @@ CLOSING = {
     "time": "18 s",
     "run directory": "runs/unequal",
 }
+GUARANTEES = guarantees("server", "client", 5, 7.25)
+AGAINST = {
+    "protected": "one whole client",
+    "from other clients": "epsilon 7.25, seeing every round's model",
+    "from anyone else": "epsilon 7.25, seeing the final model",
+    "from the server": "not at all: trusted with what clients send",
+}
 SILENT = {"events": "ledger figures are in the report", "release": "", "budget": "a limit says so"}
 BELOW = {"note", "caveats"}
 """The table, what it leaves out, and what stands below it."""
@@ -163,6 +171,10 @@ BELOW = {"note", "caveats"}
 
 def test_the_closing_table_has_each_figure_under_its_name():
     assert dict(closing_table(unequal.summary(evaluated_on="validation"))) == CLOSING
+    said = closing_table(unequal.summary(guarantees=GUARANTEES, evaluated_on="validation"))
+    assert dict(said) == CLOSING | AGAINST
+    nothing = closing_table(unequal.summary(guarantees=guarantees("local", "record", 5, None)))
+    assert dict(nothing)["protected"] == "nothing" and "from the server" not in dict(nothing)
 
 
 def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
@@ -181,12 +193,14 @@ def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
         "noise_multiplier": (five, {"noise multiplier"}),
         "retired": (4, {"retired clients"}),
         "rounds": (8, {"rounds"}),
+        "guarantees": (GUARANTEES, set(AGAINST)),
         "seconds": (3.0, {"time"}),
         "run_dir": ("elsewhere", {"run directory"}),
         "evaluated_on": (
             "validation",
             {"test accuracy", "test loss", "validation accuracy", "validation loss"},
         ),
+        "metric": ("error", {"test accuracy", "test error"}),
         **{name: (None, set()) for name in (*SILENT, *BELOW)},
     }
     assert other.keys() == unequal.names(Summary)

@@ -35,6 +35,7 @@ EVENTS = {
     "dpsur_step": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "visible"),
     "screened_step": events.ScreenedStep(0.1, 2.0, 0.1, 0.5, "clipped"),
     "trial_cap": events.TrialCap(0.1, 100),
+    "summed_shares": events.SummedShares(1e-9),
     "allotment": events.Allotment(8.0, 0.01, 3),
     "covered": events.Covered(events.Gaussian(2.0), 8.0),
     "gaussian_allotment": events.GaussianAllotment(2.0, 3),
@@ -137,9 +138,10 @@ def test_the_bounds_of_different_steps_hold_their_exact_epsilon():
         {events.NoisyNormSum(0.1, 20.0): 2, events.VisibleChoice(0.3, 2.0): 1},
         {OTHERS["dpsur selective"]: 3, events.TrialCap(0.1, 160): 3},
         {OTHERS["dpsur every trial"]: 5},
+        {EVENTS["sampled_gaussian"]: 3, events.SummedShares(1e-7): 3},
         {EVENTS["allotment"]: 2, events.Covered(events.Gaussian(30.0), 8.0): 2},
     ],
-    ids=["dpsgd", "dpis", "dpsur", "every trial", "allotment"],
+    ids=["dpsgd", "dpis", "dpsur", "every trial", "shares", "allotment"],
 )
 @pytest.mark.parametrize("order", [1.5, 8.0])
 def test_an_epsilon_by_a_renyi_order_is_above_the_exact_one(charges, order):
@@ -181,6 +183,35 @@ def test_both_paths_have_the_same_worst_case(event, adding):
             assert found + max(0.0, -math.expm1(loss)) == pytest.approx(exact, rel=1e-9, abs=1e-13)
 
 
+@pytest.mark.parametrize("name", [*EVENTS, *OTHERS])
+def test_both_paths_know_pairs_of_the_same_events(name):
+    event = (EVENTS | OTHERS)[name]
+    assert (laws.laws(event) is None) == (dominating.pairs(event) is None)
+
+
+@pytest.mark.parametrize("name", ["sampled_gaussian", "fixed_batch_gaussian"])
+def test_a_ball_of_losses_has_the_masses_of_each_loss_in_it(name):
+    """Also where the worst case changes, at a loss of 0."""
+    (law,) = laws.laws(EVENTS[name])
+    with ctx.workprec(proof.BITS):
+        wide = law.below(arb(0, 1e-3))
+        for loss in (-1e-3, 0.0, 1e-3):
+            here = law.below(arb(loss))
+            assert all(one.contains(exact) for one, exact in zip(wide, here, strict=True))
+
+
+def test_of_cases_that_balls_do_not_tell_apart_the_worse_one_may_be_the_worst(monkeypatch):
+    with ctx.workprec(proof.BITS):
+        (law,) = laws.laws(EVENTS["dpsur_step"])
+        found = iter([(arb("0.5"), arb("0.2")), (arb("0.5", "0.1"), arb("0.2"))])
+        monkeypatch.setattr(law, "_above", lambda case, loss: next(found))
+        assert law.below(arb(0))[0].contains(arb("0.41"))
+
+
+def test_an_allotment_has_a_divergence_at_its_own_order_alone():
+    assert ball(EVENTS["allotment"], 4.0) == (math.inf, math.inf)
+
+
 def test_the_bounds_of_many_steps_stay_close():
     """Kills numbers with too few bits, whose balls grow with every step."""
     step, steps = events.SampledGaussian(0.1, 1.0), 300
@@ -204,13 +235,15 @@ def test_masses_that_balls_leave_open_prove_nothing(everywhere):
     assert not low > exact and not high < exact
 
 
-def test_what_lies_beyond_all_points_counts(monkeypatch):
-    """In the upper bound as an infinite loss."""
+@pytest.mark.parametrize("steps", [1, 4])
+def test_what_lies_beyond_all_points_counts(steps, monkeypatch):
+    """In the upper bound as an infinite loss, of each step."""
     monkeypatch.setattr(laws, "REACH", 3.0)
+    step = Sampled(1.0, 2.0 * math.sqrt(steps))
     with ctx.workprec(proof.BITS):
-        low, high = proof.outward(*lattice.epsilon([(Sampled(1.0, 2.0), 1)], arb(0.01), 0.05))
+        low, high = proof.outward(*lattice.epsilon([(step, steps)], arb(0.01), 0.05))
     exact = brentq(lambda eps: exact_delta(1.0, 2.0, eps, False) - 0.01, 0.1, 60.0)
-    assert low <= exact <= high and high - low > 1e-2
+    assert low <= exact <= high and high - low > 1e-2 * steps
 
 
 def test_a_moment_holds_what_is_outside_of_its_integral(monkeypatch):
@@ -241,3 +274,31 @@ def test_a_bad_test_is_no_bound(monkeypatch):
         monkeypatch.setattr(pair, "_runs", lambda terms: everywhere)
         bad = pair.response(arb(-4), arb(3))
         assert bad.moment - 4 * bad.accepted + 3 * bad.otherwise < best.bound <= bad.bound
+
+
+@pytest.mark.parametrize("gain", [-4, 4])
+def test_the_largest_value_between_two_points_is_above_all_between_them(gain):
+    with ctx.workprec(proof.BITS):
+        lows = arb("0.2"), arb("0.9"), arb("0.1"), arb(4)
+        pair = selection._Pair(Ratio(arb("0.3"), arb(2)), *lows, True)
+        term = arb(gain), arb(-2 * gain), arb(1)
+        low, high = arb(-6), arb(8)
+        most = pair._largest(term, low, high)
+        for x in np.linspace(-6.0, 8.0, 57).tolist():
+            u = pair.ratio.at(arb(x))
+            assert not term[0] * u**pair.power + term[1] * u + term[2] > most
+
+
+def test_the_ratios_that_are_tried_of_rejections_hold_those_of_every_test(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        selection, "_seen", lambda pair, order, reach: tried.append((pair, reach)) or (arb(1),) * 2
+    )
+    with ctx.workprec(proof.BITS):
+        lows = arb("0.2"), arb("0.9"), arb("0.1"), arb(4)
+        selection.visible(Ratio(arb("0.3"), arb(2)), *lows)
+        for pair, reach in tried:
+            for on, off in ((-100, 100), (100, -100)):
+                test = pair.response(arb(on), arb(off))
+                ratio = (1 - test.accepted) / (1 - test.otherwise)
+                assert 1 / reach < ratio < reach

@@ -40,6 +40,7 @@ LAWS = {
     "accept": "test_dpis.py::test_records_enter_with_probability_b_norm_over_k",
     "acceptance": "test_screening.py::"
     "test_worse_proposals_are_accepted_with_the_probability_that_is_charged",
+    "dropout": "test_aggregator.py::test_a_round_is_opened_if_and_only_if_enough_clients_answer",
     "shared": "test_fedfed.py::"
     "test_a_large_shared_set_is_drawn_from_afresh_by_each_client_in_each_step",
 }
@@ -89,8 +90,8 @@ def asked() -> set[str]:
 
 def test_every_purpose_has_its_law():
     """Those that stand in the code, and those that are really asked for. `shared` draws from public
-    records."""
-    assert named() - {"shared"} <= asked()
+    records, and who drops out is asked of a node."""
+    assert named() - {"shared", "dropout"} <= asked()
     assert named() | asked() == set(LAWS)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mechanisms.gradients import record_trial
 from mechanisms.gradients.forms import long_norms
 from mechanisms.gradients.record_gradients import RecordGradients
 from sim.data.words import Words
@@ -205,3 +206,8 @@ def test_a_little_mixing_of_large_records_whose_outputs_are_small_is_seen() -> N
     gradients = RecordGradients(nn.Sequential(Apply(saturated), nn.Linear(4, 3)))
     with pytest.raises(ValueError, match="gives a record another output or loss in a batch"):
         gradients.refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_the_size_of_numbers_has_no_sign() -> None:
+    """Rounding of large negative outputs is no mixing."""
+    assert record_trial._largest(torch.tensor([-5.0, 2.0, torch.nan, torch.inf])) == 5.0

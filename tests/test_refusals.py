@@ -171,8 +171,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "event kind = 'sampled_gausian' must be one of sampled_gaussian, fixed_batch_gaussian, "
         "gaussian, gaussian_allotment, paper_claim, classic_claim, unprotected, unproved, "
         "importance_sampled_gaussian, noisy_norm_sum, heterogeneous_gaussian, visible_choice, "
-        "randomized_response, public_labels, dpsur_step, screened_step, trial_cap, allotment, "
-        "covered; was it written by a newer version?",
+        "randomized_response, public_labels, summed_shares, dpsur_step, screened_step, trial_cap, "
+        "allotment, covered; was it written by a newer version?",
     ),
     (
         lambda: from_dict({"kind": "gaussian", "noise": 2.0}),
@@ -273,8 +273,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "size must be at least 0; it is -1",
     ),
     (
-        lambda: rounded_gaussian(WORDS, 1, 0.001),
-        "margin must be at least 0.00390625, below which floats are not certain; it is 0.001",
+        lambda: rounded_gaussian(WORDS, 1, 0.0039),
+        "margin must be at least 0.00390625, below which floats are not certain; it is 0.0039",
     ),
     (
         lambda: rounded_gaussian(lambda n: np.zeros(n + 1, np.uint64), 1),

@@ -55,6 +55,7 @@ ALWAYS = {
     "ledger/group-0000.jsonl",
     "rounds.jsonl",
     "model.safetensors",
+    "model_card.md",
     "summary.json",
     "report.html",
 }
@@ -151,6 +152,8 @@ def facts(path: Path) -> object:
         for part in (*noisy, tile):
             page = page.replace(part, "")
         return re.sub(r" in [\d.]+ s, finished", "", page)
+    if path.name == "model_card.md":
+        return re.sub(r"\| accuracy \| [\d.]+ ", "", path.read_text())
     if path.name == "inputs.json":
         return sorted(json.loads(path.read_text())), json.loads(path.read_text())["device"]
     if path.name == "manifest.json":

@@ -166,6 +166,7 @@ OTHERWISE = {
     "budget": "the configuration's",
     "evaluated_on": "the configuration's",
     "caveats": "the configuration's",
+    "guarantees": "the configuration's, at the largest certified epsilon",
 }
 
 
@@ -202,7 +203,7 @@ def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypa
         "budget": "published",
         "evaluated_on": "validation",
     }
-    other |= {"caveats": ("Another.",)}
+    other |= {"caveats": ("Another.",), "guarantees": ({"adversary": "another"},)}
     for name, value in other.items():
         (tmp_path / "run" / "summary.json").write_text(
             json.dumps(unequal.summary(**{name: value}).to_json())

@@ -403,7 +403,8 @@ def test_a_taken_name_and_a_changed_configuration_are_refused(tmp_path, capsys, 
     before = sorted(folder.rglob("*"))
     assert "exists" in refusal(capsys, f"--dataset={records}", f"--out={tmp_path}", "--name=taken")
     assert "clients is 10" in refusal(capsys, "--resume", str(folder), "--clients=11")
-    assert "rounds is 1" in refusal(capsys, "--resume", str(folder), "--rounds=2")
+    said = refusal(capsys, "--resume", str(folder), "--rounds=2")
+    assert "rounds is 1" in said and "with more rounds, which ends when --epsilon is spent" in said
     assert sorted(folder.rglob("*")) == before
 
 

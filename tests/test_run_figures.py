@@ -18,6 +18,7 @@ from mechanisms.accounting.adaptive_events import Allotment
 from mechanisms.plan import merge, most
 from mechanisms.registry import MECHANISMS
 from server import orders
+from server.guarantees import guarantees
 from server.records import RoundRecord, Summary
 from sim import central, run
 from sim.commands.guard import main_guard
@@ -192,6 +193,8 @@ def test_every_figure_of_the_summary(finished):
         "budget": settings.privacy.budget,
         "evaluated_on": settings.data.evaluate_on,
         "caveats": list(caveats(settings)),
+        "metric": "accuracy",
+        "guarantees": list(guarantees("local", "record", 7, max(certified))),
     }
     assert expected.keys() == unequal.names(Summary) == found.keys()
     assert {name for name in found if found[name] != expected[name]} == set()
@@ -309,6 +312,8 @@ def test_what_a_central_run_prints_is_what_its_ledger_says(records, tmp_path, ca
         "published epsilon": wording.epsilon(published.epsilon),
         "by Renyi alone": f"{wording.epsilon(renyi.epsilon)} at order {renyi.order:g}",
         "noise multiplier": f"{found.plans[0].noise_multiplier:.4g}",
+        "protected": "one record",
+        "from anyone else": f"epsilon {wording.epsilon(certified.epsilon)}, seeing the final model",
         "budget": "used up",
         "rounds": "3",
         "run directory": str(tmp_path / "alone"),

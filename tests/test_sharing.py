@@ -191,6 +191,14 @@ def test_a_label_is_answered_once_for_all_views_of_its_record():
     assert (answers == answers[0]).all() and len(np.unique(answers)) > 1
 
 
+def test_a_chosen_record_keeps_its_label():
+    plan = replace(SINGLY, share_rate=0.5, noise_multiplier=1e-6, label_epsilon=None)
+    labels = torch.arange(60) % 7 % 3
+    found = records(plan, [torch.eye(3)[labels]], [labels], clients=(0,))
+    assert 10 < len(found["y"]) < 50
+    assert np.array_equal(found["x"].argmax(axis=1), found["y"])
+
+
 def test_slots_are_chosen_by_coins_that_do_not_look_at_records():
     plan = replace(SINGLY, share_rate=0.3)
     first = records(plan)

@@ -18,6 +18,7 @@ from sim.commands import account, attack, audit, bench
 from sim.commands.parser import build_parser
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER
+from tests.faults import __main__ as faults
 from tests.test_readme import FENCE, PAGES, ROOT
 
 sys.path.append(str(ROOT / "docs"))
@@ -150,7 +151,10 @@ def test_named_modules_exist(page: Path) -> None:
 
 def known_flags() -> set[str]:
     commands = (account, attack, audit)
-    parsers = [build_parser("", "", own=one.OWN) for one in commands] + [bench.parser("")]
+    parsers = [build_parser("", "", own=one.OWN) for one in commands] + [
+        bench.parser(""),
+        faults.parser(),
+    ]
     return OTHERS | {word for parser in parsers for word in parser._option_string_actions}
 
 

@@ -123,6 +123,7 @@ OF_DPSGD = (
     "epsilon budget noise_multiplier clip_norm strict_delta sampling clipping clip_quantile "
     "noise_decay"
 )
+OF_LOCAL_TRUST = "optimizer momentum keep_state weighting"
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
 )
@@ -133,6 +134,13 @@ PRIVATE_NETWORK, SINGLY = "share_budget distill_budget distill_clip", "share_rat
 CHOSEN: list[tuple[dict, str, str]] = [
     ({"mechanism": "none"}, "", OF_DPSGD),
     ({"mechanism": "dpsgd"}, "", ""),
+    ({"trust": "server"}, "unit", f"sampling clip_quantile {OF_LOCAL_TRUST}"),
+    (
+        {"trust": "aggregate"},
+        "unit honest aggregate_bits dropout",
+        f"sampling clip_quantile noise_decay {OF_LOCAL_TRUST}",
+    ),
+    ({"trust": "server", "unit": "client"}, "unit", "sampling clip_quantile keep_state weighting"),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "selective"}, f"{OF_DPSUR} dpsur_cap_share", ""),
@@ -224,6 +232,14 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"partition": "iid"}, "", "dirichlet"),
     ({"partition": "shards"}, "shards_per_client", "dirichlet"),
     ({"partition": "quantity"}, "", ""),
+    ({"partition": "given"}, "", "dirichlet min_records"),
+    ({"dataset": "t.csv"}, "label_column columns categories", ""),
+    (
+        {"dataset": "t.Parquet", "partition": "given"},
+        "label_column client_column columns categories",
+        "dirichlet min_records",
+    ),
+    ({"dataset": "hf:owner/name"}, "label_column", ""),
     ({"engine": "inline"}, "", "ray_address cpus_per_worker gpus_per_worker"),
     ({"standardize": "private"}, "standardize_noise standardize_clip", ""),
     ({"standardize": "private", "mechanism": "none"}, "", OF_DPSGD),
@@ -241,7 +257,13 @@ def test_what_is_chosen_decides_what_is_in_use(chosen, more, fewer):
         chosen = {"strategy": "fedfed"} | chosen
     config = load(None, chosen, lenient=SETTINGS)
     usual = {name for name in USES if in_use(name, DEFAULT.value)}
-    assert usual == {*OF_DPSGD.split(), "dirichlet", *RAY}
+    assert usual == {
+        *OF_DPSGD.split(),
+        "dirichlet",
+        "min_records",
+        *RAY,
+        *OF_LOCAL_TRUST.split(),
+    }
     used = {name for name in USES if in_use(name, config.value)}
     ours = set() if chosen.get("mechanism", "dpsgd") == "dpsgd" else {"sampling"}
     assert used - usual == set(more.split()) and usual - used == set(fewer.split()) | ours
@@ -318,6 +340,9 @@ NOT_IN_USE = {
     "activation": {"model": "my_model:Net"},
     "feature_groups": {"features": "pixels"},
     "gpus_per_worker": {"engine": "inline"},
+    "min_records": {"partition": "given"},
+    "client_column": {"dataset": "t.npz"},
+    "columns": {"dataset": "hf:owner/name"},
 }
 
 

@@ -302,9 +302,9 @@ def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) ->
 def composed(
     charges: Charges, delta: float, pairs_of: Callable[[Event], Sequence[Pair] | None]
 ) -> float:
-    """The epsilon of events that have dominating pairs; infinite for others, for releases that
-    allotments do not cover, for more than `MAX_KINDS` kinds of steps, and above
-    `loss_distribution.MAX_EPSILON`."""
+    """The epsilon of events that have dominating pairs, beside what uses up delta; infinite for
+    others, for releases that allotments do not cover, for more than `MAX_KINDS` kinds of steps, and
+    above `loss_distribution.MAX_EPSILON`."""
     if allotment.overdrawn(charges):
         return math.inf
     steps: dict[Pair, int] = {}
@@ -315,6 +315,6 @@ def composed(
             return math.inf
         for pair in pairs:
             steps[pair] = steps.get(pair, 0) + int(count)
-    if len(steps) > MAX_KINDS:
+    if len(steps) > MAX_KINDS or (lost := cap_delta(charges)) >= delta:
         return math.inf
-    return loss_distribution.epsilon(steps, delta) if steps else 0.0
+    return loss_distribution.epsilon(steps, delta - lost) if steps else 0.0

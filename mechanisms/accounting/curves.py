@@ -202,9 +202,11 @@ def _screened_step(event: events.ScreenedStep, orders: Floats, column: str) -> F
 
 @curve.register
 def _free(
-    event: events.TrialCap | events.Covered | events.PublicLabels, orders: Floats, column: str
+    event: events.TrialCap | events.Covered | events.PublicLabels | events.SummedShares,
+    orders: Floats,
+    column: str,
 ) -> Floats:
-    """Paid for elsewhere, or outside the guarantee."""
+    """Paid for elsewhere, by delta, or outside the guarantee."""
     return np.zeros(orders.shape)
 
 
@@ -233,6 +235,11 @@ def failure(event: events.Event) -> float:
 @failure.register
 def _too_many_rejections(event: events.TrialCap) -> float:
     return cap_probability(event.lowest_acceptance, int(event.most_rejections), 1)
+
+
+@failure.register
+def _summed_shares(event: events.SummedShares) -> float:
+    return event.failure
 
 
 @curve.register

@@ -61,7 +61,9 @@ def _heterogeneous(event: events.HeterogeneousGaussian) -> Pairs | None:
 
 
 @pairs.register
-def _free(event: events.PaperClaim | events.PublicLabels | events.Covered) -> Pairs:
+def _free(
+    event: events.PaperClaim | events.PublicLabels | events.Covered | events.SummedShares,
+) -> Pairs:
     return ()
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from mechanisms.accounting.adaptive_events import Allotment, Covered
 from mechanisms.accounting.event import Event, positive, rate, share, text, whole
 from mechanisms.accounting.selection_events import DpsurStep, ScreenedStep, TrialCap
+from mechanisms.accounting.sum_events import SummedShares
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,7 @@ KINDS: dict[str, type[Event]] = {
         PartialPass,
         RandomizedResponse,
         PublicLabels,
+        SummedShares,
         DpsurStep,
         ScreenedStep,
         TrialCap,

@@ -76,7 +76,8 @@ def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: 
     lost = accountant.cap_delta(charges)
     if lost >= delta:
         return Guarantee(math.inf, "")
-    kept = {e: n for e, n in charges.items() if not isinstance(e, events.TrialCap)}
+    caps = events.TrialCap | events.SummedShares
+    kept = {e: n for e, n in charges.items() if not isinstance(e, caps)}
     ways = {
         "Renyi orders of a chain": renyi(kept, delta - lost, records),
         "one record after the other": chain(kept, delta - lost, records),
@@ -168,6 +169,7 @@ def _each_alone(
     | events.RandomizedResponse
     | events.PaperClaim
     | events.PublicLabels
+    | events.SummedShares
     | events.Covered,
     records: int,
 ) -> tuple[Pair, ...]:

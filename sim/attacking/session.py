@@ -11,6 +11,7 @@ from sim.attacking.membership import Tally
 from sim.attacking.repetition import Repetition, repetition, some_records
 from sim.commands.attack import Question
 from sim.config import configuration
+from sim.config.checks import check_classes
 from sim.config.fields import Config
 from sim.job import rundir
 from sim.job.device import in_one_order
@@ -25,6 +26,7 @@ def attack(question: Question) -> Report:
         ValueError: a user error.
     """
     first = question.configs[0]
+    check_classes(first, "an attack")
     in_one_order(first)
     folder = rundir.choose(first)
     report = Report(

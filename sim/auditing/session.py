@@ -3,17 +3,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load
 
 from mechanisms import durable
 from mechanisms.randomness import seed_key
-from mechanisms.registry import MECHANISMS
 from server.records import Summary, largest
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
+from sim.config.checks import check_classes
 from sim.config.fields import Config
 from sim.engines import session
 from sim.engines.inline import inline_exchange
@@ -23,6 +24,7 @@ from sim.job.device import in_one_order
 from sim.job.job import Job
 from sim.phases.build import build
 from sim.phases.course import present
+from sim.phases.trust import trained_by
 from sim.showing import wording
 from sim.showing.audit import FILE, Audit
 from sim.showing.report import write_report
@@ -45,26 +47,34 @@ def audit(
         ValueError: a user error, in one line.
     """
     check_confidence(confidence)
+    check_classes(config, "an audit")
+    if config.privacy.unit == "client":
+        raise ValueError("unit is client, but canaries are records: use --unit record")
     in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
     config = config.model_copy(update={"run": execution})
     folder, job = rundir.choose(config), build(config)
     canaries = _plant(job, count, black_box)
-    watched = Watched(MECHANISMS[config.privacy.mechanism], canaries)
+    watched = Watched(trained_by(config)[0], canaries)
     folder = rundir.create(folder, job)
-    (folder / rundir.AUDITED).touch()
+    durable.make_empty([folder / rundir.AUDITED])
     session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
     scores = watched.scores
-    if black_box:
-        layout, x = job.gradients.layout, copy_on(job.device, present(job, folder).dataset.x)
+    if black_box or config.privacy.trust != "local":
+        layout = job.gradients.layout
         final = load((folder / "model.safetensors").read_bytes())
         last = layout.flatten({name: final[name] for name in layout.names})
         first, last = (model.to(job.device) for model in (layout.initial(job.model), last))
-        scores = one_run.losses(job.gradients, canaries, x, first, last)
+        x = copy_on(job.device, present(job, folder).dataset.x)
+        scores = (
+            one_run.losses(job.gradients, canaries, x, first, last)
+            if black_box
+            else (last - first).double().cpu().numpy()[canaries.coordinates]
+        )
     delta = config.privacy.delta
     found = one_run.guess(scores, canaries.included, delta, confidence)
-    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    owned = [job.partition.of(client) for client in range(job.partition.clients)]
     clients = one_run.by_client(canaries, scores, owned, delta, confidence)
     result = _result(folder, found, clients, "black-box" if black_box else "white-box", confidence)
     durable.write(folder / FILE, json.dumps(result.to_json(), indent=1).encode())
@@ -94,7 +104,9 @@ def show(result: Audit) -> None:
 
 def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
     config, parameters = job.config, job.gradients.layout.size
-    owned = [job.partition.of(client) for client in range(config.data.clients)]
+    owned = [job.partition.of(client) for client in range(job.partition.clients)]
+    if config.privacy.trust != "local":  # one sum of all
+        owned = [np.concatenate(owned)]
     most = sum(map(len, owned)) // 2
     room = most if black_box else len(owned) * (parameters // 2)
     chosen = min(one_run.MAX_CANARIES, most, room) if count is None else count

@@ -19,6 +19,7 @@ from mechanisms.plan import Terms, affordable_rounds, merge, planned
 from mechanisms.randomness import Streams
 from mechanisms.registry import MECHANISMS, plan_table
 from mechanisms.sampling import CohortData
+from sim.config.checks import refuse_trust
 from sim.config.fields import Config
 from sim.job.copies import copy_on
 from sim.job.job import Job
@@ -60,6 +61,7 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
         ValueError: the budget does not pay for the training.
     """
     config = job.config
+    refuse_trust(config)
     row, sizes = MECHANISMS[config.privacy.mechanism], np.array([len(own) for own in owned])
     steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
     lengths = torch.from_numpy(steps).float()

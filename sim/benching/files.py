@@ -32,7 +32,7 @@ class Table:
 
         recipe, plot, budget = self.recipe, self.recipe.plot, self._budget
         lines = table.lines(self.runs, self.faults)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(self.path.parent)
         durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
         durable.write(self.file("csv"), table.as_csv(recipe, budget, lines).encode())
         axes = {"epsilon": "certified epsilon", "column": recipe.axis, "path": f"{budget} epsilon"}

@@ -26,7 +26,12 @@ from sim.config.settings import EXECUTION_ONLY
 FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 """Settings that may differ when a run is resumed."""
 
-NEWER = {"tf32": False, "sampling": "poisson"}
+NEWER = {
+    **{name: SETTINGS[name].info.default for name in ("label_column", "categories", "loss")},
+    **dict.fromkeys(("client_column", "columns", "metric")),
+    **{"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"},
+    **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0},
+}
 """Settings that results of earlier versions lack, and the values that those were made with."""
 
 PER_CLIENT = ("epsilon_certified", "epsilon_published", "noise_multiplier", "events")
@@ -54,7 +59,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     for name in PER_CLIENT:
         summary[name] = [largest(summary[name])]
-    summary |= {"caveats": [], "run_dir": "", "note": ""}
+    summary |= {"caveats": [], "guarantees": [], "run_dir": "", "note": ""}
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     content = {
         "row": cell.row,
@@ -68,7 +73,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
         "summary": summary,
         "rounds": [_short(one) for one in rounds],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(path.parent)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
     durable.write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 

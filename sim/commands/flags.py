@@ -168,9 +168,12 @@ def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
             was, other = (
                 "not set" if c.value(name) is None else c.value(name) for c in (saved, wanted)
             )
+            remedy = "or start a new run"
+            if name == "rounds":
+                remedy += " with more rounds, which ends when --epsilon is spent"
             raise ValueError(
                 f"a resumed run keeps its configuration: {name} is {was} in {path}, {other} was "
-                f"given: leave {SETTINGS[name].flag} out, or start a new run"
+                f"given: leave {SETTINGS[name].flag} out, {remedy}"
             )
     return wanted
 

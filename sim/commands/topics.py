@@ -5,9 +5,10 @@ from sim.config.names import did_you_mean
 from sim.config.use import USES
 
 _COMMON = """
-    dataset data_dir features model standardize clients partition dirichlet shards_per_client
+    dataset data_dir features model loss standardize clients partition dirichlet shards_per_client
     public_records validation_records evaluate_on
-    mechanism epsilon delta budget noise_multiplier clip_norm sample_rate batch_size clipping
+    mechanism trust epsilon delta budget noise_multiplier clip_norm sample_rate batch_size
+    clipping
     steps epochs optimizer lr momentum
     strategy server_lr server_momentum weighting
     rounds fraction max_participations evaluate_every

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mechanisms import durable
+from server.guarantees import UNITS
 from server.records import Epsilon, RoundRecord, finite, largest, total_seconds
 from sim.config.caveats import TRIES
 from sim.config.fields import SETTINGS
@@ -15,13 +16,14 @@ FILE = "comparison.html"
 """The page's name, in the folder that holds the first run directory."""
 OUTPUT = frozenset({"name", "out", "quiet", "track"})
 """Settings that say where results go; runs always differ in some of them."""
-UNIT = "one record"
-"""What the guarantee of a run protects."""
 
 _OTHER_RECORDS = (
     "These runs are not evaluated on the same records, so their accuracies cannot be compared."
 )
-_OTHER_DELTA = "These runs have different deltas, so their epsilons cannot be compared as they are."
+_OTHER_GUARANTEE = (
+    "These runs differ in delta, in what is protected, or in whom clients trust, so their epsilons "
+    "cannot be compared as they are."
+)
 
 
 def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path:
@@ -35,18 +37,17 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
         ValueError: one of them is no run directory, is damaged, or is given twice.
     """
     runs = _by_label(run_dirs)
-    head = ("Run", "Accuracy", "Certified epsilon", "Delta", "Protected unit", "Rounds", "Time")
+    head = ("Run", "Score", "Certified epsilon", "Delta", "Protected unit", "Rounds", "Time")
     results = page.table(head, [_result(label, run) for label, run in runs.items()])
     notes = [page.paragraph(note) for note in _notes(list(runs.values()))]
-    parts = [
-        page.section("Results", results, *notes),
-        page.section("Accuracy", _curves(runs, "accuracy", lambda one: one.accuracy)),
-        page.section(
-            "Privacy spent",
-            _curves(runs, "certified epsilon", lambda one: one.epsilon_certified_max),
-        ),
-        page.section("Settings that differ", _settings(runs)),
-    ]
+    parts = [page.section("Results", results, *notes)]
+    for metric in dict.fromkeys(run.config.data.metric_name for run in runs.values()):
+        alike = {label: run for label, run in runs.items() if run.config.data.metric_name == metric}
+        curves = _curves(alike, metric, lambda one: one.accuracy)
+        parts.append(page.section(metric.capitalize(), curves))
+    spent = _curves(runs, "certified epsilon", lambda one: one.epsilon_certified_max)
+    parts.append(page.section("Privacy spent", spent))
+    parts.append(page.section("Settings that differ", _settings(runs)))
     path = path or run_dirs[0].resolve().parent / FILE
     title = f"{len(runs)} runs compared"
     durable.write(path, page.page(title, ", ".join(runs), parts).encode())
@@ -66,20 +67,20 @@ def _by_label(run_dirs: Sequence[Path]) -> dict[str, Run]:
 
 def _result(label: str, run: Run) -> tuple[str, ...]:
     seconds, private = total_seconds(run.records), run.config.private
-    part = run.config.data.evaluate_on
+    data, privacy = run.config.data, run.config.privacy
     return (
         label,
-        f"{wording.figure(_accuracy(run))} ({part})",
+        f"{wording.figure(_accuracy(run))} ({data.evaluate_on} {data.metric_name})",
         _epsilon(run),
-        f"{run.config.privacy.delta:g}" if private else "none",
-        UNIT if private else "nothing",
+        f"{privacy.delta:g}" if private else "none",
+        UNITS[privacy.unit] if private else "nothing",
         f"{len(run.records)} of {run.config.rounds.rounds}",
         "unknown" if seconds is None else wording.duration(seconds),
     )
 
 
 def _accuracy(run: Run) -> float | None:
-    """Of the final model; of an unfinished run, of its last evaluated one."""
+    """Or another metric: of the final model; of an unfinished run, of its last evaluated one."""
     if run.summary:
         return run.summary.accuracy
     known = [one.accuracy for one in run.records if finite(one.accuracy) is not None]
@@ -100,8 +101,9 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     """What to know before comparing them."""
     private = [run for run in runs if run.config.private]
     notes = [_OTHER_RECORDS] if len(set(map(_records, runs))) > 1 else []
-    if len({run.config.privacy.delta for run in private}) > 1:
-        notes.append(_OTHER_DELTA)
+    guarantees = [run.config.privacy for run in private]
+    if len({(own.delta, own.unit, own.trust) for own in guarantees}) > 1:
+        notes.append(_OTHER_GUARANTEE)
     if any(run.summary is None for run in private):
         notes.append(wording.UNDER_WAY)
     return [*notes, TRIES] if private else notes

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from mechanisms.accounting.events import Event, PublicLabels, TrialCap
 from sim.config.fields import Config
+from sim.config.settings import is_hub, is_table
 
 PUBLISHED_BUDGET = (
     "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the "
@@ -17,9 +18,26 @@ HIDDEN = (
     "Rejected steps are hidden: it is taken for granted that nobody learns how often a client "
     "rejected, not even from the time that it computes."
 )
+TRUSTED = (
+    "The server is trusted: it sees what each client sends before there is any noise. It keeps "
+    "that and who took part in which round to itself, and messages to it are encrypted."
+)
+AGGREGATED = (
+    "Secure aggregation is assumed, and simulated by adding up in one place: nobody sees what a "
+    "client sends, but only sums to which at least the share --honest of the asked clients has "
+    "added its noise, as it was told. Who answers may depend on nobody's records."
+)
 OWN_MODEL = (
     "The model's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
+)
+OWN_LOSS = (
+    "The loss's own Python code is trusted: it must not pass anything from one record to "
+    "another by files, global variables or other means outside PyTorch."
+)
+OWN_DATA = (
+    "What the data set's own code takes from all records, such as scales, vocabularies or a choice "
+    "of records, is not covered."
 )
 PUBLIC_RECORDS = "The training records that were taken out as public are not protected."
 VALIDATION = (
@@ -37,6 +55,18 @@ PARTITION_BY_LABEL = (
     "The partition is drawn by label from the seed and taken as given. The number of records of "
     "each client counts as public, and with it the number of records of each class, which "
     "follows from it."
+)
+GIVEN = (
+    "The partition is the data set's own and taken as given. The number of clients and of the "
+    "records of each one count as public."
+)
+ONE_RECORD = (
+    "What is protected is one record. A client that is one person has as many as it holds: python "
+    "-m sim.account --ledger RUN --group K gives the epsilon of K records together."
+)
+COLUMNS = (
+    "Types of columns, categories and classes were read off the table and count as public: state "
+    "them by --columns where they must not be."
 )
 PLACES = (
     "Sums and noise are exact. It is taken for granted that a kernel gives a record the same "
@@ -78,8 +108,10 @@ def hides_rejections(config: Config) -> bool:
 
 
 def tells_times(config: Config) -> bool:
-    """Whether the run records the times of rounds; a release that hides rejections does not."""
-    return not (config.run.release and hides_rejections(config))
+    """Whether the run records the times of rounds; a release that hides rejections, or who takes
+    part, does not."""
+    draws_clients = config.privacy.trust == "server" and config.rounds.fraction < 1
+    return not (config.run.release and (hides_rejections(config) or draws_clients))
 
 
 def _sizes_tell_classes(config: Config) -> bool:
@@ -87,18 +119,30 @@ def _sizes_tell_classes(config: Config) -> bool:
     return config.data.partition == "dirichlet"
 
 
+def _is_given(config: Config) -> bool:
+    """Whether the data set says who holds which record."""
+    return config.data.partition == "given"
+
+
 CAVEATS: dict[str, Callable[[Config], bool]] = {
     PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
     PUBLIC_LABELS: public_labels,
     HIDDEN: hides_rejections,
+    TRUSTED: lambda c: c.privacy.trust == "server",
+    AGGREGATED: lambda c: c.privacy.trust == "aggregate",
     OWN_MODEL: lambda c: ":" in c.data.model,
+    OWN_LOSS: lambda c: ":" in c.data.loss,
+    OWN_DATA: lambda c: ":" in c.data.dataset and not is_hub(c.data.dataset),
     PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
     VALIDATION: lambda c: c.data.validation_records > 0,
     TEST: lambda c: c.data.evaluate_on == "test",
     TIMES: tells_times,
     TRIES: lambda c: True,
-    PARTITION: lambda c: c.run.release and not _sizes_tell_classes(c),
+    PARTITION: lambda c: c.run.release and c.data.partition in ("iid", "shards", "quantity"),
     PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
+    GIVEN: _is_given,
+    ONE_RECORD: lambda c: _is_given(c) and c.privacy.unit == "record",
+    COLUMNS: lambda c: is_table(c.data.dataset) and c.data.columns is None,
     PLACES: lambda c: c.run.release,
     SEEDED: lambda c: not c.run.release,
 }

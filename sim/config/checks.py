@@ -11,6 +11,8 @@ from mechanisms.updates import UPDATE
 from sim.config.fields import Config
 from strategies.registry import strategy_of
 
+CROSS_ENTROPY = "cross-entropy"
+
 
 def check_parts(config: Config) -> None:
     """Refuse settings of one part of the configuration that another part cannot work with.
@@ -21,6 +23,8 @@ def check_parts(config: Config) -> None:
     _check_holdout(config)
     _check_strategy(config)
     _check_release(config)
+    _check_targets(config)
+    _check_trust(config)
 
 
 def _check_holdout(config: Config) -> None:
@@ -44,6 +48,83 @@ def _check_release(config: Config) -> None:
         )
 
 
+def _check_targets(config: Config) -> None:
+    """Refuse a release by classes if the targets are no classes."""
+    loss, shares = config.data.loss, config.strategy.strategy == "fedfed"
+    source = config.fedfed.shared_source
+    if loss != CROSS_ENTROPY and shares and source not in ("none", "public"):
+        raise ValueError(
+            f"shared_source is {source}, which needs classes, and loss is {loss}: use "
+            "--shared-source public or none, or --loss cross-entropy"
+        )
+
+
+def check_classes(config: Config, command: str) -> None:
+    """Refuse a loss other than cross-entropy for a command that guesses by classes.
+
+    Raises:
+        ValueError: the loss is another.
+    """
+    if config.data.loss != CROSS_ENTROPY:
+        raise ValueError(
+            f"loss is {config.data.loss}, but {command} knows classes only: leave --loss out"
+        )
+
+
+def _check_trust(config: Config) -> None:
+    """Refuse what noise on a sum of clients does not cover."""
+    privacy, local = config.privacy, config.local
+    trust, by_record = f"--trust {privacy.trust}", privacy.unit == "record"
+    if privacy.trust == "local":
+        return
+    if privacy.mechanism != "dpsgd":
+        raise ValueError(
+            f"mechanism is {privacy.mechanism}, but with {trust} noise is added to a sum of "
+            "clients, as dpsgd's is: use --mechanism dpsgd, or --trust local"
+        )
+    if config.data.standardize == "private":
+        raise ValueError(
+            "standardize is private, for which each client adds noise of its own: use "
+            "--standardize none, or --trust local"
+        )
+    name = config.strategy.strategy
+    if name in ("fedfed", "fednova") or (name == "fedprox" and by_record):
+        raise ValueError(
+            f"strategy is {name}, which needs more of the clients than a bounded sum: use "
+            "--strategy fedavg, fedadagrad, fedadam or fedyogi, or --trust local"
+        )
+    if by_record and (local.epochs is not None or local.steps != 1):
+        work = f"steps is {local.steps}" if local.epochs is None else f"epochs is {local.epochs:g}"
+        raise ValueError(
+            f"{work}, but with {trust} --unit record a client takes 1 step a round, as clipping "
+            "does not bound what a record does to an update of several: use --steps 1, --unit "
+            "client, or --trust local"
+        )
+    if by_record and privacy.trust == "server" and config.rounds.fraction < 1:
+        raise ValueError(
+            f"fraction is {config.rounds.fraction:g}, but with {trust} --unit record all clients "
+            "enter each round, and records do by --sample-rate: use --fraction 1"
+        )
+    if config.run.release and not by_record and config.run.chunk_clients not in (None, 1):
+        raise ValueError(
+            f"chunk_clients is {config.run.chunk_clients}, but in a release with --unit client "
+            "each client is computed by itself, so that none moves another's bits: leave it out"
+        )
+
+
+def refuse_trust(config: Config) -> None:
+    """Refuse what attacks on models of clients that trust nobody cannot train.
+
+    Raises:
+        ValueError: the clients trust somebody.
+    """
+    if config.privacy.trust != "local":
+        raise ValueError(
+            f"trust is {config.privacy.trust}, but what is attacked here are clients that trust "
+            "nobody: use --trust local"
+        )
+
+
 def _check_strategy(config: Config) -> None:
     """Refuse a strategy that guides or counts local steps if the mechanism sizes them itself."""
     name = config.strategy.strategy
@@ -58,12 +139,14 @@ def _check_strategy(config: Config) -> None:
 
 
 def check_delta(config: Config, records: int) -> None:
-    """Warn if delta allows publishing whole records; refuse it with ``strict_delta``."""
-    privacy = config.privacy
-    if config.private and privacy.delta >= 1 / records:
+    """Warn if delta allows publishing whole records, or all of a client's where that is the unit;
+    refuse it with ``strict_delta``."""
+    privacy, unit = config.privacy, config.privacy.unit
+    number = records if unit == "record" else config.data.clients
+    if config.private and privacy.delta >= 1 / number:
         fault = (
-            f"delta = {privacy.delta:g} is not below 1 / {records} records = {1 / records:.2g}: "
-            "a mechanism that publishes a random record would meet it; lower --delta"
+            f"delta = {privacy.delta:g} is not below 1 / {number} {unit}s = {1 / number:.2g}: "
+            f"a mechanism that publishes a random {unit} would meet it; lower --delta"
         )
         if privacy.strict_delta:
             raise ValueError(fault)
@@ -71,6 +154,15 @@ def check_delta(config: Config, records: int) -> None:
 
 
 def check_sizes(config: Config, sizes: np.ndarray) -> None:
-    """Refuse a release if a client has more records than an exact sum can hold."""
+    """Refuse more than an exact sum has room for: in a release, of a client's records; where noise
+    is added to a sum of clients, of what they contribute."""
     if config.run.release:
         grid.check_sizes(sizes.tolist())
+    privacy, parts = config.privacy, len(sizes)
+    if privacy.unit == "record":
+        parts = int(sizes.sum() if privacy.trust == "server" else sizes.max())
+    if privacy.trust != "local" and parts >= grid.MAX_RECORDS:
+        raise ValueError(
+            f"{parts} {privacy.unit}s are added up, but with --trust {privacy.trust} an exact sum "
+            f"has room for fewer than {grid.MAX_RECORDS}: use fewer, or --trust local"
+        )

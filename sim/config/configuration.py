@@ -26,6 +26,7 @@ RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"))
 IMPLIED = {
     "dirichlet": ("partition", ("dirichlet", "quantity")),
     "shards_per_client": ("partition", ("shards",)),
+    "client_column": ("partition", ("given",)),
 }
 """Setting -> the setting that uses it, and the values that do; the first value is implied."""
 

@@ -59,6 +59,7 @@ FIXED: dict[str, Any] = {
     },
     "server_lr": 1.0,
     "server_momentum": 0.0,
+    "trust": "local",
     "keep_state": True,
     "fraction": 1.0,
     "max_participations": None,

@@ -10,13 +10,42 @@ from mechanisms.settings import Settings
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
+TABLES = (".csv", ".tsv", ".parquet")
+"""Ends of the names of tables."""
+
+
+def is_table(dataset: str) -> bool:
+    """Whether a data set is a table, by its name."""
+    return dataset.lower().endswith(TABLES)
+
+
+ACCURACY = "accuracy"
+HUB = "hf:"
+"""Prefix of the name of a data set of Hugging Face's."""
+
+
+def is_hub(dataset: str) -> bool:
+    """Whether a data set is one of Hugging Face's, by its name."""
+    return dataset.startswith(HUB)
+
+
 class Data(Settings):
     """Records, model, and who holds which record"""
 
     dataset: str = "digits"
-    """digits, mnist, fmnist, cifar10, imdb, or the path of an .npz file with x, y"""
+    """digits, mnist, fmnist, cifar10, imdb; the path of an .npz, .csv, .tsv or .parquet file or of
+    a folder; package.module:function; or hf:NAME (docs/howto/own-data.md)"""
     data_dir: str | None = None
     """folder of downloaded data sets; '': $DP_FED_DATA, or the user's cache"""
+    label_column: str = "label"
+    """column of a table that holds the labels"""
+    client_column: str | None = None
+    """column of a table that says whose record a row is; '': none; implies --partition given"""
+    columns: str | None = None
+    """TOML file of what is known of a table's columns beforehand: bounds or categories; '': types,
+    categories and classes are read off the table"""
+    categories: Literal["one-hot", "codes"] = "one-hot"
+    """a table's texts: a column of 0 and 1 for each category, or the category's number"""
     features: Literal["pixels", "scattering"] = "pixels"
     """what models see of images: pixels, or fixed wavelet features at a quarter of the resolution,
     with defaults of their own (docs/howto/data.md)"""
@@ -25,6 +54,12 @@ class Data(Settings):
     0: none; with --features scattering 27"""
     model: str = "linear"
     """a model's name, or package.module:Class; each data set has its default"""
+    loss: str = "cross-entropy"
+    """cross-entropy, binary-cross-entropy (several labels), squared-error (regression), next-word,
+    or package.module:function (docs/howto/losses.md)"""
+    metric: str | None = None
+    """package.module:function, a number by which models are judged on test records; '': accuracy,
+    the absolute error with --loss squared-error, the loss with one of your own"""
     activation: Literal["tanh", "relu"] = "tanh"
     """activation of the built-in models"""
     word_vectors: str | None = None
@@ -40,9 +75,10 @@ class Data(Settings):
     """bound on a record's contribution to them [Euclidean norm of its channels' means and mean
     squares]"""
     clients: int = Field(100, ge=1, le=10**7)
-    """clients, among whom the records are divided [clients]"""
-    partition: Literal["dirichlet", "iid", "shards", "quantity"] = "dirichlet"
-    """how the records are divided among the clients"""
+    """clients, among whom the records are divided; with --partition given the data set's own
+    [clients]"""
+    partition: Literal["dirichlet", "iid", "shards", "quantity", "given"] = "dirichlet"
+    """how the records are divided among the clients; given: as the data set's own clients say"""
     dirichlet: float = Field(0.5, gt=0)
     """concentration of label or quantity skew; smaller is more skewed; implies --partition
     dirichlet"""
@@ -58,6 +94,14 @@ class Data(Settings):
     [records]"""
     evaluate_on: Literal["test", "validation"] = "test"
     """records that models are evaluated on; choose settings by validation, never by test"""
+
+    @property
+    def metric_name(self) -> str:
+        """What a run calls the number by which its models are judged."""
+        if self.metric is not None:
+            return self.metric.rpartition(":")[2]
+        own = "loss" if ":" in self.loss else ACCURACY
+        return "absolute error" if self.loss == "squared-error" else own
 
 
 class Execution(Settings):

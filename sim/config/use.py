@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.config.fields import SETTINGS, TABLES, Config
+from sim.config.settings import is_hub, is_table
 
 Values = Callable[[str], Any]
 """Function from the name of a setting to its value."""
@@ -61,6 +62,15 @@ def _has_activation(model: str) -> bool:
     return model != "linear" and ":" not in model
 
 
+TABLE = Need("dataset", ("table.csv",), is_table, "a --dataset that is a table", owns=False)
+COLUMNS = Need(
+    "dataset",
+    ("table.csv", "hf:name"),
+    lambda name: is_table(name) or is_hub(name),
+    "a --dataset that has columns",
+    owns=False,
+)
+DIVIDED = _one_of("partition", "dirichlet", "iid", "shards", "quantity")
 PRIVATE = _mechanism_but("none")
 SELECTIVE = _one_of("dpsur_accounting", "selective")
 OWN_TEST = (_mechanism("screening"), _one_of("screening_data", "own"))
@@ -73,6 +83,9 @@ CLASSES = (FEDFED, _one_of("shared_source", "prototypes"))
 DISTILS: tuple[Way, ...] = (SINGLY, (*CLASSES, _one_of("prototype_features", "distilled")))
 LEADS = (FEDFED, _one_of("shared_source", "prototypes", "distilled", "public"))
 STANDARD = _one_of("standardize", "private")
+LOCAL, SUMS = _one_of("trust", "local"), _one_of("trust", "server", "aggregate")
+AGGREGATE = _one_of("trust", "aggregate")
+LOCAL_STEPS: tuple[Way, ...] = ((LOCAL,), (SUMS, _one_of("unit", "client")))
 IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "auto", "ray")
 
 
@@ -86,6 +99,10 @@ def _of_table(table: str, need: Need) -> dict[str, tuple[Way, ...]]:
 
 
 USES: dict[str, tuple[Way, ...]] = {
+    "label_column": ((COLUMNS,),),
+    "client_column": ((COLUMNS, _one_of("partition", "given")),),
+    "columns": ((TABLE,),),
+    "categories": ((TABLE,),),
     "feature_groups": ((_one_of("features", "scattering"),),),
     "activation": (
         (Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),
@@ -94,6 +111,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "train_embedding": ((IMDB,),),
     "standardize_noise": ((PRIVATE, STANDARD),),
     "standardize_clip": ((PRIVATE, STANDARD),),
+    "min_records": ((DIVIDED,),),
     "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
     "shards_per_client": ((_one_of("partition", "shards"),),),
     "epsilon": ((PRIVATE,),),
@@ -101,10 +119,16 @@ USES: dict[str, tuple[Way, ...]] = {
     "noise_multiplier": ((PRIVATE,),),
     "clip_norm": ((PRIVATE,),),
     "strict_delta": ((PRIVATE,),),
-    "sampling": ((_mechanism("dpsgd"),),),
+    "unit": ((SUMS,),),
+    "honest": ((AGGREGATE,),),
+    "aggregate_bits": ((AGGREGATE,),),
+    "dropout": ((AGGREGATE,),),
+    "sampling": ((_mechanism("dpsgd"), LOCAL),),
     "clipping": ((_mechanism_but("none", "dpis"),),),
-    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"),),),
-    "noise_decay": ((_mechanism_but("none", "dpis", "dpagd"),),),
+    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"), LOCAL),),
+    "noise_decay": (
+        (_mechanism_but("none", "dpis", "dpagd"), _one_of("trust", "local", "server")),
+    ),
     **_of_table("dpsur", _mechanism("dpsur")),
     "dpsur_cap_share": ((_mechanism("dpsur"), SELECTIVE),),
     **_of_table("dpis", DPIS),
@@ -125,6 +149,10 @@ USES: dict[str, tuple[Way, ...]] = {
     ),
     "allow_unproved": ((*OWN_TEST, _one_of("screening_clip", None)),),
     **_of_table("dpagd", _mechanism("dpagd")),
+    "optimizer": LOCAL_STEPS,
+    "momentum": LOCAL_STEPS,
+    "keep_state": ((LOCAL,),),
+    "weighting": ((LOCAL,),),
     "server_beta2": ((_one_of("strategy", "fedadam", "fedyogi"),),),
     "server_tau": ((_one_of("strategy", "fedadagrad", "fedadam", "fedyogi"),),),
     "proximal_mu": ((_one_of("strategy", "fedprox"),),),

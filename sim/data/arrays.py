@@ -1,27 +1,52 @@
-"""A user's own data set: one `.npz` file, checked array by array.
+"""A user's own data set: arrays by name, checked one by one; and one `.npz` file of them.
 
-The file holds `x` [N, ...] and `y` [N], and may hold `x_test` and `y_test`; other arrays are
-ignored. Records are features ([N, F]), grey images ([N, H, W], read as [N, 1, H, W]) or images with
-channels first ([N, C, H, W]). `uint8` records are pixels and are divided by 255; other numbers are
-used unchanged. Labels are integers 0 .. C-1. Without a test part, one record in five is held out by
-`fixed_split`. Pickled objects are never loaded.
+There are `x` [N, ...] and `y` (`sim.sources.targets`), and there may be `x_test` and `y_test`, and
+`client` [N], texts or integers that say whose record each is. Records are features ([N, F]), grey
+images ([N, H, W], read as [N, 1, H, W]) or images with channels first ([N, C, H, W]). `uint8`
+records are pixels and are divided by 255; other numbers are used unchanged. With `words`, the size
+of a vocabulary, records are word numbers, integers [N, T] below it. `classes` states how many there
+are; otherwise the largest label does. Other arrays are ignored.
+Without a test part, one record in five is held out by `fixed_split`; each of given clients keeps at
+least one. Pickled objects are never loaded.
 """
 
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from sim.config.names import nearest
-from sim.data.files import own_file
+from sim.sources.targets import CLASSES, MAX_CLASSES, WORDS, outputs, targets, tell_absent
 
-MAX_CLASSES = 65_536
-DAMAGE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged archive of arrays raises."""
-_NAMES = ("x", "y", "x_test", "y_test")
+NAMES = ("x", "y", "x_test", "y_test", "client", "words", "classes")
+UNREAD = np.empty(0)
+"""Stands for an array that is not read, as it could be of any kind."""
+MAX_WORDS = 10_000_000
+_PARTS = NAMES[:4]
 _CHANNELS = (1, 3, 4)
+
+
+class Arrays(NamedTuple):
+    """A data set's arrays: N training and M test records.
+
+    Attributes:
+        x, x_test: records, float32 [N, ...] and [M, ...]; int64 [N, T] and [M, T] if words.
+        y, y_test: their targets, int64 or float32 [N, ...] and [M, ...].
+        classes: outputs of a model, such as the number of classes.
+        words: size of the vocabulary if records are word numbers; else 0.
+        owner: int64 [N], the client of each training record, 0 .. K - 1 in the order of the
+            clients' sorted names; None if the data set does not say.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    classes: int
+    words: int = 0
+    owner: np.ndarray | None = None
 
 
 def fixed_split(records: int, test: int) -> tuple[np.ndarray, np.ndarray]:
@@ -29,88 +54,156 @@ def fixed_split(records: int, test: int) -> tuple[np.ndarray, np.ndarray]:
 
     It sorts the raw output of Philox, a stream that is the same in all NumPy versions.
     """
-    order = np.argsort(np.random.Philox(key=0).random_raw(records), kind="stable")
+    order = _fixed_order(records)
     return np.sort(order[test:]), np.sort(order[:test])
 
 
-def read_npz(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Read a file: x float32 [N, ...], y int64 [N], x_test [M, ...], y_test [M], classes C.
-
-    C is the largest training label + 1 (the largest label + 1 if the file has no test part).
-
-    Raises:
-        ValueError: no such file; not an .npz; `x` or `y` missing; arrays that are not numeric,
-            finite and non-empty, or do not match; labels that are not integers in 0 .. C-1.
-    """
-    return parts(_read(own_file(path)), path)
+def _fixed_order(records: int) -> np.ndarray:
+    return np.argsort(np.random.Philox(key=0).random_raw(records), kind="stable")
 
 
-def parts(
-    raw: Mapping[str, np.ndarray], path: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """The same from arrays by name, at least `x` and `y`; errors name `path`.
+def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CLASSES) -> Arrays:
+    """The arrays of a data set, given by name; `loss` says what the targets are.
+
+    There are as many classes as the largest training label + 1 (the largest label + 1 if there is
+    no test part). Errors name `path`.
 
     Raises:
-        ValueError: as `read_npz`, but for the file itself.
+        ValueError: `x` or `y` missing; arrays that are not numeric, finite and non-empty, or do not
+            match; targets that the loss does not take.
     """
-    x, y = _part(raw, "x", "y", path)
-    classes = int(y.max()) + 1
-    if classes < 2:
-        raise ValueError(f"{path}: y holds the label 0 only: a classifier needs at least 2 classes")
+    _check_names(raw, path)
+    words = _stated(raw, "words", MAX_WORDS, path)
+    if loss == WORDS and not words:
+        raise ValueError(f"{path}: loss = {loss} needs words, the size of the vocabulary: add it")
+    x, y = _part(raw, "x", "y", path, loss, words)
+    owner = _owners(raw["client"], len(x), path) if "client" in raw else None
+    classes = outputs(y, words, _stated(raw, "classes", MAX_CLASSES, path), path)
     if "x_test" not in raw:
-        if len(x) < 2:
-            raise ValueError(
-                f"{path}: x holds 1 record, too few to hold out a test part: add x_test and y_test"
-            )
-        train, test = fixed_split(len(x), max(1, len(x) // 5))
-        return x[train], y[train], x[test], y[test], classes
-    x_test, y_test = _part(raw, "x_test", "y_test", path)
+        train, test = _held_out(len(x), owner, path)
+        own = None if owner is None else owner[train]
+        tell_absent(y[train], classes, path)
+        return Arrays(x[train], y[train], x[test], y[test], classes, words, own)
+    x_test, y_test = _part(raw, "x_test", "y_test", path, loss, words)
     _check_alike(raw["x"], raw["x_test"], path)
-    if (largest := y_test.max()) >= classes:
+    if y_test.shape[1:] != y.shape[1:]:
+        raise ValueError(
+            f"{path}: y_test has targets of shape {y_test.shape[1:]}, y of {y.shape[1:]}: make "
+            "them alike"
+        )
+    if y.ndim == 1 and (largest := y_test.max()) >= classes:
         raise ValueError(
             f"{path}: y_test holds the label {largest}, those of y end at {classes - 1}: renumber "
             "them"
         )
-    return x, y, x_test, y_test, classes
+    tell_absent(y, classes, path)
+    return Arrays(x, y, x_test, y_test, classes, words, owner)
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """The file's arrays of known names: x and y, and both of x_test and y_test or neither."""
+def _held_out(records: int, owner: np.ndarray | None, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """The training and the test records; one record of each given client is for training."""
+    if records < 2:
+        raise ValueError(
+            f"{path}: x holds 1 record, too few to hold out a test part: add x_test and y_test"
+        )
+    wanted = max(1, records // 5)
+    if owner is None:
+        return fixed_split(records, wanted)
+    order = _fixed_order(records)
+    kept = order[np.unique(owner[order], return_index=True)[1]]
+    test = order[~np.isin(order, kept)][:wanted]
+    if not test.size:
+        raise ValueError(
+            f"{path}: each client holds 1 record and keeps it, which leaves no test part: add "
+            "x_test and y_test"
+        )
+    return np.setdiff1d(order, test), np.sort(test)
+
+
+def stored(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array, once all of its bytes are compared with the archive's checksum.
+
+    NumPy would read as many as the array's header says, and compare those of a whole file alone.
+    """
+    with archive.open(f"{name}.npy") as file:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):
+            raise ValueError(f"{name} has more bytes than its shape {array.shape}")
+    return array
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an `.npz` file by name, `UNREAD` for those of unknown names.
+
+    Raises:
+        ValueError: the file is no archive of plain arrays.
+    """
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no zip archive")
-        with np.load(path, allow_pickle=False) as file:
-            found = list(file.files)
-            raw = {name: np.asarray(file[name]) for name in found if name in _NAMES}
-    except (*DAMAGE, NotImplementedError) as error:
-        reason = " ".join(str(error).split())
+        with zipfile.ZipFile(path) as archive:
+            found = [name.removesuffix(".npy") for name in archive.namelist()]
+            return {name: stored(archive, name) if name in NAMES else UNREAD for name in found}
+    except MemoryError as error:
+        raise ValueError(f"{path} does not fit into memory ({error}): use fewer records") from error
+    except Exception as error:  # of a damaged archive or header, it can be any
+        reason = " ".join(f"{error}".split()) or type(error).__name__
         raise ValueError(
             f"{path} is no .npz of plain arrays ({reason}): write it with numpy.savez(path, x=x, "
             "y=y)"
         ) from error
-    except MemoryError as error:
-        raise ValueError(f"{path} does not fit into memory ({error}): use fewer records") from error
-    wanted = _NAMES if "x_test" in raw or "y_test" in raw else _NAMES[:2]
+
+
+def _check_names(raw: Mapping[str, np.ndarray], path: str) -> None:
+    """Refuse a missing array, half a test part, and a name that is nearly a known one."""
+    wanted = _PARTS if "x_test" in raw or "y_test" in raw else _PARTS[:2]
     for name in wanted:
         if name not in raw:
             raise ValueError(
-                f"{path}: array {name!r} is missing, the file holds {', '.join(found) or 'none'}: "
-                "add it"
+                f"{path}: array {name!r} is missing, found {', '.join(raw) or 'none'}: add it"
             )
-    for name in found:
-        if name not in _NAMES and (near := nearest(name, _NAMES[2:], likeness=0.8)):
+    for name in raw:
+        if name not in NAMES and (near := nearest(name, NAMES[2:], likeness=0.8)):
             raise ValueError(
                 f"{path}: array {name!r} is unknown, did you mean {near!r}? rename it or leave it "
                 "out"
             )
-    return raw
+
+
+def _stated(raw: Mapping[str, np.ndarray], name: str, most: int, path: str) -> int:
+    """A number that the data set states itself; 0 if it does not."""
+    if name not in raw:
+        return 0
+    number = raw[name]
+    if number.ndim or number.dtype.kind not in "iu" or not 2 <= number <= most:
+        raise ValueError(
+            f"{path}: {name} = {number} must be one integer of at least 2 and at most {most}: "
+            "correct it"
+        )
+    return int(number)
+
+
+def _owners(names: np.ndarray, records: int, path: str) -> np.ndarray:
+    """Client numbers int64 [N], in the order of the clients' sorted names."""
+    if names.dtype.kind not in "iuUS" or names.shape != (records,):
+        raise ValueError(
+            f"{path}: client has dtype {names.dtype} and shape {names.shape}: give an integer or a "
+            f"text for each of the {records} records of x"
+        )
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
 def _part(
-    raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str
+    raw: Mapping[str, np.ndarray], x_name: str, y_name: str, path: str, loss: str, words: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records and labels of the training or test part, checked to be of equal length."""
-    x, y = _records(raw[x_name], x_name, path), _labels(raw[y_name], y_name, path)
+    """The records and targets of the training or test part, checked to be of equal length."""
+    if words:
+        x = _sequences(raw[x_name], x_name, path, words)
+    else:
+        x = _records(raw[x_name], x_name, path)
+    y = targets(raw[y_name], y_name, path, loss)
+    if words and y.ndim == 2 and y.dtype == np.int64:
+        _sequences(y, y_name, path, words)
     if len(x) != len(y):
         raise ValueError(
             f"{path}: {x_name} holds {len(x)} records, {y_name} {len(y)} labels: give each record "
@@ -158,23 +251,17 @@ def _records(array: np.ndarray, name: str, path: str) -> np.ndarray:
     return x[:, None] if x.ndim == 3 else x
 
 
-def _labels(array: np.ndarray, name: str, path: str) -> np.ndarray:
-    """Labels as int64 [N], all in 0 .. MAX_CLASSES - 1."""
-    if array.dtype.kind not in "iu":
+def _sequences(array: np.ndarray, name: str, path: str, words: int) -> np.ndarray:
+    """Word numbers as int64 [N, T], all below `words`."""
+    if array.dtype.kind not in "iu" or array.ndim != 2 or array.size == 0:
         raise ValueError(
-            f"{path}: {name} has dtype {array.dtype}: labels are integers 0 .. C-1, store them as "
-            "int64"
+            f"{path}: {name} has dtype {array.dtype} and shape {array.shape}: word numbers are "
+            "integers [N, T]"
         )
-    if array.ndim != 1:
+    if array.min() < 0 or array.max() >= words:
         raise ValueError(
-            f"{path}: {name} has shape {array.shape}: give one label per record, shape [N]"
-        )
-    outside = np.flatnonzero((array < 0) | (array >= MAX_CLASSES))
-    if outside.size:
-        first = outside[0]
-        raise ValueError(
-            f"{path}: {name}[{first}] = {array[first]} is outside 0 .. {MAX_CLASSES - 1}: renumber "
-            "the labels from 0"
+            f"{path}: {name} holds {array.min()} to {array.max()}, outside 0 .. {words - 1} of "
+            "words: correct the numbers or words"
         )
     return array.astype(np.int64, copy=False)
 

@@ -7,7 +7,6 @@ checksums reveal damage.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import warnings
 import zipfile
@@ -21,6 +20,7 @@ import torch
 from mechanisms import durable
 from sim.config.settings import Data
 from sim.data import dataset as datasets
+from sim.data.arrays import stored
 from sim.data.dataset import Dataset
 from sim.data.files import directory
 from sim.data.scattering import FEATURES, scatter
@@ -48,8 +48,8 @@ def load(data: Data, device: torch.device) -> Dataset:
                 f"feature_groups is {groups}, but features is pixels: give --features scattering, "
                 "or drop --feature-groups"
             )
-        return datasets.load(data.dataset, data.data_dir)
-    dataset = datasets.load(data.dataset, data.data_dir, normalise=False)
+        return datasets.load(data.dataset, data.data_dir, settings=data)
+    dataset = datasets.load(data.dataset, data.data_dir, normalise=False, settings=data)
     scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written
     _check_groups(groups, FEATURES * dataset.x.shape[1])
     x, x_test = _kept((dataset.x, dataset.x_test), device, directory(data.data_dir) / "features")
@@ -104,17 +104,17 @@ def _lock(folder: Path) -> Iterator[None]:
     """Wait for another process that computes features; no lock if the folder is read-only."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(open(folder / "lock", "w")), fcntl.LOCK_EX)
+            durable.make_folder(folder)
+            stack.enter_context(durable.locked(folder / "lock"))
         yield
 
 
 def _read(path: Path) -> Parts | None:
     """The arrays of a file, or None where it is absent or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return file["x"], file["x_test"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with zipfile.ZipFile(path) as archive:
+            return stored(archive, "x"), stored(archive, "x_test")
+    except Exception:  # of a damaged archive, it can be any
         return None
 
 

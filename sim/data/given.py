@@ -7,60 +7,46 @@ arrays; never share them.
 """
 
 import hashlib
-import os
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mechanisms import durable
-from sim.data.arrays import parts
+from sim.data.arrays import NAMES, parts
+from sim.sources.functions import by_name
+from sim.sources.targets import CLASSES
 
 FOLDER, KEY = "datasets", "datasets.key"
 KEY_BYTES = 32
-NAMES = ("x", "y", "x_test", "y_test")
-OWNER_ONLY = 0o600
 
 
-def keep(arrays: Sequence[Any], parent: Path) -> Path:
+def keep(arrays: Sequence[Any] | Mapping[str, Any], parent: Path, loss: str = CLASSES) -> Path:
     """Save these arrays in ``datasets/`` of an existing folder; returns the file's absolute path.
 
     Args:
-        arrays: x and y, or x, y, x_test and y_test, as in `sim.data.arrays`: NumPy arrays, PyTorch
-            tensors, or lists.
+        arrays: x and y, or x, y, x_test and y_test, or arrays by name, as in `sim.data.arrays`:
+            NumPy arrays, PyTorch tensors, or lists.
         parent: parent of the folder, which is that of run directories.
+        loss: says what the targets are.
 
     Raises:
         ValueError: neither two nor four arrays, arrays that an `.npz` must not hold, or a damaged
             key.
     """
-    if len(arrays) not in (2, 4):
-        raise ValueError(f"dataset has {len(arrays)} arrays: give (x, y) or (x, y, x_test, y_test)")
-    named = {name: _array(name, one) for name, one in zip(NAMES, arrays, strict=False)}
-    parts(named, "dataset")
+    named = by_name(arrays, "dataset")
+    parts(named, "dataset", loss)
+    named = {name: array for name, array in named.items() if name in NAMES}
     folder = parent.absolute() / FOLDER
     durable.make_folder(folder)
     path = folder / f"{_digest(named, _key(folder / KEY))}.npz"
     if not path.exists():
-        with durable.writing(path) as file:
-            os.fchmod(file.fileno(), OWNER_ONLY)
+        with durable.writing(path, private=True) as file:
             np.savez(file, allow_pickle=False, **named)
     durable.sync_folder(folder)  # in case a process that died did not
     return path
-
-
-def _array(name: str, given: Any) -> np.ndarray:
-    """The given array, or that of a tensor or list."""
-    try:
-        return np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
-    except (TypeError, ValueError, RuntimeError) as fault:
-        reason = " ".join(str(fault).split())
-        remedy = "give one of NumPy or PyTorch"
-        raise ValueError(f"dataset: {name} is no array of numbers ({reason}): {remedy}") from None
 
 
 def _digest(named: dict[str, np.ndarray], key: bytes) -> str:
@@ -74,14 +60,7 @@ def _digest(named: dict[str, np.ndarray], key: bytes) -> str:
 def _key(path: Path) -> bytes:
     """The folder's key, drawn on first use; if two processes draw one, the first wins."""
     if not path.exists():
-        drawn = path.with_name(f"{KEY}.{secrets.token_hex(8)}.part")
-        with open(drawn, "wb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY)) as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(drawn, path)
-        drawn.unlink()
+        durable.create(path, secrets.token_bytes(KEY_BYTES), private=True)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         must = f"it must have {KEY_BYTES}: restore or remove it"

@@ -26,7 +26,8 @@ def set_aside(
     """The data set without uniformly drawn records, and these records, None if there are none.
 
     Raises:
-        ValueError: no record would be left; the message says to change the setting ``name``.
+        ValueError: no record would be left, or none of a given client; the message says to change
+            the setting ``name``.
     """
     if records == 0:
         return dataset, None
@@ -37,5 +38,16 @@ def set_aside(
         )
     taken = np.zeros(len(dataset.y), dtype=bool)
     taken[rng.choice(len(dataset.y), records, replace=False)] = True
-    rest = replace(dataset, x=dataset.x[~taken], y=dataset.y[~taken])
+    owner = None if dataset.owner is None else _rest(dataset.owner, ~taken, name)
+    rest = replace(dataset, x=dataset.x[~taken], y=dataset.y[~taken], owner=owner)
     return rest, (dataset.x[taken], dataset.y[taken])
+
+
+def _rest(owner: np.ndarray, left: np.ndarray, name: str) -> np.ndarray:
+    """The owners of the records that are left."""
+    absent = np.setdiff1d(owner, owner[left])
+    if absent.size:
+        raise ValueError(
+            f"{name} leaves client {absent[0]} no record: lower --{name.replace('_', '-')}"
+        )
+    return owner[left]

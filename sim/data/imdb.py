@@ -6,22 +6,21 @@ become one number, and a review is truncated to its last words or padded at the 
 
     0: padding    1: beginning    2: any other word    3 + rank: the word of that rank
 
-The vocabulary counts as public, since it was published with the file. The lists are pickled; only
-arrays and lists of numbers are unpickled.
+The vocabulary counts as public, since it was published with the file. The lists are pickled, but
+the file is known to the byte, so its layout alone is read here, and nothing is unpickled.
 """
 
-import hashlib
+import io
 import json
-import pickle
+import re
 import urllib.request
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mechanisms import durable
-from sim.data.arrays import DAMAGE
+from sim.data.files import check_published, published
 
 WORDS = 20_000
 """Vocabulary size, including the three markers."""
@@ -31,19 +30,16 @@ FILLING, BEGINNING, OTHER, FIRST = 0, 1, 2, 3
 
 SOURCE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets"
 REVIEWS, INDEX = "imdb.npz", "imdb_word_index.json"
-SHA256 = {
-    REVIEWS: "69664113be75683a8fe16e3ed0ab59fda8886cb3cd7ada244f7d9544e4676b9f",
-    INDEX: "027313fe9a320280f3bf0fac5baf58c4a683cf39a7ed9c3d3d3912bde4284cf6",
-}
-"""Checksums of the files at `SOURCE`: downloads are checked, files already on disk are not."""
 
-_BUILDING = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("_codecs", "encode"),
-}
+_START = re.compile(rb"\x80[\x02\x03]c[^\]]*b\x89\](?:q.|r....)", re.DOTALL)
+"""What stands before the first list: an array of objects, pickled by protocol 2 or 3."""
+_ONE = rb"K.|M..|J...."
+_LIST = re.compile(
+    rb"(?:e?\()?\](?:q.|r....)((?:\((?:%b)*+e)*+(?:(?:%b)a)?)" % (_ONE, _ONE), re.DOTALL
+)
+_RANK = re.compile(_ONE, re.DOTALL)
+"""A list and its ranks, of 1, 2 or 4 bytes each: 1,000 at most stand between ( and e, one alone
+before an a. The lists themselves stand between ( and e likewise."""
 
 
 def read(root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -51,92 +47,66 @@ def read(root: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
     Raises:
         ValueError: `imdb.npz` is neither in `root` nor in `root/imdb` and cannot be downloaded, or
-            is invalid.
+            is another file.
     """
-    path, names = _found(root, REVIEWS), ("x_train", "y_train", "x_test", "y_test")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            x, y, x_test, y_test = (_array(archive, name) for name in names)
-        return _sequences(x), _labels(y, len(x)), _sequences(x_test), _labels(y_test, len(x_test))
-    except (*DAMAGE, KeyError, pickle.UnpicklingError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{path} is not Keras' {REVIEWS} ({reason}): remove it to download it again, or put "
-            "the file there"
-        ) from error
+    with zipfile.ZipFile(io.BytesIO(_content(root, REVIEWS))) as archive:
+        y, y_test = (_labels(archive.read(f"y_{part}.npy")) for part in ("train", "test"))
+        x = _sequences(archive.read("x_train.npy"), len(y))
+        x_test = _sequences(archive.read("x_test.npy"), len(y_test))
+    return x, y, x_test, y_test
 
 
 def numbers(root: Path) -> dict[str, int]:
     """The number of each word of the vocabulary.
 
     Raises:
-        ValueError: `imdb_word_index.json` is missing and cannot be downloaded, or is invalid.
+        ValueError: `imdb_word_index.json` is missing and cannot be downloaded, or is another file.
     """
-    path = _found(root, INDEX)
-    try:
-        ranks = json.loads(path.read_text(encoding="utf-8"))
-        return {word: FIRST + rank for word, rank in ranks.items() if FIRST + rank < WORDS}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{path} holds no ranks of words ({error}): remove it to download it again"
-        ) from error
+    ranks = json.loads(_content(root, INDEX))
+    return {word: FIRST + rank for word, rank in ranks.items() if FIRST + rank < WORDS}
 
 
-def _found(root: Path, name: str) -> Path:
-    """The path of the file, which is downloaded if missing."""
+def _content(root: Path, name: str) -> bytes:
+    """The content of a published file, which is downloaded if missing."""
     places = root / name, root / "imdb" / name
     for path in places:
         if path.is_file():
-            return path
+            return published(path, f"imdb/{name}")
     try:
         with urllib.request.urlopen(f"{SOURCE}/{name}") as answer:
-            content = answer.read()
-        if hashlib.sha256(content).hexdigest() != SHA256[name]:
-            raise OSError("its SHA-256 is that of another file")
-        places[1].parent.mkdir(parents=True, exist_ok=True)
+            content = check_published(answer.read(), f"imdb/{name}", f"{SOURCE}/{name}")
+        durable.make_folder(places[1].parent)
         durable.write(places[1], content)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
-            f"dataset = 'imdb': {places[1]} is missing and could not be downloaded from {SOURCE} "
-            f"({error}): put the file there, or use --dataset digits"
+            f"dataset = 'imdb': {places[1]} is missing and could not be downloaded ({error}): put "
+            "the file there, or use --dataset digits"
         ) from error
-    return places[1]
+    return content
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds arrays and lists of numbers; refuses a file that names any other type."""
-
-    def find_class(self, module: str, name: str) -> object:
-        if (module, name) not in _BUILDING:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    with archive.open(f"{name}.npy") as file:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{name} is stored in another version of NumPy's format")
-        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
-        if dtype.hasobject:
-            return _Unpickler(file).load()
-        return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if by_columns else "C")
+def _sequences(array: bytes, count: int) -> np.ndarray:
+    """So many reviews of ranks as int64 [count, LENGTH]."""
+    rows, found = [], _START.search(array)
+    while found is not None:
+        end = found.end()
+        if (found := _LIST.match(array, end)) is not None:
+            rows.append(_words(_RANK.findall(found[1])))
+    if len(rows) != count:
+        raise ValueError(f"{REVIEWS} has another layout: review {len(rows)} of {count} is unknown")
+    return np.stack(rows)
 
 
-def _sequences(reviews: np.ndarray | Sequence[Sequence[int]]) -> np.ndarray:
-    """Reviews of ranks as int64 [N, LENGTH]."""
-    x = np.full((len(reviews), LENGTH), FILLING, dtype=np.int64)
-    for row, ranks in zip(x, reviews, strict=True):
-        last = np.asarray(ranks[-LENGTH:])
-        if len(last) and (last.dtype.kind not in "iu" or last.min() < 1):
-            raise ValueError("a review holds something other than ranks of words, integers from 1")
-        words = last.astype(np.int64) + FIRST
-        row[LENGTH - len(words) :] = np.where(words < WORDS, words, OTHER)
-        if len(words) < LENGTH:
-            row[-len(words) - 1] = BEGINNING
-    return x
+def _words(ranks: list[bytes]) -> np.ndarray:
+    """The row of a review."""
+    row = np.full(LENGTH, FILLING, dtype=np.int64)
+    last = [int.from_bytes(rank[1:], "little") + FIRST for rank in ranks[-LENGTH:]]
+    words = np.array(last, dtype=np.int64)
+    row[LENGTH - len(words) :] = np.where(words < WORDS, words, OTHER)
+    if len(words) < LENGTH:
+        row[-len(words) - 1] = BEGINNING
+    return row
 
 
-def _labels(array: np.ndarray, records: int) -> np.ndarray:
-    if array.shape != (records,) or not np.isin(array, (0, 1)).all():
-        raise ValueError(f"{records} reviews need as many labels, each 0 or 1")
-    return array.astype(np.int64)
+def _labels(array: bytes) -> np.ndarray:
+    return np.lib.format.read_array(io.BytesIO(array), allow_pickle=False).astype(np.int64)

@@ -3,7 +3,7 @@
 The registry's torchvision is built for CUDA. On a CPU-only torch its extension does not load, and
 `import torchvision` fails with "operator torchvision::nms does not exist", because it refers to
 undeclared operators. Declaring them is enough for data sets, transforms and models; calling them
-would still fail, but nothing does.
+would still fail, but nothing does. Only downloads use it.
 """
 
 import importlib
@@ -41,6 +41,18 @@ def import_torchvision() -> ModuleType:
         raise ValueError(
             f"torchvision cannot be imported ({type(error).__name__}: {reason}): {remedy}"
         ) from error
+
+
+def download(kind: str, root: Path) -> None:
+    """Download a data set's files, without reading them, which for some needs pickle.
+
+    Raises:
+        Exception: whatever torchvision or the network raises.
+    """
+    cls = getattr(import_torchvision().datasets, kind)
+    unread = cls.__new__(cls)  # its constructor would read them
+    unread.root = str(root)
+    unread.download()
 
 
 def _load_extension(package: Path) -> None:

@@ -2,8 +2,8 @@
 
 The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The
 number of groups is the number of Flower nodes. Nodes write their ledgers into the run directory, so
-they must share its file system. A relative path is resolved in the working directory of the
-SuperLink or the SuperNode that uses it.
+they must share its file system, and each allows it (`sim.engines.policy`). A relative path is
+resolved in the working directory of the SuperLink or the SuperNode that uses it.
 
 A deployed SuperNode starts a process for each message, so torch is imported only where needed.
 """
@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid
+from pydantic import ValidationError
 
 from client.app import client_app
 from client.messages import Answering
 from server.app import PATIENCE, exchange_over, find_groups, server_app
 from sim.commands.flags import Request, parse
 from sim.config.fields import Config
+from sim.engines import policy
 from sim.job import environment
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def _job(settings: str) -> Job:
         from sim.job.device import in_one_order
         from sim.phases.build import build
 
-        config = Config.model_validate_json(settings)
+        config = _settings(settings)
         in_one_order(config)
         job = build(config)
         _known.clear()
@@ -129,9 +131,27 @@ def _job(settings: str) -> Job:
     return _known[settings]
 
 
+def _settings(text: str) -> Config:
+    """The settings in a message.
+
+    Raises:
+        ValueError: they are damaged, or of another version.
+    """
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or text[:60]
+        raise ValueError(
+            f"settings in a message are damaged, or of another version ({where}: {first['msg']}): "
+            "run the same version at the server and at its nodes"
+        ) from None
+
+
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     """A node for this message only, as another process may have charged its ledger in between."""
     run_dir, group = Path(config["run_dir"]), config["group"]
+    policy.check(_settings(config["settings"]), run_dir)
     check_shared(run_dir, group)
     from sim.phases.course import Host
 

@@ -10,7 +10,7 @@ from server import loop, orders
 from server.federation import Exchange
 from server.records import RunInfo
 from server.store import Store
-from sim.job import inputs, manifest, rundir
+from sim.job import card, inputs, manifest, rundir
 from sim.job.job import Job
 from sim.phases import training
 from sim.phases.course import before_training
@@ -49,7 +49,7 @@ def run(job: Job, folder: Path, engine: Engine) -> None:
     with rundir.lock(folder), _resumable(folder):
         durable.sync_folders(folder)
         if job.config.private:
-            orders.write(folder, training.federation(job))
+            orders.write(folder, training.federation(job, folder))
         _run(job, folder, engine)
 
 
@@ -75,7 +75,7 @@ def _remedy(folder: Path) -> str:
 
 def _run(job: Job, folder: Path, engine: Engine) -> None:
     job = before_training(job, folder, engine.exchange)
-    config, federation = job.config, training.federation(job)
+    config, federation = job.config, training.federation(job, folder)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
     with (
@@ -83,14 +83,13 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
         tracking(config.run.track, folder, standing.records) as trackers,
     ):
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round
-        progress.started(
-            RunInfo(federation.rounds, finished, federation.clients, str(folder), at_a_time)
-        )
-        standing = loop.run(
-            federation, engine.exchange, store, standing, [progress.round, *trackers]
-        )
+        shown = str(folder), at_a_time, config.data.metric_name
+        progress.started(RunInfo(federation.rounds, finished, federation.clients, *shown))
+        observers = [progress.round, *trackers]
+        standing = loop.run(federation, engine.exchange, store, standing, observers)
         engine.leave()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
         (engine.report or write_report)(folder)
+        card.write(folder, job)
         progress.finished(summary, engine.where())

@@ -37,7 +37,7 @@ def check(folder: Path, job: Job) -> None:
     Raises:
         ValueError: an input differs, or the key is missing or damaged.
     """
-    key, began = read_key(folder), json.loads((folder / INPUTS).read_text())
+    key, began = read_key(folder), json.loads(durable.read(folder / INPUTS))
     for name, now in _inputs(job, key).items():
         if began[name] != now:
             raise ValueError(

@@ -17,6 +17,7 @@ from sim.data.holdout import Holdout
 from sim.data.partition import Partition
 from sim.job.copies import copy_on
 from sim.job.device import device_of
+from sim.models.objectives import Objective, objective
 
 TRAIN = "train"
 """The name of the phase in which the model is trained."""
@@ -77,7 +78,13 @@ class Job:
         local = self.config.local
         limit = None if local.memory_limit is None else local.memory_limit * MEBIBYTE
         module = copy.deepcopy(self.model).to(self.device)
-        return RecordGradients(module, max_records=local.max_records, memory_limit=limit)
+        loss = self.objective.loss
+        return RecordGradients(module, loss, max_records=local.max_records, memory_limit=limit)
+
+    @property
+    def objective(self) -> Objective:
+        """The loss and the metric."""
+        return objective(self.config.data)
 
     @property
     def device(self) -> torch.device:

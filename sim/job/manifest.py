@@ -16,13 +16,16 @@ import torch
 from mechanisms import durable
 from mechanisms.journal import start
 from server import labels
+from server.curator import LEDGER
 from server.manifest import FILE, FIXED, digest, read
 from sim.commands.version import version
 from sim.job.job import Job
 
 
 def ledger_files(folder: Path, job: Job) -> list[Path]:
-    """The ledger's file of each group."""
+    """The ledger's file of each group, or that of a trusted server, which pays for all."""
+    if job.config.privacy.trust == "server":
+        return [folder / "ledger" / LEDGER]
     return [folder / "ledger" / f"group-{n:04d}.jsonl" for n in range(len(job.groups))]
 
 

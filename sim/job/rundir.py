@@ -1,12 +1,11 @@
 """The run directory: created atomically, and finished with the model and the summary."""
 
 import errno
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,9 @@ from safetensors.torch import save
 from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import MECHANISMS
+from server.guarantees import Guarantee, guarantees
 from server.loop import Standing
-from server.records import Summary, total_seconds
+from server.records import Summary, largest, total_seconds
 from sim.config import configuration as configs
 from sim.config.caveats import caveats
 from sim.config.fields import Config
@@ -90,13 +90,13 @@ def create(folder: Path, job: Job, exactly: bool = False) -> Path:
 def _create(folder: Path, job: Job) -> bool:
     """Whether the run directory was created: False if another start has taken its name."""
     part = folder.with_name(f".{folder.name}.part")
-    part.mkdir(exist_ok=True)
+    durable.make_folder(part)
     try:
         with lock(part):
             if not (part / LOCK).exists():  # it was another start's, which has renamed it
                 return False
             _fill(part, job)
-            part.rename(folder)
+            durable.rename(part, folder)
     except RunInUse:
         return False
     except OSError as fault:
@@ -104,7 +104,6 @@ def _create(folder: Path, job: Job) -> bool:
             raise
         shutil.rmtree(part, ignore_errors=True)  # another start has renamed its own
         return False
-    durable.sync_folder(folder.parent)
     return True
 
 
@@ -115,17 +114,17 @@ def _fill(part: Path, job: Job) -> None:
     with durable.writing(part / "partition.npz", private=True) as file:
         np.savez_compressed(file, allow_pickle=False, **_partition(job))
     inputs.write(part, job)
-    for path in manifest.ledger_files(part, job):
-        path.touch(durable.PRIVATE_FILE)
-    durable.sync_folder(part / "ledger")
+    durable.make_empty(manifest.ledger_files(part, job), private=True)
     manifest.write(part, job)
 
 
 def _partition(job: Job) -> dict[str, np.ndarray]:
-    """Records per client, and per class except in a release: no budget pays for exact counts."""
+    """Records per client, and per class, if targets are classes, except in a release: no budget
+    pays for exact counts."""
     arrays = {"sizes": job.partition.sizes}
-    if not job.config.run.release:
-        arrays["counts"] = job.partition.counts(job.dataset.y, job.dataset.classes)
+    labels = None if job.config.run.release else job.dataset.labels
+    if labels is not None:
+        arrays["counts"] = job.partition.counts(labels, job.dataset.classes)
     return arrays
 
 
@@ -152,9 +151,9 @@ def lock(folder: Path) -> Iterator[None]:
     Raises:
         RunInUse: another process holds it.
     """
-    with open(folder / LOCK, "w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(durable.locked(folder / LOCK, wait=False))
         except BlockingIOError:
             raise RunInUse(
                 f"{folder} is in use by another process: wait until it ends, or end it"
@@ -191,7 +190,14 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),
+        metric=job.config.data.metric_name,
+        guarantees=_guarantees(job.config, certified),
     )
+
+
+def _guarantees(config: Config, certified: np.ndarray) -> tuple[Guarantee, ...]:
+    privacy, spent = config.privacy, largest(certified.tolist())
+    return guarantees(privacy.trust, privacy.unit, config.data.clients, spent)
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:

@@ -21,8 +21,8 @@ from sim.engines import start
 from sim.job import rundir
 from sim.library.caller import lent
 from sim.library.result import Result
-from sim.models.own import find
 from sim.phases.prices import figures_of, outlook_of, prices
+from sim.sources.plugins import find
 
 __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
@@ -44,7 +44,8 @@ def train(
         preset: name of a paper's preset; file and keyword arguments override it.
         resume: directory of a run to resume.
         settings: settings by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test)
-            of NumPy or PyTorch, kept in ``<out>/datasets``. ``model`` may also be a class.
+            of NumPy or PyTorch, or a dictionary of them with ``client``, kept in
+            ``<out>/datasets``. ``model`` may also be a class.
 
     Raises:
         ValueError: a user error, with the command's message.
@@ -144,13 +145,13 @@ def _request(
         return request(values, **places, central=central, defaults=DEFAULTS)
 
     arrays = given.get("dataset")
-    if isinstance(arrays, tuple | list):
+    if isinstance(arrays, tuple | list | Mapping):
         others = ask({name: value for name, value in given.items() if name != "dataset"})
         if others.resume is None:
             parent = rundir.make_parent(others.config)
         else:
             parent = others.resume.absolute().parent
-        given["dataset"] = str(keep(arrays, parent))
+        given["dataset"] = str(keep(arrays, parent, others.config.data.loss))
     asked = ask(given)
     model, engine = asked.config.data.model, asked.config.run.engine
     if model.startswith(f"{OWN}:") and engine != "inline":
@@ -174,7 +175,7 @@ def _value(name: str, value: Any) -> Any:
         return value.item()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if name == "dataset" and not isinstance(value, str | tuple | list):
+    if name == "dataset" and not isinstance(value, str | tuple | list | Mapping):
         kind = type(value).__name__
         wanted = "give a name, a path, or arrays (x, y, x_test, y_test)"
         raise ValueError(f"dataset is a {kind}: {wanted}")

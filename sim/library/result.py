@@ -4,12 +4,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 
 from mechanisms.layout import Layout
 from server import orders, paid
 from server.checkpoints import Checkpoints
+from server.guarantees import Guarantee, guarantees
 from server.records import RoundRecord, Summary, finite, largest
 from server.store import MODEL
 from sim.config.fields import Config
@@ -17,6 +19,7 @@ from sim.data import features
 from sim.data.words import words_of
 from sim.job.device import device_of
 from sim.library.caller import lent
+from sim.library.onnx import export
 from sim.phases.build import model_of
 from sim.showing.audit import FILE as AUDIT
 from sim.showing.audit import Audit
@@ -94,6 +97,16 @@ class Result:
         )
         return max(epsilons, default=0.0)
 
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """Against whom what is protected, at which certified epsilon, the strongest first.
+
+        Raises:
+            ValueError: a ledger file or the file of orders is damaged or missing.
+        """
+        privacy, clients = self.config.privacy, self.config.data.clients
+        return guarantees(privacy.trust, privacy.unit, clients, self.epsilon)
+
     def epsilon_of_group(self, records: int) -> float:
         """The certified epsilon of a person with this many records with one client; the largest of
         all clients, infinite without privacy.
@@ -135,6 +148,21 @@ class Result:
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
         return module.eval()
+
+    def to_onnx(self, path: str | Path) -> Path:
+        """Write the model as an ONNX file, for any number of records at a time; its path.
+
+        Raises:
+            ValueError: as `model`; the extra ``[onnx]`` is not installed, or the model has an
+                operation that ONNX lacks.
+        """
+        return export(self.model(), self._example(), Path(path))
+
+    def _example(self) -> torch.Tensor:
+        """Two records of zeros, as the model takes them."""
+        with lent():
+            x = features.load(self.config.data, device_of(self.config)).x
+        return torch.from_numpy(np.zeros_like(x[:1])).repeat(2, *[1] * (x.ndim - 1))
 
     def _tensors(self) -> dict[str, torch.Tensor] | torch.Tensor:
         """The last model's tensors by name, or the flat parameters of the newest checkpoint."""

@@ -32,7 +32,7 @@ def build(
     activation: str = "tanh",
     words: Words | None = None,
 ) -> nn.Module:
-    """A model from records [B, *input_shape] to logits [B, classes], on the CPU, in training mode.
+    """A model from records [B, *input_shape] to outputs [B, classes], on the CPU, in training mode.
 
     Args:
         name: one of `NAMES`, or the user's `package.module:Class`. Such a class receives those of
@@ -40,7 +40,7 @@ def build(
             constructor names; PyTorch's CPU generator is seeded while it is built and restored
             afterwards.
         input_shape: shape of one record: (F,), (C, H, W), or (T,) for words.
-        classes: number of logits, at least 2.
+        classes: number of outputs, at least 1.
         seed: seed of the initial weights, 0 .. 2**63 - 1.
         activation: `tanh` or `relu`, between the layers of the table's models; unused by `linear`
             and by the user's classes.
@@ -56,10 +56,10 @@ def build(
         raise ValueError(
             f"activation = {activation!r} is unknown: {suggest(activation, ACTIVATIONS)}"
         )
-    if min(input_shape, default=0) < 1 or classes < 2:
+    if min(input_shape, default=0) < 1 or classes < 1:
         raise ValueError(
             f"input_shape = {input_shape}, classes = {classes}: a model needs sizes of at least 1 "
-            "and 2 classes"
+            "and an output"
         )
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed = {seed} is outside 0 .. 2**63 - 1: choose one within")

@@ -1,17 +1,16 @@
 """The user's own models, given as `package.module:Class`."""
 
-import importlib
 import inspect
 
 import torch
 from torch import nn
 
 from sim.data.words import Words
+from sim.sources.plugins import plugin
 
-OWN_PROGRAM = (
-    "it was defined in a notebook or a script, and is only known there: define the class again "
-    "and resume from Python, by sim.train(resume=...), or keep it in a module of its own"
-)
+FORM = "a class of models, a subclass of torch.nn.Module"
+GIVEN = ("input_shape", "classes", "words")
+"""What a class is given, if its constructor has parameters of these names."""
 
 
 def build_own(
@@ -23,30 +22,35 @@ def build_own(
 
     Raises:
         ValueError: the class cannot be imported, built or run, is no `nn.Module`, or its output is
-            not [B, classes]; its parameters or its output are not float32.
+            not [B, classes], or [B, T, classes] for records [B, T] of words; its parameters or its
+            output are not float32.
     """
     kind, vocabulary = _import_class(name), words.count if words else 0
     dtype = torch.int64 if words else torch.float32
-    given = {"input_shape": tuple(input_shape), "classes": classes, "words": vocabulary}
+    given = dict(zip(GIVEN, (tuple(input_shape), classes, vocabulary), strict=True))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            named = inspect.signature(kind).parameters
-            module = kind(**{key: value for key, value in given.items() if key in named})
+            module = kind(**{key: given[key] for key in _taken(name, kind)})
             module.eval()
+        except (Exception, SystemExit) as error:  # the user's code can raise anything
+            raise ValueError(
+                f"model = {name!r} cannot be built ({_reason(error)}) from input_shape = "
+                f"{tuple(input_shape)} and classes = {classes}: correct its constructor"
+            ) from error
+        try:
             with torch.no_grad():
                 output = module(torch.zeros(2, *input_shape, dtype=dtype))
-        except (Exception, SystemExit) as error:  # the user's code can raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+        except (Exception, SystemExit) as error:
             raise ValueError(
-                f"model = {name!r} cannot be built and run on two records of shape "
-                f"{tuple(input_shape)} ({reason}): its constructor may take input_shape and "
-                "classes, and every other argument needs a default"
+                f"model = {name!r} cannot be run on two records of shape {tuple(input_shape)} "
+                f"({_reason(error)}): correct its forward, or its layers' sizes"
             ) from error
-    if not isinstance(output, torch.Tensor) or output.shape != (2, classes):
+    shapes = [(2, classes), *([(2, *input_shape, classes)] if words else [])]
+    if not isinstance(output, torch.Tensor) or output.shape not in shapes:
         shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise ValueError(
-            f"model = {name!r} maps 2 records to {shape}, not to logits (2, {classes}): end it in "
+            f"model = {name!r} maps 2 records to {shape}, not to logits {shapes[-1]}: end it in "
             f"{classes} outputs"
         )
     for own, tensor in [*module.named_parameters(), ("output", output)]:
@@ -57,28 +61,41 @@ def build_own(
     return module.train()
 
 
+def _taken(name: str, kind: type[nn.Module]) -> list[str]:
+    """The names of `GIVEN` that the constructor takes.
+
+    Raises:
+        ValueError: it needs something else.
+    """
+    parameters = inspect.signature(kind).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    others = [
+        one.name
+        for one in parameters
+        if one.name not in GIVEN
+        and one.default is inspect.Parameter.empty
+        and one.kind in (*named, inspect.Parameter.POSITIONAL_ONLY)
+    ]
+    if others:
+        raise ValueError(
+            f"model = {name!r}: its constructor needs {', '.join(others)}, and is given no more "
+            f"than those of {', '.join(GIVEN)} that it names: give the others defaults"
+        )
+    return [one.name for one in parameters if one.name in GIVEN and one.kind in named]
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def _import_class(name: str) -> type[nn.Module]:
     """The class of `package.module:Class`."""
-    path, _, attribute = name.partition(":")
-    try:
-        found = find(path, attribute)
-    except (Exception, SystemExit) as error:  # the user's module can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(
-            f"model = {name!r}: module {path!r} cannot be imported ({reason}): install it or add "
-            "it to PYTHONPATH"
-        ) from error
+    found = plugin("model", name, FORM)
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        holds = f"holds a {type(found).__name__} of that name"
-        what = "has no such class" if found is None else holds
-        remedy = OWN_PROGRAM if path == "__main__" else "name a subclass of torch.nn.Module"
-        raise ValueError(f"model = {name!r}: module {path!r} {what}: {remedy}")
-    return found
-
-
-def find(module: str, qualname: str) -> object:
-    """The object of that name, possibly with dots, in a module; None if there is none."""
-    found: object = importlib.import_module(module)
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
+        kind = getattr(found, "__name__", "") if inspect.isclass(found) else ""
+        what = f"the class {kind}" if kind else f"of type {type(found).__name__}"
+        raise ValueError(
+            f"model = {name!r} is {what}, not {FORM} whose constructor may take "
+            f"{', '.join(GIVEN)}: name such a class"
+        )
     return found

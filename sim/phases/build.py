@@ -1,6 +1,7 @@
 """Builds a run's inputs from its configuration: data, clients, model, plans, chunks, groups."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.fields import Config
+from sim.config.settings import Data
 from sim.data.dataset import Dataset
 from sim.data.features import load
 from sim.data.holdout import Holdout, hold_out, set_aside
-from sim.data.partition import Partition, partition
+from sim.data.partition import Partition, given, partition
 from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.copies import copy_on
@@ -20,9 +22,13 @@ from sim.job.device import device_of, memory_of
 from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.models.networks import build as build_model
-from sim.phases import course, sharing
+from sim.models.objectives import refuse_mixing
+from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
+
+BY_LABEL = ("dirichlet", "shards")
+"""Partitions that divide each class."""
 
 
 def build(config: Config, workers: int | None = None) -> Job:
@@ -34,6 +40,7 @@ def build(config: Config, workers: int | None = None) -> Job:
     """
     check_parts(config)
     dataset, parts, holdout = split(config)
+    config = _with_clients(config, parts.clients)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
@@ -46,7 +53,23 @@ def build(config: Config, workers: int | None = None) -> Job:
         )
     prior = course.paid_before(config, plans)
     job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior)
-    return in_groups(job, workers)
+    job = in_groups(job, workers)
+    trust.aggregator(job)  # before anything is written: shares of noise may not fit
+    return job
+
+
+def _with_clients(config: Config, clients: int) -> Config:
+    """The configuration with the number of clients that a data set gives.
+
+    Raises:
+        ValueError: another number was given.
+    """
+    data = config.data
+    if data.clients not in (clients, Data.model_fields["clients"].default):
+        raise ValueError(
+            f"clients is {data.clients}, but {data.dataset} has {clients}: leave --clients out"
+        )
+    return config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
 
 
 def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
@@ -60,9 +83,31 @@ def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
     loaded = load(data, device_of(config))
     dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
     dataset, holdout = set_aside(dataset, data.public_records, generator(key, "public"))
-    rng = generator(key, "partition")
-    parts = partition(
-        dataset.y,
+    return dataset, _partition(data, dataset, generator(key, "partition")), holdout
+
+
+def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partition:
+    if data.partition == "given":
+        if dataset.owner is None:
+            raise ValueError(
+                f"partition is given, but {dataset.name} does not say whose records it holds: add "
+                "an array client, give a table's --client-column, or use another --partition"
+            )
+        return given(dataset.owner)
+    if dataset.owner is not None and data.clients > 1:
+        warnings.warn(
+            f"{dataset.name} says whose records it holds, which partition = {data.partition} "
+            "ignores: --partition given keeps them together",
+            stacklevel=2,
+        )
+    labels = dataset.labels
+    if labels is None and data.partition in BY_LABEL:
+        raise ValueError(
+            f"partition is {data.partition}, which divides classes, and the targets of loss = "
+            f"{data.loss} are none: use --partition iid, quantity or given"
+        )
+    return partition(
+        np.zeros(len(dataset.y), dtype=np.int64) if labels is None else labels,
         data.clients,
         data.partition,
         rng,
@@ -70,7 +115,6 @@ def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
         shards_per_client=data.shards_per_client,
         minimum=data.min_records,
     )
-    return dataset, parts, holdout
 
 
 def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.Module:
@@ -88,15 +132,28 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
     """The job with its clients in chunks and groups, recorded in its configuration.
 
     Raises:
-        ValueError: the model mixes records.
+        ValueError: the model or the loss mixes records, or the user's own metric fails.
     """
     config, sizes = job.config, job.partition.sizes
+    _try_own(job)
     job.gradients.refuse_mixing(*_two_records(job))
     _refuse_varying(job)
-    width = config.run.chunk_clients or clients_at_a_time(job)
+    alone = config.run.release and config.privacy.unit == "client"  # nobody moves another's bits
+    width = 1 if alone else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
+
+
+def _try_own(job: Job) -> None:
+    """Try a loss and a metric of the user's own on the initial model, before the run begins."""
+    data, initial = job.config.data, job.gradients.layout.initial(job.model)
+    if ":" in data.loss:
+        x, y = _two_records(job)
+        output = job.gradients.logits(initial.to(job.device)[None], x)[0]
+        refuse_mixing(data.loss, job.objective.loss, output, y[0])
+    if job.objective.whole:
+        training.evaluate(job, initial.numpy())
 
 
 def with_groups(config: Config, width: int, chunks: int, workers: int) -> Config:

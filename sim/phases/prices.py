@@ -61,7 +61,8 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     if records is None:
         dataset, parts, holdout = split(config)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
-    clients = config.data.clients
+    given = config.data.partition == "given"
+    clients = len(records) if given else config.data.clients
     if len(records) not in (1, clients) or min(records) < 1:
         raise ValueError(
             f"--records has {len(records)} numbers, the smallest {min(records)}, for {clients} "
@@ -125,7 +126,7 @@ def settings(config: Config) -> Entries:
 
 def row(price: Price) -> Entries:
     """A price as a row: phase, clients, the plan's parameters, and events."""
-    parameters = ("sample_rate", "noise_multiplier", "steps")
+    parameters = ("sample_rate", "unit_rate", "noise_multiplier", "steps")
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
     ordered = sorted(price.charges.items(), key=repr)
     events = [{**to_dict(event), "count": int(count)} for event, count in ordered]

@@ -141,7 +141,7 @@ def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
     path = run_dir / SHARED_FILE
     if not path.exists():  # the phase is not over
         return None
-    tensors = load(path.read_bytes())
+    tensors = load(durable.read(path))
     return tensors["x"], tensors["y"]
 
 

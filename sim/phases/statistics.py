@@ -73,7 +73,7 @@ def standardized(job: Job, run_dir: Path) -> Job:
     path = run_dir / FILE
     if not path.exists():
         return job
-    of_channels = load(path.read_bytes())
+    of_channels = load(durable.read(path))
 
     def scaled(x: np.ndarray) -> np.ndarray:
         shape = (1, -1, *[1] * (x.ndim - 2))

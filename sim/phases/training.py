@@ -3,6 +3,7 @@
 import functools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,15 +11,15 @@ import torch
 from client.client_state import ClientState
 from client.node import Node, Training
 from mechanisms.mechanism import Mechanism
-from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
+from mechanisms.optimizers import OPTIMIZERS
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
-from mechanisms.registry import MECHANISMS, plan_table
+from mechanisms.registry import plan_table
 from mechanisms.settings import MAX_TIMES
 from server.federation import Federation
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
-from sim.phases import phase
+from sim.phases import phase, trust
 from sim.phases.phase import Costs, Outlook, Phase, files, group_data
 from strategies.registry import strategy_of
 
@@ -36,7 +37,8 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
     kinds, which = np.unique(sizes, return_inverse=True)
     steps = np.array([local_steps(config, size) for size in kinds.tolist()])[which]
     own, rounds = getattr(config, config.privacy.mechanism, None), participations(config)
-    return plan_table(config.privacy, own, steps, rounds, sizes, merge(*earlier.values()))
+    prior, mechanism = merge(*earlier.values()), trust.trained_by(config)[0]
+    return plan_table(config.privacy, own, steps, rounds, sizes, prior, mechanism)
 
 
 def local_steps(config: Config, size: int) -> int:
@@ -60,53 +62,81 @@ def local_steps(config: Config, size: int) -> int:
 def participations(config: Config) -> int:
     """Rounds for which a client's budget is planned."""
     rounds = config.rounds
-    expected = math.ceil(round(rounds.fraction * rounds.rounds, 9))
+    by_coins = config.privacy.trust == "server"  # all clients pay for every round
+    expected = rounds.rounds if by_coins else math.ceil(round(rounds.fraction * rounds.rounds, 9))
     return min(rounds.rounds, rounds.max_participations or expected)
 
 
-def federation(job: Job, run_dir: Path | None = None) -> Federation:
+def federation(job: Job, run_dir: Path = Path()) -> Federation:
     """The configured rounds, numbered from 1."""
     config, rounds = job.config, job.config.rounds
-    own = {"evaluate": functools.partial(evaluate, job), "fraction": rounds.fraction}
+    own: dict[str, Any] = {
+        "evaluate": functools.partial(evaluate, job),
+        "fraction": rounds.fraction,
+        "curator": trust.curator(job, run_dir),
+        "aggregator": trust.aggregator(job),
+    }
     initial = job.gradients.layout.initial(job.model).numpy().copy()
     return phase.federation(job, TRAIN, strategy_of(config.strategy, config.fedfed), initial, **own)
 
 
 def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:
-    """(accuracy, mean cross-entropy) of the model ``[P]`` on the test set."""
+    """(metric, mean loss) of the model ``[P]`` on the test set.
+
+    Raises:
+        ValueError: the user's own metric fails.
+    """
     x_test, y_test = job.tests
-    rows = place(torch.from_numpy(params), job.device)[None]
+    rows, objective = place(torch.from_numpy(params), job.device)[None], job.objective
     found = rows.new_zeros(2, dtype=torch.float64)  # read once, at the end
+    outputs = []
     for at in range(0, len(y_test), EVALUATION_BATCH):
         x, y = x_test[at : at + EVALUATION_BATCH], y_test[at : at + EVALUATION_BATCH]
-        logits = job.gradients.logits(rows, x[None])[0]
-        found[0] += (logits.argmax(dim=1) == y).sum()
-        found[1] += torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    right, loss = found.tolist()
-    return right / len(y_test), loss / len(y_test)
+        output = job.gradients.logits(rows, x[None])[0]
+        found[1] += objective.loss(output, y).double().sum()
+        if objective.whole:
+            outputs.append(output)
+        else:
+            found[0] += objective.metric(output, y).double().sum()
+    metric, loss = (found / len(y_test)).tolist()
+    if outputs:
+        metric = _whole(job, torch.cat(outputs), y_test)
+    return metric, loss
+
+
+def _whole(job: Job, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """The user's own metric of all test records."""
+    try:
+        found = job.objective.metric(outputs, targets)
+        return float(torch.as_tensor(found, dtype=torch.float64).mean())
+    except (Exception, SystemExit) as error:  # the user's code can raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"metric = {job.config.data.metric!r} fails ({reason}) on outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: correct it"
+        ) from error
 
 
 def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None) -> Node:
     """The clients of a group, which train the model by ``mechanism`` or the configuration's."""
-    config, schedule = job.config, SCHEDULES[job.config.local.lr_schedule]
-    strategy = strategy_of(config.strategy, config.fedfed)
+    config, strategy = job.config, strategy_of(job.config.strategy, job.config.fedfed)
     training = Training(
-        mechanism=mechanism or MECHANISMS[config.privacy.mechanism],
+        mechanism=mechanism or trust.trained_by(config)[0],
         gradients=job.gradients,
         optimizer=OPTIMIZERS[config.local.optimizer](config.local.momentum),
-        learning_rate=lambda round_, taken, steps: (
-            config.local.lr
-            * schedule(((round_ - 1) * steps + taken) / (config.rounds.rounds * steps))
-        ),
+        learning_rate=functools.partial(trust.rate, config),
         seed=job.seed,
-        sent=strategy.sent,
+        dropout=config.rounds.dropout,
+        sent=trust.sent_by(job),
         guide=strategy.guide,
     )
     client_state = None
     if config.local.keep_state:
         folder = run_dir / "clients" / f"group-{group:04d}"
         client_state = ClientState(folder, training.mechanism.lasting)
-    return Node(training, group_data(job, group), job.plans, *files(run_dir, group), client_state)
+    ledger, uploads = files(run_dir, group) if config.privacy.trust != "server" else (None, None)
+    kept = uploads if config.privacy.trust == "local" else None
+    return Node(training, group_data(job, group), job.plans, ledger, kept, client_state)
 
 
 PHASE = Phase(TRAIN, lambda config: config.rounds.rounds, plan, federation, node)

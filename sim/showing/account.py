@@ -54,6 +54,8 @@ def show_ledger(result: Entries) -> None:
     for texts, clients in groups.items():
         table.add_row(format_ranges(clients), *texts)
     Console().print(table)
+    for name, value in wording.protections(result["guarantees"]):
+        Console().print(f"{name:<18} {value}", soft_wrap=True)
     _show_notes([*result["caveats"], result["note"]])
 
 

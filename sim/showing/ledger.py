@@ -11,6 +11,7 @@ from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
 from server import manifest, orders
 from server import paid as paid_in
+from server.guarantees import guarantees
 from sim.config.caveats import caveats_of
 from sim.showing import wording
 
@@ -32,8 +33,17 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"--ledger = {folder} must be an existing run directory; give the folder a run printed"
         )
     path = folder / "config.toml"
+    if not path.exists() and not (folder / "ledger").is_dir():
+        inside = sorted(one.parent.name for one in folder.glob("*/config.toml"))
+        hint = f", such as {folder / inside[-1]}" if inside else ""
+        raise ValueError(
+            f"--ledger = {folder} is no run directory, it has neither config.toml nor ledger: give "
+            f"the directory of a run{hint}"
+        )
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
+    trust = setting(config, "privacy", "trust", str) or "local"
+    unit = setting(config, "privacy", "unit", str) or "record"
     delta = setting(config, "privacy", "delta", float) if delta is None else delta
     if delta is None:
         raise ValueError(
@@ -46,12 +56,7 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
     price: Price = _least
     note = ""
     if records is not None:
-        group.check_records(records)
-    if records is not None and not finished:
-        raise ValueError(
-            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
-            f"resume {folder}, or drop --group"
-        )
+        _check_group(folder, records, finished, unit)
     if private and not finished:
         price, note = _unfinished(folder, config, delta, paid)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
@@ -59,7 +64,28 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
         for row in clients:
             row |= _of_group(paid.get(row["client"], {}), delta, records, private)
     said = list(caveats_of(event for charges in paid.values() for event in charges))
-    return {"finished": finished, "note": note, "clients": clients, "caveats": said}
+    largest = max((row["epsilon_certified"] for row in clients), default=0.0)
+    return {
+        "finished": finished,
+        "note": note,
+        "clients": clients,
+        "caveats": said,
+        "guarantees": list(guarantees(trust, unit, len(clients), largest)),
+    }
+
+
+def _check_group(folder: Path, records: int, finished: bool, unit: str) -> None:
+    group.check_records(records)
+    if not finished:
+        raise ValueError(
+            f"--group {records} needs a finished run, as its proof is for an end fixed beforehand: "
+            f"resume {folder}, or drop --group"
+        )
+    if unit == "client":
+        raise ValueError(
+            f"--group {records} counts records of one person, but {folder} protects each client "
+            "with all of its records: drop --group"
+        )
 
 
 def _of_group(charges: accountant.Charges, delta: float, records: int, private: bool) -> Entries:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from server.records import Epsilon, RoundRecord
+from sim.config.settings import ACCURACY
 
 BLUE, ORANGE, GREY, RED = "#2b6cb0", "#dd7a1b", "#8a94a3", "#c53030"
 INK, RULE = "#2d3748", "#e2e8f0"
@@ -56,16 +57,21 @@ def svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def accuracy_and_loss(records: Sequence[RoundRecord], part: str) -> Figure:
-    """Accuracy and loss by round on the evaluated ``part``, ``test`` or ``validation``."""
+def accuracy_and_loss(
+    records: Sequence[RoundRecord], part: str, metric: str = ACCURACY, unit: str = "nats"
+) -> Figure:
+    """Accuracy, or another metric, and loss by round on the evaluated ``part``, ``test`` or
+    ``validation``; the unit is the loss's, empty for none."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         rounds = [r.round for r in records]
         _by_round(left, rounds, [r.accuracy for r in records], BLUE)
-        left.set(ylabel=f"{part} accuracy", ylim=(0, 1))
+        left.set(ylabel=f"{part} {metric}")
+        if metric == ACCURACY:
+            left.set(ylim=(0, 1))
         _by_round(right, rounds, [r.loss for r in records], BLUE)
-        right.set(ylabel=f"{part} loss [nats]")
+        right.set(ylabel=f"{part} loss" + (f" [{unit}]" if unit else ""))
         right.set_ylim(bottom=0)
         return figure
 

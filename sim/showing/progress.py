@@ -10,6 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as LiveLine
 
 from server.records import RoundRecord, RunInfo, Summary, finite, largest, middle
+from sim.config.settings import ACCURACY
 from sim.showing import wording
 
 
@@ -89,12 +90,17 @@ class Progress:
             self._line = None
 
     @property
+    def _metric(self) -> str:
+        metric = self._info.metric if self._info else ACCURACY
+        return "acc" if metric == ACCURACY else metric
+
+    @property
     def _alone(self) -> bool:
         return self._info is not None and self._info.clients == 1
 
     def _figures(self, record: RoundRecord) -> str:
         parts = [
-            f"acc {wording.figure(record.accuracy, 3)}",
+            f"{self._metric} {wording.figure(record.accuracy, 3)}",
             f"loss {wording.figure(record.loss, 3)}",
         ]
         if finite(record.epsilon_certified_max) is None:
@@ -117,7 +123,7 @@ def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
     certified, published = largest(summary.epsilon_certified), largest(summary.epsilon_published)
     alone = len(summary.epsilon_certified) == 1
     rows = [
-        (f"{summary.evaluated_on} accuracy", wording.figure(summary.accuracy)),
+        (f"{summary.evaluated_on} {summary.metric}", wording.figure(summary.accuracy)),
         (f"{summary.evaluated_on} loss", wording.figure(summary.loss)),
         ("certified epsilon", wording.epsilon(certified)),
     ]
@@ -133,6 +139,7 @@ def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
         rows.append(("by Renyi alone", by_renyi))
     if certified is not None:
         rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
+    rows += wording.protections(summary.guarantees)
     retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")
     used_up = ("budget", "used up" if summary.retired else "pays for further rounds")
     return [

@@ -12,10 +12,12 @@ import numpy as np
 from mechanisms import durable
 from mechanisms.accounting import group
 from server import paid
+from server.guarantees import UNITS, guarantees
 from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS, TABLES
+from sim.config.settings import ACCURACY
 from sim.config.use import used_by_table
 from sim.showing import audit as audit_result
 from sim.showing import page, wording
@@ -33,6 +35,18 @@ _THREAT_MODEL = (
     "of the whole system is the largest of them, never their sum. The certified epsilon is "
     "proved; the published one is what the mechanism's paper claims, for comparison only."
 )
+_SUMS = (
+    "What is protected is {unit}. Adjacency is zero-out: it is replaced by a null {kind}, which "
+    "adds to no sum and to no count. {trusted} The model of each round is taken to be seen by "
+    "everybody. The certified epsilon is proved; the published one is what the mechanism's paper "
+    "claims, for comparison only."
+)
+_TRUSTED = {
+    "server": "The server is trusted: it sees what each client sends, adds noise to the sum over "
+    "all clients, and every client pays for every round.",
+    "aggregate": "Secure aggregation is trusted: the server sees the sum of what clients send, "
+    "to which each of them has added a share of the noise, and who has answered.",
+}
 _ONE_CLIENT = (
     "What is protected is one training record. Adjacency is zero-out: the record is replaced by "
     "a null record that adds to no sum and to no count; how many records there are is public. "
@@ -60,9 +74,7 @@ def write_report(run_dir: Path) -> Path:
     partition = None if run.counts is None else plots.svg(plots.partition(run.counts))
     parts = [_headline(run)]
     if run.records:
-        pictures = plots.svg(plots.accuracy_and_loss(run.records, run.config.data.evaluate_on))
-        part = f"{run.config.data.evaluate_on.capitalize()} part, after each round."
-        parts.append(page.section("Model", page.picture(pictures, "accuracy and loss", part)))
+        parts.append(page.section("Model", _quality(run)))
     parts += [_privacy(run)] if run.config.private else []
     if any(record.metrics for record in run.records):
         pictures = plots.svg(plots.mechanism_metrics(run.records))
@@ -119,11 +131,14 @@ def _headline(run: Run) -> str:
     several = "" if run.alone else f", largest of {_clients(run)}"
     note = f"at delta {delta:g}{several}{goal.get('certified', '')}{proviso}"
     note = note if run.config.private else "trained without privacy"
-    shown = "unknown" if finite(accuracy) is None else f"{accuracy:.1%}"
+    metric = run.config.data.metric_name
+    shown = wording.figure(accuracy)
+    if finite(accuracy) is not None and metric == ACCURACY:
+        shown = f"{accuracy:.1%}"
     when = f"after round {last.round} of {run.config.rounds.rounds}"
     part = run.config.data.evaluate_on.capitalize()
     entries = [
-        (f"{part} accuracy", shown, f"{when}; loss {wording.figure(last.loss)}"),
+        (f"{part} {metric}", shown, f"{when}; loss {wording.figure(last.loss)}"),
         ("Certified epsilon", _epsilon(certified if run.config.private else None), note),
     ]
     if run.config.private:
@@ -136,6 +151,17 @@ def _headline(run: Run) -> str:
         note = f"of {len(run.sizes)}: their budget pays for no further round"
         entries.append(("Retired clients", str(last.retired), note))
     return page.tiles(entries)
+
+
+def _quality(run: Run) -> str:
+    """Metric and loss by round."""
+    from sim.showing import plots
+
+    data = run.config.data
+    unit = "nats" if data.loss.endswith("cross-entropy") else ""
+    figure = plots.accuracy_and_loss(run.records, data.evaluate_on, data.metric_name, unit)
+    caption = f"{data.evaluate_on.capitalize()} part, after each round."
+    return page.picture(plots.svg(figure), f"{data.metric_name} and loss", caption)
 
 
 def _before_the_end(run: Run) -> tuple[Epsilon, str]:
@@ -195,7 +221,8 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
 def _several_records(run: Run) -> list[str]:
     """Epsilons for several records of one person; none without a ledger and a proved epsilon."""
     certified = run.summary.epsilon_certified if run.summary else ()
-    if largest(certified) is None or not (run.folder / "ledger").is_dir():
+    by_client = run.config.privacy.unit == "client"  # which covers all records of a person there
+    if by_client or largest(certified) is None or not (run.folder / "ledger").is_dir():
         return []
     worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
     spent, delta = paid.read(run.folder), run.config.privacy.delta
@@ -212,15 +239,23 @@ def _several_records(run: Run) -> list[str]:
 
 
 def _guarantee(run: Run) -> str:
-    records, delta = int(run.sizes.sum()), run.config.privacy.delta
+    privacy, delta = run.config.privacy, run.config.privacy.delta
+    records = int(run.sizes.sum()) if privacy.unit == "record" else len(run.sizes)
     if not run.config.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
-    parts = [page.paragraph(_ONE_CLIENT if run.alone else _THREAT_MODEL)]
+    kind, trusted = privacy.unit, _TRUSTED.get(privacy.trust)
+    sums = _SUMS.format(unit=UNITS[kind], kind=kind, trusted=trusted)
+    threat = sums if trusted else _THREAT_MODEL
+    parts = [page.paragraph(_ONE_CLIENT if run.alone else threat)]
+    spent = largest(run.summary.epsilon_certified) if run.summary else _before_the_end(run)[0]
+    rows = guarantees(privacy.trust, privacy.unit, len(run.sizes), spent)
+    parts.append(page.table(wording.AGAINST, wording.guarantees(rows)))
     if run.config.run.release:
         parts.append(page.paragraph(wording.RELEASED))
     if delta * records >= 1:
-        text = f"Delta {delta:g} is not below 1 / {records} records"
-        parts.append(page.paragraph(f"{text}: it allows that some record is given away entirely."))
+        text = f"Delta {delta:g} is not below 1 / {records} {privacy.unit}s"
+        allows = f"it allows that some {privacy.unit} is given away entirely."
+        parts.append(page.paragraph(f"{text}: {allows}"))
     parts += [page.paragraph("What it does not cover, or takes for granted:")]
     parts += [page.listing(caveats(run.config))]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
@@ -234,7 +269,8 @@ def _partition(run: Run, svg: bytes | None) -> str:
     )
     held = f"One client holds all {int(sizes.sum())} records." if run.alone else several
     if svg is None:
-        return page.section(title, page.paragraph(f"{held} A release does not show their labels."))
+        release = " A release does not show their labels." if run.config.run.release else ""
+        return page.section(title, page.paragraph(f"{held}{release}"))
     above = "" if run.alone else "Above: records of each client. "
     caption = f"{held} {above}Below: of each class."
     return page.section(title, page.picture(svg, "records by client and class", caption))

@@ -23,7 +23,7 @@ class Run:
         records: the records of its finished rounds.
         sizes: records per client, int64 ``[clients]``.
         counts: records per client and class, int64 ``[clients, classes]``; None for a release,
-            which does not publish them.
+            which does not publish them, and where targets are no classes.
         summary: the summary; None until the run is finished.
     """
 
@@ -64,8 +64,9 @@ def read_run(run_dir: Path) -> Run:
         whole = (json.loads(line) for line in lines if line.endswith("}"))
         records = tuple(RoundRecord.from_json(line) for line in whole)
         closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
-        with np.load(run_dir / "partition.npz") as arrays:
-            sizes, counts = arrays["sizes"], None if config.run.release else arrays["counts"]
+        with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
+            known = not config.run.release and "counts" in arrays.files
+            sizes, counts = arrays["sizes"], arrays["counts"] if known else None
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ValueError(
             f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it"

@@ -1,7 +1,8 @@
 """How the terminal and the report word numbers and notices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from typing import Any
 
 from server.records import Epsilon, finite
 
@@ -37,6 +38,29 @@ def epsilon(value: Epsilon, digits: int = 4, infinite: str = "infinite (not priv
     if value is None or finite(value) is None:
         return infinite
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(value)):.{digits}g}"
+
+
+AGAINST = ("Protected from", "Which sees", "Unit", "Certified epsilon")
+"""The head of a table of guarantees."""
+
+
+def guarantees(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A table's rows; who is trusted has no epsilon."""
+    names = ("adversary", "sees", "unit")
+    return [(*(row[n] for n in names), epsilon(row["epsilon"], infinite="none")) for row in rows]
+
+
+def protections(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The same as lines (name, value); without privacy, one."""
+    if not any(row["epsilon"] for row in rows):
+        return [("protected", "nothing")] if rows else []
+    lines = [("protected", rows[0]["unit"])]
+    for row in rows:
+        spent, sees = row["epsilon"], row["sees"]
+        trusted = f"not at all: trusted with {sees}"
+        text = f"epsilon {epsilon(spent)}, seeing {sees}" if spent is not None else trusted
+        lines.append((f"from {row['adversary']}", text))
+    return lines
 
 
 def lower_bound(value: float, digits: int = 4) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from mechanisms import durable
+
 PROJECT = "dp-federated-simulator"
 """What trackers call a group of runs."""
 
@@ -48,7 +50,7 @@ class MLflow:
         os.environ |= {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
         from mlflow.tracking import MlflowClient
 
-        (folder / ".trash").mkdir()  # or a store that MLflow has in memory would miss it
+        durable.make_folder(folder / ".trash")  # or a store that MLflow has in memory would miss it
         self._client = MlflowClient(tracking_uri=folder.absolute().as_uri())
         experiment = self._client.create_experiment(PROJECT)
         self._run = self._client.create_run(experiment, run_name=name).info.run_id

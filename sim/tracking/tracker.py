@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from mechanisms import durable
 from server.records import RoundRecord
 from sim.tracking.sinks import SINKS, Sink
 
@@ -110,7 +111,7 @@ def tracking(
 
     def open_sink() -> Sink:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        durable.make_folder(folder)
         return SINKS[name](folder, run_dir.resolve().name)
 
     with closing(Tracker(name, open_sink)) as tracker:

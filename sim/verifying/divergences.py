@@ -41,6 +41,8 @@ def divergence(event: events.Event, order: arb) -> arb:
             return arb(event.rdp)
         case events.PaperClaim() | events.PublicLabels() | events.TrialCap() | events.Covered():
             return arb(0)
+        case events.SummedShares():
+            return arb(0)
     return arb("inf")
 
 
@@ -48,7 +50,7 @@ def failure(event: events.Event) -> arb:
     """The part of delta that one application uses up."""
     if isinstance(event, events.TrialCap):
         return (1 - arb(event.lowest_acceptance)) ** int(event.most_rejections)
-    return arb(0)
+    return arb(event.failure) if isinstance(event, events.SummedShares) else arb(0)
 
 
 def sampled(rate: arb, noise: arb, order: arb) -> arb:

@@ -200,6 +200,8 @@ def laws(event: events.Event) -> list[Law] | None:
             return [Tested(Sampled(rate, noise), _cases(event))]
         case events.PaperClaim() | events.PublicLabels() | events.Covered():
             return []
+        case events.SummedShares():  # a part of delta
+            return []
     return None
 
 

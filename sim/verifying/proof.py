@@ -45,11 +45,14 @@ def interval(
             return outward(ball, ball)
         if _overdrawn(charges):
             return math.inf, math.inf
+        left = arb(delta) - _lost(charges)
+        if not left > 0:
+            return math.inf, math.inf
         steps = [(law, count) for event, count in charges.items() for law in laws(event) or ()]
         if not steps:
             return 0.0, 0.0
         for fineness in FINENESS:
-            low, high = outward(*lattice.epsilon(steps, arb(delta), fineness))
+            low, high = outward(*lattice.epsilon(steps, left, fineness))
             if printed >= high or printed < low:
                 break
         return low, high
@@ -72,12 +75,17 @@ def _at_order(charges: Charges, delta: arb, order: arb, beside: arb) -> arb:
     if _overdrawn(charges):
         return arb("inf")
     spent = sum((n * divergence(event, order) for event, n in charges.items()), arb(0))
-    lost = sum((n * failure(event) for event, n in charges.items()), arb(0))
+    lost = _lost(charges)
     left = delta if lost < beside else delta - lost
     if not left > 0:
         return arb("inf")
     found = spent + ((order - 1) / order).log() - (left.log() + order.log()) / (order - 1)
     return found.max(arb(0)) + lost / (1 - lost)
+
+
+def _lost(charges: Charges) -> arb:
+    """The part of delta that all charges use up."""
+    return sum((n * failure(event) for event, n in charges.items()), arb(0))
 
 
 def _is_gaussian(event: events.Event) -> bool:

@@ -1,0 +1,133 @@
+"""What clients contribute to a sum that is noised outside them: bounded, exact, without noise.
+
+With L2 bound C and contributions v_k, one for each client of a round:
+
+- unit record: ``v_k = sum_{i in B_k} clip(g_i, C)`` over one Poisson batch of rate q. A record
+  moves the sum over all clients by at most C, as it would if one client held all records.
+- unit client: ``v_k = clip(w_k - w, C)``, the change of the model w by local steps without privacy
+  (DP-FedAvg: McMahan, Ramage, Talwar, Zhang 2018). Clients enter a round by coins of probability p.
+  A client, with all of its records, moves the sum by at most C.
+
+So with noise of standard deviation s C on the sum, a round is SGM(q, s) for each record, or SGM(p,
+s) for each client, whether it entered or not (p is 1 where the adversary sees who did).
+Contributions are in whole units of ``2^-44 C``
+(`mechanisms/grid.py`), so that their sum is exact in any order. One that is not finite is 0.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mechanisms import dpsgd, none
+from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.events import SampledGaussian, SummedShares
+from mechanisms.clipping import CLIPPING
+from mechanisms.cohort import Cohort, LocalState
+from mechanisms.grid import whole_parts
+from mechanisms.mechanism import Mechanism
+from mechanisms.metric import IDENTITY
+from mechanisms.plan import Plan, Terms, least_noises
+from mechanisms.updates import Sent
+
+
+@dataclass(frozen=True)
+class ContributionPlan:
+    """A client's plan where noise is added to a sum of clients.
+
+    Attributes:
+        sample_rate: probability that a record enters a local step's batch.
+        steps: local steps a round.
+        noise_multiplier: s of the first round, standard deviation of the sum's noise over C.
+        clip_norm: C, bound on a record's gradient or on a client's update.
+        clipping: ``flat`` or ``auto``, a name of ``CLIPPING``.
+        noise_decay: decrease of the logarithm of s from a round to the next.
+        unit_rate: probability that the protected unit enters the sum.
+        failure: part of delta that a round uses up (`mechanisms.shares`); 0 for none.
+    """
+
+    sample_rate: float
+    steps: int
+    noise_multiplier: float
+    clip_norm: float
+    clipping: str
+    noise_decay: float
+    unit_rate: float
+    failure: float = 0.0
+
+    def multiplier(self, nth: int) -> float:
+        """The noise multiplier of the ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
+        return self.noise_multiplier * math.exp(-self.noise_decay * (nth - 1))
+
+    def round_charges(self, nth: int) -> Charges:
+        """One noisy sum, whether the unit enters it or not."""
+        noisy: Charges = {SampledGaussian(self.unit_rate, self.multiplier(nth)): 1}
+        return {**noisy, SummedShares(self.failure): 1} if self.failure else noisy
+
+
+def with_one_noise(
+    plan_of: Callable[[Terms, float], Any], terms: Sequence[Terms]
+) -> Sequence[Plan]:
+    """Plans with the same noise multiplier, as one noise covers all: the least that is enough for
+    the largest sampling rate, and so for the others (Lemma 2 of `docs/theory/setting.md`).
+
+    Raises:
+        ValueError: no noise multiplier is large enough.
+    """
+    dearest = max(terms, key=lambda one: one.privacy.sample_rate)
+    (noise,) = least_noises(lambda one, noise: one.run(plan_of(one, noise)), [dearest])
+    return [plan_of(one, noise) for one in terms]
+
+
+def add_up(cohort: Cohort, state: LocalState) -> LocalState:
+    """The only step of a round: the sum of clipped gradients of a batch, without noise."""
+    batch, bound = dpsgd.draw(cohort), state.memory["clip_norm"]
+    rates, clip = cohort.exact("sample_rate"), CLIPPING[cohort.plans[0].clipping]
+    total, _ = cohort.arithmetic.gradient_sum(
+        cohort.gradients,
+        state.params,
+        batch,
+        lambda norms: clip(norms, bound) * batch.mask,
+        bound,
+        cohort.width(rates),
+        IDENTITY,
+    )
+    whole = total if total.dtype == torch.int64 else whole_parts(total, bound)
+    return replace(state.remember(sum=whole), taken=state.taken + 1)
+
+
+def clipped_update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
+    """Updates clipped to norm C as a whole, int64 ``[K, P]``."""
+    moved = (end.params - start).double()
+    bound = torch.tensor(cohort.exact("clip_norm"), dtype=torch.float64, device=moved.device)
+    norms = moved.norm(dim=1, keepdim=True)
+    factors = CLIPPING[cohort.plans[0].clipping](norms, bound)
+    return whole_parts(torch.where(factors > 0, moved * factors, 0.0), bound)
+
+
+RECORD_SUM = Sent(lambda cohort, start, end: end.memory["sum"], whole=True)
+CLIPPED_UPDATE = Sent(clipped_update, whole=True)
+
+
+def of_unit(unit: str, client_rate: float, failure: float = 0.0) -> tuple[Mechanism, Sent]:
+    """How clients train and what they send, if the unit is ``record`` or ``client``.
+
+    Args:
+        unit: the setting.
+        client_rate: probability that a client enters a round, by coins that nobody sees.
+        failure: part of delta that a round uses up.
+    """
+
+    def plan(terms: Terms, noise: float) -> ContributionPlan:
+        p = terms.privacy
+        own = noise, p.clip_norm, p.clipping, p.noise_decay
+        rate = p.sample_rate if unit == "record" else client_rate
+        return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure)
+
+    if unit == "record":
+        start, sent = dpsgd.start, RECORD_SUM
+        return Mechanism(plan, add_up, start=start, calibrate=with_one_noise, lasting=()), sent
+    return Mechanism(plan, none.step, calibrate=with_one_noise, lasting=()), CLIPPED_UPDATE

@@ -1,0 +1,102 @@
+"""The trusted server: it pays for all clients, draws those of a round, and noises the sum of what
+they contribute (`mechanisms/contributions.py`).
+
+Clients enter a round by independent coins, which nobody but the server may see. A round that no
+client has entered releases noise all the same. What a round costs is in the server's ledger file
+before a request leaves, for every client, whether it enters the round or not.
+"""
+
+import functools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from client.messages import Upload
+from mechanisms.accounting.ledger import Ledger
+from mechanisms.arithmetic import of_seed
+from mechanisms.entropy import SystemEntropy
+from mechanisms.grid import PART
+from mechanisms.plan import PlanTable
+from mechanisms.randomness import SERVER, Streams, SystemStreams, generator, seed_key
+from mechanisms.sampling import threshold
+
+LEDGER = "server.jsonl"
+"""The server's file in the folder of ledgers."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Curator:
+    """A trusted server's side of rounds.
+
+    Attributes:
+        path: its ledger file.
+        plans: the clients' plans.
+        bound: C, clip norm of a contribution, the same for all.
+        multiplier: from the clients' count of rounds to the noise multiplier s, likewise.
+        seed: of a simulation; None for a release, which draws from the operating system's entropy.
+        fraction: probability that a client enters a round.
+        expected: the divisor, how many contributions of norm C a sum is expected to have.
+        factor: from a round's number to what the mean is multiplied by.
+    """
+
+    path: Path
+    plans: PlanTable
+    bound: float
+    multiplier: Callable[[int], float]
+    seed: int | None
+    fraction: float
+    expected: float
+    factor: Callable[[int], float]
+
+    @functools.cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.path)
+
+    def pay(self, number: int, nth: int) -> None:
+        """Charge all clients for a round, their ``nth``; returns when that is on the disk.
+
+        A replayed round of a simulation is the same release and is charged once.
+        """
+        name = f"round-{number}" + ("" if self.seed is not None else f"-{secrets.token_hex(8)}")
+        who = [np.flatnonzero(self.plans.which == p) for p in range(len(self.plans.plans))]
+        costs = [plan.round_charges(nth) for plan in self.plans.plans]
+        self._ledger.charge_all(name, number, list(zip(who, costs, strict=True)))
+
+    def entering(self, number: int) -> np.ndarray:
+        """The clients that enter a round, each by a coin of its own; possibly none."""
+        clients = len(self.plans.which)
+        if self.fraction >= 1.0:
+            return np.arange(clients)
+        coins = (
+            SystemEntropy().random(clients)
+            if self.seed is None
+            else generator(seed_key(self.seed), "entering", number).random(clients)
+        )
+        return np.flatnonzero(coins < threshold(self.fraction))
+
+    def release(self, number: int, nth: int, size: int, uploads: Sequence[Upload]) -> np.ndarray:
+        """The noisy mean contribution times the factor, float64 ``[size]``.
+
+        Args:
+            number: the round's.
+            nth: the clients' count of rounds, this one included.
+            size: of a contribution.
+            uploads: the groups' sums, possibly none, in units of ``2^-44 C``.
+        """
+        total, arithmetic = torch.zeros(1, size, dtype=torch.int64), of_seed(self.seed)
+        for upload in uploads:
+            total += torch.from_numpy(upload.total)
+        bound = torch.tensor([self.bound], dtype=torch.float64)
+        streams = (
+            SystemStreams(1, CPU)
+            if self.seed is None
+            else Streams(seed_key(self.seed), number, [SERVER], CPU)
+        )
+        exact = total if self.seed is None else total.double() * (bound / PART)
+        noisy = arithmetic.noised(exact, bound, self.multiplier(nth) * bound, streams, "noise")
+        return noisy[0].numpy() * (self.factor(number) / self.expected)

@@ -1,0 +1,286 @@
+"""Runs that die at any moment and are resumed, and what then holds.
+
+The runs are the real command's, with the engine that works in this process, tiny models, and no
+report.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from client.messages import TrainRequest, Upload
+from mechanisms.accounting import ledger
+from mechanisms.accounting.allotment import payable
+from mechanisms.journal import whole as whole_lines
+from server.federation import Exchange
+from sim.commands.flags import parse
+from sim.config import configuration as config
+from sim.engines import session, start
+from sim.job.job import Job
+from sim.phases import build as jobs
+from tests.crashing import (
+    Crash,
+    Disk,
+    Noting,
+    Operation,
+    Tree,
+    crashes,
+    killed,
+    lay_out,
+    tree_of,
+)
+
+COMMON = (
+    "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline "
+    "--quiet --name=run --keep-checkpoints=2 --keep-state --momentum=0.5"
+)
+KINDS = {
+    "simulation": "--rounds=4 --server-momentum=0.5 --strategy=fedfed",
+    "adaptive simulation": "--rounds=2 --mechanism=dpis --sample-rate=0.5",
+    "prepared simulation": "--rounds=2 --standardize=private --strategy=fedfed "
+    "--shared-source=distilled --share-budget=0.5 --distill-rounds=2",
+    "release": "--rounds=2 --release --epsilon=50 --noise-multiplier=3 --strategy=fedfed "
+    "--share-noise=9",
+}
+GROUP = "runs/run/ledger/group-{:04d}.jsonl"
+TIMES = {"seconds", "seconds_training"}
+DRAWN = ("runs/run/inputs.json", "runs/run/inputs.key", "runs/run/manifest.json")
+"""Files with a key that every new run draws, or with a digest of one that has."""
+DEFAULT = ["simulation", "adaptive simulation", "release"]
+PHASES = tuple(f"runs/run/{phase}/" for phase in ("statistics", "distill", "share"))
+"""Folders that nobody reads once what the phase has made is there."""
+
+
+@dataclass
+class World:
+    """One kind of run, below a folder that is laid out anew for each of them."""
+
+    root: Path
+    data: Path
+    flags: str
+    noting: Noting | None = None
+    marks: list[tuple] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "runs" / "run"
+
+    def go(self, crash: Crash | None = None, **options: float) -> Noting:
+        """Begin, or go on after a crash; what is noted."""
+        disk = crash.disk if crash else Disk()
+        lay_out(self.root, disk.tree())
+        begin = f"{COMMON} {self.flags} --dataset={self.data} --out={self.root / 'runs'}".split()
+        asked = ["--resume", str(self.folder)] if self.folder.exists() else begin
+        request = parse(asked, "run", "")
+        with Noting(self.root, disk, **options) as self.noting:
+            start.train(request)
+        return self.noting
+
+    def exchange(self, real: Exchange, requests: list[TrainRequest]) -> Iterator[Upload]:
+        """An exchange that notes what is asked, and that an upload leaves, with the charges of its
+        round by then."""
+        for request in requests:
+            place = request.round, request.group
+            self.noting.mark("asked", *place)
+            for upload in real([request]):
+                self.noting.mark(
+                    "left",
+                    *place,
+                    tuple(lines(tree_of(self.root), *place)),
+                    upload.clients.tolist(),
+                )
+                yield upload
+
+
+def lines(tree: Tree, round_: int, group: int) -> list[str]:
+    """A group's whole ledger lines of a round."""
+    found = whole_lines(tree.get(GROUP.format(group), b"")).decode().splitlines()
+    return [line for line in found if json.loads(line)["round"] == round_]
+
+
+@contextlib.contextmanager
+def saying(what: str) -> Iterator[None]:
+    """A failure says at which crash."""
+    try:
+        yield
+    except Exception as fault:
+        fault.add_note(what[:300])
+        raise
+
+
+def marks(operations: list[Operation], kind: str) -> list[tuple]:
+    return [
+        arguments[1:] for name, arguments in operations if name == "mark" and arguments[0] == kind
+    ]
+
+
+@contextlib.contextmanager
+def worlds_in(base: Path) -> Iterator[dict[str, World]]:
+    """From a kind to its world; a job is built once for a configuration, and no report is drawn."""
+    x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
+    np.savez(base / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
+    found = {
+        kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags)
+        for kind, flags in KINDS.items()
+    }
+    built, real = {}, start.inline_exchange
+
+    def cached(wanted: config.Config, workers: int) -> Job:
+        key = wanted.model_dump_json()
+        if key not in built:
+            built[key] = jobs.build(wanted, workers)
+        return built[key]
+
+    def exchange(job: Job, folder: Path) -> Exchange:
+        world = next(w for w in found.values() if w.folder == folder)
+        return functools.partial(world.exchange, real(job, folder))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "build", cached)
+        patch.setattr(start, "inline_exchange", exchange)
+        patch.setattr(session, "write_report", lambda folder: None)
+        yield found
+
+
+# --- the laws
+# --------------------------------------------------------------------------------------------------
+
+
+LABEL = re.compile(r"checkpoints/round-[-\d]+\.json")
+
+
+def named(path: str) -> str:
+    """What a file will be called once it, and its run directory, are complete."""
+    return path.replace("/.run.part/", "/run/").removesuffix(".part")
+
+
+def facts(tree: Tree) -> Tree:
+    """A run's files without times, and without what another run draws anew."""
+    kept = {
+        path: content
+        for path, content in tree.items()
+        if named(path) not in DRAWN and not path.startswith(PHASES)
+    }
+    for path, content in kept.items():
+        if path.endswith(("rounds.jsonl", "summary.json", "summary.json.part")):
+            entries = [
+                json.loads(part)
+                for part in (content.splitlines() if path.endswith("l") else [content])
+            ]
+            kept[path] = [{name: e[name] for name in e.keys() - TIMES} for e in entries]
+        elif content and LABEL.search(path):  # the digests of rounds.jsonl and of the label itself
+            label = json.loads(content)
+            kept[path] = {name: label[name] for name in label.keys() - {"rounds", "sha256"}}
+    return kept
+
+
+def releases(tree: Tree, round_: int, group: int) -> set[str]:
+    """The names of the draws that a group has charged in a round."""
+    return {json.loads(line)["release"] for line in lines(tree, round_, group)}
+
+
+def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
+    """Go on after a crash, before which this was done. What holds of every run:
+
+    what had left is charged; no round is asked again that another had followed; nothing is damaged;
+    in the end the ledger holds all that it held, and its files say what the run says.
+    """
+    before = crash.tree
+    for *place, paid, _ in marks(done, "left"):
+        assert set(paid) <= set(lines(before, *place)), (
+            f"{place} had left, and its charges are lost"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*torn last line")
+        resumed = world.go(crash)
+    assert "runs/run/summary.json" not in before or "runs/run/model.safetensors" in before, (
+        "a finished run has no model"
+    )
+    asked, after = marks(resumed.operations, "asked"), tree_of(world.root)
+    assert min(asked, default=(99,)) >= (max(marks(done, "asked"), default=(-99,))[0],), (
+        "a finished round is repeated"
+    )
+    assert all(after[path] == before.get(path, after[path]) for path in DRAWN)
+    for number in range(2):
+        held, holds = (
+            tree.get(GROUP.format(number), b"").split(b"\n")[:-1] for tree in (before, after)
+        )
+        assert holds[: len(held)] == held
+    summary, spent = (
+        json.loads(after["runs/run/summary.json"]),
+        ledger.read(world.folder / "ledger"),
+    )
+    assert summary["events"] == [sum(payable(spent[client]).values()) for client in range(4)]
+    return resumed
+
+
+def check_simulation(world: World, done: list[Operation], crash: Crash, uncut: Tree) -> None:
+    resume(world, done, crash)
+    after, expected = facts(tree_of(world.root)), facts(uncut)
+    assert [path for path in expected if after.get(path) != expected[path]] == []
+
+
+def check_release(world: World, done: list[Operation], crash: Crash, uncut: Tree) -> None:
+    """A group draws anew where it is asked again, at a charge of its own; where its upload had left
+    it is not asked."""
+    asked = marks(resume(world, done, crash).operations, "asked")
+    after = tree_of(world.root)
+    assert not {tuple(place) for *place, _, _ in marks(done, "left")} & set(asked)
+    for place in itertools.product(range(3), range(2)):
+        assert (
+            len(releases(after, *place))
+            == len(releases(crash.tree, *place)) + asked.count(place)
+            > 0
+        )
+    played = [
+        json.loads(line)["participants"] for line in after["runs/run/rounds.jsonl"].splitlines()
+    ]
+    assert played == [4, 4] and after.keys() >= {
+        path for path in uncut if not path.startswith(PHASES)
+    }
+    assert np.isfinite(load(after["runs/run/model.safetensors"])["1.weight"]).all()
+
+
+def check(
+    world: World, whole: Noting, uncut: Tree, crash: Crash, before: list[Operation] = ()
+) -> None:
+    done = [*before, *whole.operations[: crash.done]]
+    law = check_release if "--release" in world.flags else check_simulation
+    with saying(
+        f"{crash.death} after {len(before)} + {crash.done}: {done[-1:]}, "
+        f"{whole.operations[crash.done :][:1]}"
+    ):
+        law(world, done, crash, uncut)
+
+
+def once(world: World) -> None:
+    whole = world.go()
+    uncut = tree_of(world.root)
+    for crash in crashes(whole.start, whole.operations):
+        check(world, whole, uncut, crash)
+
+
+def twice(world: World, firsts: int, seconds: int) -> None:
+    """Die, go on and die again: so many deaths of the program first, each with so many crashes of
+    any kind after it."""
+    rng, whole = random.Random(0), world.go()
+    uncut = tree_of(world.root)
+    for done in sorted(
+        rng.sample(range(len(whole.operations)), min(firsts, len(whole.operations)))
+    ):
+        resumed = world.go(killed(whole.start, whole.operations, done))
+        again = crashes(resumed.start, resumed.operations)
+        for crash in rng.sample(again, min(seconds, len(again))):
+            check(world, resumed, uncut, crash, whole.operations[:done])

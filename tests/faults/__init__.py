@@ -1,0 +1,1 @@
+"""Runs whose system calls go wrong: `python -m tests.faults --help`."""
