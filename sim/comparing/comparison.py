@@ -18,7 +18,7 @@ OUTPUT = frozenset({"name", "out", "quiet", "track"})
 """Settings that say where results go; runs always differ in some of them."""
 
 _OTHER_RECORDS = (
-    "These runs are not evaluated on the same records, so their accuracies cannot be compared."
+    "These runs are not evaluated on the same records, so their scores cannot be compared."
 )
 _OTHER_GUARANTEE = (
     "These runs differ in delta, in what is protected, or in whom clients trust, so their epsilons "
@@ -88,7 +88,7 @@ def _accuracy(run: Run) -> float | None:
 
 
 def _epsilon(run: Run) -> str:
-    """The largest of all clients, with the number of rounds if the run is not finished."""
+    """The largest of all clients; of an unfinished run, what its finished rounds have spent."""
     if run.summary:
         return wording.epsilon(largest(run.summary.epsilon_certified))
     if not run.records:
