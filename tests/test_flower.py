@@ -601,6 +601,10 @@ REFUSED = [
     ({"model": "os:path"}, "model = 'os:path'", "does not import", "DP_FED_NODE_MODULES=os"),
     ({"model": "simulated:Net"}, "'simulated:Net'", "does not import", "DP_FED_NODE_MODULES=sim"),
     ({"model": "lab.nets:Net"}, "'lab.nets:Net'", "does not import", "DP_FED_NODE_MODULES=lab"),
+    ({"loss": "lab.nets:loss"}, "loss = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
+    ({"metric": "lab.nets:one"}, "metric = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
+    ({"dataset": "lab.sets:all"}, "dataset = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
+    ({"dataset": "hf:mnist"}, "'hf:mnist'", "does not import", "DP_FED_NODE_MODULES=datasets"),
 ]
 
 
@@ -647,7 +651,7 @@ def test_a_node_writes_below_runs_and_imports_the_project_unless_told_otherwise(
     for model in ("lab:Net", "lab.nets:Net", "torch.nn:Linear", "mlp"):
         named = configuration.load(None, {"model": model, "data_dir": "/data"})
         policy.check(named, Path("runs/a"))
-    with pytest.raises(ValueError, match=r"'torch:Net' is of a module .*sim, torch\.nn, lab\)"):
+    with pytest.raises(ValueError, match=r"'torch:Net' needs torch, .*sim, torch\.nn, lab\)"):
         policy.check(configuration.load(None, {"model": "torch:Net"}), Path("runs/a"))
 
 

@@ -1,22 +1,26 @@
 """What a Flower node does at a server's request: what its own environment allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
-data directory, to which missing data sets and features are written, and the model, whose module is
-imported.
+data directory, to which missing data sets and features are written, and a model, a loss, a metric
+and a data set, whose modules are imported if they are of somebody's own.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from sim.config.fields import Config
-from sim.data.files import DATA_DIR_VARIABLE
+from sim.config.settings import is_hub
+from sim.data.files import DATA_DIR_VARIABLE, is_function
 
 FOLDER = "DP_FED_NODE_FOLDER"
 """The variable with the folder below which a node writes."""
 DEFAULT_FOLDER = "runs"
 """In the folder where the node was started."""
 MODULES = "DP_FED_NODE_MODULES"
-"""The variable with the modules that a node imports for a model, separated by commas."""
+"""The variable with the modules that a node imports, separated by commas."""
+LOADER = "datasets"
+"""The module that loads data sets of Hugging Face's, into a folder of its own."""
 PACKAGES = ("mechanisms", "client", "strategies", "server", "sim")
 """The project's own, which are always allowed."""
 
@@ -26,21 +30,34 @@ def check(config: Config, run_dir: Path) -> None:
 
     Raises:
         ValueError: the run directory or the data directory is not below the node's own folder, or
-            the model's module is not on the node's list.
+            a module is not on the node's list.
     """
     _check_folder("run_dir", run_dir)
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
         _check_folder("data_dir", Path(config.data.data_dir).expanduser())
-    module, own, _ = config.data.model.partition(":")
     listed = [name.strip() for name in os.environ.get(MODULES, "").split(",")]
     allowed = [*PACKAGES, *filter(None, listed)]
-    if own and not any(f"{module}.".startswith(f"{name}.") for name in allowed):
-        raise ValueError(
-            f"model = {config.data.model!r} is of a module that this Flower node does not import "
-            f"(it imports {', '.join(allowed)}): start the node with {MODULES}={module}, or give "
-            "another --model"
-        )
+    for setting, module in _modules(config):
+        if not any(f"{module}.".startswith(f"{name}.") for name in allowed):
+            raise ValueError(
+                f"{setting} = {config.value(setting)!r} needs {module}, which this Flower node "
+                f"does not import (it imports {', '.join(allowed)}): start the node with "
+                f"{MODULES}={module}, or give another --{setting}"
+            )
+
+
+def _modules(config: Config) -> Iterator[tuple[str, str]]:
+    """The settings that have a module imported, each with that module."""
+    for setting in ("model", "loss", "metric"):
+        module, own, _ = (config.value(setting) or "").partition(":")
+        if own:
+            yield setting, module
+    dataset = config.data.dataset
+    if is_hub(dataset):
+        yield "dataset", LOADER
+    elif is_function(dataset):
+        yield "dataset", dataset.partition(":")[0]
 
 
 def _check_folder(name: str, path: Path) -> None:
