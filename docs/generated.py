@@ -1,8 +1,11 @@
 """Tables of the reference that are made from the code when the site is built."""
 
+import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
+from server.records import Record, RoundRecord, Summary
 from sim.__main__ import COMMANDS
 from sim.config.fields import SETTINGS, TABLES, Setting
 from sim.config.presets import PRESETS, preset
@@ -66,6 +69,23 @@ def commands() -> str:
     return grid(("installed", "from a checkout", "what it does"), rows)
 
 
+def records() -> str:
+    """The fields of ``rounds.jsonl`` and ``summary.json``."""
+    parts = []
+    for file, kind in (("rounds.jsonl", RoundRecord), ("summary.json", Summary)):
+        rows = [(code(name), text) for name, text in attributes(kind).items()]
+        parts += [f"### {code(file)}", grid(("field", "what it is"), rows)]
+    return "\n\n".join(parts)
+
+
+def attributes(kind: type[Record]) -> dict[str, str]:
+    """What a record's docstring says of each field, in its order."""
+    _, _, listed = inspect.getdoc(kind).partition("\nAttributes:\n")
+    entries = re.split(r"^ {4}(\w+): ", listed, flags=re.MULTILINE)[1:]
+    texts = (" ".join(text.split()) for text in entries[1::2])
+    return dict(zip(entries[::2], texts, strict=True))
+
+
 def written(value: Any) -> str:
     """A value as text."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -87,5 +107,6 @@ GENERATED = {
     "<!-- table: settings -->": settings,
     "<!-- table: data sets -->": data_sets,
     "<!-- table: commands -->": commands,
+    "<!-- table: records -->": records,
 }
 """The line of a page that a table replaces -> what makes the table."""

@@ -1,7 +1,8 @@
 """The round loop: pick clients, ask their groups, sum uploads, apply the strategy, save the result.
 
 It knows neither Flower nor Ray; an exchange carries its requests. A crash at any moment loses no
-charge (a node writes them before it trains) and no finished round (a checkpoint follows each).
+charge (a node writes them before it trains, a trusted server before it asks) and no finished round
+(a checkpoint follows each).
 """
 
 import secrets

@@ -19,7 +19,7 @@ COMMANDS = {
     "account": "what a run would cost, or has cost",
     "audit": "a lower bound on epsilon, from one training with canaries",
     "attack": "how much membership-inference attacks learn from trained models",
-    "report": "redraw a run's report",
+    "report": "redraw a run's report, or compare runs",
 }
 """Command, which is also a module of `sim` -> what it does."""
 

@@ -624,6 +624,32 @@ def test_a_model_that_looks_at_values_in_one_mode_only_is_refused(training: bool
         refuse_state(nn.Sequential(nn.Linear(4, 4), Looking()), torch.ones(2, 4))
 
 
+def test_a_model_without_a_graph_is_refused_where_its_modes_differ() -> None:
+    class Looking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clamp(-1e9, 1e9) if bool((x.abs() > 1e9).any()) else x
+            return 2 * x if self.training else x
+
+    with pytest.raises(ValueError, match="computes something else in training mode"):
+        refuse_state(nn.Sequential(nn.Linear(4, 4), Looking()), torch.ones(2, 4))
+
+
+def test_a_state_that_records_of_one_shape_change_is_found_with_them() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = nn.Linear(1, 2), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += x.shape[1] > 3
+            return self.layer(x.sum(1, keepdim=True))
+
+    gradients = RecordGradients(Counting())
+    gradients.refuse_mixing(torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="changes its 'seen'"):
+        gradients.refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
+
+
 @pytest.mark.parametrize("records", [3, 8, 64])
 def test_mixing_in_larger_batches_only_is_seen(records: int) -> None:
     """By a branch on the size, which leaves no graph: kills a trial of pairs."""

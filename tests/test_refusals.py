@@ -171,8 +171,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "event kind = 'sampled_gausian' must be one of sampled_gaussian, fixed_batch_gaussian, "
         "gaussian, gaussian_allotment, paper_claim, classic_claim, unprotected, unproved, "
         "importance_sampled_gaussian, noisy_norm_sum, heterogeneous_gaussian, visible_choice, "
-        "randomized_response, public_labels, summed_shares, dpsur_step, screened_step, trial_cap, "
-        "allotment, covered; was it written by a newer version?",
+        "partial_pass, randomized_response, public_labels, summed_shares, dpsur_step, "
+        "screened_step, trial_cap, allotment, covered; was it written by a newer version?",
     ),
     (
         lambda: from_dict({"kind": "gaussian", "noise": 2.0}),

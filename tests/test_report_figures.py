@@ -166,6 +166,7 @@ OTHERWISE = {
     "budget": "the configuration's",
     "evaluated_on": "the configuration's",
     "caveats": "the configuration's",
+    "metric": "the configuration's",
     "guarantees": "the configuration's, at the largest certified epsilon",
 }
 
@@ -202,6 +203,7 @@ def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypa
         "release": True,
         "budget": "published",
         "evaluated_on": "validation",
+        "metric": "another",
     }
     other |= {"caveats": ("Another.",), "guarantees": ({"adversary": "another"},)}
     for name, value in other.items():

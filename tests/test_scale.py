@@ -111,7 +111,7 @@ def test_a_summary_is_a_line_for_each_field_however_many_clients():
 
 def test_records_that_are_float32_already_are_not_copied():
     x, y = np.zeros((4, 3), np.float32), np.arange(4)
-    *found, classes = parts({"x": x, "y": y, "x_test": x, "y_test": y}, "here")
-    assert classes == 4 and all(
-        np.shares_memory(one, given) for one, given in zip(found, (x, y, x, y), strict=True)
+    found = parts({"x": x, "y": y, "x_test": x, "y_test": y}, "here")
+    assert found.classes == 4 and all(
+        np.shares_memory(one, given) for one, given in zip(found[:4], (x, y, x, y), strict=True)
     )

@@ -187,6 +187,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
             (None, "a", "0.b_C-1", "a" * 200),
             ("", "a" * 201, ".a", "_a", "-a", "a/b", "a b"),
         ),
+        "track": ("none", ("tensorboard", "mlflow", "wandb"), ("aim",)),
         "quiet": (False, (True,), (1,)),
     },
 }
@@ -233,6 +234,7 @@ def test_a_resumed_run_may_change_what_affects_no_result_and_nothing_else():
         "ray_address",
         "cpus_per_worker",
         "gpus_per_worker",
+        "track",
         "quiet",
     } == EXECUTION_ONLY
 

@@ -1,6 +1,7 @@
 """The documentation site builds without a warning, and the names in its pages exist."""
 
 import base64
+import dataclasses
 import importlib
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from server.records import RoundRecord, Summary
 from sim.commands import account, attack, audit, bench
 from sim.commands.parser import build_parser
 from sim.config.fields import SETTINGS
@@ -84,6 +86,17 @@ def test_the_reference_says_of_every_setting_what_its_field_says(site: Path) -> 
         ]
 
 
+@pytest.mark.parametrize("kind", [RoundRecord, Summary])
+def test_the_reference_says_of_every_field_what_its_record_says(site: Path, kind: type) -> None:
+    """Kills a field without a description, and one that is described but no longer there."""
+    told = generated.attributes(kind)
+    assert list(told) == [field.name for field in dataclasses.fields(kind)]
+    page = (site / "reference/run-directory.html").read_text(encoding="utf-8")
+    page = " ".join(unescape(re.sub(r"<[^>]+>", "", page.replace("<td>", " | "))).split())
+    for name, text in told.items():
+        assert f"| {name} | {text.replace('`', '')}" in page
+
+
 def test_generated_tables_leave_no_mark_and_no_other_page_has_one(site: Path) -> None:
     marks = [
         mark
@@ -92,7 +105,7 @@ def test_generated_tables_leave_no_mark_and_no_other_page_has_one(site: Path) ->
         if mark in page.read_text(encoding="utf-8")
     ]
     assert sorted(marks) == sorted(generated.GENERATED)
-    for page in ("settings", "commands"):
+    for page in ("settings", "commands", "run-directory"):
         text = (site / f"reference/{page}.html").read_text(encoding="utf-8")
         assert "table:" not in text and "<table" in text
 

@@ -444,7 +444,15 @@ def test_a_resumed_run_is_given_nothing_that_it_does_not_use(earlier):
 def test_what_a_resumed_run_may_change_is_what_affects_no_result(earlier):
     """Each other setting is refused, whatever its table. Kills one too many that is taken for a
     matter of the machine alone, as the chunks or the device would be."""
-    free = {"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"}
+    free = {
+        "workers",
+        "engine",
+        "ray_address",
+        "cpus_per_worker",
+        "gpus_per_worker",
+        "track",
+        "quiet",
+    }
     text = (earlier / "config.toml").read_text().replace('engine = "inline"', 'engine = "ray"')
     (earlier / "config.toml").write_text(text)
     always = [name for name in SETTINGS if name not in USES and name not in free]

@@ -106,6 +106,7 @@ def _refuse_what_trains_otherwise(config: Config) -> None:
         "--standardize private": config.data.standardize != "none",
         "--noise-decay": config.privacy.noise_decay != 0.0,
         "--release": config.run.release,
+        "--track": config.run.track != "none",
     }
     for flag, is_set in refused.items():
         if is_set:

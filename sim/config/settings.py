@@ -139,6 +139,9 @@ class Execution(Settings):
     """parent folder of run directories"""
     name: str | None = None
     """the run directory's name; '': unique, from the time"""
+    track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
+    """write the rounds for an experiment tracker, too, in the run directory
+    (docs/howto/track.md)"""
     quiet: bool = False
     """print errors and warnings only"""
 
@@ -155,6 +158,6 @@ class Execution(Settings):
 
 
 EXECUTION_ONLY = frozenset(
-    {"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "quiet"}
+    {"workers", "engine", "ray_address", "cpus_per_worker", "gpus_per_worker", "track", "quiet"}
 )
 """Settings that do not affect the result: a resumed run may change them."""

@@ -16,6 +16,7 @@ from sim.phases import training
 from sim.phases.course import before_training
 from sim.showing.progress import Progress
 from sim.showing.report import write_report
+from sim.tracking.tracker import tracking
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,15 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
     config, federation = job.config, training.federation(job, folder)
     store = Store(folder, config.rounds.keep_checkpoints)
     standing = loop.restore(federation, store)
-    with Progress(quiet=config.run.quiet) as progress:
+    with (
+        Progress(quiet=config.run.quiet) as progress,
+        tracking(config.run.track, folder, standing.records) as trackers,
+    ):
         at_a_time, finished = config.run.chunk_clients or 1, standing.now.round
         shown = str(folder), at_a_time, config.data.metric_name
         progress.started(RunInfo(federation.rounds, finished, federation.clients, *shown))
-        standing = loop.run(federation, engine.exchange, store, standing, [progress.round])
+        observers = [progress.round, *trackers]
+        standing = loop.run(federation, engine.exchange, store, standing, observers)
         engine.leave()
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)

@@ -23,6 +23,7 @@ from sim.config.caveats import caveats
 from sim.config.fields import Config
 from sim.job import inputs, manifest
 from sim.job.job import Job
+from sim.tracking import tracker
 
 LOCK = "lock"
 AUDITED = "audited"
@@ -33,8 +34,10 @@ def choose(config: Config) -> Path:
     """The path of a new run directory; only its parent folder is created.
 
     Raises:
-        ValueError: the folder exists, or its parent cannot be written.
+        ValueError: the folder exists, its parent cannot be written, or the tracker's package is
+            not installed.
     """
+    tracker.check(config.run.track)
     parent = make_parent(config)
     name = config.run.name or time.strftime("%Y%m%d-%H%M%S")
     folder, copy = parent / name, 2
