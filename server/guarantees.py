@@ -6,7 +6,7 @@ Guarantee = dict[str, str | Epsilon]
 """``adversary``, what it ``sees``, the protected ``unit``, and its ``epsilon``: None for none."""
 
 SERVER, CLIENT, READER = "the server", "other clients", "anyone else"
-AGGREGATION = "the aggregation"
+AGGREGATION = "the protocol"
 UPLOADS, SUM = "what clients send", "each round's sum"
 UNITS = {"record": "one record", "client": "one whole client"}
 

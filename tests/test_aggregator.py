@@ -325,7 +325,7 @@ def test_a_figure_holds_against_all_but_the_aggregation():
         ("the server", "each round's sum", 3.0),
         ("other clients", "every round's model", 3.0),
         ("anyone else", "the final model", 3.0),
-        ("the aggregation", "what clients send", None),
+        ("the protocol", "what clients send", None),
     ]
 
 
@@ -333,7 +333,7 @@ def test_a_run_says_whom_it_trusts(tmp_path, capsys):
     flags = "--trust=aggregate --clients=10 --rounds=2 --engine=inline --name=run"
     run.command([*flags.split(), f"--out={tmp_path}"])
     shown = capsys.readouterr().out
-    assert "from the aggregation not at all: trusted with what clients send" in shown
+    assert "from the protocol  not at all: trusted with what clients send" in shown
     assert "Secure aggregation is assumed" in shown
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Secure aggregation is trusted" in report and "The server is trusted" not in report
