@@ -816,3 +816,13 @@ def test_the_documented_run_configurations_are_valid():
         assert config.keys() == CONFIG.keys()
         resumed, *folder = line = app.flags(config)
         assert (resumed == "--resume" and len(folder) == 1) or parse(line, "", "").given
+
+
+def test_secure_aggregation_is_refused_where_the_server_would_see_the_sums_of_groups(monkeypatch):
+    """The server would see what the noise of a whole round is to hide, at a printed epsilon."""
+    flags = "--trust aggregate --clients 20 --name one"
+    with pytest.raises(ValueError, match="trust is aggregate, but a Flower node"):
+        app._asked({app.FLAGS: flags})
+    monkeypatch.delenv(policy.FOLDER, raising=False)
+    with pytest.raises(ValueError, match="trust is aggregate, but a Flower node"):
+        policy.check(parse(flags.split(), "run", "").config, Path("runs/one"))

@@ -29,9 +29,10 @@ def check(config: Config, run_dir: Path) -> None:
     """Refuse what this node is not to do.
 
     Raises:
-        ValueError: the run directory or the data directory is not below the node's own folder, or
-            a module is not on the node's list.
+        ValueError: the run directory or the data directory is not below the node's own folder, a
+            module is not on the node's list, or secure aggregation is asked for.
     """
+    refuse_aggregation(config)
     _check_folder("run_dir", run_dir)
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
@@ -45,6 +46,19 @@ def check(config: Config, run_dir: Path) -> None:
                 f"does not import (it imports {', '.join(allowed)}): start the node with "
                 f"{MODULES}={module}, or give another --{setting}"
             )
+
+
+def refuse_aggregation(config: Config) -> None:
+    """Refuse what would give the server a group's own sum, with the noise of that group alone.
+
+    Raises:
+        ValueError: clients trust secure aggregation.
+    """
+    if config.privacy.trust == "aggregate":
+        raise ValueError(
+            "trust is aggregate, but a Flower node sends the server the sum of its own group, with "
+            "too little noise: use python -m sim.run, or --trust local"
+        )
 
 
 def _modules(config: Config) -> Iterator[tuple[str, str]]:
