@@ -75,9 +75,9 @@ def train_alone(arguments: list[str]) -> None:
 
 
 def tabulate(arguments: list[str]) -> None:
-    given = bench_flags.parser("").parse_args(arguments)
     arguments = [str(ROOT / word) if word.startswith("recipes/") else word for word in arguments]
-    if all(read(ROOT / path).settings["dataset"] not in ELSEWHERE for path in given.recipes):
+    given = bench_flags.parser("").parse_args(arguments)
+    if all(read(path).settings["dataset"] not in ELSEWHERE for path in given.recipes):
         bench.command([*arguments, "--processes=1"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from mechanisms import durable
 from sim.benching import leaderboard, table
 from sim.benching.runs import Run, plan
+from sim.benching.tries import Tries
 from sim.config.names import suggest
 from sim.config.recipe import Recipe, read
 
@@ -19,7 +20,19 @@ class Table:
         self._budget = given.budget
         self.path = given.out / f"{self.stem}-{given.budget}"
         settings = {"data_dir": given.data_dir} if given.data_dir else {}
-        self.runs = plan(self.recipe, self.path, given.budget, given.seeds, settings, given.cells)
+
+        def runs(seeds: Sequence[int]) -> list[Run]:
+            return plan(self.recipe, self.path, given.budget, seeds, settings, given.cells)
+
+        self.tries = None if given.tries is None else Tries(given.tries, runs([0]))
+        if self.tries is None:
+            self.runs = runs(given.seeds)
+        else:
+            places = self.tries.places(self.file("tries.json"))
+            drawn = runs(range(len(places)))
+            self.runs = [
+                run for run in drawn if (run.cell.row, run.cell.column) == places[run.seed]
+            ]
         self.faults: dict[Run, str] = {}
 
     def file(self, kind: str) -> Path:
@@ -35,7 +48,8 @@ class Table:
         durable.make_folder(self.path.parent)
         durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
         durable.write(self.file("csv"), table.as_csv(recipe, budget, lines).encode())
-        axes = {"epsilon": "certified epsilon", "column": recipe.axis, "path": f"{budget} epsilon"}
+        axes = dict.fromkeys(("epsilon", table.FRONTIER), "certified epsilon")
+        axes |= {"column": recipe.axis, "path": f"{budget} epsilon"}
         y = "accuracy" if plot in axes else plot.replace("_", " ")
         ticks = [column.name for column in recipe.columns] if plot == "column" else []
         picture = plots.curves(table.points(recipe, lines), axes.get(plot, "round"), y, ticks)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def plan(
     recipe: Recipe,
     folder: Path,
     budget: str,
-    seeds: list[int],
+    seeds: Sequence[int],
     given: Values,
     files: Path | None = None,
 ) -> list[Run]:

@@ -35,6 +35,8 @@ def fill(given: argparse.Namespace) -> bool:
     complete = [one.write() for one in tables]
     for one in tables:
         print(f"\n{one.file('md').read_text()}\n{one.file('md')}, .csv, .svg")
+        if one.tries is not None and one.write():
+            print(f"\n{one.tries.verdict(one.runs)}")
     write_page(given, tables)
     return all(complete) or not (given.end is None or any(one.faults for one in tables))
 

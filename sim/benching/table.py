@@ -19,6 +19,9 @@ NOTES = {
 }
 
 
+FRONTIER = "frontier"
+"""The name of the line of the best cells, and of the plot that has it."""
+
 CSV_HEAD = (
     "recipe row column budget state seeds mean least largest deviation paper difference "
     "certified_epsilon published_epsilon rounds seconds source"
@@ -186,7 +189,7 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
     for line in table:
         accuracy = None if line.cell.reach is not None else line.mean
         spent = finite(line.epsilon("certified")) if line.results else None
-        if recipe.plot == "epsilon":
+        if recipe.plot in ("epsilon", FRONTIER):
             if accuracy is not None and spent is not None:
                 curves.setdefault(line.cell.row, []).append((spent, accuracy / 100))
         elif recipe.plot == "column":
@@ -197,7 +200,22 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
             path, found = recipe.plot == "path", line.results
             curve = _path(found) if path else _by_round(recipe.plot, found)
             curves[_name(recipe, line.cell)] = curve
+    if recipe.plot == FRONTIER:
+        curves[FRONTIER] = _frontier(curves)
     return {name: sorted(one) for name, one in curves.items() if one}
+
+
+def _frontier(curves: Mapping[str, Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The points of all curves that lie above every point to their left."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted((one for curve in curves.values() for one in curve), key=_left_then_high):
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    return best
+
+
+def _left_then_high(point: tuple[float, float]) -> tuple[float, float]:
+    return point[0], -point[1]
 
 
 def _name(recipe: Recipe, cell: Cell) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mechanisms.accounting.choosing import check_mean
 from mechanisms.settings import MECHANISM_NAMES
 from sim.commands import flags
 from sim.commands.flags import Request
@@ -41,6 +42,11 @@ OWN: OwnFlags = {
         "records per client: one number for all, or one for each; without it the data set is "
         "loaded and split",
     ),
+    "--tries": (
+        "MEAN",
+        "also the epsilon of the best of a random number of such runs, MEAN on average, if nobody "
+        "sees the others",
+    ),
     "--orders": ("A[,A...]", "also print the Renyi curve at these orders, such as 2,4,8.5"),
     "--trials": (
         "INT",
@@ -75,6 +81,7 @@ class Question:
         group: records of one person, or None.
         word: the first word, or None.
         records: records per client, one number for all or one for each; None: from the data set.
+        tries: the mean number of runs of which the best is released, or None.
         orders: orders at which to print the Renyi curve.
         trials: planned trials of one client.
         norm_sum: DPIS's K.
@@ -90,6 +97,7 @@ class Question:
     group: int | None
     word: str | None
     records: tuple[int, ...] | None
+    tries: float | None
     orders: tuple[float, ...] | None
     trials: int | None
     norm_sum: float | None
@@ -127,12 +135,20 @@ def parse(argv: Sequence[str], program: str) -> Question:
         group=_read(own, "group", int),
         word=word,
         records=_read(own, "records", _integers),
+        tries=_read(own, "tries", float),
         orders=_read(own, "orders", _orders),
         trials=_read(own, "trials", int),
         norm_sum=_read(own, "norm_sum", float),
         eigenvalues=_read(own, "eigenvalues", _numbers),
         json="json" in own,
     )
+    if question.tries is not None:
+        check_mean(question.tries)
+        if question.found != (None, None, None):
+            raise ValueError(
+                f"--tries {question.tries:g} needs a price that is known before a run: drop "
+                "--trials, --norm-sum or --eigenvalues"
+            )
     if word:
         _check_one_client(question, request)
     else:
@@ -162,6 +178,7 @@ def _read(own: Any, name: str, convert: Callable[[str], Any]) -> Any:
 _FORMS = {
     "records": "positive integers with commas between, such as 600 or 600,300",
     "orders": "finite numbers above 1 with commas between, such as 2,4,8.5",
+    "tries": "a number",
     "trials": "an integer",
     "group": "an integer",
     "norm_sum": "a number",
@@ -195,12 +212,13 @@ def _check_run(question: Question, request: Request) -> None:
         )
     if question.group is not None and question.ledger is None:
         raise ValueError(f"--group {question.group} is about what a run has paid: add --ledger")
-    others = request.given - {"delta"}
+    tries = {"tries"} if question.tries is not None else set()
+    others = (request.given | tries) - {"delta"}
     if question.ledger is not None and others:
         raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
     asked = {name for name in ("ledger", "verify", "check") if getattr(question, name) is not None}
     for name, does in _ALONE.items():
-        if name in asked and (names := sorted(request.given | asked - {name})):
+        if name in asked and (names := sorted(request.given | tries | asked - {name})):
             raise ValueError(f"--{name} {does}: drop {', '.join(names)}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from mechanisms.accounting.choosing import check_mean
 from sim.config.papers import INSTALLED, PACKAGES, RECIPES
 
 
@@ -42,6 +43,13 @@ def parser(program: str) -> argparse.ArgumentParser:
     new.add_argument(
         "--out", type=Path, default=out, help="folder of tables and runs (%(default)s)"
     )
+    new.add_argument(
+        "--tries",
+        metavar="MEAN",
+        type=float,
+        help="train a random number of random cells, MEAN on average, and name the best with its "
+        "epsilon",
+    )
     end = new.add_mutually_exclusive_group()
     end.add_argument("--hours", type=float, help="fill the leaderboard for that long [hours]")
     until = "fill the leaderboard up to this time of day, such as 09:30"
@@ -65,8 +73,24 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
     given = parser(program).parse_args(argv)
     if given.processes < 1:
         raise ValueError(f"processes = {given.processes} must be at least 1: give --processes")
+    if given.tries is not None:
+        _check_tries(given)
     given.end = _completed(given)
     return given
+
+
+def _check_tries(given: argparse.Namespace) -> None:
+    """Refuse what does not go with a random choice of runs."""
+    check_mean(given.tries)
+    asked = {name: getattr(given, name) for name in ("hours", "until", "cells", "seeds")}
+    found = [f"--{name}" for name, value in asked.items() if value is not None]
+    found += ["--budget published"] * (given.budget == "published")
+    found += ["other recipes"] * (len(given.recipes) > 1)
+    if found:
+        raise ValueError(
+            f"--tries {given.tries:g} draws the cells of one recipe, each with a seed of its own, "
+            f"and prices the best by its certified epsilon: drop {' and '.join(found)}"
+        )
 
 
 def _completed(given: argparse.Namespace) -> float | None:

@@ -55,6 +55,7 @@ Values = dict[str, Any]
 
 PLOTS = {
     "epsilon": "final accuracy against certified epsilon, a line for each row",
+    "frontier": "the same, and a line through the cells that no other beats at a smaller epsilon",
     "column": "final accuracy against the columns, a line for each row",
     "accuracy": "accuracy by round, a line for each cell",
     "path": "accuracy against the epsilon of the budget's column spent so far, a line for each "

@@ -1,6 +1,6 @@
 """The most that a run can cost, before it begins: the price of its plans, phase by phase."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from mechanisms.accounting import accountant
 from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.choosing import epsilon_of_best
 from mechanisms.accounting.curves import COLUMNS
 from mechanisms.accounting.events import to_dict
 from mechanisms.accounting.ranges import format_ranges
@@ -98,11 +99,26 @@ def prices(outlook: Outlook) -> list[Price]:
     return found
 
 
+def of_best(runs: Iterable[Sequence[Price]], delta: float, mean: float) -> float:
+    """The certified epsilon of the best of a random number of runs, ``mean`` on average, each of
+    which has one of these prices; infinite if none is proved."""
+    every = {frozenset(price.whole.items()): price.whole for run in runs for price in last(run)}
+
+    def epsilon_at(part: float) -> float:
+        return max(accountant.epsilon(charges, part).epsilon for charges in every.values())
+
+    return epsilon_of_best(epsilon_at, delta, mean)
+
+
+def last(found: Sequence[Price]) -> list[Price]:
+    """The prices of the last phase, whose ``whole`` is what each group of clients pays."""
+    return [price for price in found if price.phase == found[-1].phase]
+
+
 def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] | None) -> Entries:
     """The price of the client that pays most, with its events, and a row for each phase."""
     delta = config.privacy.delta
-    last = [price for price in found if price.phase == found[-1].phase]
-    largest = max(last, key=lambda price: accountant.epsilon(price.whole, delta).epsilon)
+    largest = max(last(found), key=lambda price: accountant.epsilon(price.whole, delta).epsilon)
     rows = [row(price) | figures(price.charges, delta) for price in found]
     result = settings(config) | row(largest) | figures(largest.whole, delta)
     result |= {"caveats": list(caveats_of(largest.whole)), "phases": rows}

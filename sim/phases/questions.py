@@ -1,5 +1,6 @@
 """Answers ``sim.account``: the price of a run, or of one client's round of a mechanism."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mechanisms.accounting.accountant import Charges
@@ -16,7 +17,7 @@ from sim.config.fields import Config
 from sim.job.job import TRAIN
 from sim.phases import sharing, training
 from sim.phases.phase import Outlook
-from sim.phases.prices import Entries, Price, figures_of, outlook_of, prices
+from sim.phases.prices import Entries, Price, figures_of, of_best, outlook_of, prices
 
 CLIENT = (0,)
 
@@ -30,10 +31,9 @@ def answer(question: Question) -> Entries:
     config, one_record = question.config, (1,) if question.word else None
     outlook = outlook_of(config, question.records or one_record)
     if question.word == SHARED:
-        shared = figures_of(config, [price_shared(outlook)], question.orders)
-        return shared | shared_settings(config)
+        return _figures(question, [price_shared(outlook)]) | shared_settings(config)
     if question.found == (None, None, None):
-        return figures_of(config, prices(outlook), question.orders)
+        return _figures(question, prices(outlook))
     price = price_found(question, outlook)
     result = figures_of(config, [price], question.orders)
     result |= {"steps": training.local_steps(config, int(outlook.sizes[0]))}
@@ -42,6 +42,15 @@ def answer(question: Question) -> Entries:
         result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *scales])}
     named = zip(("trials", "norm_sum", "eigenvalues"), question.found, strict=True)
     return result | {name: value for name, value in named if value is not None}
+
+
+def _figures(question: Question, found: Sequence[Price]) -> Entries:
+    """The price, and that of the best of several runs if it is asked for."""
+    config, tries = question.config, question.tries
+    result = figures_of(config, found, question.orders)
+    if tries is None:
+        return result
+    return result | {"tries": tries, "epsilon_best": of_best([found], config.privacy.delta, tries)}
 
 
 def price_shared(outlook: Outlook) -> Price:

@@ -1,0 +1,101 @@
+"""The best of a random number of runs: tuning whose price is part of the guarantee.
+
+Each run is of a cell drawn at random, with a seed of its own, and after each one a coin says
+whether it was the last (`mechanisms.accounting.choosing`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mechanisms import durable
+from mechanisms.entropy import SystemEntropy
+from server.records import finite
+from sim.benching.runs import Run, result
+from sim.phases.prices import of_best, outlook_of, prices
+from sim.showing import wording
+
+EQUAL_SIZES = ("iid", "given")
+"""Partitions whose clients have the same numbers of records for every seed."""
+
+
+@dataclass(frozen=True)
+class Tries:
+    """A random choice of runs.
+
+    Attributes:
+        mean: the mean number of runs.
+        cells: a run of each cell, to price it.
+
+    Raises:
+        ValueError: the cells have no price as the best of several.
+    """
+
+    mean: float
+    cells: Sequence[Run]
+
+    def __post_init__(self) -> None:
+        for run in self.cells:
+            data = run.config.data
+            if run.cell.reach is not None:
+                raise ValueError(f"column {run.cell.column} has reach: with --tries leave it out")
+            if data.clients > 1 and data.partition not in EQUAL_SIZES:
+                raise ValueError(
+                    f"{run.cell.label}: with partition = {data.partition} clients' sizes, and with "
+                    "them the price, differ from seed to seed: with --tries use iid or given"
+                )
+        if len(deltas := {run.config.privacy.delta for run in self.cells}) > 1:
+            raise ValueError(f"delta is {sorted(deltas)}: with --tries all cells need the same one")
+
+    def places(self, path: Path) -> list[tuple[str, str]]:
+        """Row and column of each run, whose seed is its position.
+
+        They are drawn by the operating system's entropy, and kept at ``path``, unless runs are
+        there: a second draw would be a further look at the records.
+
+        Raises:
+            ValueError: the file was drawn for another mean or other cells.
+        """
+        names = [[run.cell.row, run.cell.column] for run in self.cells]
+        content = {"mean": self.mean, "cells": names, "runs": self._drawn(names)}
+        durable.make_folder(path.parent)
+        durable.create(path, json.dumps(content).encode() + b"\n", private=True)
+        kept = json.loads(durable.read(path))
+        if (kept["mean"], kept["cells"]) != (self.mean, names):
+            raise ValueError(
+                f"{path} has runs that were drawn with --tries {kept['mean']:g} from other or the "
+                "same cells: go on as it was begun, or give another --out and count both"
+            )
+        return [(row, column) for row, column in kept["runs"]]
+
+    def _drawn(self, names: Sequence[list[str]]) -> list[list[str]]:
+        entropy, found = SystemEntropy(), list[list[str]]()
+        while True:
+            found.append(names[int(entropy.integers(0, len(names), 1)[0])])
+            if entropy.random(1)[0] < 1.0 / self.mean:
+                return found
+
+    def verdict(self, runs: Sequence[Run]) -> str:
+        """Which of the finished runs is the best, and what it costs to release it.
+
+        Of equal accuracies the first counts, as positions mean nothing.
+
+        Raises:
+            ValueError: a run has no accuracy.
+        """
+        found = [one.summary.accuracy for run in runs if (one := result(run)) is not None]
+        scores = [score for score in map(finite, found) if score is not None]
+        if len(scores) < len(runs):
+            raise ValueError("a run has no accuracy, so that none is the best: see the table")
+        best = runs[scores.index(max(scores))]
+        delta = best.config.privacy.delta
+        priced = (prices(outlook_of(run.config, None)) for run in self.cells)
+        epsilon = finite(of_best(priced, delta, self.mean))
+        return (
+            f"The best run is {best.cell.label}, seed {best.seed}, with {100 * max(scores):.2f} %: "
+            f"{best.folder}\nReleased alone, it has certified epsilon "
+            f"{wording.epsilon(epsilon, infinite='infinite')} at delta {delta:g}. Keep to yourself "
+            "how many runs there were and what the others gave: whoever sees them all has the sum "
+            "of their epsilons."
+        )
