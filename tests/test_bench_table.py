@@ -307,3 +307,9 @@ def test_a_level_is_reached_by_a_round_that_has_exactly_that_accuracy():
     assert "| not reached |" in table.markdown(RECIPE, "certified", [short]), (
         "the mean of the seeds that reach it would be too low"
     )
+
+
+def test_the_frontier_has_what_no_other_cell_beats_at_a_smaller_epsilon():
+    """Kills points below it, equals further right, and the lower of two at one epsilon."""
+    curves = {"a": [(1.0, 0.5), (2.0, 0.4), (4.0, 0.7)], "b": [(1.0, 0.6), (3.0, 0.7), (5.0, 0.8)]}
+    assert table._frontier(curves) == [(1.0, 0.6), (3.0, 0.7), (5.0, 0.8)]

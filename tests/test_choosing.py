@@ -235,13 +235,13 @@ def test_the_best_run_is_named_and_of_equals_the_first(tmp_path):
 def test_a_recipe_is_tried_from_start_to_end(tmp_path, capsys, monkeypatch):
     """The command trains what was drawn, goes on without drawing again, and names the best run of
     its table; its epsilon is the one that `sim.account` gives for the dearest cell."""
-    drawn = [["slow", "3"], ["fast", "1"], ["slow", "3"]]
+    drawn = [["slow", "3"], ["slow", "3"], ["fast", "1"]]
     monkeypatch.setattr(Tries, "_drawn", lambda *_: drawn)
     path = str(recipe(tmp_path))
     assert tuned(tmp_path, path, "--tries=3") == 0
     said = capsys.readouterr().out
     runs = sorted((tmp_path / "out" / "rates-certified").iterdir())
-    assert [run.name for run in runs] == ["fast_1_seed-1", "slow_3_seed-0", "slow_3_seed-2"]
+    assert [run.name for run in runs] == ["fast_1_seed-2", "slow_3_seed-0", "slow_3_seed-1"]
     accuracy = {run: json.loads((run / "summary.json").read_text())["accuracy"] for run in runs}
     best = said[said.index("The best run is ") :].splitlines()
     assert accuracy[next(run for run in runs if str(run) in best[0])] == max(accuracy.values())
