@@ -1,0 +1,55 @@
+"""Small runs of everything give what is written down of them (`tests.pinned`)."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from tests.pinned.outcomes import FILES, TRAINED, differences, outcome, read
+from tests.pinned.table import RUNS
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_gives_what_is_written_down(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_report: None
+) -> None:
+    """If a change is meant: ``python -m tests.pinned --write``, and why in the commit message."""
+    monkeypatch.chdir(tmp_path)
+    assert list(differences(read(name), outcome(name, tmp_path))) == []
+
+
+def test_nothing_is_written_down_that_is_not_run() -> None:
+    assert {path.stem for path in FILES.glob("*.json")} == RUNS.keys()
+
+
+def test_every_difference_is_seen() -> None:
+    """Each number, text and entry of a file, changed alone. Kills a comparison that skips a part,
+    and one that takes a small number beside a large one for rounding."""
+    written = read("dpis")
+    assert list(differences(written, copy.deepcopy(written))) == []
+    for change in changes(written):
+        found = copy.deepcopy(written)
+        change(found)
+        assert len(list(differences(written, found))) == 1
+
+
+def changes(value, path=()):
+    """Functions that each change one leaf, or take one entry away."""
+    if isinstance(value, dict | list) and value:
+        keys = value if isinstance(value, dict) else range(len(value))
+        yield lambda whole: at(whole, path).pop(next(reversed(list(keys))))
+        for key in keys:
+            yield from changes(value[key], (*path, key))
+    elif path and not (isinstance(value, float) and "tensors" in path):
+        other = value * (1 + 2 * TRAINED) + (value == 0) if is_number(value) else "changed"
+        yield lambda whole: at(whole, path[:-1]).__setitem__(path[-1], other)
+
+
+def at(whole, path):
+    for key in path:
+        whole = whole[key]
+    return whole
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
