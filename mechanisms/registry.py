@@ -8,7 +8,6 @@ from types import MappingProxyType
 import numpy as np
 
 from mechanisms.accounting.accountant import Charges, epsilon
-from mechanisms.accounting.ledger_lines import check_known
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import (
     Claimant,
@@ -19,38 +18,14 @@ from mechanisms.plan import (
     kinds_of,
     tabulate,
 )
-from mechanisms.plugins import plugin
 from mechanisms.settings import MECHANISM_NAMES, Privacy, Settings
 
 MECHANISMS: dict[str, Mechanism] = {
     name: import_module(f"mechanisms.{name}").MECHANISM for name in MECHANISM_NAMES
 }
 """Each is the ``MECHANISM`` of the module of its name."""
-FORM = "an object of mechanisms.mechanism.Mechanism"
 
 NOTHING: Charges = MappingProxyType({})
-
-
-def mechanism_of(name: str) -> Mechanism:
-    """The mechanism of this name, or the user's own by ``package.module:NAME``.
-
-    Raises:
-        ValueError: there is no such object, or it is no mechanism.
-    """
-    if ":" not in name:
-        return MECHANISMS[name]
-    found = plugin("mechanism", name, FORM)
-    if not isinstance(found, Mechanism):
-        raise ValueError(
-            f"mechanism = {name!r} is of type {type(found).__name__}, not {FORM}: name such an "
-            "object"
-        )
-    if not found.private:
-        raise ValueError(
-            f"mechanism = {name!r} is without privacy, but its run would count as private: use "
-            "--mechanism none"
-        )
-    return found
 
 
 def plan_table(
@@ -78,7 +53,7 @@ def plan_table(
         ValueError: the budget does not pay for one round, or the run's length would depend on
             outputs.
     """
-    mechanism = mechanism or mechanism_of(privacy.mechanism)
+    mechanism = mechanism or MECHANISMS[privacy.mechanism]
     sized = mechanism.sized or privacy.batch_size is not None or privacy.sampling != "poisson"
     seen = sizes if sized else np.ones_like(sizes)
     kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape))
@@ -94,27 +69,13 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
     noise = terms[0].privacy.noise_multiplier
     if not mechanism.private:
         return [mechanism.plan(one, 0.0) for one in terms]
-    first = mechanism.plan(terms[0], noise or 1.0)
-    _check_charges(terms[0].privacy.mechanism, first)
-    _check_length(first, terms[0])
+    _check_length(mechanism.plan(terms[0], noise or 1.0), terms[0])
     if noise is not None:
         plans = [mechanism.plan(one, noise) for one in terms]
         for plan, one in zip(plans, terms, strict=True):
             affordable_rounds(plan, one, at_most=1)
         return plans
     return mechanism.calibrate(mechanism.plan, terms)
-
-
-def _check_charges(name: str, plan: Plan) -> None:
-    """Refuse a plan whose round costs nothing, or what no ledger can hold."""
-    charges = plan.round_charges(1)
-    if not any(charges.values()):
-        raise ValueError(
-            f"mechanism = {name!r} charges nothing for a round, so that its epsilon would be 0: "
-            "let round_charges of its plan name what it releases"
-        )
-    for event in charges:
-        check_known(event)
 
 
 def _check_length(plan: Plan, terms: Terms) -> None:

@@ -1,7 +1,7 @@
 """The privacy settings, and the base class of every package's settings. The command line imports
 this: no torch."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -39,8 +39,6 @@ def whole(rate: float, records: int) -> int:
     return max(1, round(rate * records))
 
 
-Named = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
-"""An object of the user's own, by ``package.module:NAME`` (`mechanisms.plugins`)."""
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
@@ -49,9 +47,8 @@ MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 class Privacy(Settings):
     """Privacy of one record of one client"""
 
-    mechanism: MechanismName | Named = "dpsgd"
-    """local optimizer, or package.module:NAME (docs/new-mechanism.md); 'none' trains without
-    privacy"""
+    mechanism: MechanismName = "dpsgd"
+    """local optimizer; 'none' trains without privacy"""
     epsilon: float | None = Field(8.0, gt=0)
     """budget of each client over the whole run [nats]; 'none': no bound but the rounds"""
     trust: Literal["local", "aggregate", "server"] = "local"

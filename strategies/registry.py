@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from mechanisms.plugins import plugin
 from strategies.fedavg import fedavg
 from strategies.fedfed import fedfed
 from strategies.fednova import fednova
@@ -21,31 +20,8 @@ STRATEGIES: dict[str, Callable[[Aggregation], Strategy]] = {
 }
 
 
-FORM = "a function from strategies.settings.Aggregation to a strategies.strategy.Strategy"
-
-
 def strategy_of(settings: Aggregation, own: FedFed) -> Strategy:
-    """The strategy that ``settings`` name; ``own`` are the settings of FedFed alone.
-
-    Raises:
-        ValueError: the user's own is no such function.
-    """
-    name = settings.strategy
-    if name == "fedfed":
+    """The strategy that ``settings`` name; ``own`` are the settings of FedFed alone."""
+    if settings.strategy == "fedfed":
         return fedfed(settings, own)
-    if ":" not in name:
-        return STRATEGIES[name](settings)
-    found = made = plugin("strategy", name, FORM)
-    if callable(made):
-        try:
-            found = made(settings)
-        except (Exception, SystemExit) as fault:  # the user's code can raise anything
-            why = " ".join(f"{type(fault).__name__}: {fault}".split())
-            raise ValueError(
-                f"strategy = {name!r} failed ({why}): correct it; it is {FORM}"
-            ) from fault
-    if not isinstance(found, Strategy):
-        raise ValueError(
-            f"strategy = {name!r} gives an object of type {type(found).__name__}: name {FORM}"
-        )
-    return found
+    return STRATEGIES[settings.strategy](settings)

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from mechanisms.settings import MAX_TIMES, Named, Settings
+from mechanisms.settings import MAX_TIMES, Settings
 
 StrategyName = Literal["fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "fedfed"]
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
@@ -14,8 +14,8 @@ STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 class Aggregation(Settings):
     """How the clients' uploads become the next model"""
 
-    strategy: StrategyName | Named = "fedavg"
-    """rule of aggregation, or package.module:NAME (docs/howto/strategies.md)"""
+    strategy: StrategyName = "fedavg"
+    """rule of aggregation"""
     server_lr: float | None = Field(None, gt=0)
     """server learning rate [models per averaged update; fedadagrad, fedadam, fedyogi: parameter
     units]; 'none': 1, or 0.3, 0.05, 0.05 for these three"""

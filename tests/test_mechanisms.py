@@ -2,7 +2,10 @@
 docs/new-mechanism.md."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -73,27 +76,22 @@ def test_chunks_change_rounding_only(tmp_path, mechanism):
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-3, atol=1e-3)
 
 
-@pytest.fixture
-def signsgd(tmp_path, monkeypatch) -> Path:
-    """A folder with the example of the documentation, from which it can be imported."""
+def test_a_mechanism_is_one_file_and_one_name(tmp_path):
+    """The example of the documentation, in a copy of the project, trains for what DPSGD costs."""
+    for package in ("client", "mechanisms", "server", "sim", "strategies"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignore)
     (source,) = re.findall(r"```python\n(.*?)```", EXAMPLE.read_text(), flags=re.DOTALL)
-    (tmp_path / "signsgd.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    sys.modules.pop("signsgd", None)
-
-
-@pytest.mark.usefixtures("no_report")
-def test_a_mechanism_is_one_file_of_the_users_own(signsgd):
-    """The example of the documentation trains for what DPSGD costs, by steps of its own. Kills a
-    plug-in that trains as another mechanism, or is charged for more or less."""
-    ours, theirs = (
-        run(signsgd, name.partition(":")[0], "--epsilon=4", f"--mechanism={name}")
-        for name in ("signsgd:MECHANISM", "dpsgd")
-    )
+    (tmp_path / "mechanisms" / "signsgd.py").write_text(source)
+    settings, row = tmp_path / "mechanisms" / "settings.py", "MechanismName = Literal["
+    settings.write_text(settings.read_text().replace(row, f'{row}"signsgd", '))
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for name in ("signsgd", "dpsgd"):
+        words = f"-m sim.run {SMALL} --epsilon 4 --mechanism {name} --out . --name {name}"
+        subprocess.run([sys.executable, *words.split()], cwd=tmp_path, env=variables, check=True)
+    ours, theirs = (tmp_path / name for name in ("signsgd", "dpsgd"))
     spent = last(ours)["epsilon_certified_max"]
     assert spent == last(theirs)["epsilon_certified_max"] and 3.9 < spent <= 4
-    assert read(ours / "ledger") == read(theirs / "ledger")
     models = [load_file(folder / "model.safetensors") for folder in (ours, theirs)]
     assert all(not torch.equal(models[0][name], models[1][name]) for name in models[0])
 

@@ -35,13 +35,6 @@ OWN_LOSS = (
     "The loss's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
 )
-OWN_MECHANISM = (
-    "The mechanism is the user's own: the guarantee holds if it releases what its events describe."
-)
-OWN_STRATEGY = (
-    "The strategy is the user's own: its part on clients must use nothing but what is public or "
-    "released."
-)
 OWN_DATA = (
     "What the data set's own code takes from all records, such as scales, vocabularies or a choice "
     "of records, is not covered."
@@ -122,9 +115,8 @@ def tells_times(config: Config) -> bool:
 
 
 def _sizes_tell_classes(config: Config) -> bool:
-    """Whether the clients' sizes, with the seed, tell the exact number of records of each class, as
-    those of a function of the user's own can."""
-    return config.data.partition == "dirichlet" or ":" in config.data.partition
+    """Whether the clients' sizes, with the seed, tell the exact number of records of each class."""
+    return config.data.partition == "dirichlet"
 
 
 def _is_given(config: Config) -> bool:
@@ -140,8 +132,6 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     AGGREGATED: lambda c: c.privacy.trust == "aggregate",
     OWN_MODEL: lambda c: ":" in c.data.model,
     OWN_LOSS: lambda c: ":" in c.data.loss,
-    OWN_MECHANISM: lambda c: ":" in c.privacy.mechanism,
-    OWN_STRATEGY: lambda c: ":" in c.strategy.strategy,
     OWN_DATA: lambda c: ":" in c.data.dataset and not is_hub(c.data.dataset),
     PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
     VALIDATION: lambda c: c.data.validation_records > 0,

@@ -6,7 +6,7 @@ import numpy as np
 
 from mechanisms import grid
 from mechanisms.guide import alone
-from mechanisms.registry import mechanism_of
+from mechanisms.registry import MECHANISMS
 from mechanisms.updates import UPDATE
 from sim.config.fields import Config
 from strategies.registry import strategy_of
@@ -130,7 +130,7 @@ def _check_strategy(config: Config) -> None:
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
     leads = strategy.guide is not alone or strategy.sent is not UPDATE
-    if leads and mechanism_of(config.privacy.mechanism).searches:
+    if leads and MECHANISMS[config.privacy.mechanism].searches:
         raise ValueError(
             f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by "
             "the client's own losses, which ignore the strategy: use --strategy fedavg or another "

@@ -11,16 +11,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from client.settings import Local
-from mechanisms.settings import (
-    Dpagd,
-    DpHero,
-    Dpis,
-    Dpsur,
-    Named,
-    Privacy,
-    Screening,
-    Settings,
-)
+from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.config.names import FORMER, did_you_mean
 from sim.config.settings import Data, Execution
@@ -110,8 +101,6 @@ class Setting:
     def expected(self) -> str:
         """What a value must be, with its bounds."""
         noun = f"one of {', '.join(self.choices)}"
-        if self.choices and Named in self._alternatives:
-            noun += ", or package.module:NAME"
         if not self.choices:
             noun = _NOUNS[self.kind] + self._interval()
         return noun + (f", or {self.unset or 'empty'}" if self.optional else "")
@@ -168,7 +157,7 @@ def fault(error: ValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    setting = SETTINGS[next(part for part in first["loc"][::-1] if part in SETTINGS)]
+    setting = SETTINGS[str(first["loc"][-1])]
     hint = did_you_mean(str(first["input"]), setting.choices)
     return (
         f"{setting.name} is {first['input']!r}; it must be {setting.expected}{hint or ':'} set "

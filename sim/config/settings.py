@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from mechanisms.settings import Named, Settings
+from mechanisms.settings import Settings
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -27,11 +27,6 @@ HUB = "hf:"
 def is_hub(dataset: str) -> bool:
     """Whether a data set is one of Hugging Face's, by its name."""
     return dataset.startswith(HUB)
-
-
-PLUGINS = ("model", "loss", "metric", "mechanism", "strategy", "partition")
-"""Settings that take an object of the user's own by ``package.module:NAME``; so does a data set
-that a function makes."""
 
 
 class Data(Settings):
@@ -82,9 +77,8 @@ class Data(Settings):
     clients: int = Field(100, ge=1, le=10**7)
     """clients, among whom the records are divided; with --partition given the data set's own
     [clients]"""
-    partition: Literal["dirichlet", "iid", "shards", "quantity", "given"] | Named = "dirichlet"
-    """how the records are divided among the clients; given: as the data set's own clients say; or
-    package.module:NAME (docs/howto/partitions.md)"""
+    partition: Literal["dirichlet", "iid", "shards", "quantity", "given"] = "dirichlet"
+    """how the records are divided among the clients; given: as the data set's own clients say"""
     dirichlet: float = Field(0.5, gt=0)
     """concentration of label or quantity skew; smaller is more skewed; implies --partition
     dirichlet"""

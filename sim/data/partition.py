@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mechanisms.plugins import plugin
 from sim.config.names import suggest
 
 
@@ -85,43 +84,6 @@ def given(owner: np.ndarray) -> Partition:
     """The partition by owners int64 [N] in 0 .. K - 1, each of whom has a record."""
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner))))
     return Partition(np.argsort(owner, kind="stable"), offsets)
-
-
-OWN_FORM = (
-    "a function from (labels int64 [N], clients, numpy.random.Generator) to the owners, int64 [N]"
-)
-
-
-def own(name: str, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
-    """The partition by the user's own function ``package.module:NAME``.
-
-    Args:
-        labels, clients, rng: as for :func:`partition`; the function is given them.
-
-    Raises:
-        ValueError: there is no such function, it fails, or a record or a client has no owner or
-            no record.
-    """
-    assign = plugin("partition", name, OWN_FORM)
-    said = f"partition = {name!r}"
-    if not callable(assign):
-        raise ValueError(f"{said} is of type {type(assign).__name__}: name {OWN_FORM}")
-    try:
-        owner = np.asarray(assign(labels.copy(), clients, rng))
-    except (Exception, SystemExit) as fault:  # the user's code can raise anything
-        why = " ".join(f"{type(fault).__name__}: {fault}".split())
-        raise ValueError(f"{said} failed ({why}): correct it; it is {OWN_FORM}") from fault
-    if owner.shape != labels.shape or owner.dtype.kind not in "iu":
-        raise ValueError(
-            f"{said} gives {owner.dtype} of shape {owner.shape}, not integers {labels.shape}: it "
-            f"must be {OWN_FORM}"
-        )
-    if not np.array_equal(np.unique(owner), np.arange(clients)):
-        raise ValueError(
-            f"{said} gives {len(np.unique(owner))} owners from {owner.min()} to {owner.max()}, but "
-            f"each of 0 .. {clients - 1} needs a record, and nobody else: correct it or --clients"
-        )
-    return given(owner.astype(np.int64))
 
 
 def partition(

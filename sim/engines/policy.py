@@ -1,8 +1,8 @@
 """What a Flower node does at a server's request: what its own environment allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
-data directory, to which missing data sets and features are written, and a data set, a model, a
-mechanism and more, whose modules are imported if they are of somebody's own.
+data directory, to which missing data sets and features are written, and a model, a loss, a metric
+and a data set, whose modules are imported if they are of somebody's own.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sim.config.fields import Config
-from sim.config.settings import PLUGINS, is_hub
+from sim.config.settings import is_hub
 from sim.data.files import DATA_DIR_VARIABLE, is_function
 
 FOLDER = "DP_FED_NODE_FOLDER"
@@ -63,7 +63,7 @@ def refuse_aggregation(config: Config) -> None:
 
 def _modules(config: Config) -> Iterator[tuple[str, str]]:
     """The settings that have a module imported, each with that module."""
-    for setting in PLUGINS:
+    for setting in ("model", "loss", "metric"):
         module, own, _ = (config.value(setting) or "").partition(":")
         if own:
             yield setting, module

@@ -19,7 +19,6 @@ from server import labels
 from server.curator import LEDGER
 from server.manifest import FILE, FIXED, digest, read
 from sim.commands.version import version
-from sim.config.settings import PLUGINS
 from sim.job.job import Job
 
 
@@ -69,23 +68,8 @@ def _began(job: Job) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "model code": hashlib.sha256(code.encode()).hexdigest(),
-        "plug-ins": {name: _source_of(job, name) for name in _plugins(job)},
         "initial parameters": hashlib.sha256(initial.tobytes()).hexdigest(),
     }
-
-
-def _plugins(job: Job) -> Iterator[str]:
-    """The settings, but the model, that name an object of the user's own."""
-    return (name for name in PLUGINS if name != "model" and ":" in (job.config.value(name) or ""))
-
-
-def _source_of(job: Job, setting: str) -> str:
-    """The digest of the whole module that a setting names; without a source, the module's name."""
-    module = job.config.value(setting).partition(":")[0]
-    try:
-        return hashlib.sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()
-    except (OSError, TypeError):
-        return module
 
 
 def _sources(model: torch.nn.Module) -> Iterator[str]:

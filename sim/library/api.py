@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from mechanisms.plugins import find
 from sim.auditing.session import audit
 from sim.commands.flags import Request, request
 from sim.config.fields import find_setting
@@ -23,6 +22,7 @@ from sim.job import rundir
 from sim.library.caller import lent
 from sim.library.result import Result
 from sim.phases.prices import figures_of, outlook_of, prices
+from sim.sources.plugins import find
 
 __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 

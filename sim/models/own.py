@@ -5,8 +5,8 @@ import inspect
 import torch
 from torch import nn
 
-from mechanisms.plugins import plugin
 from sim.data.words import Words
+from sim.sources.plugins import plugin
 
 FORM = "a class of models, a subclass of torch.nn.Module"
 GIVEN = ("input_shape", "classes", "words")

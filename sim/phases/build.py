@@ -14,7 +14,7 @@ from sim.config.settings import Data
 from sim.data.dataset import Dataset
 from sim.data.features import load
 from sim.data.holdout import Holdout, hold_out, set_aside
-from sim.data.partition import Partition, given, own, partition
+from sim.data.partition import Partition, given, partition
 from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.copies import copy_on
@@ -106,11 +106,8 @@ def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partit
             f"partition is {data.partition}, which divides classes, and the targets of loss = "
             f"{data.loss} are none: use --partition iid, quantity or given"
         )
-    labels = np.zeros(len(dataset.y), dtype=np.int64) if labels is None else labels
-    if ":" in data.partition:
-        return own(data.partition, labels, data.clients, rng)
     return partition(
-        labels,
+        np.zeros(len(dataset.y), dtype=np.int64) if labels is None else labels,
         data.clients,
         data.partition,
         rng,

@@ -10,7 +10,7 @@ from mechanisms.dphero import HeroPlan
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.noise_shape import smallest_scale
 from mechanisms.plan import Plan, Terms, merge
-from mechanisms.registry import mechanism_of
+from mechanisms.registry import MECHANISMS
 from mechanisms.trials import TrialPlan
 from sim.commands.account import SHARED, Question
 from sim.config.fields import Config
@@ -90,7 +90,7 @@ def price_found(question: Question, outlook: Outlook) -> Price:
     terms = Terms(privacy.of_size(size), own, trials, rounds, size)
 
     def price(noise: float) -> Price:
-        plan = mechanism_of(privacy.mechanism).plan(terms, noise)
+        plan = MECHANISMS[privacy.mechanism].plan(terms, noise)
         return Price(TRAIN, CLIENT, 1, plan, _charges(question, plan, accepted), {})
 
     noise = privacy.noise_multiplier
