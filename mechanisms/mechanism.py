@@ -10,6 +10,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.placing import place
 from mechanisms.plan import Plan, Terms, calibrate
+from mechanisms.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Mechanism:
         note: a sentence on why the published epsilon differs from the certified one, if it does.
         private: False for the plan that has no guarantee; it needs no noise multiplier.
         searches: whether a client's own losses choose the step size, so that no guide may steer it.
+        settings: the class of its own settings, for a mechanism outside the project
+            (``mechanism_settings``).
     """
 
     plan: Callable[[Terms, float], Plan]
@@ -51,6 +54,7 @@ class Mechanism:
     note: str = ""
     private: bool = True
     searches: bool = False
+    settings: type[Settings] | None = None
 
 
 def local_round(

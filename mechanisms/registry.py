@@ -1,4 +1,4 @@
-"""The mechanisms by name, and the plans of all clients."""
+"""The mechanisms by name, or of the user's own, and the plans of all clients."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,9 @@ from importlib import import_module
 from types import MappingProxyType
 
 import numpy as np
+from pydantic import ValidationError
 
+from mechanisms import plugins
 from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import (
@@ -26,6 +28,52 @@ MECHANISMS: dict[str, Mechanism] = {
 """Each is the ``MECHANISM`` of the module of its name."""
 
 NOTHING: Charges = MappingProxyType({})
+FORM = "a mechanisms.mechanism.Mechanism"
+
+
+def mechanism_of(privacy: Privacy) -> Mechanism:
+    """The mechanism that the settings name.
+
+    Raises:
+        ValueError: one of the user's own cannot be imported, is none, or is not private.
+    """
+    if privacy.mechanism in MECHANISMS:
+        return MECHANISMS[privacy.mechanism]
+    found = plugins.plugin("mechanism", privacy.mechanism, FORM)
+    said = f"mechanism = {privacy.mechanism!r}"
+    if not isinstance(found, Mechanism):
+        raise ValueError(f"{said} is a {type(found).__name__}: name {FORM}")
+    if not found.private:
+        raise ValueError(f"{said} is not private, as only --mechanism none may be: use that")
+    return found
+
+
+def settings_of(privacy: Privacy, tables: object) -> Settings | None:
+    """The mechanism's own settings, if it has any: the field of its name in ``tables``, or what
+    ``mechanism_settings`` says, as the class of the user's own mechanism reads it.
+
+    Raises:
+        ValueError: a setting is unknown or out of its bound.
+    """
+    if privacy.mechanism in MECHANISMS:
+        return getattr(tables, privacy.mechanism, None)
+    given = plugins.values("mechanism_settings", privacy.mechanism_settings)
+    kind = mechanism_of(privacy).settings
+    if kind is not None:
+        try:
+            return kind(**given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name, reason = ".".join(map(str, first["loc"])), first["msg"]
+    elif given:
+        name, reason = next(iter(given)), "it has no settings of its own"
+    else:
+        return None
+    value = f" = {given[name]!r}" if name in given else ""
+    raise ValueError(
+        f"mechanism_settings of {privacy.mechanism}: {name}{value} is refused ({reason}): correct "
+        "it"
+    )
 
 
 def plan_table(
@@ -53,7 +101,7 @@ def plan_table(
         ValueError: the budget does not pay for one round, or the run's length would depend on
             outputs.
     """
-    mechanism = mechanism or MECHANISMS[privacy.mechanism]
+    mechanism = mechanism or mechanism_of(privacy)
     sized = mechanism.sized or privacy.batch_size is not None or privacy.sampling != "poisson"
     seen = sizes if sized else np.ones_like(sizes)
     kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape))
@@ -69,7 +117,13 @@ def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
     noise = terms[0].privacy.noise_multiplier
     if not mechanism.private:
         return [mechanism.plan(one, 0.0) for one in terms]
-    _check_length(mechanism.plan(terms[0], noise or 1.0), terms[0])
+    first = mechanism.plan(terms[0], noise or 1.0)
+    if not any(first.round_charges(1).values()):
+        raise ValueError(
+            f"mechanism = {terms[0].privacy.mechanism!r} charges nothing for a round, so that "
+            "nothing would be proved: return in round_charges what a round releases"
+        )
+    _check_length(first, terms[0])
     if noise is not None:
         plans = [mechanism.plan(one, noise) for one in terms]
         for plan, one in zip(plans, terms, strict=True):

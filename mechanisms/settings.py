@@ -1,7 +1,7 @@
 """The privacy settings, and the base class of every package's settings. The command line imports
 this: no torch."""
 
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -39,6 +39,9 @@ def whole(rate: float, records: int) -> int:
     return max(1, round(rate * records))
 
 
+OwnName = Annotated[str, Field(pattern=r"^[^\W\d][\w.]*:[^\W\d][\w.]*$")]
+"""``package.module:NAME``, an object of the user's own."""
+
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]
 MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 """Names that ``mechanism`` takes; the registry has one row for each."""
@@ -47,8 +50,11 @@ MECHANISM_NAMES: tuple[str, ...] = get_args(MechanismName)
 class Privacy(Settings):
     """Privacy of one record of one client"""
 
-    mechanism: MechanismName = "dpsgd"
+    mechanism: MechanismName | OwnName = "dpsgd"
     """local optimizer; 'none' trains without privacy"""
+    mechanism_settings: str | None = None
+    """settings of a mechanism of your own, as in a TOML file but with commas: "beta = 0.9, window =
+    5"; '': its defaults"""
     epsilon: float | None = Field(8.0, gt=0)
     """budget of each client over the whole run [nats]; 'none': no bound but the rounds"""
     trust: Literal["local", "aggregate", "server"] = "local"

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from mechanisms.settings import MAX_TIMES, Settings
+from mechanisms.settings import MAX_TIMES, OwnName, Settings
 
 StrategyName = Literal["fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "fedfed"]
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
@@ -14,8 +14,11 @@ STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 class Aggregation(Settings):
     """How the clients' uploads become the next model"""
 
-    strategy: StrategyName = "fedavg"
-    """rule of aggregation"""
+    strategy: StrategyName | OwnName = "fedavg"
+    """rule of aggregation; a strategy of Flower's is named as one of your own"""
+    strategy_settings: str | None = None
+    """arguments of a strategy of your own or of Flower's, as in a TOML file but with commas: "eta =
+    0.1, tau = 0.01"; '': its defaults"""
     server_lr: float | None = Field(None, gt=0)
     """server learning rate [models per averaged update; fedadagrad, fedadam, fedyogi: parameter
     units]; 'none': 1, or 0.3, 0.05, 0.05 for these three"""

@@ -23,9 +23,24 @@ from sim.engines.start import train
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "new-mechanism.md"
 PRIVATE = [name for name, row in MECHANISMS.items() if row.private]
+OWN = "signsgd:MECHANISM"
+"""The worked example."""
 SMALL = (
     "--clients=6 --rounds=3 --steps=2 --sample-rate=0.5 --engine=inline --quiet --chunk-clients=2"
 )
+
+
+def example() -> str:
+    (source,) = re.findall(r"```python\n(.*?)```", EXAMPLE.read_text(), flags=re.DOTALL)
+    return source
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worked example in a folder of its own, as a user has it."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "signsgd.py").write_text(example())
+    monkeypatch.syspath_prepend(str(folder))
 
 
 def run(folder: Path, name: str, *flags: str) -> Path:
@@ -36,7 +51,7 @@ def last(run_dir: Path) -> dict:
     return json.loads((run_dir / "rounds.jsonl").read_text().splitlines()[-1])
 
 
-@pytest.mark.parametrize("mechanism", PRIVATE)
+@pytest.mark.parametrize("mechanism", [*PRIVATE, OWN])
 def test_a_run_meets_its_budget_and_its_files_say_so(tmp_path, mechanism):
     """The printed epsilon is the one that the ledger's files give, and within the target."""
     folder = run(tmp_path, "a", "--mechanism", mechanism, "--epsilon", "4")
@@ -48,7 +63,7 @@ def test_a_run_meets_its_budget_and_its_files_say_so(tmp_path, mechanism):
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, OWN])
 def test_grouping_changes_no_bit(tmp_path, mechanism):
     models = [
         load_file(
@@ -61,7 +76,7 @@ def test_grouping_changes_no_bit(tmp_path, mechanism):
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, OWN])
 def test_chunks_change_rounding_only(tmp_path, mechanism):
     """A cohort of two clients is two cohorts of one. (One step: DP-Hero's eigenvectors amplify
     rounding.)"""
@@ -76,24 +91,28 @@ def test_chunks_change_rounding_only(tmp_path, mechanism):
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-3, atol=1e-3)
 
 
-def test_a_mechanism_is_one_file_and_one_name(tmp_path):
-    """The example of the documentation, in a copy of the project, trains for what DPSGD costs."""
+def test_a_mechanism_of_one_s_own_is_the_same_in_the_project(tmp_path):
+    """There it is one file and one name, and a table of settings; here without those, at their
+    defaults. It trains for what DPSGD costs."""
     for package in ("client", "mechanisms", "server", "sim", "strategies"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignore)
-    (source,) = re.findall(r"```python\n(.*?)```", EXAMPLE.read_text(), flags=re.DOTALL)
-    (tmp_path / "mechanisms" / "signsgd.py").write_text(source)
+    ours = example().replace("terms.own.dead_zone", "0.0")
+    (tmp_path / "mechanisms" / "signsgd.py").write_text(ours)
     settings, row = tmp_path / "mechanisms" / "settings.py", "MechanismName = Literal["
     settings.write_text(settings.read_text().replace(row, f'{row}"signsgd", '))
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    for name in ("signsgd", "dpsgd"):
-        words = f"-m sim.run {SMALL} --epsilon 4 --mechanism {name} --out . --name {name}"
-        subprocess.run([sys.executable, *words.split()], cwd=tmp_path, env=variables, check=True)
-    ours, theirs = (tmp_path / name for name in ("signsgd", "dpsgd"))
-    spent = last(ours)["epsilon_certified_max"]
-    assert spent == last(theirs)["epsilon_certified_max"] and 3.9 < spent <= 4
-    models = [load_file(folder / "model.safetensors") for folder in (ours, theirs)]
-    assert all(not torch.equal(models[0][name], models[1][name]) for name in models[0])
+    words = f"-m sim.run {SMALL} --epsilon 4 --mechanism signsgd --out . --name inside"
+    subprocess.run([sys.executable, *words.split()], cwd=tmp_path, env=variables, check=True)
+    inside = tmp_path / "inside"
+    own, plain = (
+        run(tmp_path, name.partition(":")[0], "--mechanism", name, "--epsilon", "4")
+        for name in (OWN, "dpsgd")
+    )
+    spent = [last(folder)["epsilon_certified_max"] for folder in (inside, own, plain)]
+    assert spent[0] == spent[1] == spent[2] and 3.9 < spent[0] <= 4
+    models = [(folder / "model.safetensors").read_bytes() for folder in (inside, own, plain)]
+    assert models[0] == models[1] != models[2]
 
 
 def test_training_without_privacy_is_the_only_mechanism_without_a_guarantee():

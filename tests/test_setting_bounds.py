@@ -30,10 +30,15 @@ from strategies import settings as of_strategies
 from strategies.settings import Aggregation, FedFed
 
 TINY = 1e-9
+OWN, NOT_OWN = (
+    ("own:NAME", "a.b:C.d"),
+    ("own:", ":NAME", "own:a b", "1:a", "own:a:b", "a/b:c", "own"),
+)
 RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     # name: default, the outermost values that are taken, the nearest that are refused
     Privacy: {
-        "mechanism": ("dpsgd", MECHANISM_NAMES, ("sgd",)),
+        "mechanism": ("dpsgd", (*MECHANISM_NAMES, *OWN), ("sgd", *NOT_OWN)),
+        "mechanism_settings": (None, (None, "beta = 0.9"), (3,)),
         "epsilon": (8.0, (TINY,), (0.0,)),
         "delta": (1e-5, (TINY, 1 - TINY), (0.0, 1.0)),
         "trust": ("local", ("aggregate", "server"), ("nobody",)),
@@ -115,7 +120,8 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "keep_checkpoints": (2, (2, 10**9), (1, 10**9 + 1)),
     },
     Aggregation: {
-        "strategy": ("fedavg", ("fednova",), ("none",)),
+        "strategy": ("fedavg", ("fednova", *OWN), ("none", *NOT_OWN)),
+        "strategy_settings": (None, (None, "eta = 0.1"), (3,)),
         "server_lr": (None, (None, TINY), (0.0,)),
         "server_momentum": (0.9, (0.0, 1 - TINY), (-TINY, 1.0)),
         "server_beta2": (0.99, (0.0, 1 - TINY), (-TINY, 1.0)),
@@ -161,7 +167,12 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "standardize_noise": (8.0, (TINY,), (0.0,)),
         "standardize_clip": (1.0, (TINY,), (0.0,)),
         "clients": (100, (1, 10**7), (0, 10**7 + 1)),
-        "partition": ("dirichlet", ("iid", "shards", "quantity", "given"), ("none",)),
+        "partition": (
+            "dirichlet",
+            ("iid", "shards", "quantity", "given", *OWN),
+            ("none", *NOT_OWN),
+        ),
+        "partition_settings": (None, (None, "skew = 0.3"), (3,)),
         "dirichlet": (0.5, (TINY,), (0.0,)),
         "min_records": (2, (1, 10**9), (0, 10**9 + 1)),
         "shards_per_client": (2, (1, 10**9), (0, 10**9 + 1)),

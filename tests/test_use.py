@@ -123,6 +123,7 @@ OF_DPSGD = (
     "epsilon budget noise_multiplier clip_norm strict_delta sampling clipping clip_quantile "
     "noise_decay"
 )
+OF_BUILT_IN = "server_lr server_momentum"
 OF_LOCAL_TRUST = "optimizer momentum keep_state weighting"
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
@@ -228,6 +229,9 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"features": "scattering"}, "feature_groups", ""),
     ({"model": "cnn"}, "activation", ""),
     ({"model": "own:Net"}, "", ""),
+    ({"mechanism": "own:NAME"}, "mechanism_settings", ""),
+    ({"strategy": "own:function"}, "strategy_settings", OF_BUILT_IN),
+    ({"partition": "own:function"}, "partition_settings", "dirichlet"),
     ({"dataset": "imdb", "model": "linear"}, "word_vectors train_embedding", ""),
     ({"partition": "iid"}, "", "dirichlet"),
     ({"partition": "shards"}, "shards_per_client", "dirichlet"),
@@ -263,6 +267,7 @@ def test_what_is_chosen_decides_what_is_in_use(chosen, more, fewer):
         "min_records",
         *RAY,
         *OF_LOCAL_TRUST.split(),
+        *OF_BUILT_IN.split(),
     }
     used = {name for name in USES if in_use(name, config.value)}
     ours = set() if chosen.get("mechanism", "dpsgd") == "dpsgd" else {"sampling"}

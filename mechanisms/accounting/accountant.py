@@ -8,7 +8,6 @@ record that adds to no sum and to no count.
 
 import functools
 import math
-import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from mechanisms.accounting import (
     trial_cap,
 )
 from mechanisms.accounting.events import Allotment, ClassicClaim, Event
+from mechanisms.accounting.known import check_count
 from mechanisms.accounting.profile import Pair
 
 Charges = Mapping[Event, int]
@@ -85,20 +85,12 @@ def rdp(charges: Charges, orders: Sequence[float], column: str) -> NDArray[np.fl
     """
     total = np.zeros(len(orders), dtype=np.float64)
     for event, count in sorted(charges.items(), key=repr):
-        _check_count(event, count)
+        check_count(event, count)
         if count:
             total = total + count * curves.rdp(event, orders, column)
     if column == "certified" and allotment.overdrawn(charges):
         return np.full(len(orders), np.inf)
     return total
-
-
-def _check_count(event: Event, count: int) -> None:
-    if not isinstance(count, numbers.Integral) or isinstance(count, bool) or count < 0:
-        raise ValueError(
-            f"count = {count!r} of {event} must be an integer, at least 0; charge whole "
-            "applications"
-        )
 
 
 def conversion(orders: Sequence[float], delta: float) -> NDArray[np.float64]:
@@ -140,7 +132,7 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
     With a `ClassicClaim` among the charges, the published epsilon is by `classic_conversion`.
     """
     for event, count in charges.items():
-        _check_count(event, count)
+        check_count(event, count)
     lost = cap_delta(charges) if column == "certified" else 0.0
     if lost >= delta:
         return Guarantee(math.inf, None)
@@ -309,7 +301,7 @@ def composed(
         return math.inf
     steps: dict[Pair, int] = {}
     for event, count in sorted(charges.items(), key=repr):
-        _check_count(event, count)
+        check_count(event, count)
         pairs = pairs_of(event) if count else ()
         if pairs is None:
             return math.inf

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mechanisms.accounting import events
+from mechanisms.accounting.known import check_known
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 Ids = NDArray[np.int64]
@@ -50,7 +51,8 @@ def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
 
 
 def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) -> None:
-    """Refuse an empty release name, a non-integer round and a count that is not at least 1."""
+    """Refuse an empty release name, a non-integer round, an unknown event and a count that is not
+    at least 1."""
     if not isinstance(release, str) or not release.strip():
         raise ValueError(
             f"release = {release!r} must be a non-empty name; it identifies one draw of the noise"
@@ -61,6 +63,7 @@ def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) 
             "0 down"
         )
     for event, count in charges.items():
+        check_known(event)
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
             raise ValueError(
                 f"count = {count!r} of {event} must be an integer, at least 1; leave unused events "

@@ -17,7 +17,7 @@ from mechanisms.mechanism import local_round
 from mechanisms.optimizers import OPTIMIZERS, SCHEDULES
 from mechanisms.plan import Terms, affordable_rounds, merge, planned
 from mechanisms.randomness import Streams
-from mechanisms.registry import MECHANISMS, plan_table
+from mechanisms.registry import mechanism_of, plan_table, settings_of
 from mechanisms.sampling import CohortData
 from sim.config.checks import refuse_trust
 from sim.config.fields import Config
@@ -62,12 +62,12 @@ def train(job: Job, owned: Sequence[NDArray[np.int64]], key: bytes) -> Trained:
     """
     config = job.config
     refuse_trust(config)
-    row, sizes = MECHANISMS[config.privacy.mechanism], np.array([len(own) for own in owned])
+    row, sizes = mechanism_of(config.privacy), np.array([len(own) for own in owned])
     steps = np.array([local_steps(config, int(size)) * config.rounds.rounds for size in sizes])
     lengths = torch.from_numpy(steps).float()
     sized = zip(steps.tolist(), sizes.tolist(), strict=True)
     steps = np.array([paid_steps(config, most, size) for most, size in sized])
-    own = getattr(config, config.privacy.mechanism, None)
+    own = settings_of(config.privacy, config)
     table = plan_table(config.privacy, own, steps, 1, sizes)
     device = job.device
     start = job.gradients.layout.initial(job.model).to(device)
@@ -105,8 +105,8 @@ def paid_steps(config: Config, steps: int, size: int) -> int:
 
     Calibrated noise pays for all ``steps``.
     """
-    privacy, mechanism = config.privacy, MECHANISMS[config.privacy.mechanism]
-    noise, own = privacy.noise_multiplier, getattr(config, privacy.mechanism, None)
+    privacy, mechanism = config.privacy, mechanism_of(config.privacy)
+    noise, own = privacy.noise_multiplier, settings_of(privacy, config)
     if noise is None or privacy.epsilon is None or not mechanism.private:
         return steps
     each = steps // config.rounds.rounds

@@ -29,6 +29,7 @@ FREE = EXECUTION_ONLY | {"out", "name", "data_dir", "groups"}
 NEWER = {
     **{name: SETTINGS[name].info.default for name in ("label_column", "categories", "loss")},
     **dict.fromkeys(("client_column", "columns", "metric")),
+    **dict.fromkeys(("mechanism_settings", "strategy_settings", "partition_settings")),
     **{"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"},
     **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0},
 }

@@ -11,13 +11,13 @@ from mechanisms.settings import MECHANISM_NAMES
 from sim.commands import flags
 from sim.commands.flags import Request
 from sim.commands.parser import OwnFlags
-from sim.config.fields import Config
+from sim.config.fields import OWN_NAME, Config
 from sim.config.names import FORMER, did_you_mean
 
 DESCRIPTION = (
     "The most that a planned run can cost, phase by phase, or what a run has cost. A first word "
     "asks for one client's single round: a mechanism (dpsgd, dpsur, dpis, dphero, screening, "
-    "dpagd), or fedfed for its shared records."
+    "dpagd, or one of your own), or fedfed for its shared records."
 )
 OWN: OwnFlags = {
     "--ledger": (
@@ -65,7 +65,8 @@ FIRST_WORDS = {
     **{name: (*ALONE, f"--mechanism={name}") for name in MECHANISM_NAMES if name != "none"},
     SHARED: (*ALONE, "--strategy=fedfed", "--shared-source=distilled"),
 }
-"""First word -> the flags that it implies; given flags override them."""
+"""First word -> the flags that it implies; given flags override them. A mechanism of the user's
+own implies the same as ours."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,11 @@ def parse(argv: Sequence[str], program: str) -> Question:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     word = argv[0] if argv and not argv[0].startswith("-") else None
-    if word is not None and word not in FIRST_WORDS:
+    if word is not None and word not in FIRST_WORDS and ":" not in word:
         hint = did_you_mean(word, FIRST_WORDS)
-        raise ValueError(f"unknown first word {word!r}{hint} (known: {', '.join(FIRST_WORDS)})")
-    words = [*FIRST_WORDS[word], *_spelled_now(word, argv[1:])] if word else argv
+        known = ", ".join([*FIRST_WORDS, OWN_NAME])
+        raise ValueError(f"unknown first word {word!r}{hint} (known: {known})")
+    words = [*_flags_of(word), *_spelled_now(word, argv[1:])] if word else argv
     request = flags.parse(words, program, DESCRIPTION, own=OWN)
     own, config = request.own, request.config
     if word and "epsilon" not in request.given:
@@ -154,6 +156,10 @@ def parse(argv: Sequence[str], program: str) -> Question:
     else:
         _check_run(question, request)
     return question
+
+
+def _flags_of(word: str) -> tuple[str, ...]:
+    return FIRST_WORDS.get(word, (*ALONE, f"--mechanism={word}"))
 
 
 def _spelled_now(word: str, argv: Sequence[str]) -> list[str]:
@@ -242,7 +248,8 @@ def _check_one_client(question: Question, request: Request) -> None:
     if not given & {"sample_rate", "batch_size"}:
         raise ValueError("--sample-rate is missing: give it, or --batch-size and --records")
     sized = privacy.batch_size is not None or privacy.sampling != "poisson"
-    if question.records is None and (sized or question.word == "dpis"):
+    sized |= question.word == "dpis" or ":" in str(question.word)
+    if question.records is None and sized:
         raise ValueError("--records is missing: give the client's number of records")
     if question.found.count(None) < 2:
         raise ValueError(

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sim.commands.topics import hint, settings_of
-from sim.config.fields import SETTINGS, TABLES, Setting
+from sim.config.fields import OWN_NAME, SETTINGS, TABLES, Setting
 from sim.config.presets import FIXED, PRESETS, preset
 
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT"}
@@ -114,7 +114,8 @@ def _add_flag(group: argparse._ArgumentGroup, setting: Setting, central: bool) -
     if setting.kind is bool:
         group.add_argument(setting.flag, action=argparse.BooleanOptionalAction, help=text)
         return
-    metavar = f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[setting.kind]
+    choices = (*setting.choices, *([OWN_NAME] if setting.open else []))
+    metavar = f"{{{','.join(choices)}}}" if choices else _METAVARS[setting.kind]
     group.add_argument(setting.flag, metavar=metavar, help=text)
 
 

@@ -35,6 +35,14 @@ OWN_LOSS = (
     "The loss's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
 )
+OWN_MECHANISM = (
+    "The mechanism's own Python code is trusted: that it looks at records as its plan charges, and "
+    "that all it says of them leaves through the noise that it was given."
+)
+OWN_PARTITION = (
+    "The partition is by code of your own and taken as given. The number of records of each client "
+    "counts as public, with all that it tells of the records."
+)
 OWN_DATA = (
     "What the data set's own code takes from all records, such as scales, vocabularies or a choice "
     "of records, is not covered."
@@ -109,9 +117,14 @@ def hides_rejections(config: Config) -> bool:
 
 def tells_times(config: Config) -> bool:
     """Whether the run records the times of rounds; a release that hides rejections, or who takes
-    part, does not."""
+    part, does not, nor one by a mechanism of the user's own, which may."""
     draws_clients = config.privacy.trust == "server" and config.rounds.fraction < 1
-    return not (config.run.release and (hides_rejections(config) or draws_clients))
+    hides = hides_rejections(config) or draws_clients or _own_mechanism(config)
+    return not (config.run.release and hides)
+
+
+def _own_mechanism(config: Config) -> bool:
+    return ":" in config.privacy.mechanism
 
 
 def _sizes_tell_classes(config: Config) -> bool:
@@ -130,6 +143,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     HIDDEN: hides_rejections,
     TRUSTED: lambda c: c.privacy.trust == "server",
     AGGREGATED: lambda c: c.privacy.trust == "aggregate",
+    OWN_MECHANISM: _own_mechanism,
     OWN_MODEL: lambda c: ":" in c.data.model,
     OWN_LOSS: lambda c: ":" in c.data.loss,
     OWN_DATA: lambda c: ":" in c.data.dataset and not is_hub(c.data.dataset),
@@ -140,6 +154,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     TRIES: lambda c: True,
     PARTITION: lambda c: c.run.release and c.data.partition in ("iid", "shards", "quantity"),
     PARTITION_BY_LABEL: lambda c: c.run.release and _sizes_tell_classes(c),
+    OWN_PARTITION: lambda c: ":" in c.data.partition,
     GIVEN: _is_given,
     ONE_RECORD: lambda c: _is_given(c) and c.privacy.unit == "record",
     COLUMNS: lambda c: is_table(c.data.dataset) and c.data.columns is None,

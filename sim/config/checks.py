@@ -6,7 +6,7 @@ import numpy as np
 
 from mechanisms import grid
 from mechanisms.guide import alone
-from mechanisms.registry import MECHANISMS
+from mechanisms.registry import mechanism_of
 from mechanisms.updates import UPDATE
 from sim.config.fields import Config
 from strategies.registry import strategy_of
@@ -88,7 +88,9 @@ def _check_trust(config: Config) -> None:
             "--standardize none, or --trust local"
         )
     name = config.strategy.strategy
-    if name in ("fedfed", "fednova") or (name == "fedprox" and by_record):
+    strategy = strategy_of(config.strategy, config.fedfed)
+    guides = strategy.guide is not alone and (by_record or name == "fedfed")
+    if guides or strategy.sent is not UPDATE:
         raise ValueError(
             f"strategy is {name}, which needs more of the clients than a bounded sum: use "
             "--strategy fedavg, fedadagrad, fedadam or fedyogi, or --trust local"
@@ -130,7 +132,7 @@ def _check_strategy(config: Config) -> None:
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
     leads = strategy.guide is not alone or strategy.sent is not UPDATE
-    if leads and MECHANISMS[config.privacy.mechanism].searches:
+    if leads and mechanism_of(config.privacy).searches:
         raise ValueError(
             f"strategy is {name}, but {config.privacy.mechanism} chooses the size of its steps by "
             "the client's own losses, which ignore the strategy: use --strategy fedavg or another "

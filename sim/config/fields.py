@@ -5,7 +5,7 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -39,6 +39,12 @@ class Config(Settings):
         return getattr(getattr(self, SETTINGS[name].table), name)
 
     @property
+    def own(self) -> dict[str, str]:
+        """The settings that name objects of the user's own, other than the data set, with the
+        names."""
+        return {name: text for name in NAMING if ":" in (text := self.value(name) or "")}
+
+    @property
     def private(self) -> bool:
         """Whether the run has a guarantee at all."""
         return self.privacy.mechanism != "none"
@@ -54,6 +60,10 @@ TABLES: dict[str, type[Settings]] = {
     name: cast(type[Settings], field.annotation) for name, field in Config.model_fields.items()
 }
 
+OWN_NAME = "package.module:NAME"
+"""How an object of the user's own is named."""
+NAMING = ("mechanism", "strategy", "partition", "model", "loss", "metric")
+"""Settings that may name one."""
 _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -98,9 +108,15 @@ class Setting:
         return next((get_args(a) for a in self._alternatives if get_origin(a) is Literal), ())
 
     @property
+    def open(self) -> bool:
+        """Whether it may also name an object of the user's own."""
+        return any(get_origin(one) is Annotated for one in self._alternatives)
+
+    @property
     def expected(self) -> str:
         """What a value must be, with its bounds."""
         noun = f"one of {', '.join(self.choices)}"
+        noun += f", or {OWN_NAME}" if self.open else ""
         if not self.choices:
             noun = _NOUNS[self.kind] + self._interval()
         return noun + (f", or {self.unset or 'empty'}" if self.optional else "")
@@ -157,7 +173,7 @@ def fault(error: ValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
-    setting = SETTINGS[str(first["loc"][-1])]
+    setting = next(SETTINGS[part] for part in map(str, first["loc"]) if part in SETTINGS)
     hint = did_you_mean(str(first["input"]), setting.choices)
     return (
         f"{setting.name} is {first['input']!r}; it must be {setting.expected}{hint or ':'} set "

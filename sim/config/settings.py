@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from mechanisms.settings import Settings
+from mechanisms.settings import OwnName, Settings
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -77,8 +77,11 @@ class Data(Settings):
     clients: int = Field(100, ge=1, le=10**7)
     """clients, among whom the records are divided; with --partition given the data set's own
     [clients]"""
-    partition: Literal["dirichlet", "iid", "shards", "quantity", "given"] = "dirichlet"
+    partition: Literal["dirichlet", "iid", "shards", "quantity", "given"] | OwnName = "dirichlet"
     """how the records are divided among the clients; given: as the data set's own clients say"""
+    partition_settings: str | None = None
+    """arguments of a partition of your own, as in a TOML file but with commas: "skew = 0.3"; '':
+    its defaults"""
     dirichlet: float = Field(0.5, gt=0)
     """concentration of label or quantity skew; smaller is more skewed; implies --partition
     dirichlet"""

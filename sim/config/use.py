@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sim.config.fields import SETTINGS, TABLES, Config
+from sim.config.fields import OWN_NAME, SETTINGS, TABLES, Config
 from sim.config.settings import is_hub, is_table
 
 Values = Callable[[str], Any]
@@ -58,6 +58,11 @@ def _mechanism_but(*names: str) -> Need:
     return Need("mechanism", others, lambda value: value not in names, words, owns=False)
 
 
+def _own(setting: str) -> Need:
+    words = f"a {SETTINGS[setting].flag} of your own, {OWN_NAME},"
+    return Need(setting, (OWN_NAME,), lambda value: ":" in value, words, owns=False)
+
+
 def _has_activation(model: str) -> bool:
     return model != "linear" and ":" not in model
 
@@ -70,8 +75,15 @@ COLUMNS = Need(
     "a --dataset that has columns",
     owns=False,
 )
-DIVIDED = _one_of("partition", "dirichlet", "iid", "shards", "quantity")
+DIVIDED = Need(
+    "partition",
+    ("dirichlet",),
+    lambda name: name != "given",
+    "a --partition other than given",
+    owns=False,
+)
 PRIVATE = _mechanism_but("none")
+OURS = Need("strategy", ("fedavg",), lambda name: ":" not in name, "a built-in --strategy", False)
 SELECTIVE = _one_of("dpsur_accounting", "selective")
 OWN_TEST = (_mechanism("screening"), _one_of("screening_data", "own"))
 DPIS, IMPORTANCE = _mechanism("dpis"), _one_of("dpis_sampling", "importance")
@@ -111,6 +123,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "train_embedding": ((IMDB,),),
     "standardize_noise": ((PRIVATE, STANDARD),),
     "standardize_clip": ((PRIVATE, STANDARD),),
+    **{f"{name}_settings": ((_own(name),),) for name in ("mechanism", "strategy", "partition")},
     "min_records": ((DIVIDED,),),
     "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
     "shards_per_client": ((_one_of("partition", "shards"),),),
@@ -153,6 +166,8 @@ USES: dict[str, tuple[Way, ...]] = {
     "momentum": LOCAL_STEPS,
     "keep_state": ((LOCAL,),),
     "weighting": ((LOCAL,),),
+    "server_lr": ((OURS,),),
+    "server_momentum": ((OURS,),),
     "server_beta2": ((_one_of("strategy", "fedadam", "fedyogi"),),),
     "server_tau": ((_one_of("strategy", "fedadagrad", "fedadam", "fedyogi"),),),
     "proximal_mu": ((_one_of("strategy", "fedprox"),),),

@@ -1,8 +1,9 @@
 """What a Flower node does at a server's request: what its own environment allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
-data directory, to which missing data sets and features are written, and a model, a loss, a metric
-and a data set, whose modules are imported if they are of somebody's own.
+data directory, to which missing data sets and features are written, and a model, a loss, a metric,
+a data set, a mechanism, a strategy and a partition, whose modules are imported if they are of
+somebody's own.
 """
 
 import os
@@ -63,10 +64,8 @@ def refuse_aggregation(config: Config) -> None:
 
 def _modules(config: Config) -> Iterator[tuple[str, str]]:
     """The settings that have a module imported, each with that module."""
-    for setting in ("model", "loss", "metric"):
-        module, own, _ = (config.value(setting) or "").partition(":")
-        if own:
-            yield setting, module
+    for setting, name in config.own.items():
+        yield setting, name.partition(":")[0]
     dataset = config.data.dataset
     if is_hub(dataset):
         yield "dataset", LOADER

@@ -15,6 +15,7 @@ import torch
 
 from mechanisms import durable
 from mechanisms.journal import start
+from mechanisms.plugins import source
 from server import labels
 from server.curator import LEDGER
 from server.manifest import FILE, FIXED, digest, read
@@ -68,6 +69,11 @@ def _began(job: Job) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "model code": hashlib.sha256(code.encode()).hexdigest(),
+        **{
+            f"{setting} code": hashlib.sha256(source(name).encode()).hexdigest()
+            for setting, name in job.config.own.items()
+            if setting != "model"
+        },
         "initial parameters": hashlib.sha256(initial.tobytes()).hexdigest(),
     }
 

@@ -14,7 +14,7 @@ from safetensors.torch import save
 
 from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
-from mechanisms.registry import MECHANISMS
+from mechanisms.registry import mechanism_of
 from server.guarantees import Guarantee, guarantees
 from server.loop import Standing
 from server.records import Summary, largest, total_seconds
@@ -186,7 +186,7 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         release=job.config.run.release,
         epsilon_renyi=renyi.epsilon,
         method=epsilon(worst, delta).method,
-        note=MECHANISMS[job.config.privacy.mechanism].note,
+        note=mechanism_of(job.config.privacy).note,
         budget=job.config.privacy.budget,
         evaluated_on=job.config.data.evaluate_on,
         caveats=caveats(job.config),

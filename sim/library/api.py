@@ -6,6 +6,7 @@ that by default the engine is ``inline`` and nothing is printed. None means "not
 """
 
 import inspect
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from mechanisms.plugins import find
 from sim.auditing.session import audit
 from sim.commands.flags import Request, request
 from sim.config.fields import find_setting
@@ -22,7 +24,6 @@ from sim.job import rundir
 from sim.library.caller import lent
 from sim.library.result import Result
 from sim.phases.prices import figures_of, outlook_of, prices
-from sim.sources.plugins import find
 
 __all__ = ["Result", "audit_run", "price", "train", "train_central"]
 
@@ -45,7 +46,8 @@ def train(
         resume: directory of a run to resume.
         settings: settings by name. ``dataset`` may also be arrays (x, y) or (x, y, x_test, y_test)
             of NumPy or PyTorch, or a dictionary of them with ``client``, kept in
-            ``<out>/datasets``. ``model`` may also be a class.
+            ``<out>/datasets``. ``model`` may also be a class, and ``mechanism_settings``,
+            ``strategy_settings`` and ``partition_settings`` dictionaries.
 
     Raises:
         ValueError: a user error, with the command's message.
@@ -153,11 +155,13 @@ def _request(
             parent = others.resume.absolute().parent
         given["dataset"] = str(keep(arrays, parent, others.config.data.loss))
     asked = ask(given)
-    model, engine = asked.config.data.model, asked.config.run.engine
-    if model.startswith(f"{OWN}:") and engine != "inline":
+    engine = asked.config.run.engine
+    local = [one for one in asked.config.own.items() if one[1].startswith(f"{OWN}:")]
+    if local and engine != "inline":
+        setting, name = local[0]
         raise ValueError(
-            f"model = {model} was defined in a notebook or a script, which the workers of engine = "
-            f"{engine} cannot import: leave engine out, or keep the class in a module of its own"
+            f"{setting} = {name} was defined in a notebook or a script, which the workers of "
+            f"engine = {engine} cannot import: leave engine out, or keep it in a module of its own"
         )
     return asked
 
@@ -171,6 +175,8 @@ def _value(name: str, value: Any) -> Any:
     setting = find_setting(name, others=("config", "preset", "resume"))
     if name == "model" and inspect.isclass(value):
         return _named(value)
+    if name.endswith("_settings") and isinstance(value, Mapping):
+        return ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items())
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):

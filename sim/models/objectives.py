@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from mechanisms.gradients.record_gradients import cross_entropy
 from mechanisms.gradients.record_trial import wave
+from mechanisms.plugins import plugin
 from sim.config.names import suggest
 from sim.config.settings import Data
-from sim.sources.plugins import plugin
 from sim.sources.targets import CLASSES, LABELS, NUMBERS, WORDS
 
 Measure = Callable[[Tensor, Tensor], Tensor]

@@ -5,8 +5,8 @@ import inspect
 import torch
 from torch import nn
 
+from mechanisms.plugins import plugin, taken
 from sim.data.words import Words
-from sim.sources.plugins import plugin
 
 FORM = "a class of models, a subclass of torch.nn.Module"
 GIVEN = ("input_shape", "classes", "words")
@@ -31,7 +31,7 @@ def build_own(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            module = kind(**{key: given[key] for key in _taken(name, kind)})
+            module = kind(**{key: given[key] for key in taken("model", name, kind, GIVEN)})
             module.eval()
         except (Exception, SystemExit) as error:  # the user's code can raise anything
             raise ValueError(
@@ -59,29 +59,6 @@ def build_own(
                 f"model = {name!r}: {own} is of {tensor.dtype}, not torch.float32: make it so"
             )
     return module.train()
-
-
-def _taken(name: str, kind: type[nn.Module]) -> list[str]:
-    """The names of `GIVEN` that the constructor takes.
-
-    Raises:
-        ValueError: it needs something else.
-    """
-    parameters = inspect.signature(kind).parameters.values()
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    others = [
-        one.name
-        for one in parameters
-        if one.name not in GIVEN
-        and one.default is inspect.Parameter.empty
-        and one.kind in (*named, inspect.Parameter.POSITIONAL_ONLY)
-    ]
-    if others:
-        raise ValueError(
-            f"model = {name!r}: its constructor needs {', '.join(others)}, and is given no more "
-            f"than those of {', '.join(GIVEN)} that it names: give the others defaults"
-        )
-    return [one.name for one in parameters if one.name in GIVEN and one.kind in named]
 
 
 def _reason(error: BaseException) -> str:

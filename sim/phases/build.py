@@ -26,6 +26,7 @@ from sim.models.objectives import refuse_mixing
 from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
+from sim.sources.owners import owners
 
 BY_LABEL = ("dirichlet", "shards")
 """Partitions that divide each class."""
@@ -100,6 +101,9 @@ def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partit
             "ignores: --partition given keeps them together",
             stacklevel=2,
         )
+    if ":" in data.partition:
+        own, records = (data.partition, data.partition_settings), (dataset.x, dataset.y)
+        return given(owners(*own, records, data.clients, rng, data.min_records))
     labels = dataset.labels
     if labels is None and data.partition in BY_LABEL:
         raise ValueError(

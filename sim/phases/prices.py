@@ -13,7 +13,7 @@ from mechanisms.accounting.curves import COLUMNS
 from mechanisms.accounting.events import to_dict
 from mechanisms.accounting.ranges import format_ranges
 from mechanisms.plan import Plan, Terms, affordable_rounds, merge, planned
-from mechanisms.registry import NOTHING
+from mechanisms.registry import NOTHING, settings_of
 from sim.config.caveats import caveats_of
 from sim.config.checks import check_parts
 from sim.config.fields import Config
@@ -86,7 +86,7 @@ def prices(outlook: Outlook) -> list[Price]:
             plan, rounds = plans[phase.name].plans[0], phase.rounds(config)
             found.append(Price(phase.name, everybody, rounds, plan, planned(plan, rounds), before))
             before = found[-1].whole
-    most, own = config.rounds.rounds, getattr(config, config.privacy.mechanism, None)
+    most, own = config.rounds.rounds, settings_of(config.privacy, config)
     table = plans[TRAIN]
     for number, plan in enumerate(table.plans):
         clients = np.flatnonzero(table.which == number)
@@ -133,7 +133,7 @@ def figures_of(config: Config, found: Sequence[Price], orders: Sequence[float] |
 def settings(config: Config) -> Entries:
     """The mechanism with its own settings, and the guarantee's delta."""
     privacy = config.privacy
-    own, idle = getattr(config, privacy.mechanism, None), set(unused(config))
+    own, idle = settings_of(privacy, config), set(unused(config))
     every = own.model_dump() if own else {}
     named = {name: value for name, value in every.items() if name not in idle}
     result = {"mechanism": privacy.mechanism} | named | {"delta": privacy.delta}

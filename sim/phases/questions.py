@@ -10,7 +10,7 @@ from mechanisms.dphero import HeroPlan
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.noise_shape import smallest_scale
 from mechanisms.plan import Plan, Terms, merge
-from mechanisms.registry import MECHANISMS
+from mechanisms.registry import mechanism_of, settings_of
 from mechanisms.trials import TrialPlan
 from sim.commands.account import SHARED, Question
 from sim.config.fields import Config
@@ -80,7 +80,7 @@ def price_found(question: Question, outlook: Outlook) -> Price:
     """
     config, size = question.config, int(outlook.sizes[0])
     privacy, accepted = config.privacy, training.local_steps(config, size)
-    own = getattr(config, privacy.mechanism, None)
+    own = settings_of(privacy, config)
     rounds, trials = config.rounds.rounds, question.trials or accepted
     if rounds != 1:
         raise ValueError(
@@ -90,7 +90,7 @@ def price_found(question: Question, outlook: Outlook) -> Price:
     terms = Terms(privacy.of_size(size), own, trials, rounds, size)
 
     def price(noise: float) -> Price:
-        plan = MECHANISMS[privacy.mechanism].plan(terms, noise)
+        plan = mechanism_of(privacy).plan(terms, noise)
         return Price(TRAIN, CLIENT, 1, plan, _charges(question, plan, accepted), {})
 
     noise = privacy.noise_multiplier

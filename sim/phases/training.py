@@ -14,7 +14,7 @@ from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import OPTIMIZERS
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
-from mechanisms.registry import plan_table
+from mechanisms.registry import plan_table, settings_of
 from mechanisms.settings import MAX_TIMES
 from server.federation import Federation
 from sim.config.fields import Config
@@ -36,7 +36,7 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable:
     config, sizes = outlook.config, outlook.sizes
     kinds, which = np.unique(sizes, return_inverse=True)
     steps = np.array([local_steps(config, size) for size in kinds.tolist()])[which]
-    own, rounds = getattr(config, config.privacy.mechanism, None), participations(config)
+    own, rounds = settings_of(config.privacy, config), participations(config)
     prior, mechanism = merge(*earlier.values()), trust.trained_by(config)[0]
     return plan_table(config.privacy, own, steps, rounds, sizes, prior, mechanism)
 

@@ -11,7 +11,7 @@ from mechanisms import contributions, shares
 from mechanisms.contributions import ContributionPlan
 from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import SCHEDULES
-from mechanisms.registry import MECHANISMS
+from mechanisms.registry import mechanism_of
 from mechanisms.updates import Sent
 from server.aggregator import Aggregator
 from server.curator import LEDGER, Curator
@@ -28,7 +28,7 @@ def trained_by(config: Config) -> tuple[Mechanism, Sent]:
         return contributions.of_unit(privacy.unit, config.rounds.fraction)
     if privacy.trust == "aggregate":  # the server knows whom it asks
         return contributions.of_unit(privacy.unit, 1.0, shares.FAILURE)
-    return MECHANISMS[privacy.mechanism], strategy_of(config.strategy, config.fedfed).sent
+    return mechanism_of(privacy), strategy_of(config.strategy, config.fedfed).sent
 
 
 def sent_by(job: Job) -> Sent:

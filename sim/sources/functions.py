@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from sim.sources.plugins import plugin
+from mechanisms.plugins import plugin
 
 NAMES = ("x", "y", "x_test", "y_test")
 FORM = "a function without arguments that returns (x, y), (x, y, x_test, y_test) or a dictionary"

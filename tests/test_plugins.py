@@ -1,0 +1,349 @@
+"""Mechanisms, strategies and partitions of the user's own: they run everywhere as ours do, are
+charged by events that a ledger knows, and what cannot work is refused in one line before anything
+is written."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sim
+from mechanisms.accounting import ledger
+from mechanisms.accounting.events import Gaussian, SampledGaussian
+from mechanisms.accounting.known import check_known
+from mechanisms.accounting.ledger import Ledger
+from sim import account
+from sim.commands.flags import parse
+from sim.commands.guard import main_guard
+from sim.config import caveats
+from sim.config.configuration import load
+from sim.engines.start import train
+from sim.job import manifest
+from sim.phases.build import build
+from sim.run import command
+
+MODULE = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from mechanisms import dpsgd, none
+from mechanisms.accounting.event import Event, positive
+from mechanisms.accounting.events import Gaussian, PaperClaim
+from mechanisms.mechanism import Mechanism
+from mechanisms.settings import Settings
+from strategies.fedavg import fedavg
+from strategies.settings import Aggregation
+from strategies.strategy import Strategy
+
+CALLS = []
+
+
+class Half(Settings):
+    factor: float = Field(0.5, gt=0, le=1)
+
+
+@dataclass(frozen=True)
+class HalfPlan(dpsgd.DpsgdPlan):
+    factor: float = 1.0
+
+
+def halved(terms, noise):
+    return HalfPlan(**vars(dpsgd.DpsgdPlan.of(terms, noise)), factor=terms.own.factor)
+
+
+def step(cohort, state):
+    total, _ = dpsgd.clipped_sum(cohort, state, dpsgd.draw(cohort))
+    noisy = dpsgd.noised(cohort, state, total) / dpsgd.expected_size(cohort)[:, None]
+    return state.descend(cohort, noisy * cohort.plan("factor")[:, None])
+
+
+HALF = Mechanism(halved, step, start=dpsgd.start, settings=Half)
+PLAIN = dpsgd.MECHANISM
+BARE = none.MECHANISM
+NUMBER = 3
+
+
+class Cheap(Gaussian):
+    pass
+
+
+class Claim(PaperClaim):
+    pass
+
+
+@dataclass(frozen=True)
+class Unheard(Event):
+    kind: ClassVar[str] = "unheard"
+    noise_multiplier: float = positive()
+
+
+def charging(kind):
+    @dataclass(frozen=True)
+    class Charging(dpsgd.DpsgdPlan):
+        def round_charges(self, nth):
+            return {kind(self.noise_multiplier): self.steps} if kind else {}
+
+    return replace(PLAIN, plan=lambda terms, noise: Charging(**vars(PLAIN.plan(terms, noise))))
+
+
+CHEAP, UNHEARD, FREE = charging(Cheap), charging(Unheard), charging(None)
+LATE = replace(PLAIN, realized=lambda cohort, state: [{Claim(1.0, 1.0): 1}] * len(cohort.plans))
+
+
+def slow(weights, rate=0.5):
+    def aggregate(state, params, update):
+        CALLS.append(len(params))
+        seen = {"rounds": state["rounds"] + 1}
+        return seen, (params + rate * update).astype(np.float32)
+
+    return Strategy(weights, lambda params: {"rounds": np.zeros(1)}, aggregate)
+
+
+def searching(weights):
+    return replace(fedavg(Aggregation()), guide=lambda around: lambda params, gradient: gradient)
+
+
+def no_strategy():
+    return NUMBER
+
+
+def needy(weights, other):
+    return slow(weights)
+
+
+def by_label(y, clients, shift=0):
+    return (y + shift) % clients
+
+
+def by_chance(rng, x, clients):
+    return rng.integers(0, clients, len(x))
+
+
+def by_itself(y, clients):
+    return np.random.randint(0, clients, len(y))
+
+
+def spoiling(y, clients, rng):
+    rng.shuffle(y)
+    return y % clients
+
+
+def too_few(y, clients):
+    return np.zeros(len(y), int)
+
+
+def too_many(y, clients):
+    return np.arange(len(y))
+
+
+def fractions(y, clients):
+    return y / 2
+
+
+def rows(x, clients):
+    return x
+"""
+SMALL = "--clients 5 --rounds 2 --steps 2 --sample-rate 0.5 --engine inline --quiet --groups 2"
+HALF = ["--mechanism", "mine:HALF", "--mechanism-settings", "factor = 0.25"]
+SLOW = ["--strategy", "mine:slow", "--strategy-settings", "rate = 0.25"]
+BY_LABEL = ["--partition", "mine:by_label", "--partition-settings", "shift = 1"]
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's module, in the folder where the command starts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    path = tmp_path / "mine.py"
+    path.write_text(MODULE)
+    yield path
+    sys.modules.pop("mine", None)
+
+
+def run(name: str, *flags: str) -> Path:
+    return train(parse([*SMALL.split(), "--name", name, *flags], "run", ""))
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("no_report")
+def test_all_three_run_with_their_settings_and_are_priced_shown_and_verified(capsys):
+    """Kills settings that are lost on the way, and a price of another mechanism."""
+    folder = run("all", *HALF, *SLOW, *BY_LABEL, "--epsilon", "4")
+    config = load(folder / "config.toml", {})
+    assert config.own == {
+        "mechanism": "mine:HALF",
+        "strategy": "mine:slow",
+        "partition": "mine:by_label",
+    }
+    summary = json.loads((folder / "summary.json").read_text())
+    assert caveats.OWN_MECHANISM in summary["caveats"]
+    assert caveats.OWN_PARTITION in summary["caveats"]
+    paid = ledger.read(folder / "ledger")
+    (noise,) = {e.noise_multiplier for charges in paid.values() for e in charges}
+    assert sorted(paid) == list(range(5))
+    assert all(charges == {SampledGaussian(0.5, noise): 4} for charges in paid.values())
+    capsys.readouterr()
+    assert main_guard(account.command, ["--config", str(folder / "config.toml"), "--json"]) == 0
+    priced = json.loads(capsys.readouterr().out)
+    assert (priced["noise_multiplier"], priced["factor"]) == (noise, 0.25)
+    assert priced["epsilon_certified"] == max(summary["epsilon_certified"]) <= 4
+    words = f"mine:HALF --sample-rate 0.5 --steps 4 --noise-multiplier {noise} --records 9 --json"
+    assert main_guard(account.command, words.split()) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon_certified"] == priced["epsilon_certified"]
+    assert main_guard(account.command, ["--verify", str(folder)]) == 0
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_setting_changes_what_it_says_and_nothing_else():
+    """Half the gradient at twice the rate is the whole one, and a strategy with rate 1 is FedAvg
+    without momentum. Kills settings that are not given to the user's code."""
+    whole = run("whole", "--server-momentum", "0")
+    half = run("half", "--mechanism", "mine:HALF", "--lr", "2", "--server-momentum", "0")
+    quarter = run("quarter", *HALF, "--lr", "4", "--server-momentum", "0")
+    plain = run("plain", "--strategy", "mine:slow", "--strategy-settings", "rate = 1")
+    assert model(whole) == model(half) == model(quarter) == model(plain)
+    assert model(run("slow", *SLOW)) != model(whole) != model(run("lazy", *HALF))
+
+
+def test_a_partition_of_one_s_own_is_the_one_that_it_returns():
+    config = parse([*SMALL.split(), *BY_LABEL], "run", "").config
+    job = build(config)
+    for client in range(5):
+        first = (client - 1) % 5
+        assert set(job.dataset.y[job.partition.of(client)]) == {first, first + 5}
+    drawn = [
+        build(parse([*SMALL.split(), "--partition=mine:by_chance", *more], "", "").config).partition
+        for more in ([], [], ["--seed", "1"])
+    ]
+    assert np.array_equal(drawn[0].indices, drawn[1].indices)
+    assert not np.array_equal(drawn[0].indices, drawn[2].indices)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_ray_s_workers_import_them_and_give_the_same_bits(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    inline = run("inline", *HALF, *SLOW, *BY_LABEL)
+    ray = run("ray", *HALF, *SLOW, *BY_LABEL, "--engine", "ray", "--workers", "1")
+    assert model(ray) == model(inline)
+    assert ledger.read(ray / "ledger") == ledger.read(inline / "ledger")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_from_python_settings_are_a_dictionary(tmp_path):
+    flags = run("flags", *HALF, *SLOW)
+    given = {"clients": 5, "rounds": 2, "steps": 2, "sample_rate": 0.5, "groups": 2}
+    result = sim.train(
+        mechanism="mine:HALF",
+        mechanism_settings={"factor": 0.25},
+        strategy="mine:slow",
+        strategy_settings={"rate": 0.25},
+        out=tmp_path / "python",
+        **given,
+    )
+    assert model(tmp_path / "python" / result.summary.run_dir) == model(flags)
+    with pytest.raises(ValueError, match=r"^strategy = __main__:f was defined in a notebook"):
+        sim.train(strategy="__main__:f", engine="ray")
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("changed", [HALF, SLOW, BY_LABEL], ids=lambda flags: flags[0])
+def test_a_run_is_not_resumed_with_other_code(mine, changed):
+    """Kills a digest of the object's name, or of one line of the module."""
+    folder = run("one", *changed)
+    config = load(folder / "config.toml", {})
+    manifest.check(folder, build(config))
+    mine.write_text(MODULE.replace("NUMBER = 3", "NUMBER = 4"))
+    sys.modules.pop("mine")
+    name = changed[0].removeprefix("--")
+    with pytest.raises(ValueError, match=rf"^{name} code = \w+ is not what .* began with"):
+        manifest.check(folder, build(config))
+
+
+REFUSED = [
+    ("--mechanism mine:ABSENT", "mechanism = 'mine:ABSENT': module 'mine' has no 'ABSENT': name a"),
+    ("--mechanism absent:M", "mechanism = 'absent:M': module 'absent' cannot be imported"),
+    ("--mechanism mine:NUMBER", "mechanism = 'mine:NUMBER' is a int: name a mechanisms.mechanism"),
+    ("--mechanism mine:BARE", "mechanism = 'mine:BARE' is not private, as only --mechanism none"),
+    ("--mechanism mine:CHEAP", "is a Cheap, which no ledger knows: charge events of mechanisms/"),
+    ("--mechanism mine:CHEAP --noise-multiplier 1", "is a Cheap, which no ledger knows"),
+    ("--mechanism mine:UNHEARD", "is a Unheard, which no ledger knows: charge events of mechan"),
+    ("--mechanism mine:FREE", "mechanism = 'mine:FREE' charges nothing for a round"),
+    ("--mechanism mine:FREE --noise-multiplier 1", "charges nothing for a round"),
+    ("--mechanism mine:PLAIN --trust server", "mechanism is mine:PLAIN, but with --trust server"),
+    ("--mechanism mine:PLAIN --sampling fixed", "sampling is fixed, which mechanism = mine:PLAIN"),
+    (
+        "--mechanism minePLAIN",
+        "it must be one of dpsgd, dpsur, dpis, dphero, screening, dpag",
+    ),
+    ("--mechanism-settings a=1", "mechanism_settings is a=1, which mechanism = dpsgd does not use"),
+    ("--mechanism mine:PLAIN --mechanism-settings a=1", "a = 1 is refused (it has no settings of"),
+    (
+        "--mechanism mine:HALF --mechanism-settings factor=0",
+        "HALF: factor = 0 is refused (Inp",
+    ),
+    ("--mechanism mine:HALF --mechanism-settings factr=1", "factr = 1 is refused (Extra inputs"),
+    ("--mechanism mine:HALF --mechanism-settings factor", "is no list of settings (Expected '=' "),
+    ("--mechanism mine:HALF --mechanism-settings a=1}\nb={c=1", "a brace is closed that was not"),
+    ("--strategy mine:NUMBER", "strategy = 'mine:NUMBER' is a int: name a function that returns"),
+    ("--strategy mine:no_strategy", "strategy = 'mine:no_strategy' gives a int: name a function"),
+    ("--strategy mine:needy", "it needs other, and is given no more than those of weights that"),
+    ("--strategy mine:slow --strategy-settings b=1", "with strategy_settings = {'b': 1} fails (Ty"),
+    ("--strategy mine:slow --server-lr 2", "server_lr is 2.0, which strategy = mine:slow does not"),
+    ("--strategy mine:searching --mechanism dpagd", "but dpagd chooses the size of its steps by"),
+    ("--strategy mine:searching --trust server --steps 1", "needs more of the clients than a bou"),
+    ("--partition mine:NUMBER", "partition = 'mine:NUMBER' is a int: name a function from x, y"),
+    ("--partition mine:by_itself", "gives other owners when it is called again: draw from rng al"),
+    ("--partition mine:spoiling", "fails (ValueError: array is read-only)"),
+    ("--partition mine:too_few", "leaves a client with 0 records, fewer than min_records = 2"),
+    ("--partition mine:too_many", "gives owners from 0 to 1436, but clients count from 0 to 4"),
+    ("--partition mine:fractions", "gives float64 of shape (1437,), not an integer for each of 14"),
+    ("--partition mine:rows", "gives float32 of shape (1437, 1, 8, 8), not an integer for each"),
+    ("--partition mine:by_label --dirichlet 1", "has no effect with --partition mine:by_label"),
+]
+
+
+@pytest.mark.parametrize(("flags", "said"), REFUSED, ids=[flags for flags, _ in REFUSED])
+def test_what_cannot_work_is_refused_in_one_line_before_a_run(tmp_path, capsys, flags, said):
+    words = [*SMALL.replace("--steps 2", "").split(), *flags.split(" "), "--out", "runs"]
+    assert main_guard(command, words) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.startswith("error: ")
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.usefixtures("no_report")
+def test_an_unknown_event_that_comes_up_in_a_round_stops_it_with_the_round_paid():
+    """A plan cannot be asked what its rounds will note. Kills a ledger that cannot be read back."""
+    with pytest.raises(ValueError, match="a Claim, which no ledger knows"):
+        run("late", "--mechanism", "mine:LATE")
+    paid = ledger.read(Path("runs/late/ledger"))
+    assert {type(event) for charges in paid.values() for event in charges} == {SampledGaussian}
+
+
+def test_a_ledger_takes_the_kinds_that_it_can_give_back_alone(tmp_path):
+    class Likewise(Gaussian):
+        pass
+
+    for fault in (Likewise(1.0), "gaussian", None):
+        with pytest.raises(ValueError, match="which no ledger knows"):
+            check_known(fault)
+    with Ledger(tmp_path / "one.jsonl") as one, pytest.raises(ValueError, match="no ledger knows"):
+        one.charge("a", 1, [0], {Likewise(1.0): 1})
+    assert ledger.read(tmp_path) == {}
+
+
+def test_a_question_about_one_client_needs_its_records():
+    """A plan may depend on them."""
+    with pytest.raises(ValueError, match=r"^--records is missing"):
+        account.command(["mine:HALF", "--sample-rate=0.5", "--noise-multiplier=1"])
+    with pytest.raises(ValueError, match=r"^unknown first word 'mine' .*package.module:NAME"):
+        account.command(["mine", "--sample-rate=0.5", "--noise-multiplier=1"])
