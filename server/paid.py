@@ -35,7 +35,7 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
 
     Damaged labels vouch for nothing; checkpoints are kept in twos at least.
     """
-    found = [_places(manifest.load(run_dir) or {"ledger": {}})]
+    found = [_places(manifest.load(run_dir))]
     for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
         for path in run_dir.glob(pattern):
             try:

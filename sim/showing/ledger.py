@@ -9,7 +9,7 @@ from typing import Any
 
 from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
-from server import manifest, orders
+from server import closing, orders
 from server import paid as paid_in
 from server.guarantees import guarantees
 from sim.config.caveats import caveats_of
@@ -50,8 +50,8 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta"
         )
     accountant.check_delta(delta)
-    finished = (folder / "summary.json").is_file()
-    paid = paid_in.read(folder) if private or (folder / "ledger").exists() else {}
+    finished = closing.read(folder) is not None
+    paid = paid_in.read(folder)
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
     price: Price = _least
     note = ""
@@ -104,7 +104,7 @@ def _unfinished(
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
-    if spent and not order_of and manifest.load(folder) is not None:
+    if spent and not order_of:
         raise ValueError(f"{folder / orders.FILE} is missing: restore it, or resume the run")
     target = setting(config, "privacy", "epsilon", float, int, str)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
