@@ -23,7 +23,7 @@ def load(run_dir: Path) -> dict[str, Any] | None:
     """What the file holds, whatever the files that it names; None if the run is not finished.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is damaged, or of another run.
     """
     path = run_dir / FILE
     if not path.exists():
@@ -31,6 +31,8 @@ def load(run_dir: Path) -> dict[str, Any] | None:
     try:
         entries = labels.unsealed(durable.read(path))
         Summary.from_json(entries)
+        if entries["files"][manifest.FILE] != manifest.digest(run_dir / manifest.FILE):
+            raise ValueError("it is of another run")
     except (ValueError, KeyError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): {REMEDY}") from None
     return entries
@@ -40,10 +42,9 @@ def read(run_dir: Path) -> Summary | None:
     """The summary of a run whose model is the one that it is of; None if it is not finished.
 
     Raises:
-        ValueError: the summary or the model is damaged or missing, or of another run.
+        ValueError: the summary or the model is damaged, missing, or of another run.
     """
     if (entries := load(run_dir)) is None:
         return None
-    used = {name: entries["files"][name] for name in (manifest.FILE, MODEL)}
-    manifest.compare(run_dir, used, REMEDY)
+    manifest.compare(run_dir, {MODEL: entries["files"][MODEL]}, REMEDY)
     return Summary.from_json(entries)

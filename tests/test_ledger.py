@@ -98,9 +98,12 @@ def test_another_count_under_the_same_name_is_refused(tmp_path):
 
 
 NAME = "must be a non-empty name; it identifies one draw of the noise"
-ROUND = "must be an integer; training counts from 1, what comes before from 0 down"
+ROUND = (
+    "must be an integer, at most 1000000000 from 0; training counts from 1, what comes before from "
+    "0 down"
+)
 TWICE = "must be named once in a charge; one release costs a client once"
-COUNT = f"of {A} must be an integer, at least 1; leave unused events out"
+COUNT = f"of {A} must be an integer from 1 to 1000000000; leave unused events out"
 
 
 @pytest.mark.parametrize(
