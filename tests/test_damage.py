@@ -499,27 +499,23 @@ def of_another_run(path: Path) -> None:
 
 
 CLOSING = {
-    "the model is flipped": ("model.safetensors", flip, "model.safetensors", "damaged"),
-    "the model is missing": ("model.safetensors", Path.unlink, "model.safetensors", "missing"),
-    "the summary is flipped": ("summary.json", flip, "summary.json", "damaged"),
-    "the summary is edited": ("summary.json", cheaper, "summary.json", "damaged"),
-    "the summary is empty": (
-        "summary.json",
-        lambda path: path.write_bytes(b""),
-        *["summary.json", "damaged"],
-    ),
-    "the summary is of another run": ("summary.json", of_another_run, "manifest.json", "damaged"),
+    "the model is flipped": ("model.safetensors", flip, "damaged"),
+    "the model is missing": ("model.safetensors", Path.unlink, "missing"),
+    "the summary is flipped": ("summary.json", flip, "damaged"),
+    "the summary is edited": ("summary.json", cheaper, "damaged"),
+    "the summary is empty": ("summary.json", lambda path: path.write_bytes(b""), "damaged"),
+    "the summary is of another run": ("summary.json", of_another_run, "damaged"),
 }
 
 
 @pytest.mark.parametrize("damage", CLOSING)
 def test_what_a_run_ends_with_is_as_it_was_or_refused_and_written_again(finished, capsys, damage):
     """A flipped model was used, and an edited epsilon shown, without a word."""
-    name, change, named, state = CLOSING[damage]
+    name, change, state = CLOSING[damage]
     before = {one: (finished / one).read_bytes() for one in ("model.safetensors", "summary.json")}
     assert states(finished, capsys)[0] == 0
     change(finished / name)
-    check_refused(finished, finished / named, capsys, WITHOUT_RESUME)
+    check_refused(finished, finished / name, capsys, WITHOUT_RESUME)
     status, found = states(finished, capsys)
     assert status == 1 and {one: what for one, what in found.items() if what != "whole"} == {
         name: state
