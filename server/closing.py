@@ -23,11 +23,12 @@ def load(run_dir: Path) -> dict[str, Any] | None:
     """What the file holds, whatever the files that it names; None if the run is not finished.
 
     Raises:
-        ValueError: it is damaged, or of another run.
+        ValueError: it is damaged, or of another run, or the manifest is missing or damaged.
     """
     path = run_dir / FILE
     if not path.exists():
         return None
+    manifest.load(run_dir)
     try:
         entries = labels.unsealed(durable.read(path))
         Summary.from_json(entries)
