@@ -255,6 +255,26 @@ def test_the_result_of_an_earlier_phase_is_as_it_was_or_the_run_does_not_go_on(
     assert str(path) in said and "restore" in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("phase", ["statistics", "shared"])
+def test_a_result_that_no_checkpoint_of_training_knows_is_as_it_was_too(
+    whole, tmp_path, capsys, phase
+):
+    """Until the first round was finished another model came out, without a word."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    if phase == "shared":
+        flags = FLAGS.replace("--keep-state", "--strategy=fedfed --share-noise=9")
+    operations = start(tmp_path, flags=flags).operations
+    shutil.rmtree(tmp_path / "runs")
+    run = died((tmp_path, operations), tmp_path, f"{phase}.safetensors", 20, flags)
+    assert not list(run.glob("checkpoints/*"))
+    flip(run / f"{phase}.safetensors")
+    assert main_guard(command, ["--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(run / f"{phase}.safetensors") in said and "restore" in said
+    assert said.count("\n") == 1
+
+
 def states(run: Path, capsys) -> tuple[int, dict[str, str]]:
     """What ``--check`` ends with, and says of each file; it changes none."""
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

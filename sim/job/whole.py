@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client import uploads
+from client import tensors
 from mechanisms.accounting import ledger
 from server import checkpoints, closing, manifest, orders, paid
 from server.store import KEPT, Store
@@ -120,7 +120,7 @@ def _rounds(store: Store) -> Iterator[Check]:
         yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
         yield store.rounds, store.check_rounds
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
-        yield path, partial(uploads.read, path)
+        yield path, partial(tensors.read, path)
 
 
 def _ahead(store: Store) -> list[Path]:
