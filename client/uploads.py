@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from client.messages import Upload
+from client.tensors import read, sealed
 from mechanisms import durable
 
 SHARED = "shared."
@@ -28,9 +26,8 @@ class Uploads:
         metrics = json.dumps([upload.group, upload.weight, upload.metrics])
         tensors = {"total": upload.total, "clients": upload.clients}
         tensors |= {SHARED + name: array for name, array in upload.shared.items()}
-        metadata = {"upload": metrics, "model": _digest(params)}
-        metadata["content"] = _content(metrics, tensors)
-        durable.write(path, save(tensors, metadata=metadata), private=True)
+        content = sealed(tensors, {"upload": metrics, "model": _digest(params)})
+        durable.write(path, content, private=True)
         for old in self._folder.glob(f"*-group-{upload.group:04d}.safetensors"):
             if old != path:
                 old.unlink()
@@ -52,29 +49,6 @@ class Uploads:
                 shared = {name.removeprefix(SHARED): array for name, array in tensors.items()}
                 found.append(Upload(round_, group, clients, total, weight, metrics, shared=shared))
         return found
-
-
-def read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """What an upload's file says, and its tensors.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    try:
-        with safe_open(path, "np") as file:
-            labels, names = file.metadata() or {}, file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
-    except SafetensorError as fault:
-        raise ValueError(str(fault)) from None
-    if labels.get("content") != _content(labels.get("upload", ""), tensors):
-        raise ValueError("its digest does not match")
-    return labels, tensors
-
-
-def _content(metrics: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """The digest of all that an upload says."""
-    parts = [part for name in sorted(tensors) for part in (name.encode(), tensors[name].tobytes())]
-    return hashlib.blake2b(metrics.encode() + b"".join(parts)).hexdigest()
 
 
 def _digest(params: np.ndarray) -> str:

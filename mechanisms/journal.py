@@ -20,6 +20,7 @@ from mechanisms.durable import PRIVATE_FILE, make_folder, naming, read, sync_fol
 
 CHAIN_BYTES = 8
 MAX_END_BYTES = 80
+MAX_FAULT_CHARACTERS = 400
 _END = re.compile(rb', "number": ([0-9]{1,18}), "chain": "([0-9a-f]{16})"\}\Z')
 T = TypeVar("T")
 
@@ -58,19 +59,36 @@ def records(
         ValueError: a damaged line, or one that ``parse`` refuses; the message names file and line.
     """
     place = start(path)
-    for text in data.split(b"\n")[:-1]:
+    for text in _lines(data):
         try:
             after = _after(place, text)
-            record = json.loads(text)
+            record = json.loads(text, object_pairs_hook=_unique)
             del record["number"], record["chain"]
             parsed = parse(record)
         except (ValueError, TypeError, AttributeError, RecursionError) as fault:
+            said = str(fault)[:MAX_FAULT_CHARACTERS]
             raise ValueError(
-                f"{path}, line {place.number + 1} is damaged ({fault}); restore the file from a "
-                "copy"
+                f"{path}, line {place.number + 1} is damaged ({said}); restore the file from a copy"
             ) from fault
         place = after
         yield place, parsed
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    """The lines that a newline ends, one after the other: together they would take several times
+    the file's size."""
+    begin = 0
+    while (end := data.find(b"\n", begin)) >= 0:
+        yield data[begin:end]
+        begin = end + 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, which gives no name twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a name is given twice among {[name for name, _ in pairs]}")
+    return found
 
 
 def _after(place: Place, text: bytes) -> Place:

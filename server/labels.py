@@ -9,8 +9,10 @@ DIGEST = "sha256"
 
 
 def sealed(entries: Mapping[str, Any]) -> bytes:
-    """The file's content, with the digest of all other entries."""
-    return json.dumps({**entries, DIGEST: _digest(entries)}, indent=1).encode()
+    """The file's content, a line for each entry, with the digest of all others."""
+    whole = {**entries, DIGEST: _digest(entries)}
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in whole.items())
+    return ("{\n " + ",\n ".join(lines) + "\n}").encode()
 
 
 def unsealed(content: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from server.labels import unsealed
 FILE = "manifest.json"
 FIXED = ("config.toml", "partition.npz", "inputs.json")
 """Files that stay as they are from the first moment of a run."""
+REMEDY = "restore it from a copy, or start a new run"
 
 
 def digest(path: Path, size: int | None = None) -> str:
@@ -21,43 +22,46 @@ def digest(path: Path, size: int | None = None) -> str:
     return hashlib.sha256(durable.read(path)[:size]).hexdigest()
 
 
-def read(run_dir: Path) -> dict[str, Any] | None:
-    """The manifest, once all files that it names are as they were; None if there is none.
+def read(run_dir: Path) -> dict[str, Any]:
+    """The manifest, once all files that it names are as they were.
 
     Raises:
-        ValueError: the manifest is damaged, or a file is missing, or not as it was.
+        ValueError: the manifest is missing or damaged, or a file is, or not as it was.
     """
-    if (entries := load(run_dir)) is not None:
-        compare(run_dir, entries["files"])
+    entries = load(run_dir)
+    compare(run_dir, entries["files"])
     return entries
 
 
-def load(run_dir: Path) -> dict[str, Any] | None:
-    """The manifest, whatever the files that it names; None if there is none.
+def load(run_dir: Path) -> dict[str, Any]:
+    """The manifest, whatever the files that it names.
 
     Raises:
-        ValueError: the manifest is damaged.
+        ValueError: the manifest is missing or damaged.
     """
     path = run_dir / FILE
     if not path.exists():
-        return None
+        raise ValueError(
+            f"{path} is missing, without which no file of the run can be verified (the unreleased "
+            "0.1.0 wrote none at first): restore it, or start a new run"
+        )
     try:
         return unsealed(durable.read(path))
     except ValueError as fault:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
 
 
-def compare(folder: Path, digests: Mapping[str, str]) -> None:
+def compare(folder: Path, digests: Mapping[str, str], remedy: str = REMEDY) -> None:
     """Compare files with their digests, by their paths in a folder.
 
     Raises:
         ValueError: one is missing, or not as it was.
     """
     for name, expected in digests.items():
-        compare_start(folder / name, None, expected)
+        compare_start(folder / name, None, expected, remedy)
 
 
-def compare_start(file: Path, size: int | None, expected: str) -> None:
+def compare_start(file: Path, size: int | None, expected: str, remedy: str = REMEDY) -> None:
     """Compare so many first bytes of a file, or all of them, with their digest.
 
     Raises:
@@ -65,4 +69,4 @@ def compare_start(file: Path, size: int | None, expected: str) -> None:
     """
     if not file.is_file() or digest(file, size) != expected:
         state = "has been changed" if file.is_file() else "is missing"
-        raise ValueError(f"{file} {state}: restore it from a copy, or start a new run")
+        raise ValueError(f"{file} {state}: {remedy}")

@@ -35,7 +35,8 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
 
     Damaged labels vouch for nothing; checkpoints are kept in twos at least.
     """
-    found = [_places(manifest.load(run_dir) or {"ledger": {}})]
+    begun = (run_dir / manifest.FILE).exists()  # a store of its own has no manifest
+    found = [_places(manifest.load(run_dir))] if begun else []
     for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
         for path in run_dir.glob(pattern):
             try:

@@ -1,6 +1,5 @@
 """Frozen records of rounds and runs, given to observers and written as JSON."""
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -43,11 +42,6 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """A dictionary of numbers, texts, lists and None."""
         return finite(vars(self))
-
-    def to_text(self) -> str:
-        """The JSON with a line for each field, however many clients it has a number of."""
-        lines = (f"{json.dumps(name)}: {json.dumps(one)}" for name, one in self.to_json().items())
-        return "{\n " + ",\n ".join(lines) + "\n}"
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> Self:

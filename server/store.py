@@ -9,6 +9,7 @@ from typing import Any
 
 from client.uploads import Uploads
 from mechanisms import durable
+from mechanisms.accounting import ledger as ledgers
 from mechanisms.accounting.events import Event
 from server import manifest, orders, paid
 from server.checkpoints import Checkpoint, Checkpoints
@@ -74,12 +75,13 @@ class Store:
             manifest.compare_start(self.rounds, *known)
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
-        """What every client has paid, up to a round if one is given.
+        """What every client has paid, up to a round if one is given; files that stay as they are
+        have been compared by then.
 
         Raises:
             ValueError: a ledger file is damaged or missing, or older than a checkpoint.
         """
-        return paid.read(self.ledger.parent, up_to_round)
+        return ledgers.read(self.ledger, up_to_round, paid.known(self.ledger.parent))
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""

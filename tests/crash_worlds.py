@@ -11,7 +11,7 @@ import json
 import random
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from sim.config import configuration as config
 from sim.engines import session, start
 from sim.job.job import Job
 from sim.phases import build as jobs
+from sim.tracking import sinks, tracker
 from tests.crashing import (
     Crash,
     Disk,
@@ -42,22 +43,35 @@ from tests.crashing import (
 )
 
 COMMON = (
-    "--clients=4 --groups=2 --chunk-clients=2 --partition=iid --model=linear --engine=inline "
-    "--quiet --name=run --keep-checkpoints=2 --keep-state --momentum=0.5"
+    "--clients=4 --groups=2 --model=linear --engine=inline --quiet --name=run --keep-checkpoints=2"
 )
+IID = "--chunk-clients=2 --partition=iid"
+KEPT = f"{IID} --keep-state --momentum=0.5"
+NOISE = "--rounds=2 --epsilon=50 --noise-multiplier=3"
 KINDS = {
-    "simulation": "--rounds=4 --server-momentum=0.5 --strategy=fedfed",
-    "adaptive simulation": "--rounds=2 --mechanism=dpis --sample-rate=0.5",
-    "prepared simulation": "--rounds=2 --standardize=private --strategy=fedfed "
+    "simulation": f"{KEPT} --rounds=4 --server-momentum=0.5 --strategy=fedfed",
+    "adaptive simulation": f"{KEPT} --rounds=2 --mechanism=dpis --sample-rate=0.5",
+    "prepared simulation": f"{KEPT} --rounds=2 --standardize=private --strategy=fedfed "
     "--shared-source=distilled --share-budget=0.5 --distill-rounds=2",
-    "release": "--rounds=2 --release --epsilon=50 --noise-multiplier=3 --strategy=fedfed "
-    "--share-noise=9",
+    "release": f"{KEPT} {NOISE} --release --strategy=fedfed --share-noise=9",
+    "trusted server": f"{IID} {NOISE} --trust=server --unit=client --fraction=0.5 --steps=2",
+    "trusted server, release": f"{IID} {NOISE} --trust=server --release",
+    "aggregate": f"{IID} {NOISE} --trust=aggregate --honest=0.5 --dropout=0.3",
+    "aggregate, release": f"--partition=iid {NOISE} --trust=aggregate --unit=client --release",
+    "tracked, own data": "--chunk-clients=2 --rounds=2 --partition=given --track=tensorboard",
 }
+OWN = "tests.crash_worlds:own_records"
+"""The data set of the kind with data of its own."""
 GROUP = "runs/run/ledger/group-{:04d}.jsonl"
+SERVER = "runs/run/ledger/server.jsonl"
+TRACKED = "runs/run/tracking/tensorboard/events"
 TIMES = {"seconds", "seconds_training"}
+SEALS = {"files", "sha256"}
+"""Digests in a summary, one of which is of the manifest and so of a key."""
 DRAWN = ("runs/run/inputs.json", "runs/run/inputs.key", "runs/run/manifest.json")
 """Files with a key that every new run draws, or with a digest of one that has."""
 DEFAULT = ["simulation", "adaptive simulation", "release"]
+NEW = list(KINDS)[4:]
 PHASES = tuple(f"runs/run/{phase}/" for phase in ("statistics", "distill", "share"))
 """Folders that nobody reads once what the phase has made is there."""
 
@@ -80,7 +94,8 @@ class World:
         """Begin, or go on after a crash; what is noted."""
         disk = crash.disk if crash else Disk()
         lay_out(self.root, disk.tree())
-        begin = f"{COMMON} {self.flags} --dataset={self.data} --out={self.root / 'runs'}".split()
+        data = OWN if "--partition=given" in self.flags else self.data
+        begin = f"{COMMON} {self.flags} --dataset={data} --out={self.root / 'runs'}".split()
         asked = ["--resume", str(self.folder)] if self.folder.exists() else begin
         request = parse(asked, "run", "")
         with Noting(self.root, disk, **options) as self.noting:
@@ -103,9 +118,34 @@ class World:
                 yield upload
 
 
+def own_records() -> dict[str, np.ndarray]:
+    """Records of the user's own, who says whose they are."""
+    x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
+    clients = np.arange(40) % 4
+    return {"x": x, "y": y, "x_test": x[:9], "y_test": y[:9], "client": clients}
+
+
+class Lines:
+    """A tracker's files, in a form of their own."""
+
+    def __init__(self, folder: Path, name: str):
+        self._file = open(folder / "events", "ab", buffering=0)  # noqa: SIM115
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._file.write(f"{step}\n".encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def charges(tree: Tree, group: int) -> bytes:
+    """The ledger file of a group, or that of a trusted server."""
+    return tree.get(GROUP.format(group)) or tree.get(SERVER, b"")
+
+
 def lines(tree: Tree, round_: int, group: int) -> list[str]:
     """A group's whole ledger lines of a round."""
-    found = whole_lines(tree.get(GROUP.format(group), b"")).decode().splitlines()
+    found = whole_lines(charges(tree, group)).decode().splitlines()
     return [line for line in found if json.loads(line)["round"] == round_]
 
 
@@ -128,8 +168,9 @@ def marks(operations: list[Operation], kind: str) -> list[tuple]:
 @contextlib.contextmanager
 def worlds_in(base: Path) -> Iterator[dict[str, World]]:
     """From a kind to its world; a job is built once for a configuration, and no report is drawn."""
-    x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
-    np.savez(base / "records.npz", x=x, y=y, x_test=x[:9], y_test=y[:9])
+    records = own_records()
+    del records["client"]
+    np.savez(base / "records.npz", **records)
     found = {
         kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags)
         for kind, flags in KINDS.items()
@@ -150,6 +191,8 @@ def worlds_in(base: Path) -> Iterator[dict[str, World]]:
         patch.setattr(start, "build", cached)
         patch.setattr(start, "inline_exchange", exchange)
         patch.setattr(session, "write_report", lambda folder: None)
+        patch.setattr(tracker, "check", lambda name: None)
+        patch.setitem(sinks.SINKS, "tensorboard", Lines)
         yield found
 
 
@@ -178,7 +221,7 @@ def facts(tree: Tree) -> Tree:
                 json.loads(part)
                 for part in (content.splitlines() if path.endswith("l") else [content])
             ]
-            kept[path] = [{name: e[name] for name in e.keys() - TIMES} for e in entries]
+            kept[path] = [{name: e[name] for name in e.keys() - TIMES - SEALS} for e in entries]
         elif content and LABEL.search(path):  # the digests of rounds.jsonl and of the label itself
             label = json.loads(content)
             kept[path] = {name: label[name] for name in label.keys() - {"rounds", "sha256"}}
@@ -214,9 +257,7 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
     )
     assert all(after[path] == before.get(path, after[path]) for path in DRAWN)
     for number in range(2):
-        held, holds = (
-            tree.get(GROUP.format(number), b"").split(b"\n")[:-1] for tree in (before, after)
-        )
+        held, holds = (charges(tree, number).split(b"\n")[:-1] for tree in (before, after))
         assert holds[: len(held)] == held
     summary, spent = (
         json.loads(after["runs/run/summary.json"]),
@@ -229,16 +270,20 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
 def check_simulation(world: World, done: list[Operation], crash: Crash, uncut: Tree) -> None:
     resume(world, done, crash)
     after, expected = facts(tree_of(world.root)), facts(uncut)
-    assert [path for path in expected if after.get(path) != expected[path]] == []
+    others = [path for path in expected if after.get(path) != expected[path]]
+    assert others == [], others
+    if "--track" in world.flags:
+        assert after[TRACKED] == b"1\n2\n", "a tracker has each round once"
 
 
 def check_release(world: World, done: list[Operation], crash: Crash, uncut: Tree) -> None:
-    """A group draws anew where it is asked again, at a charge of its own; where its upload had left
-    it is not asked."""
+    """A group, or the trusted server, draws anew where it is asked again, at a charge of its own. A
+    group whose noisy upload had left is not asked."""
     asked = marks(resume(world, done, crash).operations, "asked")
     after = tree_of(world.root)
-    assert not {tuple(place) for *place, _, _ in marks(done, "left")} & set(asked)
-    for place in itertools.product(range(3), range(2)):
+    if "--trust" not in world.flags:
+        assert not {tuple(place) for *place, _, _ in marks(done, "left")} & set(asked)
+    for place in itertools.product(range("fedfed" not in world.flags, 3), range(2)):
         assert (
             len(releases(after, *place))
             == len(releases(crash.tree, *place)) + asked.count(place)
@@ -247,9 +292,8 @@ def check_release(world: World, done: list[Operation], crash: Crash, uncut: Tree
     played = [
         json.loads(line)["participants"] for line in after["runs/run/rounds.jsonl"].splitlines()
     ]
-    assert played == [4, 4] and after.keys() >= {
-        path for path in uncut if not path.startswith(PHASES)
-    }
+    assert played == [None if "--trust=server" in world.flags else 4] * 2
+    assert {path for path in uncut if not path.startswith(PHASES)} - after.keys() == set()
     assert np.isfinite(load(after["runs/run/model.safetensors"])["1.weight"]).all()
 
 
@@ -265,10 +309,12 @@ def check(
         law(world, done, crash, uncut)
 
 
-def once(world: World) -> None:
+def once(world: World, some: int | None = None) -> None:
+    """Die at every moment, or at so many of them."""
     whole = world.go()
     uncut = tree_of(world.root)
-    for crash in crashes(whole.start, whole.operations):
+    found = crashes(whole.start, whole.operations)
+    for crash in found if some is None else random.Random(0).sample(found, some):
         check(world, whole, uncut, crash)
 
 

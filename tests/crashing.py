@@ -13,6 +13,7 @@ import fcntl
 import io
 import os
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -258,6 +259,7 @@ class Noting(contextlib.ExitStack):
             "mkdir",
             "unlink",
             "remove",
+            "rmdir",
             "link",
             "rename",
             "replace",
@@ -267,6 +269,7 @@ class Noting(contextlib.ExitStack):
             "ftruncate",
         ):
             self.enter_context(mock.patch.object(os, name, self._wrapped(name, getattr(os, name))))
+        self.enter_context(mock.patch.object(shutil, "_use_fd_functions", False))  # whole paths
         for module in (builtins, io):
             self.enter_context(mock.patch.object(module, "open", self._open_file))
         return self
@@ -351,6 +354,12 @@ class Noting(contextlib.ExitStack):
         self._note("remove", *self._place(path))
 
     _remove = _unlink
+
+    def _rmdir(self, real: Callable[..., None], path: Any) -> None:
+        status = os.stat(path)
+        real(path)
+        self._numbers.pop(_identity(status))
+        self._note("remove", *self._place(path))
 
     def _link(self, real: Callable[..., None], path: Any, to: Any, **named: Any) -> None:
         real(path, to, **named)

@@ -3,9 +3,11 @@
 Any bytes give the value of the valid ones, or one line that names the file.
 """
 
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,19 @@ from hypothesis import strategies as st
 from client.app import decode_request, decode_upload, encode_request, encode_upload
 from client.messages import TrainRequest, Upload
 from client.uploads import Uploads
-from mechanisms.accounting import ledger
-from mechanisms.accounting.events import Gaussian, SampledGaussian
-from mechanisms.journal import last_place
-from server import labels, manifest, orders
+from mechanisms.accounting import events, ledger, ledger_lines
+from mechanisms.accounting.adaptive_events import Covered
+from mechanisms.accounting.events import Gaussian, ImportanceSampledGaussian, SampledGaussian
+from mechanisms.journal import CHAIN_BYTES, last_place
+from server import closing, labels, manifest, orders
 from server.checkpoints import Checkpoint, Checkpoints
 from server.checkpoints import read as read_checkpoint
+from server.records import Summary
+from server.store import MODEL
 from sim.config import configuration
 from sim.config.fields import SETTINGS
 from sim.data import arrays, features
+from sim.showing import audit
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,12 @@ def law(target: Target, data: bytes) -> None:
             assert repr(found) == repr(target.read(target.valid)), found
 
 
-def targets(folder: Path) -> Iterator[tuple[str, Target]]:
-    """All targets by name, with their files in a folder."""
-    for name, make in MAKERS.items():
+def targets(folder: Path, names: Iterable[str] = ()) -> Iterator[tuple[str, Target]]:
+    """All targets by name, or those of these names, with their files in a folder."""
+    for name in names or MAKERS:
         own = folder / name.replace(" ", "-")
         own.mkdir()
-        yield name, make(own)
+        yield name, MAKERS[name](own)
 
 
 def in_file(path: Path, read: Callable[[], Any], named: str = "") -> Target:
@@ -120,6 +126,40 @@ def _ledger(folder: Path) -> Target:
             file.charge(f"round-{number}", number, [0, 1, 5], charges)
     known = [{path.name: last_place(path)}]
     return in_file(path, lambda: ledger.read(folder, None, known))
+
+
+def _ledger_line(folder: Path) -> Target:
+    """A line under a checksum that matches, so that all of it is parsed; and priced."""
+    path = folder / "group-0000.jsonl"
+    event = events.to_dict(Covered(ImportanceSampledGaussian(4.0, 1.0, 40.0, 60.0, 1.5), 3.0))
+    record = {"release": "round-1", "round": 1, "clients": "0-2,7", "event": event, "count": 2}
+
+    def read(data: bytes) -> str:
+        """Another line may be another charge."""
+        text = data.rstrip(b"}") + b', "number": 1'
+        chain = blake2b(path.name.encode() + text, digest_size=CHAIN_BYTES).hexdigest()
+        path.write_bytes(text + f', "chain": "{chain}"}}\n'.encode())
+        ledger.Ledger(path).close()
+        for charges in ledger.read(folder).values():
+            assert all(0 < count <= ledger_lines.MAX_COUNT for count in charges.values())
+        return "charges"
+
+    return Target(json.dumps(record).encode(), read, path.name)
+
+
+def _summary(folder: Path) -> Target:
+    (folder / manifest.FILE).write_bytes(labels.sealed({"files": {}, "ledger": {}}))
+    (folder / MODEL).write_bytes(b"0")
+    epsilons = (1.5, None)
+    found = Summary(0.5, 1.0, epsilons, epsilons, 1e-5, 2.0, (1.0,), (3, 3), 0, 1, 2.5, "", False)
+    closing.write(folder, found, [MODEL])
+    return in_file(folder / closing.FILE, lambda: closing.read(folder))
+
+
+def _audit(folder: Path) -> Target:
+    found = audit.Audit("white-box", 0.95, 1e-5, 9, 8, 7, 0.5, 2.0, None, ((0, 9, 0.5, 2.0),), "")
+    (folder / audit.FILE).write_bytes(labels.sealed(found.to_json()))
+    return in_file(folder / audit.FILE, lambda: audit.read(folder))
 
 
 def _configuration(folder: Path) -> Target:
@@ -262,6 +302,9 @@ def _upload_message(folder: Path) -> Target:
 
 MAKERS: dict[str, Callable[[Path], Target]] = {
     "ledger": _ledger,
+    "ledger line": _ledger_line,
+    "summary": _summary,
+    "audit": _audit,
     "configuration": _configuration,
     "arrays": _arrays,
     "features": _features,

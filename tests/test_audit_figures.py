@@ -12,6 +12,7 @@ from mechanisms.accounting.accountant import epsilon
 from mechanisms.mechanism import local_round
 from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
+from server import labels
 from sim.auditing import session
 from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
@@ -125,7 +126,7 @@ def test_the_terminal_has_each_figure_under_its_name(capsys):
 
 
 def test_the_reports_section_has_each_figure_under_its_name(tmp_path):
-    (tmp_path / "audit.json").write_text(json.dumps(AUDIT.to_json()))
+    (tmp_path / "audit.json").write_bytes(labels.sealed(AUDIT.to_json()))
     page = section(tmp_path)
     assert "<p>white-box: 93 of 124 guesses right, 331 canaries. A client&#x27;s own bound" in page
     assert unequal.rows(page) == [
@@ -162,17 +163,15 @@ def test_each_field_of_an_audit_shows_in_its_line(capsys):
         }
 
 
-def test_the_result_is_what_was_guessed_beside_what_was_spent(tmp_path):
+def test_the_result_is_what_was_guessed_beside_what_was_spent():
     """Clients without canaries have no line, and the others' certified figures are their own."""
-    unequal.run_directory(tmp_path / "run")
     clients = {0: Guesses(87, 40, 31, 0.5), 2: Guesses(244, 84, 62, 0.75), 4: Guesses(9, 2, 1, 0.0)}
-    found = session._result(
-        tmp_path / "run", Guesses(331, 124, 93, 1.2346), clients, "white-box", 0.97
-    )
+    closing = unequal.summary(run_dir="runs/other")
+    found = session._result(closing, Guesses(331, 124, 93, 1.2346), clients, "white-box", 0.97)
     expected = dataclasses.replace(
         AUDIT,
         clients=((0, 87, 0.5, 4.375), (2, 244, 0.75, 7.25), (4, 9, 0.0, 2.5)),
-        run_dir=str(tmp_path / "run"),
+        run_dir="runs/other",
     )
     assert found == expected
     back = Audit.from_json(json.loads(json.dumps(found.to_json())))

@@ -7,7 +7,7 @@ report.
 
 import pytest
 
-from tests.crash_worlds import DEFAULT, KINDS, facts, once, twice, worlds_in
+from tests.crash_worlds import DEFAULT, KINDS, NEW, facts, once, twice, worlds_in
 from tests.crashing import Killed, killed, tree_of
 
 
@@ -20,6 +20,11 @@ def worlds(tmp_path_factory):
 @pytest.mark.parametrize("kind", DEFAULT)
 def test_a_run_that_dies_at_any_of_its_operations_is_resumed(worlds, kind):
     once(worlds[kind])
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_a_run_of_another_kind_that_dies_at_some_of_its_operations_is_resumed(worlds, kind):
+    once(worlds[kind], some=20)
 
 
 @pytest.mark.parametrize("kind", DEFAULT)

@@ -255,6 +255,26 @@ def test_the_result_of_an_earlier_phase_is_as_it_was_or_the_run_does_not_go_on(
     assert str(path) in said and "restore" in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("phase", ["statistics", "shared"])
+def test_a_result_that_no_checkpoint_of_training_knows_is_as_it_was_too(
+    whole, tmp_path, capsys, phase
+):
+    """Until the first round was finished another model came out, without a word."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    if phase == "shared":
+        flags = FLAGS.replace("--keep-state", "--strategy=fedfed --share-noise=9")
+    operations = start(tmp_path, flags=flags).operations
+    shutil.rmtree(tmp_path / "runs")
+    run = died((tmp_path, operations), tmp_path, f"{phase}.safetensors", 20, flags)
+    assert not list(run.glob("checkpoints/*"))
+    flip(run / f"{phase}.safetensors")
+    assert main_guard(command, ["--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(run / f"{phase}.safetensors") in said and "restore" in said
+    assert said.count("\n") == 1
+
+
 def states(run: Path, capsys) -> tuple[int, dict[str, str]]:
     """What ``--check`` ends with, and says of each file; it changes none."""
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -419,3 +439,132 @@ def test_only_its_owner_may_read_what_is_private(whole, tmp_path):
         else:
             assert mode == (0o777 if (run / name).is_dir() else 0o666), name
     assert {"inputs.key", FIRST, STATE, "statistics/uploads", "clients/group-0001"} <= modes.keys()
+
+
+# --- what a run ends with, and directories that vouch for nothing
+# --------------------------------------------------------------------------------------------------
+
+
+ASKS = {
+    "resume": lambda run: main_guard(command, ["--resume", str(run), "--quiet"]),
+    "ledger": lambda run: main_guard(account.command, ["--ledger", str(run)]),
+    "verify": lambda run: main_guard(account.command, ["--verify", str(run)]),
+    "report": lambda run: main_guard(report.command, [str(run)]),
+    "comparison": lambda run: main_guard(report.command, [str(run), str(run.parent / "copy")]),
+}
+
+
+def check_refused(run: Path, named: Path, capsys, asks=ASKS) -> None:
+    """Every command that reads a run refuses in one line that names the file and a remedy."""
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for ask, does in asks.items():
+        assert does(run) == 2, ask
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1, (ask, said)
+        assert str(named) in said and "restore" in said, (ask, said)
+    with pytest.raises(ValueError, match=re.escape(str(named))):
+        Result(run).model()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    """A copy of the finished run."""
+    return Path(shutil.copytree(whole[0] / "runs" / "run", tmp_path / "runs" / "run"))
+
+
+def test_no_setting_can_be_edited_while_a_run_is_away(run, capsys):
+    """Rounds, epsilon and noise were taken from the edited file."""
+    path = run / "config.toml"
+    before = path.read_text()
+    settings = [line for line in before.splitlines() if " = " in line]
+    assert len(settings) > 30
+    for line in settings:
+        name, _, value = line.partition(" = ")
+        other = {"true": "false", "false": "true"}.get(value)
+        other = other or (value[:-1] + 'x"' if value.endswith('"') else value + "1")
+        path.write_text(before.replace(f"\n{line}\n", f"\n{name} = {other}\n"))
+        assert path.read_text() != before
+        with pytest.raises(ValueError, match=r"config\.toml has been changed: restore it"):
+            parse(["--resume", str(run)], "run", "")
+    check_refused(run, path, capsys)
+
+
+@pytest.mark.parametrize("state", ["run", "finished"])
+def test_without_its_manifest_nothing_of_a_run_is_believed(request, capsys, state):
+    """It was deleted, and all checks with it."""
+    run = request.getfixturevalue(state)
+    (run / "manifest.json").unlink()
+    check_refused(run, run / "manifest.json", capsys)
+    status, found = states(run, capsys)
+    assert status == 1 and found["manifest.json"] == "missing"
+
+
+WITHOUT_RESUME = {name: ask for name, ask in ASKS.items() if name != "resume"}
+"""A resumed run writes its closing files again."""
+
+
+def cheaper(path: Path) -> None:
+    """A summary that says another epsilon."""
+    path.write_bytes(
+        path.read_bytes().replace(b'"epsilon_certified": [', b'"epsilon_certified": [0.')
+    )
+
+
+def of_another_run(path: Path) -> None:
+    """A summary that is whole, of another run with the same model."""
+    entries = labels.unsealed(path.read_bytes())
+    entries["files"]["manifest.json"] = "0" * 64
+    path.write_bytes(labels.sealed(entries))
+
+
+CLOSING = {
+    "the model is flipped": ("model.safetensors", flip, "damaged"),
+    "the model is missing": ("model.safetensors", Path.unlink, "missing"),
+    "the summary is flipped": ("summary.json", flip, "damaged"),
+    "the summary is edited": ("summary.json", cheaper, "damaged"),
+    "the summary is empty": ("summary.json", lambda path: path.write_bytes(b""), "damaged"),
+    "the summary is of another run": ("summary.json", of_another_run, "damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", CLOSING)
+def test_what_a_run_ends_with_is_as_it_was_or_refused_and_written_again(finished, capsys, damage):
+    """A flipped model was used, and an edited epsilon shown, without a word."""
+    name, change, state = CLOSING[damage]
+    before = {one: (finished / one).read_bytes() for one in ("model.safetensors", "summary.json")}
+    assert states(finished, capsys)[0] == 0
+    change(finished / name)
+    check_refused(finished, finished / name, capsys, WITHOUT_RESUME)
+    status, found = states(finished, capsys)
+    assert status == 1 and {one: what for one, what in found.items() if what != "whole"} == {
+        name: state
+    }
+    assert ASKS["resume"](finished) == 0
+    assert (finished / "model.safetensors").read_bytes() == before["model.safetensors"]
+    assert states(finished, capsys)[0] == 0
+
+
+def test_a_flipped_model_card_is_found_by_a_check_alone(finished, capsys):
+    """People may add to it; it is not read again."""
+    flip(finished / "model_card.md")
+    status, found = states(finished, capsys)
+    assert status == 1 and [file for file, what in found.items() if what != "whole"] == [
+        "model_card.md"
+    ]
+    assert ASKS["report"](finished) == 0
+
+
+def test_an_empty_summary_makes_no_run_finished(run, capsys):
+    """At its end a run is priced at the best order: a lower epsilon than while it is under way."""
+    (run / "summary.json").touch()
+    check_refused(run, run / "summary.json", capsys, WITHOUT_RESUME)
+
+
+def test_a_model_that_no_summary_vouches_for_is_not_used(finished):
+    """The newest checkpoint's is."""
+    right = Result(finished).model().state_dict()
+    (finished / "summary.json").unlink()
+    flip(finished / "model.safetensors")
+    found = Result(finished).model().state_dict()
+    assert all(torch.equal(found[name], right[name]) for name in right)

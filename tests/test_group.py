@@ -32,6 +32,7 @@ from sim.showing import wording
 from sim.showing.report import write_report
 from tests import unequal
 from tests.test_account_command import make_run, run
+from tests.vouched import vouch
 
 DELTA = 1e-5
 LOSSES = np.array([-3.0, -0.2, 0.0, 1e-4, 0.03, 0.4, 2.0, 5.0])
@@ -210,9 +211,10 @@ def test_a_ledger_is_priced_for_several_records(capsys, tmp_path, monkeypatch):
     """Of each client, in JSON, the table and Python; only when the run is over."""
     folder = make_run(tmp_path / "run", CONFIG)
     arguments = ["--ledger", str(folder), "--group", "3"]
+    (folder / "summary.json").unlink()
     assert main_guard(command, arguments) == 2
     assert "--group 3 needs a finished run" in capsys.readouterr().err
-    (folder / "summary.json").write_text("{}")
+    vouch(folder, finished=True)
     found = run(capsys, *arguments)["clients"]
     paid = {SampledGaussian(0.01, 1.1): 600, SampledGaussian(1.0, 50.0): 1}
     expected = group.epsilon(paid, 1e-6, 3)
@@ -237,7 +239,7 @@ def test_a_ledger_is_priced_for_several_records(capsys, tmp_path, monkeypatch):
 )
 def test_a_bad_group_is_one_clear_line_and_status_2(capsys, tmp_path, arguments, words):
     last = str(make_run(tmp_path, CONFIG)) if "--ledger" in arguments else "4"
-    (tmp_path / "summary.json").write_text("{}")
+    vouch(tmp_path, finished=True)
     assert main_guard(command, [*arguments.split(), last]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and all(word in err for word in words.split())

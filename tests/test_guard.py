@@ -36,6 +36,18 @@ class ExitsAtOnce(nn.Module):
         sys.exit(3)
 
 
+class ExitsLater(Own):
+    """Its first call is the one that the class is tried by."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 1:
+            sys.exit(3)
+        return super().forward(x)
+
+
 class Double(Own):
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +64,7 @@ class Halves(Own):
 
 RAISED = [
     (KeyboardInterrupt(), "interrupted", INTERRUPTED),
+    (GeneratorExit("odd"), "error: GeneratorExit: odd (python -X dev shows where)", MACHINE),
     (ValueError("name is 3:\n  drop it"), "error: name is 3: drop it", USER),
     (
         OSError(errno.ENOSPC, "No space left on device", "runs/a"),
@@ -153,6 +166,7 @@ def huge(folder: Path) -> list[str]:
 
 REFUSED = [
     ("ExitsAtOnce", [], "cannot be built (SystemExit: "),
+    ("ExitsLater", [], "fails when it is tried on records (SystemExit: 3)"),
     ("Double", [], "layer.weight is of torch.float64, not torch.float32: make it so"),
     ("Halves", [], "output is of torch.float16, not torch.float32: make it so"),
     ("Own", ["--epochs=1e6", "--sample-rate=0.5"], "at most 1000000 are possible: give fewer --ep"),

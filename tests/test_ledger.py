@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -98,9 +100,12 @@ def test_another_count_under_the_same_name_is_refused(tmp_path):
 
 
 NAME = "must be a non-empty name; it identifies one draw of the noise"
-ROUND = "must be an integer; training counts from 1, what comes before from 0 down"
+ROUND = (
+    "must be an integer, at most 1000000000 from 0; training counts from 1, what comes before from "
+    "0 down"
+)
 TWICE = "must be named once in a charge; one release costs a client once"
-COUNT = f"of {A} must be an integer, at least 1; leave unused events out"
+COUNT = f"of {A} must be an integer from 1 to 1000000000; leave unused events out"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +116,9 @@ COUNT = f"of {A} must be an integer, at least 1; leave unused events out"
         (f"release = 7 {NAME}", (7, 0, [0], {A: 1})),
         (f"round = 1.5 {ROUND}", ("r", 1.5, [0], {A: 1})),
         (f"round = True {ROUND}", ("r", True, [0], {A: 1})),
+        (f"count = {10**9 + 1} {COUNT}", ("r", 0, [0], {A: 10**9 + 1})),
+        (f"round = {-(10**9) - 1} {ROUND}", ("r", -(10**9) - 1, [0], {A: 1})),
+        ("client = 10000000 must be below 10000000; use fewer clients", ("r", 0, [10**7], {A: 1})),
         ("client = -1 must be at least 0; ids count from 0", ("r", 0, [3, -1], {A: 1})),
         (f"client = 2 {TWICE}", ("r", 0, [2, 2], {A: 1})),
         (f"client = 2 {TWICE}", ("r", 0, [2, 3, 2], {A: 1})),
@@ -241,6 +249,59 @@ def test_a_damaged_line_elsewhere_is_an_error_with_file_and_line(tmp_path, chang
             ValueError, match=r"g\.jsonl, line 2 is damaged \(.+\); restore the file from a copy$"
         ):
             action()
+
+
+G = {"kind": "gaussian", "noise_multiplier": 2.0}
+LINE = {"release": "r", "round": 1, "clients": "0-1", "event": G, "count": 1}
+C = {"kind": "covered", "order": 2.0, "event": G}
+FORGED = {
+    "more clients than a run can have": LINE | {"clients": "0-999999999999999999"},
+    "a count whose sums wrap": LINE | {"count": 2**62},
+    "a huge count": LINE | {"count": 10**400},
+    "a negative count": LINE | {"count": -5},
+    "a huge round": LINE | {"round": -(10**400)},
+    "a huge noise": LINE | {"event": G | {"noise_multiplier": 10**400}},
+    "no number": LINE | {"event": G | {"noise_multiplier": float("nan")}},
+    "no finite number": LINE | {"event": G | {"noise_multiplier": float("inf")}},
+    "an event in an event in an event": LINE | {"event": C | {"event": C}},
+    "a kind of a million letters": LINE | {"event": {"kind": "k" * 10**6}},
+    "a field of a million letters": LINE | {"f" * 10**6: 1},
+    "a million ids": LINE | {"clients": ",".join(["5"] * 500_000)},
+}
+TEXTS = {
+    "a field given twice": json.dumps(LINE)[:-1] + ', "count": 200',
+    "an event's field given twice": json.dumps(LINE)[:-1].replace("2.0}", '2.0, "kind": "x"}'),
+    "lists in lists": '{"release": ' + "[" * 10**5,
+    "events in events": json.dumps(LINE)[:-1].replace(
+        json.dumps(G), '{"kind": "covered", "order": 2.0, "event": ' * 900 + "1" + "}" * 900
+    ),
+    "a number of a million digits": json.dumps(LINE)[:-1].replace("1", "1" * 10**6),
+}
+
+
+@pytest.mark.parametrize("what", [*FORGED, *TEXTS])
+def test_what_no_run_can_have_charged_is_refused_under_any_checksum(tmp_path, what):
+    """Ranges took all memory, the sums of counts became negative, and the last field counted."""
+    path = tmp_path / "g.jsonl"
+    text = TEXTS.get(what) or json.dumps(FORGED[what])[:-1]
+    text += ', "number": 1'
+    chain = blake2b(path.name.encode() + text.encode(), digest_size=8).hexdigest()
+    path.write_text(f'{text}, "chain": "{chain}"}}\n')
+    for reads in (lambda: read(tmp_path), lambda: Ledger(path)):
+        with pytest.raises(ValueError, match=r"g\.jsonl, line 1 is damaged .*restore") as caught:
+            reads()
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_many_lines_with_the_same_clients_share_them(tmp_path):
+    """A line's clients took 8 bytes each, in each line."""
+    charge(tmp_path / "g.jsonl", *((f"r{n}", range(1000), {A: n + 1}) for n in range(300)))
+    tracemalloc.start()
+    try:
+        assert read(tmp_path) == {client: {A: 300 * 301 // 2} for client in range(1000)}
+        assert tracemalloc.get_traced_memory()[1] < 1_500_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_missing_folder_is_an_error(tmp_path):

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save
 from torch.nn import functional as F
 
+from client.tensors import sealed
 from mechanisms.layout import Layout
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import MECHANISMS
@@ -162,7 +162,7 @@ def test_records_are_standardized_from_the_next_phase_on(tmp_path):
     host = Host(job, tmp_path)
     before = host.node(0, "statistics")._data.x.numpy().copy()
     shift, scale = np.arange(4, dtype=np.float32), np.array([1.0, 2.0, 4.0, 0.5], np.float32)
-    (tmp_path / FILE).write_bytes(save({"mean": shift, "scale": scale}))
+    (tmp_path / FILE).write_bytes(sealed({"mean": shift, "scale": scale}, {}))
     assert np.array_equal(host.node(0, "statistics")._data.x, before)
     np.testing.assert_allclose(host.node(0, "train")._data.x, (before - shift) / scale, rtol=1e-6)
     statistics = host.node(0, "statistics")._release_of(np.zeros(0, np.float32))
@@ -180,7 +180,7 @@ def test_clients_train_beside_what_their_settings_share_and_nothing_else(tmp_pat
     run.mkdir()
     made = built(tmp_path, **fedfed)
     assert shared(run, made) is None
-    (run / SHARED_FILE).write_bytes(save({"x": x, "y": y}))
+    (run / SHARED_FILE).write_bytes(sealed({"x": x, "y": y}, {}))
     assert shared(run, made) == [x.tolist(), y.tolist()]
     public = built(tmp_path, shared_source="public", **fedfed)
     assert shared(run, public) == [part.tolist() for part in public.holdout]

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mechanisms.accounting.ranges import format_ranges, parse_ranges
+from mechanisms.accounting.ranges import MAX_CLIENTS, format_ranges, parse_ranges
 
 IDS = st.sets(
-    st.integers(min_value=0, max_value=60) | st.integers(min_value=0, max_value=10**18 - 1),
+    st.integers(min_value=0, max_value=60) | st.integers(min_value=0, max_value=MAX_CLIENTS - 1),
     max_size=60,
 )
 
@@ -29,7 +29,7 @@ def test_the_form():
 
 
 @pytest.mark.parametrize(
-    "text", ["1-", "-1", "a", "1,,2", "5-3", "3,1", "0-4,4", "1,1", " 1", "1\n", "1" * 19, "٣"]
+    "text", ["1-", "-1", "a", "1,,2", "5-3", "3,1", "0-4,4", "1,1", " 1", "1\n", "1" * 8, "٣"]
 )
 def test_other_texts_are_refused(text):
     with pytest.raises(ValueError, match="ranges = "):

@@ -18,6 +18,7 @@ from sim.report import command
 from sim.showing import plots, wording
 from sim.showing.report import write_report
 from tests import unequal
+from tests.vouched import vouch
 
 ROOT = Path(__file__).parent.parent
 
@@ -63,12 +64,12 @@ def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
             False,
         )
         (folder / "summary.json").write_text(json.dumps(summary.to_json()))
-    return folder
+    return vouch(folder)
 
 
 def text_of(folder):
     """The page's words, without its pictures."""
-    page = write_report(folder).read_text()
+    page = write_report(vouch(folder)).read_text()
     return re.sub(r"\s+", " ", re.sub(r"data:image[^\"]*|<[^>]*>", " ", page))
 
 

@@ -25,10 +25,11 @@ from sim.config.use import used_by_table
 from sim.showing import page, plots, wording
 from sim.showing.report import write_report
 from tests import unequal
+from tests.vouched import vouch
 
 
 def page_of(folder) -> str:
-    return write_report(folder).read_text()
+    return write_report(vouch(folder)).read_text()
 
 
 def test_the_tiles_of_a_finished_run(tmp_path):

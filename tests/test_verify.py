@@ -16,12 +16,13 @@ from mechanisms.accounting.events import (
     Unproved,
 )
 from mechanisms.accounting.ledger import Ledger
-from server import orders
+from server import labels, orders
 from sim.account import command
 from sim.commands.guard import main_guard
 from sim.run import command as train
 from sim.showing import wording
 from sim.verifying import session
+from tests.vouched import vouch
 
 COMMON = ["--clients=3", "--fraction=0.7", "--engine=inline", "--quiet"]
 RUNS = {
@@ -97,8 +98,9 @@ def test_one_client_s_epsilon_that_is_too_small_is_found(unequal, tmp_path, caps
     monkeypatch.setattr(session, "MAX_HISTORIES", 20)
     copy = shutil.copytree(unequal, tmp_path / "changed")
     summary = json.loads((copy / "summary.json").read_text())
+    del summary[labels.DIGEST]
     summary["epsilon_certified"][1] *= 0.99
-    (copy / "summary.json").write_text(json.dumps(summary))
+    (copy / "summary.json").write_bytes(labels.sealed(summary))
     status, found = verified(capsys, copy)
     verdicts = {row["clients"]: row["verdict"] for row in found["verified"]}
     assert status == 1 and verdicts == {"0": "proved", "1": "refuted", "2": "proved"}
@@ -121,6 +123,7 @@ def test_caps_of_an_unfinished_run_are_paid_for_beside_its_figure(tmp_path, caps
         ledger.charge("round-1", 1, [0], charges)
     own = '[privacy]\nmechanism = "dpsur"\ndelta = 1e-5\n[data]\nclients = 1\n'
     (tmp_path / "config.toml").write_text(own)
+    vouch(tmp_path)
     (tmp_path / orders.FILE).write_text('[{"orders": [8.0, 16.0], "clients": "0"}]')
     status, found = verified(capsys, tmp_path)
     (row,) = found["verified"]
@@ -141,6 +144,7 @@ def test_clients_without_a_finite_epsilon_are_named(tmp_path, capsys):
     for first, verdict in ((0.0, "refuted"), (spent, "proved")):
         closing = {"epsilon_certified": [first, None, None, 0.0, 0.0]}
         (tmp_path / "summary.json").write_text(json.dumps(closing))
+        vouch(tmp_path)
         status, found = verified(capsys, tmp_path)
         assert found["not_proved"] == "1-2" and found["histories"] == 2
         assert found["verified"][0]["verdict"] == verdict and status == (verdict != "proved")

@@ -17,6 +17,7 @@ import numpy as np
 
 from server.records import RoundRecord, Summary
 from sim.config.configuration import load, save
+from tests.vouched import vouch
 
 CERTIFIED = (4.375, 1.5, 7.25, 3.125, 2.5)
 PUBLISHED = (6.125, 8.375, 5.25, 0.875, 2.125)
@@ -75,7 +76,7 @@ def run_directory(
     )
     if finished:
         (folder / "summary.json").write_text(json.dumps((closing or summary()).to_json()))
-    return folder
+    return vouch(folder)
 
 
 def names(kind: type) -> set[str]:

@@ -5,6 +5,7 @@ that exists is valid.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -59,9 +60,11 @@ def above_one() -> Any:
 
 
 def nested(value: object) -> Event:
-    """The check of a field for another event."""
+    """The check of a field for another event, which holds none itself."""
     if not isinstance(value, Event):
         raise ValueError("must be an event; wrap the release that was made")
+    if any(isinstance(getattr(value, one.name), Event) for one in fields(value)):
+        raise ValueError("must not hold an event itself; wrap the release that was made")
     return value
 
 
@@ -89,7 +92,7 @@ def _bounded(allows: Callable[[float], bool], bound: str) -> Any:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
+            or not abs(value) <= sys.float_info.max
         ):
             raise ValueError("must be a finite number; give it as int or float")
         if not allows(value):

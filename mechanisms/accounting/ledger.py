@@ -160,8 +160,15 @@ def read(
                 continue
             lines.setdefault((entry.release, entry.event), []).append(entry)
     paid: dict[Event, list[tuple[Ids, Ids]]] = {}
+    alike: Counter[tuple[Event, bytes]] = Counter()
     for (_, event), group in lines.items():
-        paid.setdefault(event, []).append(_largest_counts(group))
+        if len(group) == 1:  # the same clients in every round are added up as they come
+            alike[event, group[0].clients.tobytes()] += group[0].count
+        else:
+            paid.setdefault(event, []).append(_largest_counts(group))
+    for (event, clients), count in alike.items():
+        ids = np.frombuffer(clients, dtype=np.int64)
+        paid.setdefault(event, []).append((ids, np.full(ids.size, count, dtype=np.int64)))
     return _by_client(paid)
 
 

@@ -6,6 +6,7 @@
 on one line. The last two fields are of `mechanisms.journal`.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 
 from mechanisms.accounting import events
 from mechanisms.accounting.known import check_known
-from mechanisms.accounting.ranges import format_ranges, parse_ranges
+from mechanisms.accounting.ranges import MAX_CLIENTS, format_ranges, parse_ranges
 
 Ids = NDArray[np.int64]
 FIELDS = {"release", "round", "clients", "event", "count"}
+MAX_COUNT = 10**9
+"""Of a line, and of rounds: sums over any number of lines stay below 2^63."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class Entry:
 
 
 def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
-    """The ids in ascending order, int64 ``[n]``; ValueError for a negative or repeated one."""
+    """The ids in ascending order, int64 ``[n]``; ValueError for one that is repeated or out of
+    bounds."""
     ids = np.sort(np.asarray(clients, dtype=np.int64).reshape(-1))
     if ids.size and ids[0] < 0:
         raise ValueError(f"client = {ids[0]} must be at least 0; ids count from 0")
+    if ids.size and ids[-1] >= MAX_CLIENTS:
+        raise ValueError(f"client = {ids[-1]} must be below {MAX_CLIENTS}; use fewer clients")
     if (repeated := ids[1:][ids[1:] == ids[:-1]]).size:
         raise ValueError(
             f"client = {repeated[0]} must be named once in a charge; one release costs a client "
@@ -51,24 +57,30 @@ def sorted_clients(clients: Sequence[int] | Ids) -> Ids:
 
 
 def check_charge(release: str, round: int, charges: Mapping[events.Event, int]) -> None:
-    """Refuse an empty release name, a non-integer round, an unknown event and a count that is not
-    at least 1."""
+    """Refuse an empty release name, an unknown event, and a round or count that is no integer or
+    out of bounds."""
     if not isinstance(release, str) or not release.strip():
         raise ValueError(
             f"release = {release!r} must be a non-empty name; it identifies one draw of the noise"
         )
-    if isinstance(round, bool) or not isinstance(round, int | np.integer):
+    if not _whole(round, -MAX_COUNT):
         raise ValueError(
-            f"round = {round!r} must be an integer; training counts from 1, what comes before from "
-            "0 down"
+            f"round = {round!r} must be an integer, at most {MAX_COUNT} from 0; training counts "
+            "from 1, what comes before from 0 down"
         )
     for event, count in charges.items():
         check_known(event)
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        if not _whole(count, 1):
             raise ValueError(
-                f"count = {count!r} of {event} must be an integer, at least 1; leave unused events "
-                "out"
+                f"count = {count!r} of {event} must be an integer from 1 to {MAX_COUNT}; leave "
+                "unused events out"
             )
+
+
+def _whole(value: object, least: int) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return bool(least <= value <= MAX_COUNT)
 
 
 def entry_of(record: Mapping[str, Any]) -> Entry:
@@ -78,5 +90,13 @@ def entry_of(record: Mapping[str, Any]) -> Entry:
     event = events.from_dict(record["event"])
     check_charge(record["release"], record["round"], {event: record["count"]})
     return Entry(
-        record["release"], record["round"], parse_ranges(record["clients"]), event, record["count"]
+        record["release"], record["round"], _ids(record["clients"]), event, record["count"]
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _ids(text: str) -> Ids:
+    """One read-only array for the same clients, round after round."""
+    ids = parse_ranges(text)
+    ids.setflags(write=False)
+    return ids

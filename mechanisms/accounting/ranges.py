@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-PATTERN = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", re.ASCII)
+MAX_CLIENTS = 10**7
+"""Ids are below it: no text stands for more than 80 MB of them."""
+PATTERN = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*", re.ASCII)
 
 
 def format_ranges(ids: Sequence[int] | NDArray[np.int64]) -> str:
@@ -24,13 +26,13 @@ def parse_ranges(text: str) -> NDArray[np.int64]:
     """The ids that :func:`format_ranges` wrote, ascending, int64 ``[n]``.
 
     Raises:
-        ValueError: the text is no list of ascending, disjoint ranges of ids below 10^18.
+        ValueError: the text is no list of ascending, disjoint ranges of ids below 10^7.
     """
     if text == "":
         return np.empty(0, dtype=np.int64)
     if not PATTERN.fullmatch(text):
         raise ValueError(
-            f"ranges = {text[:60]!r} must be ids below 10^18 and first-last pairs; write 0-99,105"
+            f"ranges = {text[:60]!r} must be ids below 10^7 and first-last pairs; write 0-99,105"
         )
     pairs = [part.partition("-") for part in text.split(",")]
     firsts = np.array([first for first, _, _ in pairs], dtype=np.int64)

@@ -1,8 +1,5 @@
 """One audited run from beginning to end: job, canaries, training, guesses, ``audit.json``."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -10,6 +7,7 @@ from safetensors.torch import load
 
 from mechanisms import durable
 from mechanisms.randomness import seed_key
+from server import labels
 from server.records import Summary, largest
 from sim.auditing import one_run
 from sim.auditing.bounds import check_confidence
@@ -59,7 +57,8 @@ def audit(
     watched = Watched(trained_by(config)[0], canaries)
     folder = rundir.create(folder, job)
     durable.make_empty([folder / rundir.AUDITED])
-    session.run(job, folder, session.Engine(inline_exchange(job, folder, watched.mechanism)))
+    engine = session.Engine(inline_exchange(job, folder, watched.mechanism))
+    summary = session.run(job, folder, engine)
     scores = watched.scores
     if black_box or config.privacy.trust != "local":
         layout = job.gradients.layout
@@ -76,8 +75,8 @@ def audit(
     found = one_run.guess(scores, canaries.included, delta, confidence)
     owned = [job.partition.of(client) for client in range(job.partition.clients)]
     clients = one_run.by_client(canaries, scores, owned, delta, confidence)
-    result = _result(folder, found, clients, "black-box" if black_box else "white-box", confidence)
-    durable.write(folder / FILE, json.dumps(result.to_json(), indent=1).encode())
+    result = _result(summary, found, clients, "black-box" if black_box else "white-box", confidence)
+    durable.write(folder / FILE, labels.sealed(result.to_json()))
     write_report(folder)
     return result
 
@@ -118,9 +117,8 @@ def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
 
 
 def _result(
-    folder: Path, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float
+    summary: Summary, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float
 ) -> Audit:
-    summary = Summary.from_json(json.loads((folder / "summary.json").read_text()))
     certified = summary.epsilon_certified
     return Audit(
         view=view,
@@ -135,5 +133,5 @@ def _result(
         clients=tuple(
             (client, one.coins, one.epsilon, certified[client]) for client, one in clients.items()
         ),
-        run_dir=str(folder),
+        run_dir=summary.run_dir,
     )

@@ -55,12 +55,12 @@ def digest(config: Config) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
-    """Keep the finished run in ``folder`` as the file ``path``."""
-    summary = json.loads((folder / "summary.json").read_text())
+def save(path: Path, cell: Cell, config: Config, folder: Path, summary: Summary) -> None:
+    """Keep the finished run in ``folder``, with its summary, as the file ``path``."""
+    short = summary.to_json()
     for name in PER_CLIENT:
-        summary[name] = [largest(summary[name])]
-    summary |= {"caveats": [], "guarantees": [], "run_dir": "", "note": ""}
+        short[name] = [largest(short[name])]
+    short |= {"caveats": [], "guarantees": [], "run_dir": "", "note": ""}
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     content = {
         "row": cell.row,
@@ -71,7 +71,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path) -> None:
         "digest": digest(config),
         "code": code(),
         "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        "summary": summary,
+        "summary": short,
         "rounds": [_short(one) for one in rounds],
     }
     durable.make_folder(path.parent)

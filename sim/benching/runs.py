@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.records import RoundRecord, Summary
+from server import closing
+from server.records import RoundRecord
 from sim.benching import kept
 from sim.benching.kept import FREE, Result
 from sim.config.configuration import Config, differences, load
@@ -32,7 +33,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it needs no more training."""
-        return (self.folder / "summary.json").is_file() or self.loaded() is not None
+        return (self.folder / closing.FILE).is_file() or self.loaded() is not None
 
     def loaded(self) -> Result | None:
         """Its result file's content; None without a file of these settings."""
@@ -40,9 +41,9 @@ class Run:
 
     def keep(self) -> None:
         """Write the result file of a finished run, if one is wanted."""
-        ended = (self.folder / "summary.json").is_file()
-        if self.kept is not None and ended and self.loaded() is None:
-            kept.save(self.kept, self.cell, self.config, self.folder)
+        summary = None if self.kept is None else closing.read(self.folder)
+        if self.kept is not None and summary is not None and self.loaded() is None:
+            kept.save(self.kept, self.cell, self.config, self.folder, summary)
 
     def check(self) -> None:
         """Refuse to resume a run directory with other settings.
@@ -134,8 +135,8 @@ def play(run: Run) -> str:
 
 def result(run: Run) -> Result | None:
     """The results of a finished run; None if it is not finished."""
-    if not (run.folder / "summary.json").is_file():
+    if (summary := closing.read(run.folder)) is None:
         return run.loaded()
     lines = (run.folder / "rounds.jsonl").read_text().splitlines()
     rounds = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
-    return Result(Summary.from_json(json.loads((run.folder / "summary.json").read_text())), rounds)
+    return Result(summary, rounds)

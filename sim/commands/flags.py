@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from server import manifest
 from sim.commands.parser import FILES, NO_FLAGS, OwnFlags, build_parser, help_text, help_topic
 from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS
@@ -161,6 +162,7 @@ def _resumed(run_dir: Path, given: Mapping[str, Any], central: bool) -> Config:
             f"{run_dir} is no run directory, it has no config.toml: give --resume the directory of "
             "a run"
         )
+    manifest.read(run_dir)
     saved = load(path, {}, central, lenient=SETTINGS)
     wanted = load(path, given, central, lenient=SETTINGS.keys() - given.keys())
     for name in sorted(differences(saved, wanted), key=lambda name: name not in given):

@@ -31,8 +31,8 @@ def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | N
     try:
         command([_readable(word) for word in (sys.argv[1:] if argv is None else argv)])
         sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as fault:
-        if sys.flags.dev_mode:
+    except BaseException as fault:  # a model may raise what is no Exception
+        if sys.flags.dev_mode or isinstance(fault, SystemExit):
             raise
         if isinstance(fault, OSError):
             _drop_output()

@@ -8,9 +8,9 @@ from pathlib import Path
 from mechanisms import durable
 from server import loop, orders
 from server.federation import Exchange
-from server.records import RunInfo
+from server.records import RunInfo, Summary
 from server.store import Store
-from sim.job import card, inputs, manifest, rundir
+from sim.job import inputs, manifest, rundir
 from sim.job.job import Job
 from sim.phases import training
 from sim.phases.course import before_training
@@ -36,8 +36,8 @@ class Engine:
     report: Callable[[Path], object] | None = None
 
 
-def run(job: Job, folder: Path, engine: Engine) -> None:
-    """Run the remaining rounds and write the closing files.
+def run(job: Job, folder: Path, engine: Engine) -> Summary:
+    """Run the remaining rounds and write the closing files; the summary.
 
     Raises:
         ValueError: the run began with other records, another model or version, or on another
@@ -50,7 +50,7 @@ def run(job: Job, folder: Path, engine: Engine) -> None:
         durable.sync_folders(folder)
         if job.config.private:
             orders.write(folder, training.federation(job, folder))
-        _run(job, folder, engine)
+        return _run(job, folder, engine)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _remedy(folder: Path) -> str:
     return f"finished rounds are kept: resume the run by --resume {folder}"
 
 
-def _run(job: Job, folder: Path, engine: Engine) -> None:
+def _run(job: Job, folder: Path, engine: Engine) -> Summary:
     job = before_training(job, folder, engine.exchange)
     config, federation = job.config, training.federation(job, folder)
     store = Store(folder, config.rounds.keep_checkpoints)
@@ -91,5 +91,5 @@ def _run(job: Job, folder: Path, engine: Engine) -> None:
         summary = rundir.summarize(folder, job, standing)
         rundir.finish(folder, job, standing.now.params, summary)
         (engine.report or write_report)(folder)
-        card.write(folder, job)
         progress.finished(summary, engine.where())
+    return summary

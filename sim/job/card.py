@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mechanisms import durable
-from server.records import Epsilon, largest
+from server.records import Epsilon, Summary, largest
 from sim.data.dataset import Dataset
 from sim.job.job import Job
 from sim.showing import wording
@@ -21,13 +21,13 @@ _UNITS = {
 _NOT_PRIVATE = "This model was trained without privacy: it may reveal any of its training records."
 
 
-def write(folder: Path, job: Job) -> None:
-    """Write the model card into the run directory of a finished run.
+def write(folder: Path, job: Job, summary: Summary) -> None:
+    """Write the model card into the run directory of a run that has come to its end.
 
     Raises:
         ValueError: a file of the run directory is damaged.
     """
-    run = read_run(folder)
+    run = read_run(folder, summary)
     parts = [
         f"# {folder.resolve().name}: {run.config.data.model} for {run.config.data.dataset}",
         _facts(run),

@@ -47,11 +47,6 @@ def check(folder: Path, job: Job) -> None:
         ValueError: there is no manifest, a file is not as it was, or the job differs.
     """
     entries = read(folder)
-    if entries is None:
-        raise ValueError(
-            f"{folder / FILE} is missing, which the unreleased 0.1.0 did not write at first: "
-            "restore it, or start a new run"
-        )
     for name, now in _began(job).items():
         if entries.get(name) != now:
             raise ValueError(

@@ -15,13 +15,15 @@ from safetensors.torch import save
 from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import mechanism_of
+from server import closing
 from server.guarantees import Guarantee, guarantees
 from server.loop import Standing
 from server.records import Summary, largest, total_seconds
+from server.store import MODEL
 from sim.config import configuration as configs
 from sim.config.caveats import caveats
 from sim.config.fields import Config
-from sim.job import inputs, manifest
+from sim.job import card, inputs, manifest
 from sim.job.job import Job
 from sim.tracking import tracker
 
@@ -201,8 +203,9 @@ def _guarantees(config: Config, certified: np.ndarray) -> tuple[Guarantee, ...]:
 
 
 def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
-    """Write the final model and the summary."""
+    """Write the final model, its card, and the summary, which vouches for both."""
     tensors = inputs.constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    durable.write(folder / "model.safetensors", content)
-    durable.write(folder / "summary.json", summary.to_text().encode())
+    durable.write(folder / MODEL, content)
+    card.write(folder, job, summary)
+    closing.write(folder, summary, (MODEL, card.FILE))

@@ -1,19 +1,18 @@
 """What of a run directory is whole, file by file, by the checks that a resumed run makes itself."""
 
 import itertools
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client import uploads
+from client import tensors
 from mechanisms.accounting import ledger
-from server import checkpoints, manifest, orders, paid
-from server.records import Summary
+from server import checkpoints, closing, manifest, orders, paid
 from server.store import KEPT, Store
 from sim.job import inputs
+from sim.showing import audit
 
 WHOLE, MISSING, OLDER, NEWER, DAMAGED = "whole", "missing", "older", "newer", "damaged"
 AHEAD = "of a round that no checkpoint knows: --resume repeats it"
@@ -67,27 +66,29 @@ def _checkpoint_folders(run_dir: Path) -> list[Path]:
 
 def _fixed(run_dir: Path) -> Iterator[Check]:
     """What is written when a run begins, and when it ends."""
-    yield run_dir / manifest.FILE, partial(_manifest, run_dir)
+    yield run_dir / manifest.FILE, partial(manifest.load, run_dir)
     try:
-        named = _manifest(run_dir)["files"]
+        named = manifest.load(run_dir)["files"]
     except ValueError:
         named = {}
     yield from _named(run_dir, named)
     yield run_dir / inputs.KEY, partial(inputs.read_key, run_dir)
     if (run_dir / orders.FILE).exists():
         yield run_dir / orders.FILE, partial(orders.read, run_dir)
-    if (path := run_dir / "summary.json").exists():
-        yield path, partial(_summary, path)
+    if (path := run_dir / closing.FILE).exists():
+        yield path, partial(closing.load, run_dir)
+        yield from _named(run_dir, _vouched(run_dir))
+    if (path := run_dir / audit.FILE).exists():
+        yield path, partial(audit.read, run_dir)
 
 
-def _manifest(run_dir: Path) -> dict[str, Any]:
-    if (entries := manifest.load(run_dir)) is None:
-        raise ValueError(f"{run_dir / manifest.FILE} is missing: restore it, or start a new run")
-    return entries
-
-
-def _summary(path: Path) -> Summary:
-    return Summary.from_json(json.loads(path.read_text()))
+def _vouched(run_dir: Path) -> dict[str, str]:
+    """The files that a whole summary vouches for, but the manifest, which has its own row."""
+    try:
+        files = (closing.load(run_dir) or {"files": {}})["files"]
+    except ValueError:
+        return {}
+    return {name: digest for name, digest in files.items() if name != manifest.FILE}
 
 
 def _named(folder: Path, digests: dict[str, str]) -> Iterator[Check]:
@@ -119,7 +120,7 @@ def _rounds(store: Store) -> Iterator[Check]:
         yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
         yield store.rounds, store.check_rounds
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
-        yield path, partial(uploads.read, path)
+        yield path, partial(tensors.read, path)
 
 
 def _ahead(store: Store) -> list[Path]:

@@ -1,6 +1,5 @@
 """The result of a run, read from its directory, finished or not."""
 
-import json
 import math
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 
+from mechanisms import durable
 from mechanisms.layout import Layout
 from server import orders, paid
 from server.checkpoints import Checkpoints
@@ -21,7 +21,7 @@ from sim.job.device import device_of
 from sim.library.caller import lent
 from sim.library.onnx import export
 from sim.phases.build import model_of
-from sim.showing.audit import FILE as AUDIT
+from sim.showing import audit
 from sim.showing.audit import Audit
 from sim.showing.ledger import spent
 from sim.showing.report import write_report
@@ -120,8 +120,7 @@ class Result:
     @property
     def audit(self) -> Audit | None:
         """The audit's result; None if the run was not audited."""
-        path = self.folder / AUDIT
-        return Audit.from_json(json.loads(path.read_text())) if path.exists() else None
+        return audit.read(self.folder)
 
     def report(self) -> Path:
         """The path of the report, one HTML page, which is written if missing."""
@@ -166,9 +165,8 @@ class Result:
 
     def _tensors(self) -> dict[str, torch.Tensor] | torch.Tensor:
         """The last model's tensors by name, or the flat parameters of the newest checkpoint."""
-        path = self.folder / MODEL
-        if path.exists():
-            return load_tensors(path.read_bytes())
+        if self.finished:
+            return load_tensors(durable.read(self.folder / MODEL))
         newest = Checkpoints(self.folder / "checkpoints", keep=1).newest()
         if newest is None:
             raise ValueError(f"{self.folder} has no finished round: sim.train(resume=...) resumes")

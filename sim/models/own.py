@@ -1,6 +1,8 @@
 """The user's own models, given as `package.module:Class`."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -11,6 +13,24 @@ from sim.data.words import Words
 FORM = "a class of models, a subclass of torch.nn.Module"
 GIVEN = ("input_shape", "classes", "words")
 """What a class is given, if its constructor has parameters of these names."""
+
+
+@contextmanager
+def trying(name: str) -> Iterator[None]:
+    """Name the user's own model in whatever it raises when it is tried before a run.
+
+    Raises:
+        ValueError: in one line, for anything but a lack of memory.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if ":" not in name or isinstance(error, ValueError | MemoryError | torch.OutOfMemoryError):
+            raise
+        raise ValueError(
+            f"model = {name!r} fails when it is tried on records ({_reason(error)}): correct its "
+            "forward"
+        ) from error
 
 
 def build_own(

@@ -23,6 +23,7 @@ from sim.job.job import Job
 from sim.job.workers import workers_of
 from sim.models.networks import build as build_model
 from sim.models.objectives import refuse_mixing
+from sim.models.own import trying
 from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
@@ -139,11 +140,12 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
         ValueError: the model or the loss mixes records, or the user's own metric fails.
     """
     config, sizes = job.config, job.partition.sizes
-    _try_own(job)
-    job.gradients.refuse_mixing(*_two_records(job))
-    _refuse_varying(job)
     alone = config.run.release and config.privacy.unit == "client"  # nobody moves another's bits
-    width = 1 if alone else config.run.chunk_clients or clients_at_a_time(job)
+    with trying(config.data.model):
+        _try_own(job)
+        job.gradients.refuse_mixing(*_two_records(job))
+        _refuse_varying(job)
+        width = 1 if alone else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))

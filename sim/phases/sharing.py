@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 import torch
-from safetensors.numpy import load, save
 
 from client.messages import Upload
 from client.sharing import SharingNode
+from client.tensors import read, sealed
 from mechanisms import durable
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.calibration import smallest
@@ -87,7 +87,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
 
     def write(uploads: Sequence[Upload]) -> None:
         x, y = map(np.ascontiguousarray, _join(job, uploads))
-        durable.write(run_dir / SHARED_FILE, save({"x": x, "y": y}))
+        durable.write(run_dir / SHARED_FILE, sealed({"x": x, "y": y}, {}))
 
     return phase.release(job, NAME, generator.trained(job, run_dir), collect=write)
 
@@ -141,7 +141,7 @@ def shared_set(job: Job, run_dir: Path) -> SharedSet | None:
     path = run_dir / SHARED_FILE
     if not path.exists():  # the phase is not over
         return None
-    tensors = load(durable.read(path))
+    _, tensors = read(path)
     return tensors["x"], tensors["y"]
 
 

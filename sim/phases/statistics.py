@@ -14,10 +14,10 @@ from typing import cast
 
 import numpy as np
 import torch
-from safetensors.numpy import load, save
 
 from client.messages import Upload
 from client.sharing import SharingNode
+from client.tensors import read, sealed
 from mechanisms import durable
 from mechanisms.plan import PlanTable
 from mechanisms.sharing import SharingPlan, Sum
@@ -43,7 +43,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
     """One round, whose releases become a mean and a scale for each channel."""
 
     def write(uploads: Sequence[Upload]) -> None:
-        durable.write(run_dir / FILE, save(statistics(*mean_sums(job, uploads))))
+        durable.write(run_dir / FILE, sealed(statistics(*mean_sums(job, uploads)), {}))
 
     return release(job, NAME, np.zeros(0, np.float32), collect=write)
 
@@ -73,7 +73,7 @@ def standardized(job: Job, run_dir: Path) -> Job:
     path = run_dir / FILE
     if not path.exists():
         return job
-    of_channels = load(durable.read(path))
+    _, of_channels = read(path)
 
     def scaled(x: np.ndarray) -> np.ndarray:
         shape = (1, -1, *[1] * (x.ndim - 2))

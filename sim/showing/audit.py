@@ -1,9 +1,10 @@
 """The result of an audit, as a record and as a section of the report."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from mechanisms import durable
+from server import labels
 from server.records import Epsilon, Record
 from sim.showing import page, wording
 
@@ -49,25 +50,34 @@ _MEANING = (
 )
 
 
-def section(run_dir: Path) -> str:
-    """The report's section about the audit; empty if the run was not audited.
+def read(run_dir: Path) -> Audit | None:
+    """The result in a run directory; None if the run was not audited.
 
     Raises:
         ValueError: the file is damaged.
     """
     path = run_dir / FILE
     if not path.exists():
-        return ""
+        return None
     try:
-        found = Audit.from_json(json.loads(path.read_text()))
-        clients = [(number, coins, lower, spent) for number, coins, lower, spent in found.clients]
-    except (OSError, ValueError, TypeError) as fault:
+        return Audit.from_json(labels.unsealed(durable.read(path)))
+    except (ValueError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): audit again") from None
+
+
+def section(run_dir: Path) -> str:
+    """The report's section about the audit; empty if the run was not audited.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if (found := read(run_dir)) is None:
+        return ""
     guesses = f"{found.right} of {found.guesses} guesses right, {found.canaries} canaries"
     everybody = ("all", found.canaries, found.epsilon_lower, found.epsilon_certified)
     rows = [
         (str(who), str(coins), wording.lower_bound(lower), wording.epsilon(certified))
-        for who, coins, lower, certified in (everybody, *clients)
+        for who, coins, lower, certified in (everybody, *found.clients)
     ]
     lower = f"Lower bound, confidence {found.confidence:g}"
     table = page.table(("Client", "Canaries", lower, "Certified epsilon"), rows)

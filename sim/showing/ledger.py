@@ -9,7 +9,7 @@ from typing import Any
 
 from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
-from server import manifest, orders
+from server import closing, orders
 from server import paid as paid_in
 from server.guarantees import guarantees
 from sim.config.caveats import caveats_of
@@ -40,6 +40,7 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"--ledger = {folder} is no run directory, it has neither config.toml nor ledger: give "
             f"the directory of a run{hint}"
         )
+    paid, finished = paid_in.read(folder), closing.read(folder) is not None
     config = read_config(path)
     private = setting(config, "privacy", "mechanism", str) != "none"
     trust = setting(config, "privacy", "trust", str) or "local"
@@ -50,8 +51,6 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
             f"delta is not in [privacy] of {path}, but must be in (0, 1); give --delta"
         )
     accountant.check_delta(delta)
-    finished = (folder / "summary.json").is_file()
-    paid = paid_in.read(folder) if private or (folder / "ledger").exists() else {}
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
     price: Price = _least
     note = ""
@@ -104,20 +103,13 @@ def _unfinished(
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
-    if spent and not order_of and manifest.load(folder) is not None:
+    if spent and not order_of:
         raise ValueError(f"{folder / orders.FILE} is missing: restore it, or resume the run")
     target = setting(config, "privacy", "epsilon", float, int, str)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
     kept = not isinstance(target, str | None) and own == (delta, "certified")
-    if order_of:
-        budget = float(target) if kept else math.inf
-        return functools.partial(_at_its_order, order_of, budget), wording.AT_ONE_ORDER
-    if not kept or any(
-        _least(each, charges, delta).epsilon > target for each, charges in spent.items()
-    ):
-        return _least, wording.AT_THE_BEST_ORDER
-    whole, nothing = accountant.Guarantee(float(target), None), accountant.Guarantee(0.0, None)
-    return lambda client, charges, _: whole if charges else nothing, wording.AT_THE_BUDGET
+    budget = float(target) if kept else math.inf
+    return functools.partial(_at_its_order, order_of, budget), wording.AT_ONE_ORDER
 
 
 def _at_its_order(
@@ -129,6 +121,8 @@ def _at_its_order(
 ) -> accountant.Guarantee:
     """The certified epsilon at the orders that were fixed for a client before the run began, or the
     budget."""
+    if not charges:
+        return accountant.Guarantee(0.0, None)
     if client not in order_of:
         raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
     return orders.running(charges, delta, order_of[client], budget)
@@ -153,19 +147,15 @@ def _client(
 
 
 def read_config(path: Path) -> Entries:
-    """A run's configuration; empty if the file is missing.
+    """A run's configuration.
 
     Raises:
         ValueError: the file is not TOML.
     """
-    if not path.exists():
-        return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} must be TOML ({error}); restore it or give --delta without it"
-        ) from error
+        raise ValueError(f"{path} must be TOML ({error}); restore it") from error
 
 
 def setting(config: Entries, table: str, key: str, *kinds: type) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from server import manifest
+from server import closing, manifest
 from server.records import Epsilon, RoundRecord, Summary
 from server.store import Store
 from sim.config.configuration import Config, load
@@ -45,8 +45,10 @@ class Run:
         return self.config.privacy.epsilon if self.config.private else None
 
 
-def read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
     """Read a run directory, ignoring a last line of ``rounds.jsonl`` that a crash cut off.
+
+    ``summary`` is that of a run which is about to write it.
 
     Raises:
         ValueError: it is not a run directory, or a file in it is damaged.
@@ -58,12 +60,11 @@ def read_run(run_dir: Path) -> Run:
     manifest.read(run_dir)
     Store(run_dir, 2).check_rounds()
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
-    rounds, summary = run_dir / "rounds.jsonl", run_dir / "summary.json"
+    rounds, summary = run_dir / "rounds.jsonl", summary or closing.read(run_dir)
     try:
         lines = rounds.read_text().splitlines() if rounds.exists() else []
         whole = (json.loads(line) for line in lines if line.endswith("}"))
         records = tuple(RoundRecord.from_json(line) for line in whole)
-        closing = Summary.from_json(json.loads(summary.read_text())) if summary.exists() else None
         with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
             known = not config.run.release and "counts" in arrays.files
             sizes, counts = arrays["sizes"], arrays["counts"] if known else None
@@ -71,4 +72,4 @@ def read_run(run_dir: Path) -> Run:
         raise ValueError(
             f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it"
         ) from None
-    return Run(run_dir, config, records, sizes, counts, closing)
+    return Run(run_dir, config, records, sizes, counts, summary)

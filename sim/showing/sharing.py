@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from safetensors.numpy import load
-
+from client.tensors import read
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from sim.config import caveats
@@ -31,7 +30,7 @@ def section(run_dir: Path, config: Config) -> str | None:
     path, own = run_dir / SHARED_FILE, config.fedfed
     if not path.exists():
         return None
-    tensors = load(path.read_bytes())
+    _, tensors = read(path)
     x, y = tensors["x"], tensors["y"]
     sheet = plots.svg(plots.sheet(x[:SHOWN], y[:SHOWN]))
     caption = f"{min(len(y), SHOWN)} of {len(y)} shared records with their released labels."

@@ -14,14 +14,6 @@ AT_ONE_ORDER = (
     "The run is not finished: its certified epsilons are at Renyi orders that were fixed before "
     "it began, and hold whatever made it end. They cover every charged round, finished or not."
 )
-AT_THE_BUDGET = (
-    "The run is not finished, and no order was written down before it began: the certified "
-    "epsilon is the budget, which holds whatever made the run end."
-)
-AT_THE_BEST_ORDER = (
-    "The run is not finished, and no order was written down before it began: the certified "
-    "epsilons are the least over all orders, and hold for an end fixed beforehand only."
-)
 UNDER_WAY = (
     "A round in progress may be charged in addition; python -m sim.account --ledger includes it."
 )

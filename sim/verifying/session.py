@@ -10,7 +10,7 @@ from typing import Any
 
 from mechanisms.accounting import accountant, events
 from mechanisms.accounting.ranges import format_ranges
-from server import orders
+from server import closing, orders
 from sim.showing import wording
 from sim.showing.ledger import spent
 from sim.verifying.proof import dominated, interval
@@ -39,9 +39,9 @@ def verify(folder: Path) -> Entries:
         )
     told = spent(folder, None)
     rows = told["clients"]
-    if told["finished"]:
-        closing = json.loads((folder / "summary.json").read_text())["epsilon_certified"]
-        rows = [row | {"epsilon_certified": closing[row["client"]]} for row in rows]
+    if summary := closing.read(folder):
+        closed = summary.epsilon_certified
+        rows = [row | {"epsilon_certified": closed[row["client"]]} for row in rows]
     histories: dict[str, list[Entries]] = {}
     without = [row["client"] for row in rows if row["events"] and not _finite(row)]
     for row in rows:

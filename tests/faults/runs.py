@@ -23,7 +23,7 @@ from sim.phases import build as jobs
 from tests.faults.shim import NOTHING, Shim
 
 COMMON = (
-    "--clients=2 --groups=1 --chunk-clients=2 --partition=iid --model=linear --engine=inline "
+    "--clients=2 --groups=1 --partition=iid --model=linear --engine=inline "
     "--quiet --name=run --keep-checkpoints=2 --rounds=2"
 )
 MECHANISMS = {
@@ -40,17 +40,25 @@ KEPT = "--keep-state --momentum=0.5"
 
 @dataclass(frozen=True)
 class Kind:
-    """A mechanism, whether it is a release, and whether clients keep their state."""
+    """A mechanism, whether it is a release, whether clients keep their state, and whom they trust
+    with what."""
 
     mechanism: str
     release: bool
     kept: bool
+    trust: str = "local"
+    unit: str = "record"
 
     def __str__(self) -> str:
-        return " ".join([self.mechanism, *["release"] * self.release, *["kept state"] * self.kept])
+        trusts = [] if self.trust == "local" else [f"trust {self.trust}", f"unit {self.unit}"]
+        kept = ["kept state"] * self.kept
+        return " ".join([self.mechanism, *trusts, *["release"] * self.release, *kept])
 
     def flags(self) -> list[str]:
         own = f"{COMMON} --mechanism={self.mechanism} {MECHANISMS[self.mechanism]}"
+        own += f" --trust={self.trust} --unit={self.unit}" * (self.trust != "local")
+        alone = self.release and self.unit == "client"
+        own += " --chunk-clients=2" * (not alone)
         return f"{own} {'--release' * self.release} {KEPT * self.kept}".split()
 
 
@@ -59,6 +67,12 @@ KINDS = [
     for mechanism in MECHANISMS
     for release in (False, True)
     for kept in (False, True)
+]
+KINDS += [
+    Kind("dpsgd", release, False, trust, unit)
+    for trust in ("server", "aggregate")
+    for unit in ("record", "client")
+    for release in (False, True)
 ]
 
 

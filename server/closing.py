@@ -1,0 +1,51 @@
+"""The summary of a finished run: written last, and it vouches for what was written before it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mechanisms import durable
+from server import labels, manifest
+from server.records import Summary
+from server.store import MODEL
+
+FILE = "summary.json"
+REMEDY = "restore it from a copy, or resume the run, which writes it again"
+
+
+def write(run_dir: Path, summary: Summary, names: Sequence[str]) -> None:
+    """Write the summary, which vouches for these files, and for the manifest: it is of this run."""
+    files = {name: manifest.digest(run_dir / name) for name in (manifest.FILE, *names)}
+    durable.write(run_dir / FILE, labels.sealed({**summary.to_json(), "files": files}))
+
+
+def load(run_dir: Path) -> dict[str, Any] | None:
+    """What the file holds, whatever the files that it names; None if the run is not finished.
+
+    Raises:
+        ValueError: it is damaged, or of another run, or the manifest is missing or damaged.
+    """
+    path = run_dir / FILE
+    if not path.exists():
+        return None
+    manifest.load(run_dir)
+    try:
+        entries = labels.unsealed(durable.read(path))
+        Summary.from_json(entries)
+        if entries["files"][manifest.FILE] != manifest.digest(run_dir / manifest.FILE):
+            raise ValueError("it is of another run")
+    except (ValueError, KeyError, TypeError) as fault:
+        raise ValueError(f"{path} is damaged ({fault}): {REMEDY}") from None
+    return entries
+
+
+def read(run_dir: Path) -> Summary | None:
+    """The summary of a run whose model is the one that it is of; None if it is not finished.
+
+    Raises:
+        ValueError: the summary or the model is damaged, missing, or of another run.
+    """
+    if (entries := load(run_dir)) is None:
+        return None
+    manifest.compare(run_dir, {MODEL: entries["files"][MODEL]}, REMEDY)
+    return Summary.from_json(entries)
