@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FILES = Path(__file__).parent / "files"
-PAID, TRAINED = 1e-7, 2e-3
+PAID, TRAINED = 1e-7, 1e-4
 """Relative tolerances: of what is computed in float64 alone; and of what is trained in float32, of
 a tensor relative to its norm."""
 LEARNED = {"accuracy", "loss", "metrics", "tensors", "attack"}

@@ -137,7 +137,8 @@ def _said(line: str) -> list[str]:
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = commands.start(name, words, f"dpfed {name}")
-    return [*_short_lines(said.getvalue().translate(_RULES)), f"exit status {status}"]
+    text = said.getvalue().replace(f"{Path.cwd()}/", "").translate(_RULES)
+    return [*_short_lines(text), f"exit status {status}"]
 
 
 def _short_lines(text: str) -> list[str]:

@@ -28,7 +28,7 @@ MECHANISMS = {
     "dpsgd-auto": f"{SMALL} --clipping=auto --clip-norm=0.3 --optimizer=adam --lr=0.05",
     "dpsgd-decay": f"{SMALL} --noise-decay=0.9 --momentum=0.6 --keep-state --rounds=4 "
     "--lr-schedule=linear",
-    "dpsgd-fixed": (f"{SMALL} --sampling=fixed", f"{LEDGER} --group=2"),
+    "dpsgd-fixed": f"{SMALL} --sampling=fixed",
     "dpsgd-shuffled": (f"{SMALL} --sampling=shuffled --steps=3", f"{LEDGER} --group=3"),
     "dpsgd-shuffled-calibrated": f"{GIVEN} --batch-size=3 --epochs=1.5 --sampling=shuffled "
     "--epsilon=6 --fraction=0.7 --optimizer=adam --lr=0.1 --keep-state",
@@ -51,7 +51,7 @@ MECHANISMS = {
         f"{GIVEN} --mechanism=dpis --batch-size=6 --epsilon=9 --epochs=1 --fraction=0.7 "
         "--dpis-norm-share=0.05 --dpis-floor=0.2 --optimizer=adam --lr=0.1 --rounds=4"
     ),
-    "dphero": f"{SMALL} --mechanism=dphero --hero-refresh=2 --steps=3 --model=mlp",
+    "dphero": f"{SMALL} --mechanism=dphero --hero-refresh=2 --steps=3",
     "dphero-isotropic": f"{SMALL} --mechanism=dphero --hero-clipping=isotropic --hero-floor=0.6 "
     "--noise-decay=0.6 --epsilon=300",
     "dphero-auto": f"{SMALL} --mechanism=dphero --clipping=auto --keep-state --momentum=0.4 "
@@ -64,10 +64,9 @@ MECHANISMS = {
     "screening-unproved": f"{SMALL} --mechanism=screening --screening-clip=none --allow-unproved "
     "--forced-after=2 --screening-q0=3 --epsilon=none",
     "screening-tests": f"{SMALL} --mechanism=screening --screening-rate=0.5 --screening-q0=2 "
-    "--screening-cap-share=0.3 --noise-decay=0.3 --epsilon=120 --momentum=0.5 --keep-state",
+    "--screening-cap-share=0.3 --epsilon=120 --momentum=0.5 --keep-state",
     "dpagd": (
         f"{GIVEN} --mechanism=dpagd --epsilon=30 --steps=2 --rounds=4 --agd-window=2",
-        VERIFY,
         REPORT,
     ),
     "dpagd-raises": f"{GIVEN} --mechanism=dpagd --epsilon=12 --steps=2 --agd-candidates=2 "
@@ -175,7 +174,7 @@ VERIFIED = {
     ),
     "verified-shared": (
         f"{_PAIR} --strategy=fedfed --shared-source=distilled --distill-rounds=1 "
-        "--standardize=private",
+        "--public-labels --share-rate=0.7",
         VERIFY,
     ),
 }
