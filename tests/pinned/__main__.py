@@ -10,13 +10,16 @@ import argparse
 import sys
 import tempfile
 import time
-from contextlib import chdir, nullcontext
+from contextlib import chdir
 from pathlib import Path
 
-from sim.engines import drawer, session
 from sim.job import environment
-from tests.pinned.outcomes import FILES, differences, outcome, read, write
-from tests.pinned.table import RUNS
+
+environment.prepare()
+
+from tests.pinned.files import FILES, differences, read, write  # noqa: E402
+from tests.pinned.outcomes import outcome  # noqa: E402
+from tests.pinned.table import RUNS  # noqa: E402
 
 
 def main() -> int:
@@ -25,9 +28,6 @@ def main() -> int:
     flags.add_argument("names", nargs="*", metavar="NAME", help="runs (default: all)")
     flags.add_argument("--write", action="store_true", help="write down what differs")
     given = flags.parse_args()
-    environment.prepare()
-    session.write_report = lambda folder: folder
-    drawer.drawing = lambda run: nullcontext()
     sys.path.insert(0, str(Path.cwd()))
     changed = 0
     for name in given.names or RUNS:

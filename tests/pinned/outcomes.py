@@ -1,127 +1,229 @@
-"""What a small run printed, paid and learned, and how two of these differ.
+"""What small runs print, pay and learn.
 
 A law says why a number is right. Here a number must only not change unnoticed: `tests.pinned`
 writes the outcomes down, and a commit that changes one says why.
 """
 
+import base64
 import contextlib
+import html
 import io
+import itertools
 import json
-import math
 import re
-from collections.abc import Iterator
+import secrets
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
+from mechanisms.entropy import SystemEntropy
+from sim import __main__ as commands
 from sim.commands import flags
-from sim.config.fields import Config
-from sim.engines import start
+from sim.engines import drawer, session
 from sim.phases.prices import figures_of, outlook_of, prices
-from sim.showing.ledger import spent
-from tests.pinned.table import BASE, CENTRAL, OF_THREE, RUNS
+from sim.showing import plots
+from tests.pinned.records import make
+from tests.pinned.table import BASE, PRICED, RUNS, SHOWN
 
-FILES = Path(__file__).parent / "files"
-SIZES = (3, 5, 8, 12, 17, 23)
-"""Records of the clients that the data name."""
-PAID, TRAINED = 1e-7, 2e-3
-"""Relative tolerances: of what is computed in float64 alone; and of what is trained in float32, of
-a tensor relative to its norm. Runs were compared under other instruction sets (PyTorch with AVX2
-and with none, OpenBLAS with Haswell's kernels) and with two threads."""
 TIMES = {"seconds", "seconds_training"}
 SAID_ALREADY = {"run_dir", "caveats", "guarantees"}
 """Entries of a summary that the terminal shows, too."""
-UNSTABLE = re.compile(r"^(time|run directory) .*")
-LEARNED = ("accuracy", "loss", "metrics", "tensors")
-"""Entries that training decides."""
-
-
-def make(folder: Path) -> None:
-    """Write the data sets that the runs name."""
-    rng = np.random.default_rng(5)
-    owner = np.repeat(np.arange(len(SIZES)), SIZES)
-    labels, test_labels = (owner + rng.integers(0, 2, owner.size)) % 3, np.arange(30) % 3
-
-    def save(name: str, x: Any, y: Any, x_test: Any, y_test: Any) -> None:
-        np.savez(folder / f"{name}.npz", x=x, y=y, x_test=x_test, y_test=y_test, client=owner)
-
-    for name, shape in (("records", (5,)), ("images", (1, 16, 16)), ("photos", (3, 8, 8))):
-        centres = rng.normal(size=(3, *shape))
-        x, x_test = (
-            (centres[y] + rng.normal(size=(y.size, *shape))).astype(np.float32)
-            for y in (labels, test_labels)
-        )
-        save(name, x, labels, x_test, test_labels)
-    with np.load(folder / "records.npz") as known:
-        np.savez(folder / "plain.npz", **{key: known[key] for key in known if key != "client"})
-    x, x_test = (rng.normal(size=(n, 5)).astype(np.float32) for n in (owner.size, 30))
-    several, numbers = (
-        (lambda a: (a[:, :3] > 0.3) * np.float32(1)),
-        (lambda a: a[:, :1] - a[:, 1:2]),
-    )
-    save("several", x, several(x), x_test, several(x_test))
-    save("numbers", x, numbers(x), x_test, numbers(x_test))
-    words, words_test = (rng.integers(0, 9, (n, 6)) for n in (owner.size, 30))
-    save("words", words, labels, words_test, test_labels)
+PRICES = (
+    "rounds",
+    "steps",
+    "sample_rate",
+    "noise_multiplier",
+    "epsilon_certified",
+    "order",
+    "epsilon_renyi",
+    "epsilon_published",
+)
+"""Figures of a price that are written down, in this order."""
+USUAL = {"note": "", "budget": "certified", "evaluated_on": "test", "metric": "accuracy"} | {
+    "release": False,
+    "method": "loss distributions",
+    "delta": 1e-5,
+}
+"""Entries of a summary that need not be written down."""
+ALWAYS = {
+    "checkpoints 4",
+    "config.toml 1",
+    "inputs.json 1",
+    "inputs.key 1",
+    "ledger 2",
+    "lock 1",
+    "manifest.json 1",
+    "model.safetensors 1",
+    "model_card.md 1",
+    "orders.json 1",
+    "partition.npz 1",
+    "rounds.jsonl 1",
+    "summary.json 1",
+}
+"""Names in most run directories, with the number of files: what others have more and less is
+written down."""
+TRAINS = ("run", "central", "audit", "attack")
+MAX_WORDS = 34
+"""Characters of a line of prose that are written down."""
+_NUMBERS = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?")
+_TIME = re.compile(r"\b\d[\d.]* ?(?:ms|s|min|h)\b(?: \d+ ?s)?")
+_RULES = str.maketrans("│┃", "||", "━┏┓┡┩╇┳└┘┴─")
+"""The lines of a table."""
+_HEX = re.compile(r"-[0-9a-f]{8,}\b")
 
 
 def outcome(name: str, folder: Path) -> dict[str, Any]:
     """Perform one of `RUNS` in an empty folder, which has to be the current one."""
     make(folder)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        central = name in CENTRAL
-        request = flags.parse(f"{BASE} {RUNS[name]}".split(), "", "", central=central)
-        run = start.train(request)
-    return {
-        "terminal": [UNSTABLE.sub(r"\1", line).rstrip() for line in said.getvalue().splitlines()],
-        "paid": {path.stem: _paid(path) for path in sorted((run / "ledger").glob("*.jsonl"))},
-        "orders": _entries(run / "orders.json").get("orders", []),
-        "rounds": _lines(run / "rounds.jsonl"),
-        "summary": _entries(run / "summary.json"),
-        "price": _price(request.config) if request.config.private else {},
-        "ledger": _spent(run, 3 if name in OF_THREE else None) if request.config.private else {},
-        "partition": {key: value.tolist() for key, value in np.load(run / "partition.npz").items()},
-        "tensors": {
-            str(path.relative_to(run)): _tensors(path)
-            for path in sorted(run.rglob("*.safetensors"))
-            if path.parent.name != "checkpoints"
-        },
-    }
-
-
-def _price(config: Config) -> dict[str, Any]:
-    found = figures_of(config, prices(outlook_of(config, None)), (1.5, 8.0))
-    events = {"caveats", "events", "orders"}
-    rows = [{key: row[key] for key in row.keys() - events} for row in found["phases"]]
-    return {key: found[key] for key in found.keys() - events} | {"phases": rows}
-
-
-def _paid(path: Path) -> dict[str, list[str]]:
-    """Event -> releases, clients and counts of its charges."""
-    found: dict[str, list[str]] = {}
-    for line in _lines(path):
-        event = json.dumps(_short(line["event"]), sort_keys=True)
-        found.setdefault(event, []).append(f"{line['release']}: {line['clients']}: {line['count']}")
+    script = RUNS[name]
+    with _same_each_time():
+        lines = (script,) if isinstance(script, str) else script
+        found = {line.partition(" ")[0]: [] for line in lines}
+        for line in lines:
+            found[line.partition(" ")[0]] += _said(line)
+        for run in sorted(path.parent for path in folder.glob("runs/*/config.toml")):
+            found |= {f"{run.name}/{key}": value for key, value in _left(run).items()}
+    if name in PRICED:
+        found["price"] = _price(lines[0])
+    for page in sorted(folder.rglob("*.html")):
+        found[str(page.relative_to(folder))] = _page(page.read_text(), name in SHOWN)
+    if name in SHOWN:
+        found["card"] = _short_lines((folder / "runs/run/model_card.md").read_text())
     return found
 
 
-def _short(value: Any) -> Any:
-    """Numbers with the digits that every machine agrees on."""
-    if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_short(one) for one in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+@contextlib.contextmanager
+def _same_each_time() -> Iterator[None]:
+    """A release draws the same each time, a terminal is always as wide, and a report is drawn by
+    none but the command that asks for it, with the data of its pictures for the pictures."""
+    streams: dict[Any, np.random.Generator] = {}
+
+    def draws(what: str) -> Callable[[int], bytes]:
+        def draw(n: int) -> bytes:
+            key = what, (n if what == "token" else 0)
+            stream = streams.setdefault(key, np.random.default_rng(len(what) + key[1]))
+            return stream.bytes(n)
+
+        return draw
+
+    token = draws("token")
+    with contextlib.ExitStack() as held:
+        for where, what, new in (
+            (SystemEntropy.__init__, "__defaults__", (draws("entropy"),)),
+            (secrets, "token_bytes", token),
+            (secrets, "token_hex", lambda n: token(n).hex()),
+            (drawer, "drawing", lambda run: contextlib.nullcontext(lambda folder: folder)),
+            (session, "write_report", lambda folder: folder),
+            (plots, "svg", _drawn),
+        ):
+            held.enter_context(mock.patch.object(where, what, new))
+        held.enter_context(mock.patch.dict("os.environ", {"COLUMNS": "160", "NO_COLOR": "1"}))
+        yield
 
 
-def _spent(run: Path, records: int | None) -> dict[str, Any]:
-    found = spent(run, 1e-4, records)
-    columns = {key: [row[key] for row in found["clients"]] for key in found["clients"][0]}
-    return columns | {"note": found["note"]}
+def _said(line: str) -> list[str]:
+    """A command's lines and exit status, without times."""
+    name, *words = shlex.split(line)
+    if name in TRAINS and not any(word.startswith("--resume") for word in words):
+        words = [*BASE.split(), *words]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = commands.start(name, words, f"dpfed {name}")
+    text = said.getvalue().replace(f"{Path.cwd()}/", "").translate(_RULES)
+    return [*_short_lines(text), f"exit status {status}"]
+
+
+def _short_lines(text: str) -> list[str]:
+    """Lines without times, and without the words at the end of long ones, which other tests
+    read; the numbers in them stay."""
+    found = []
+    for line in text.splitlines():
+        line = " ".join(_TIME.sub("", line).split())
+        rest = _NUMBERS.findall(line, MAX_WORDS) if line[:1] not in "|" else []
+        short = line if len(line) <= MAX_WORDS or line[:1] == "|" else line[:MAX_WORDS] + "..."
+        found += [" ".join([short, *rest])] if line else []
+    return found
+
+
+def _left(run: Path) -> dict[str, Any]:
+    """What a run directory holds."""
+    found: dict[str, Any] = {
+        f"ledger/{path.stem}": _paid(path) for path in sorted((run / "ledger").glob("*.jsonl"))
+    }
+    orders = _entries(run / "orders.json").get("orders", [])
+    found["orders"] = {one["clients"]: one["orders"] for one in orders}
+    found["rounds"] = _rounds(run / "rounds.jsonl")
+    for name in ("summary", "audit", "attack"):
+        entries = _entries(run / f"{name}.json")
+        found[name] = {key: entries[key] for key in entries if entries[key] != USUAL.get(key)}
+    if (run / "partition.npz").exists():
+        with np.load(run / "partition.npz") as partition:
+            found["partition"] = {key: value.tolist() for key, value in partition.items()}
+    newest = {
+        re.sub(r"round-\d+", "", str(path)): path for path in sorted(run.rglob("*.safetensors"))
+    }
+    found["tensors"] = {
+        f"{path.parent.name}/{path.stem}/{name}": sums(tensor.numpy())
+        for path in newest.values()
+        if path.parent.name != "checkpoints"
+        for name, tensor in sorted(load_file(path).items())
+    }
+    files = [path.relative_to(run) for path in run.rglob("*") if path.is_file()]
+    counts = Counter(path.parts[0] for path in files)
+    here = {f"{name} {number}" for name, number in counts.items()}
+    found["files"] = {"more": sorted(here - ALWAYS), "less": sorted(ALWAYS - here)}
+    return {key: value for key, value in found.items() if value}
+
+
+def _price(line: str) -> dict[str, list[float]]:
+    """What a run is said to cost, by phase and clients, before it begins."""
+    name, *words = shlex.split(line)
+    config = flags.parse([*BASE.split(), *words], "", "", central=name == "central").config
+    found = figures_of(config, prices(outlook_of(config, None)), (1.5, 8.0))
+    curves = {key: found[key] for key in ("rdp_certified", "rdp_published")}
+    return curves | {
+        f"{row['phase']} {row['clients']}": [row[key] for key in PRICES if key in row]
+        for row in found["phases"]
+    }
+
+
+def _paid(path: Path) -> dict[str, dict[str, str]]:
+    """Event -> clients and count -> the releases that are charged for it."""
+    found: dict[str, dict[str, str]] = {}
+    for line in _lines(path):
+        lines = found.setdefault(_told(line["event"]), {})
+        key = f"{line['clients']} x {line['count']}"
+        release = _HEX.sub("", line["release"].removeprefix("round-"))
+        lines[key] = f"{lines[key]} {release}" if key in lines else release
+    return found
+
+
+def _told(event: dict[str, Any]) -> str:
+    """An event in short, its numbers with digits that every machine agrees on."""
+    parts = [event["kind"]]
+    for key, value in sorted(event.items()):
+        if key != "kind":
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            parts.append(f"{key} {f'({_told(value)})' if isinstance(value, dict) else shown}")
+    return ", ".join(parts)
+
+
+def _rounds(path: Path) -> dict[str, list[Any]]:
+    """The rounds' figures, a list for each."""
+    found: dict[str, list[Any]] = {}
+    for line in _lines(path):
+        for key, value in (line | line["metrics"]).items():
+            if key != "metrics":
+                found.setdefault(("" if key in line else "metrics/") + key, []).append(value)
+    return found
 
 
 def _entries(path: Path) -> dict[str, Any]:
@@ -130,62 +232,50 @@ def _entries(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines]
     return [{key: one[key] for key in one if key not in TIMES | {"chain"}} for one in found]
 
 
-def _tensors(path: Path) -> dict[str, list[float]]:
-    """Of each tensor: its norm, and two sums of its entries with different weights."""
-    found = {}
-    for name, tensor in sorted(load_file(path).items()):
-        values = tensor.to(torch.float64).flatten().numpy()
-        places = np.arange(1, values.size + 1)
-        sums = (values @ np.cos(rate * places) for rate in (0.7, 1.9))
-        found[name] = [float(f"{one:.7g}") for one in (np.linalg.norm(values), *sums)]
-    return found
+def sums(values: np.ndarray) -> list[float]:
+    """The norm of a tensor, and two sums of its entries with different weights."""
+    flat = torch.from_numpy(np.ascontiguousarray(values)).to(torch.float64).flatten().numpy()
+    places = np.arange(1, flat.size + 1)
+    weighted = (flat @ np.cos(rate * places) for rate in (0.7, 1.9))
+    return [float(f"{one:.7g}") for one in (np.linalg.norm(flat), *weighted)]
 
 
-def read(name: str) -> dict[str, Any]:
-    """The outcome that is written down."""
-    return json.loads((FILES / f"{name}.json").read_text())
+def _page(text: str, settings: bool) -> list[str]:
+    """The lines of a page, with the data of its pictures and perhaps the settings, without how it
+    looks."""
+    if not settings:
+        text = re.sub(r"<h2>Configuration</h2>.*?</section>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<img src="data:[^,]*,(.*?)" alt="(.*?)">', _picture, text)
+    text = re.sub(
+        r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>[^<]{20,}</td></tr>", r"<p>\1 = \2</p>", text
+    )
+    text = re.sub(r"</t[hd]><t[hd][^>]*>", " | ", text)
+    return _short_lines(html.unescape(re.sub(r"<[^>]+>", "\n", text)))
 
 
-def write(name: str, found: dict[str, Any]) -> None:
-    """Write an outcome down, a line for each entry of its parts."""
-    FILES.mkdir(exist_ok=True)
+def _picture(found: re.Match[str]) -> str:
+    return f"\n| {found[2]}: {html.escape(base64.b64decode(found[1]).decode())}\n"
+
+
+def _drawn(figure: Figure) -> bytes:
+    """What is drawn in a figure, as text."""
     parts = []
-    for key, value in found.items():
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
-        named = isinstance(value, dict)
-        lines = [f"{json.dumps(k) + ': ' if named else ''}{json.dumps(v)}" for k, v in entries]
-        opened, closed = "{}" if named else "[]"
-        parts.append(f"{json.dumps(key)}: {opened}\n" + ",\n".join(lines) + f"\n{closed}")
-    (FILES / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n")
-
-
-def differences(written: Any, found: Any, place: str = "", trained: bool = False) -> Iterator[str]:
-    """What differs beyond the tolerances, a line each."""
-    trained = trained or place.rpartition("/")[2] in LEARNED
-    if isinstance(written, dict) and isinstance(found, dict):
-        for key in sorted(written.keys() | found.keys()):
-            if key not in written or key not in found:
-                yield f"{place}/{key}: only {'now' if key in found else 'written'}"
-            else:
-                yield from differences(written[key], found[key], f"{place}/{key}", trained)
-    elif isinstance(written, list) and isinstance(found, list) and len(written) == len(found):
-        scale = max((abs(one) for one in written if _number(one)), default=0.0)
-        for number, (one, other) in enumerate(zip(written, found, strict=True)):
-            if trained and _number(one) and _number(other):
-                if abs(one - other) > TRAINED * max(scale, 1e-9):
-                    yield f"{place}/{number}: {one} -> {other}"
-            else:
-                yield from differences(one, other, f"{place}/{number}", trained)
-    elif _number(written) and _number(found):
-        if not math.isclose(written, found, rel_tol=TRAINED if trained else PAID, abs_tol=1e-12):
-            yield f"{place}: {written} -> {found}"
-    elif written != found:
-        yield f"{place}: {written} -> {found}"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    for axes in figure.axes:
+        lines = [(line.get_label(), *np.round(line.get_data(), 3).tolist()) for line in axes.lines]
+        steps = [
+            (patch.get_label(), *(np.round(one, 3).tolist() for one in patch.get_data()[:2]))
+            for patch in axes.patches
+        ]
+        images = [
+            np.round(sums(np.asarray(image.get_array())), 3).tolist() for image in axes.images
+        ]
+        labels = [axes.get_xlabel(), axes.get_ylabel(), axes.get_title()]
+        drawn = itertools.chain(filter(None, labels), lines, steps, images)
+        parts.append(", ".join(map(str, drawn)))
+    return "; ".join(parts).encode()
