@@ -9,6 +9,7 @@ import pytest
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
+from server import labels
 from sim import run
 from sim.audit import command
 from sim.auditing import one_run
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 def audited(folder, *flags: str) -> dict:
     command([*SMALL, "--out", str(folder), "--name", "a", *flags])
-    return json.loads((folder / "a" / "audit.json").read_text())
+    return labels.unsealed((folder / "a" / "audit.json").read_bytes())
 
 
 @pytest.mark.parametrize("clients", ["1", "3"])
@@ -153,9 +154,8 @@ def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
             "a",
         ]
     )
-    assert json.loads(capsys.readouterr().out) == json.loads(
-        (tmp_path / "a" / "audit.json").read_text()
-    )
+    written = (tmp_path / "a" / "audit.json").read_bytes()
+    assert json.loads(capsys.readouterr().out) == labels.unsealed(written)
 
 
 @pytest.mark.parametrize("view", ["white-box", "black-box"])
