@@ -160,7 +160,7 @@ def test_an_audit_is_the_commands(tmp_path, records):
         "--quiet",
     ]
     assert main_guard(audit.command, argv) == 0
-    other = json.loads((tmp_path / "command" / "audit.json").read_text())
+    other = labels.unsealed((tmp_path / "command" / "audit.json").read_bytes())
     assert found.to_json() | {"run_dir": ""} == other | {"run_dir": ""}
     default = inspect.signature(sim.audit_run).parameters["confidence"].default
     assert default == audit_flags.parse([], "").confidence == 0.95
@@ -557,7 +557,8 @@ def test_a_class_of_a_notebook_or_a_script_works_there_and_elsewhere_the_error_s
 
 def test_a_result_is_what_the_files_of_the_run_say(tmp_path, records):
     result = sim.train(dataset=records, model="mlp", **SMALL, epsilon=3, out=tmp_path)
-    summary = json.loads((result.folder / "summary.json").read_text())
+    summary = labels.unsealed((result.folder / "summary.json").read_bytes())
+    assert set(summary.pop("files")) == {"manifest.json", "model.safetensors", "model_card.md"}
     assert result.finished and result.summary.to_json() == summary
     assert result.epsilon == max(summary["epsilon_certified"]) and 2.9 < result.epsilon <= 3
     assert result.accuracy == summary["accuracy"] == result.rounds[-1].accuracy

@@ -9,6 +9,7 @@ import pytest
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
 from mechanisms.registry import MECHANISMS
+from server import labels
 from sim import run
 from sim.audit import command
 from sim.auditing import one_run
@@ -18,6 +19,8 @@ from sim.auditing.session import _plant
 from sim.commands.audit import parse
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
+from sim.job import whole
+from sim.library.result import Result
 from sim.phases import build as jobs
 from sim.phases.course import present
 from sim.showing import wording
@@ -31,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("no_report")
 
 def audited(folder, *flags: str) -> dict:
     command([*SMALL, "--out", str(folder), "--name", "a", *flags])
-    return json.loads((folder / "a" / "audit.json").read_text())
+    return labels.unsealed((folder / "a" / "audit.json").read_bytes())
 
 
 @pytest.mark.parametrize("clients", ["1", "3"])
@@ -153,9 +156,8 @@ def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):
             "a",
         ]
     )
-    assert json.loads(capsys.readouterr().out) == json.loads(
-        (tmp_path / "a" / "audit.json").read_text()
-    )
+    written = (tmp_path / "a" / "audit.json").read_bytes()
+    assert json.loads(capsys.readouterr().out) == labels.unsealed(written)
 
 
 @pytest.mark.parametrize("view", ["white-box", "black-box"])
@@ -251,3 +253,14 @@ def test_the_help_names_the_flags(capsys):
     )
     assert f"(default: at most {one_run.MAX_CANARIES})" in " ".join(out.split())
     assert parse([], "").confidence == 0.95 and "(default: 0.95)" in out
+
+
+def test_a_flipped_result_of_an_audit_is_found(tmp_path, capsys):
+    audited(tmp_path, "--clients=2", "--canaries=20")
+    run, path = tmp_path / "a", tmp_path / "a" / "audit.json"
+    assert whole.look(run)["whole"]
+    path.write_bytes(path.read_bytes().replace(b'"epsilon_lower": ', b'"epsilon_lower": 1'))
+    found = whole.look(run)
+    assert [row["file"] for row in found["files"] if row["state"] != "whole"] == ["audit.json"]
+    with pytest.raises(ValueError, match=r"audit\.json is damaged"):
+        Result(run).audit  # noqa: B018

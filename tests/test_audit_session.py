@@ -2,6 +2,7 @@
 client its own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from safetensors.numpy import load
 
 from mechanisms.randomness import seed_key
+from server import closing
 from sim.auditing import session
 from sim.auditing.one_run import LENGTH, MAX_CANARIES, Guesses, guess, plant
 from sim.commands.flags import request
@@ -111,11 +113,11 @@ def test_canaries_are_as_many_and_as_long_as_there_is_room_for(tmp_path):
 
 def test_the_largest_epsilon_is_shown_and_beside_each_client_its_own(tmp_path):
     session.audit(settings(tmp_path, rounds=1, mechanism="dpsgd"), 6, True, CONFIDENCE, quiet=True)
-    path = tmp_path / "a" / "summary.json"
-    unequal = {"epsilon_certified": [1.0, 3.0, 2.0], "epsilon_published": [0.5, 0.75, 2.5]}
-    path.write_text(json.dumps(json.loads(path.read_text()) | unequal))
+    read = closing.read(tmp_path / "a")
+    unequal = {"epsilon_certified": (1.0, 3.0, 2.0), "epsilon_published": (0.5, 0.75, 2.5)}
+    summary = replace(read, **unequal)
     clients = {0: Guesses(4, 2, 1, 0.1), 2: Guesses(5, 4, 3, 0.2)}
-    found = session._result(tmp_path / "a", Guesses(9, 6, 5, 0.3), clients, "white-box", 0.9)
+    found = session._result(summary, Guesses(9, 6, 5, 0.3), clients, "white-box", 0.9)
     assert (found.epsilon_certified, found.epsilon_published, found.epsilon_lower) == (
         3.0,
         2.5,

@@ -21,6 +21,7 @@ from sim.config.papers import PACKAGES, RECIPES
 from sim.config.recipe import read
 from sim.showing import plots
 from tests import unequal
+from tests.vouched import vouch
 
 RECIPE = """
 title = "Small"
@@ -66,6 +67,7 @@ def finished(
         (run.folder / "rounds.jsonl").write_text(
             "".join(json.dumps(one.to_json()) + "\n" for one in rounds)
         )
+        vouch(run.folder)
     return path
 
 
@@ -264,10 +266,7 @@ def test_a_result_file_that_has_changed_is_read_again(tmp_path):
         read(path), tmp_path / "out" / "small-certified", "certified", [4], {"data_dir": "there"}
     )[0]
     for moment, accuracy in enumerate((0.5, 0.75)):
-        (run.folder / "summary.json").write_text(
-            json.dumps(unequal.summary(accuracy=accuracy).to_json())
-        )
-        kept.save(file, run.cell, run.config, run.folder)
+        kept.save(file, run.cell, run.config, run.folder, unequal.summary(accuracy=accuracy))
         os.utime(file, ns=(moment, moment))
         found.append(kept.load(file, run.digest).summary.accuracy)
     assert found == [0.5, 0.75]
@@ -341,6 +340,7 @@ def test_a_run_s_own_folder_counts_before_its_result_file(tmp_path):
     run.keep()
     summary = unequal.summary(accuracy=0.123456789)
     (run.folder / "summary.json").write_text(json.dumps(summary.to_json()))
+    vouch(run.folder)
     assert result(run).summary.accuracy == 0.123456789 and run.finished
     (run.folder / "summary.json").unlink()
     assert result(run).summary.accuracy == 0.625 and run.finished

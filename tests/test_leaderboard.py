@@ -16,6 +16,7 @@ import pytest
 
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
+from server.records import Summary
 from sim import bench
 from sim.benching import kept, lanes, queue
 from sim.benching import runs as runs_of
@@ -120,8 +121,8 @@ def test_of_many_clients_the_largest_figure_is_kept_and_infinite_stays_infinite(
     shutil.copytree(finished.parent, folder)
     summary = json.loads(finished.read_text())
     for values, largest in (([1.0, 3.0, 2.0], 3.0), ([1.0, None], None)):
-        (folder / "summary.json").write_text(json.dumps(summary | {"epsilon_certified": values}))
-        kept.save(tmp_path / f"{len(values)}.json", cell, config, folder)
+        unequal = Summary.from_json(summary | {"epsilon_certified": values})
+        kept.save(tmp_path / f"{len(values)}.json", cell, config, folder, unequal)
         read_back = kept.load(tmp_path / f"{len(values)}.json", kept.digest(config))
         assert read_back is not None and read_back.summary.epsilon_certified == (largest,)
         rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -180,7 +180,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: parse_ranges("1;2"),
-        "ranges = '1;2' must be ids below 10^18 and first-last pairs; write 0-99,105",
+        "ranges = '1;2' must be ids below 10^7 and first-last pairs; write 0-99,105",
     ),
     (
         lambda: parse_ranges("4-7,5"),

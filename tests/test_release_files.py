@@ -129,7 +129,9 @@ def facts(path: Path) -> object:
         ]
     if path.name == "summary.json":
         return {
-            name: value for name, value in json.loads(path.read_text()).items() if name not in NOISY
+            name: value
+            for name, value in json.loads(path.read_text()).items()
+            if name not in {*NOISY, "files", "sha256"}  # digests of other files, and of itself
         }
     if path.suffix == ".safetensors":
         with safe_open(path, "np") as file:
