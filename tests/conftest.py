@@ -28,7 +28,7 @@ LONG = """
     central crash_points cuda_runs curator door dpagd_budget dpis dpsur dpsur_charges drawer engine
     fast_gradients faults fedfed flower fuzz gpu_benchmark gradients grid leaderboard ledger
     loss_distribution lstm mechanisms moving mutants objectives order_search phases prices proof
-    quickstart readme recipe_links record_trial release_files report report_figures rounded_gaussian
+    pinned quickstart readme recipe_links record_trial release_files report report_figures rounded_gaussian
     run run_figures rundir screening selective site strategies summary theory verify workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
