@@ -266,6 +266,8 @@ RUNS: dict[str, str | tuple[str, ...]] = {
     **CUT,
     **SOURCES,
     **OTHERS,
+    "gradients-tapped": (),
+    "gradients-general": (),
 }
 PRICED = (
     "dpsgd-calibrated",
