@@ -24,6 +24,9 @@ from mechanisms.plan import PlanTable
 from mechanisms.sampling import CohortData, threshold
 from mechanisms.updates import UPDATE, Sent
 
+ANSWERED = "answered"
+"""The metric for the share of a round's clients that have answered."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -159,6 +162,9 @@ class Node:
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 metrics.add(training.mechanism.metrics(cohort, end))
                 rows, here = training.sent.rows(cohort, start, end), training.answering(allowed)
+                if training.dropout and not training.sent.whole:  # who enters a sum stays hidden
+                    answers, asked = len(allowed.clients[here]), len(allowed.clients)
+                    metrics.merge({ANSWERED: (float(answers), asked)})
                 total.add(rows[here], data.weights[allowed.clients][here])
         sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)

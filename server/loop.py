@@ -177,7 +177,7 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarr
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
     """The state after the strategy's step along the weighted mean update, or along what stands in
-    its place; without one, as before."""
+    its place; as before if nobody has answered, or too few."""
     number, taken = standing.now.round + 1, standing.budgets.taken
     state, params = standing.now.state, standing.now.params
     update: np.ndarray | None
@@ -186,7 +186,8 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
     elif federation.aggregator is not None:
         update = federation.aggregator.mean(number, uploads)
     else:
-        update = sums.mean([u.total for u in uploads], sum(u.weight for u in uploads))
+        weight = sum(u.weight for u in uploads)
+        update = sums.mean([u.total for u in uploads], weight) if weight else None
     if update is not None:
         state, params = federation.strategy.aggregate(state, params, update)
     return Checkpoint(number, params, state, taken.copy())

@@ -13,8 +13,8 @@ class Rounds(Settings):
     fraction: float = Field(1.0, gt=0, le=1)
     """share of the clients picked in each round"""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """probability that an asked client does not answer, simulated by a coin of its own [per
-    round]"""
+    """probability that a client trains and pays, but its answer is lost or late, simulated by a
+    coin of its own [per round]"""
     max_participations: int | None = Field(None, ge=1)
     """rounds that a client's budget is planned for; 'none': fraction * rounds, rounded up"""
     evaluate_every: int = Field(1, ge=1)

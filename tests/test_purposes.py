@@ -40,7 +40,7 @@ LAWS = {
     "accept": "test_dpis.py::test_records_enter_with_probability_b_norm_over_k",
     "acceptance": "test_screening.py::"
     "test_worse_proposals_are_accepted_with_the_probability_that_is_charged",
-    "dropout": "test_aggregator.py::test_a_round_is_opened_if_and_only_if_enough_clients_answer",
+    "dropout": "test_dropout.py::test_each_client_has_a_coin_in_each_round",
     "shared": "test_fedfed.py::"
     "test_a_large_shared_set_is_drawn_from_afresh_by_each_client_in_each_step",
 }

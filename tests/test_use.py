@@ -138,7 +138,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"trust": "server"}, "unit", f"sampling clip_quantile {OF_LOCAL_TRUST}"),
     (
         {"trust": "aggregate"},
-        "unit honest aggregate_bits dropout",
+        "unit honest aggregate_bits",
         f"sampling clip_quantile noise_decay {OF_LOCAL_TRUST}",
     ),
     ({"trust": "server", "unit": "client"}, "unit", "sampling clip_quantile keep_state weighting"),

@@ -62,6 +62,7 @@ FIXED: dict[str, Any] = {
     "trust": "local",
     "keep_state": True,
     "fraction": 1.0,
+    "dropout": 0.0,
     "max_participations": None,
     "workers": 1,
     "groups": 1,

@@ -135,7 +135,6 @@ USES: dict[str, tuple[Way, ...]] = {
     "unit": ((SUMS,),),
     "honest": ((AGGREGATE,),),
     "aggregate_bits": ((AGGREGATE,),),
-    "dropout": ((AGGREGATE,),),
     "sampling": ((_mechanism("dpsgd"), LOCAL),),
     "clipping": ((_mechanism_but("none", "dpis"),),),
     "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"), LOCAL),),

@@ -42,6 +42,7 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
     if job.config.privacy.trust != "server":
         return None
     plan, fraction = _plan(job), job.config.rounds.fraction
+    answering = fraction * (1 - job.config.rounds.dropout)  # in the divisor alone, not in the plan
     return Curator(
         path=run_dir / "ledger" / LEDGER,
         plans=job.plans,
@@ -49,7 +50,7 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
         multiplier=plan.multiplier,
         seed=job.seed,
         fraction=fraction,
-        expected=fraction * float(_expected(job).sum()),
+        expected=answering * float(_expected(job).sum()),
         factor=_factor(job.config),
     )
 
