@@ -41,7 +41,9 @@ def test_printed_numbers_may_be_rounded_otherwise_and_no_more() -> None:
     same = [("loss 1.2345", "loss 1.2346"), ("1e-05 of 9.99", "1e-05 of 10.00"), ("a 3", "a 3")]
     other = [("loss 1.2345", "loss 1.2347"), ("of 3", "of 4"), ("loss 0.5", "gain 0.5")]
     assert all(alike(one, two) for one, two in same)
-    assert not any(alike(one, two) for one, two in [*other, ("median 7", "median"), ("-1.5", "1.5")])
+    assert not any(
+        alike(one, two) for one, two in [*other, ("median 7", "median"), ("-1.5", "1.5")]
+    )
 
 
 def changes(value: Any, path: tuple = ()) -> Iterator[Callable[[Any], object]]:

@@ -36,8 +36,8 @@ from tests.pinned.sums import sums
 from tests.pinned.table import BASE, PRICED, RUNS, SHOWN
 
 TIMES = {"seconds", "seconds_training"}
-SAID_ALREADY = {"run_dir", "caveats", "guarantees"}
-"""Entries of a summary that the terminal shows, too."""
+SAID_ALREADY = {"run_dir", "caveats", "guarantees", "files", "sha256"}
+"""Entries of a summary that the terminal shows, too, and digests of files with times in them."""
 PRICES = (
     "rounds",
     "steps",
