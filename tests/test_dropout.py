@@ -49,7 +49,8 @@ def test_the_mean_is_that_of_the_answers(tmp_path):
         assert np.array_equal(one.total, other.total if here else np.zeros_like(one.total))
         assert np.abs(other.total).max() > 0 and "answered" not in other.metrics
     federation = training.federation(world.job, world.folder)
-    standing = World(tmp_path / "run", LOCAL | SINGLE | {"dropout": 0.5, "rounds": 1}).run()
+    together = {"groups": 1, "chunk_clients": 4, "dropout": 0.5, "rounds": 1}
+    standing = World(tmp_path / "run", LOCAL | SINGLE | together).run()
     mean = sum(upload.total for upload in found) / sum(upload.weight for upload in found) / SCALE
     moved = standing.now.params - federation.initial
     assert moved == pytest.approx(mean, rel=1e-4, abs=1e-6)
