@@ -176,8 +176,8 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarr
 
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
-    """The state after the strategy's step along the weighted mean update, or along what stands in
-    its place; without one, as before."""
+    """The state after the strategy's step along the weighted mean update, along what stands in its
+    place, or along each; without one, as before."""
     number, taken = standing.now.round + 1, standing.budgets.taken
     state, params = standing.now.state, standing.now.params
     update: np.ndarray | None
@@ -185,6 +185,11 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
         update = federation.curator.release(number, int(taken[0]), len(params), uploads)
     elif federation.aggregator is not None:
         update = federation.aggregator.mean(number, uploads)
+    elif federation.strategy.each is not None:
+        rows = np.stack([sums.mean([upload.total], upload.weight) for upload in uploads])
+        counts = np.array([upload.weight for upload in uploads])
+        state, params = federation.strategy.each(state, params, rows, counts)
+        update = None
     else:
         update = sums.mean([u.total for u in uploads], sum(u.weight for u in uploads))
     if update is not None:
