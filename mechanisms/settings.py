@@ -39,7 +39,7 @@ def whole(rate: float, records: int) -> int:
     return max(1, round(rate * records))
 
 
-OwnName = Annotated[str, Field(pattern=r"^[^\W\d][\w.]*:[^\W\d][\w.]*$")]
+OwnName = Annotated[str, Field(pattern=r"^[^\W\d][\w.]*:[^\W\d]\w*$")]
 """``package.module:NAME``, an object of the user's own."""
 
 MechanismName = Literal["dpsgd", "dpsur", "dpis", "dphero", "screening", "dpagd", "none"]

@@ -176,8 +176,8 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarr
 
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
-    """The state after the strategy's step along the weighted mean update, or along what stands in
-    its place; as before if nobody has answered, or too few."""
+    """The state after the strategy's step along the weighted mean update, along what stands in its
+    place, or along each; as before if nobody has answered, or too few."""
     number, taken = standing.now.round + 1, standing.budgets.taken
     state, params = standing.now.state, standing.now.params
     update: np.ndarray | None
@@ -185,6 +185,12 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
         update = federation.curator.release(number, int(taken[0]), len(params), uploads)
     elif federation.aggregator is not None:
         update = federation.aggregator.mean(number, uploads)
+    elif federation.strategy.each is not None:
+        update, answered = None, [upload for upload in uploads if upload.weight]
+        if answered:
+            rows = np.stack([sums.mean([one.total], one.weight) for one in answered])
+            counts = np.array([one.weight for one in answered])
+            state, params = federation.strategy.each(state, params, rows, counts)
     else:
         weight = sum(u.weight for u in uploads)
         update = sums.mean([u.total for u in uploads], weight) if weight else None

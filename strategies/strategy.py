@@ -24,6 +24,9 @@ class Strategy:
             (state, model).
         guide: what steers the clients' local steps besides their own records.
         sent: what clients send after a local round; by default their update.
+        each: in place of ``aggregate``, for what looks at clients one by one: from (state, model,
+            their uploads float64 ``[K, P]``, their weights int64 ``[K]``) to the next (state,
+            model). Groups then have one client each.
     """
 
     weights: Callable[[np.ndarray], np.ndarray]
@@ -31,3 +34,7 @@ class Strategy:
     aggregate: Callable[[ServerState, np.ndarray, np.ndarray], tuple[ServerState, np.ndarray]]
     guide: GuideOf = alone
     sent: Sent = UPDATE
+    each: (
+        Callable[[ServerState, np.ndarray, np.ndarray, np.ndarray], tuple[ServerState, np.ndarray]]
+        | None
+    ) = None

@@ -45,6 +45,7 @@ DRAWS = set(_DRAWS.split())
 GLOBAL_STATE = {"manual_seed", "seed", "default_generator", "set_rng_state", "fork_rng"}
 DOCUMENTED = {
     ("sim/phases/generator.py", "torch.random.fork_rng"),
+    ("strategies/app.py", "random"),
     *(
         (f"sim/models/{file}.py", name)
         for file in ("networks", "own")
@@ -56,7 +57,8 @@ DOCUMENTED = {
     ),
 }
 """A user's model class draws its initial weights from PyTorch's generator, and layers draw some as
-they are made, which are drawn anew; the generator is given back as it was."""
+they are made, which are drawn anew; Flower's strategies pick nodes by Python's, which decides
+nothing. The generator is given back as it was."""
 
 Rule = Callable[[str, ast.Module], Iterator[str]]
 
@@ -208,6 +210,8 @@ def named_randomness(file: str, tree: ast.Module) -> Iterator[str]:
     """Neither global generators, nor draws without a generator, nor the modules that have only a
     global one."""
     for node, name in imported(tree):
+        if (file, name) in DOCUMENTED:
+            continue
         if name == "random" or name.startswith("numpy.random") or name.startswith("torch.random"):
             yield f"{node.lineno}: imports {name}"
     with_generator = set()

@@ -31,8 +31,8 @@ from strategies.settings import Aggregation, FedFed
 
 TINY = 1e-9
 OWN, NOT_OWN = (
-    ("own:NAME", "a.b:C.d"),
-    ("own:", ":NAME", "own:a b", "1:a", "own:a:b", "a/b:c", "own"),
+    ("own:NAME", "a.b_1:C2"),
+    ("own:", ":NAME", "own:a b", "1:a", "own:a:b", "a/b:c", "own", "own:a.b"),
 )
 RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
     # name: default, the outermost values that are taken, the nearest that are refused

@@ -8,7 +8,9 @@ from mechanisms import grid
 from mechanisms.guide import alone
 from mechanisms.registry import mechanism_of
 from mechanisms.updates import UPDATE
+from server.federation import asked
 from sim.config.fields import Config
+from strategies import trial
 from strategies.registry import strategy_of
 
 CROSS_ENTROPY = "cross-entropy"
@@ -90,7 +92,7 @@ def _check_trust(config: Config) -> None:
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
     guides = strategy.guide is not alone and (by_record or name == "fedfed")
-    if guides or strategy.sent is not UPDATE:
+    if guides or strategy.sent is not UPDATE or strategy.each is not None:
         raise ValueError(
             f"strategy is {name}, which needs more of the clients than a bounded sum: use "
             "--strategy fedavg, fedadagrad, fedadam or fedyogi, or --trust local"
@@ -128,9 +130,12 @@ def refuse_trust(config: Config) -> None:
 
 
 def _check_strategy(config: Config) -> None:
-    """Refuse a strategy that guides or counts local steps if the mechanism sizes them itself."""
+    """Refuse a strategy of the user's own that fails, and one that guides or counts local steps if
+    the mechanism sizes them itself."""
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
+    if ":" in name:
+        trial.check(name, strategy, asked(config.rounds.fraction, config.data.clients))
     leads = strategy.guide is not alone or strategy.sent is not UPDATE
     if leads and mechanism_of(config.privacy).searches:
         raise ValueError(

@@ -7,9 +7,10 @@ somebody's own.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mechanisms.plugins import plugin
 from sim.config.fields import Config
 from sim.config.settings import is_hub
 from sim.data.files import DATA_DIR_VARIABLE, is_function
@@ -23,7 +24,11 @@ MODULES = "DP_FED_NODE_MODULES"
 LOADER = "datasets"
 """The module that loads data sets of Hugging Face's, into a folder of its own."""
 PACKAGES = ("mechanisms", "client", "strategies", "server", "sim")
-"""The project's own, which are always allowed."""
+"""The project's own, which are allowed but for what is called."""
+CALLED = ("strategy", "partition")
+"""Settings whose object is called with arguments that the server chooses."""
+FLOWER = "flwr.serverapp.strategy"
+"""The module of Flower's own strategies, which is allowed for these."""
 
 
 def check(config: Config, run_dir: Path) -> None:
@@ -38,15 +43,36 @@ def check(config: Config, run_dir: Path) -> None:
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
         _check_folder("data_dir", Path(config.data.data_dir).expanduser())
-    listed = [name.strip() for name in os.environ.get(MODULES, "").split(",")]
-    allowed = [*PACKAGES, *filter(None, listed)]
+    listed = [name for part in os.environ.get(MODULES, "").split(",") if (name := part.strip())]
     for setting, module in _modules(config):
-        if not any(f"{module}.".startswith(f"{name}.") for name in allowed):
+        allowed = [*listed, FLOWER] if setting in CALLED else [*PACKAGES, *listed]
+        if not _below(module, allowed):
             raise ValueError(
                 f"{setting} = {config.value(setting)!r} needs {module}, which this Flower node "
                 f"does not import (it imports {', '.join(allowed)}): start the node with "
                 f"{MODULES}={module}, or give another --{setting}"
             )
+        if setting in CALLED:
+            _check_home(setting, config.value(setting), allowed)
+
+
+def _check_home(setting: str, name: str, allowed: Sequence[str]) -> None:
+    """Refuse to call what an allowed module has merely imported.
+
+    Raises:
+        ValueError: it is defined elsewhere.
+    """
+    home = str(getattr(plugin(setting, name, "an object"), "__module__", None))
+    if not _below(home, allowed):
+        raise ValueError(
+            f"{setting} = {name!r} is of {home}, from which this Flower node calls nothing (but "
+            f"from {', '.join(allowed)}): define it in a module that the node has in {MODULES}"
+        )
+
+
+def _below(module: str, names: Sequence[str]) -> bool:
+    """Whether it is one of these modules, or below one."""
+    return any(f"{module}.".startswith(f"{name}.") for name in names)
 
 
 def refuse_aggregation(config: Config) -> None:

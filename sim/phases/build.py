@@ -28,9 +28,12 @@ from sim.phases import course, sharing, training, trust
 from sim.phases.generator import rounds as generator_rounds
 from sim.phases.phase import Outlook
 from sim.sources.owners import owners
+from strategies.registry import strategy_of
 
 BY_LABEL = ("dirichlet", "shards")
 """Partitions that divide each class."""
+MAX_SINGLE = 2000
+"""Maximum number of groups of one client; each has arrays as long as their number."""
 
 
 def build(config: Config, workers: int | None = None) -> Job:
@@ -141,14 +144,40 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
     """
     config, sizes = job.config, job.partition.sizes
     alone = config.run.release and config.privacy.unit == "client"  # nobody moves another's bits
+    single = strategy_of(config.strategy, config.fedfed).each is not None
     with trying(config.data.model):
         _try_own(job)
         job.gradients.refuse_mixing(*_two_records(job))
         _refuse_varying(job)
-        width = 1 if alone else config.run.chunk_clients or clients_at_a_time(job)
+        width = 1 if alone or single else config.run.chunk_clients or clients_at_a_time(job)
     chunks = math.ceil(len(sizes) / width)
+    if single:
+        _check_single(config, len(sizes))
+        workers = len(sizes)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
     return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
+
+
+def _check_single(config: Config, clients: int) -> None:
+    """Refuse groups of several clients, which send a sum, to a strategy that looks at each one's
+    update; and more groups than a machine has room for.
+
+    Raises:
+        ValueError: there are fewer groups, or too many clients.
+    """
+    name, groups = config.strategy.strategy, config.run.groups
+    if groups is not None and groups < clients:
+        raise ValueError(
+            f"groups is {groups}, but strategy = {name} looks at every client's update, and "
+            f"a group of several sends their sum: use --groups {clients}, or as many Flower nodes, "
+            "or a strategy that takes the mean"
+        )
+    if clients > MAX_SINGLE:
+        raise ValueError(
+            f"clients is {clients}, but strategy = {name} looks at every client's update, which "
+            f"makes each a group of its own: use at most {MAX_SINGLE} --clients, or a strategy "
+            "that takes the mean"
+        )
 
 
 def _try_own(job: Job) -> None:
