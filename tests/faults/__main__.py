@@ -1,6 +1,6 @@
 """Kills runs at their system calls, lets calls fail, takes the machine's power, and damages files.
 
-    python -m tests.faults --kills 5000 --errors 1000 --power 2000 --fuzz 600 \\
+    python -m tests.faults --kills 5000 --errors 1000 --damages 500 --power 2000 --fuzz 600 \\
         --out benchmarks/results/faults.json
 
 Every mechanism runs as a simulation and as a release, with and without a kept state, in children of
