@@ -117,8 +117,12 @@ def _beside_caps(charges: Charges, delta: float, orders: Orders) -> Guarantee:
 
 
 def write(folder: Path, federation: Federation) -> None:
-    """Write each client's orders to a run directory; an existing file is kept."""
-    if (folder / FILE).exists():
+    """Write each client's orders to a run directory; an existing file is kept.
+
+    Raises:
+        ValueError: an existing file is damaged.
+    """
+    if read(folder):
         return
     course = federation.course
     terms = course.rounds, federation.target, federation.delta, federation.column, course.prior

@@ -1,6 +1,6 @@
 """Kills runs at their system calls, lets calls fail, takes the machine's power, and damages files.
 
-    python -m tests.faults --kills 5000 --errors 1000 --power 2000 --fuzz 600 \\
+    python -m tests.faults --kills 5000 --errors 1000 --damages 500 --power 2000 --fuzz 600 \\
         --out benchmarks/results/faults.json
 
 Every mechanism runs as a simulation and as a release, with and without a kept state, in children of
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     for name, what in (
         ("kills", "deaths before a system call or within a write"),
         ("errors", "calls that fail by EIO or ENOSPC, once or from then on"),
+        ("damages", "files that change between a death and the resumed run"),
         ("power", "states that a power loss can leave"),
         ("fuzz", "processor seconds in which each parser is given damaged and random bytes"),
         ("seed", "of what is drawn where not everything is tried"),
@@ -53,12 +54,12 @@ def main() -> int:
     if given.base:
         from tests.faults.campaign import tried
 
-        result = tried(given.base, given.kinds, given.kills, given.errors, given.seed)
+        result = tried(given.base, given)
         (given.base / "result.json").write_text(json.dumps(result))
         return 0
     began = time.monotonic()
     result = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
-    if given.kills or given.errors:
+    if given.kills or given.errors or given.damages:
         result |= _with_shim(given)
     if given.power:
         from tests.faults.power import lost

@@ -4,6 +4,7 @@ import errno
 import random
 import signal
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,46 @@ class Campaign:
         rng.shuffle(points)
         self._each("errors", (self._resumed(rng, n, *one) for n, one in enumerate(points[:number])))
 
+    def damages(self, number: int) -> None:
+        """Files that change while a run is away: a bit, the end, all of one. The run is resumed to
+        the same bits, or refused in one line."""
+        rng, kinds = random.Random(self.seed), list(self.calls)
+        for _ in range(number):
+            self.counts["damages"] += 1
+            kind, what = rng.choice(kinds), rng.choice(("flip", "cut", "delete"))
+            self.runs.clear()
+            death = (KILL, rng.randrange(len(self.calls[kind]) // 3, 2 * len(self.calls[kind])), 0)
+            self.runs.go(kind, *death)
+            files = [path for path in sorted(self.runs.folder.rglob("*")) if path.is_file()]
+            files = [path for path in files if path.stat().st_size]
+            if not files:
+                continue
+            path = rng.choice(files)
+            name = str(path.relative_to(self.runs.folder))
+            try:
+                self._damage(kind, path, what, rng)
+            except (AssertionError, OSError, ValueError, KeyError) as fault:
+                line = " ".join(f"{type(fault).__name__}: {fault}".split())
+                self.broken.append(f"{kind}: {described([death], self.calls[kind])}, {what} {name}")
+                self.broken[-1] += f": {line}"
+                print(self.broken[-1], flush=True)
+
+    def _damage(self, kind: Kind, path: Path, what: str, rng: random.Random) -> None:
+        data = path.read_bytes()
+        at = rng.randrange(len(data))
+        if what == "delete":
+            path.unlink()
+        else:
+            rest = bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+            path.write_bytes(data[:at] + rest * (what == "flip"))
+        outcome = self.runs.go(kind)
+        self.counts[f"exit code {outcome.code}"] += 1
+        if outcome.code:
+            laws.check_error(self.runs.root, outcome)
+            assert outcome.code == 2, outcome.said
+        else:
+            laws.check(kind, self.runs.folder, self.uncut[kind], [], outcome, path.stem)
+
     def _resumed(
         self, rng: random.Random, n: int, kind: Kind, fault: Fault
     ) -> tuple[Kind, list[Fault]]:
@@ -119,14 +160,19 @@ class Campaign:
         laws.check(kind, self.runs.folder, self.uncut[kind], before, self.runs.go(kind))
 
 
-def tried(base: Path, kinds: str, kills: int, errors: int, seed: int) -> dict[str, Any]:
-    """The figures of a campaign in a folder."""
-    campaign, began = Campaign(Runs(base), seed), time.monotonic()
-    campaign.learn([kind for kind in KINDS if str(kind).startswith(kinds)])
+def tried(base: Path, given: Namespace) -> dict[str, Any]:
+    """The figures of a campaign in a folder, by the command's flags."""
+    campaign, began = Campaign(Runs(base), given.seed), time.monotonic()
+    campaign.learn([kind for kind in KINDS if str(kind).startswith(given.kinds)])
     points = sum(map(len, campaign.calls.values()))
     print(f"{len(campaign.calls)} kinds, {points} calls, {time.monotonic() - began:.0f} s")
     result: dict[str, Any] = {"kinds": len(campaign.calls), "calls": points}
-    for name, number, go in (("kills", kills, campaign.kills), ("errors", errors, campaign.errors)):
+    parts = (
+        ("kills", given.kills, campaign.kills),
+        ("errors", given.errors, campaign.errors),
+        ("damages", given.damages, campaign.damages),
+    )
+    for name, number, go in parts:
         if number:
             campaign.counts.clear()
             campaign.broken = []

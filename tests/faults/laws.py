@@ -38,9 +38,15 @@ def charges(folder: Path) -> bytes:
 
 
 def check(
-    kind: Kind, folder: Path, uncut: dict[str, Any], before: Sequence[Outcome], last: Outcome
+    kind: Kind,
+    folder: Path,
+    uncut: dict[str, Any],
+    before: Sequence[Outcome],
+    last: Outcome,
+    damaged: str = "",
 ) -> None:
-    """Of a run that some outcomes had interrupted, and that then ended."""
+    """Of a run that some outcomes had interrupted, and that then ended; a file of this stem may
+    still be damaged, which a check says."""
     assert (last.code, faults_in(last)) == (0, []), (last.code, last.said)
     found = facts(folder)
     summary, spent = found["records"][-1], ledger.read(folder / "ledger")
@@ -48,7 +54,9 @@ def check(
     assert summary["events"] == events, "the summary is not of what was charged"
     certified = [one for one in summary["epsilon_certified"] if one is not None]
     assert max(certified, default=0) <= 50, "overspent"
-    assert whole.look(folder)["whole"], "not whole"
+    states = {row["file"]: row["state"] for row in whole.look(folder)["files"]}
+    others = [name for name, state in states.items() if state not in (whole.WHOLE, whole.NEWER)]
+    assert {Path(name).stem for name in others} <= {damaged}, f"not whole: {others}"
     finished = max((round_ for one in before for round_, _ in one.asked), default=0)
     assert min((round_ for round_, _ in last.asked), default=finished) >= finished, (
         "a round before the one that was interrupted is repeated"
