@@ -123,3 +123,16 @@ def test_central_training_has_no_dropouts(capsys):
     """A lost round of the only client would be paid for nothing."""
     assert main_guard(central.command, ["--dropout", "0.5"]) == 2
     assert "--dropout" in capsys.readouterr().err
+
+
+def test_a_strategy_that_looks_at_each_client_sees_those_who_answered(tmp_path):
+    """Kills an update of zero, or of no number, for whoever did not."""
+    given = LOCAL | SINGLE | {"dropout": 0.5, "rounds": 1}
+    found = [one for one in uploads(World(tmp_path / "few", given)) if one.weight]
+    median = given | {"strategy": "flwr.serverapp.strategy:FedMedian"}
+    world = World(tmp_path / "median", {k: v for k, v in median.items() if k != "groups"})
+    standing = world.run()
+    start = training.federation(world.job, world.folder).initial
+    middle = np.median([start + one.total / one.weight / SCALE for one in found], axis=0)
+    assert 2 < len(found) < CLIENTS
+    assert standing.now.params == pytest.approx(middle, rel=1e-4, abs=1e-6)
