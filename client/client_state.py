@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import load, save
 
+from client.tensors import read, sealed
 from mechanisms import durable
 from mechanisms.cohort import LocalState
 
@@ -71,9 +71,9 @@ class ClientState:
         if newest == self._round and not self._begun:
             return
         self._round, self._begun = newest, False
-        tensors = (
-            load(durable.read(self._path(newest))) if newest else {"clients": np.empty(0, np.int64)}
-        )
+        tensors = {"clients": np.empty(0, np.int64)}
+        if newest:
+            _, tensors = read(self._path(newest))
         clients = tensors.pop("clients").tolist()
         self._rows = {
             client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)
@@ -106,7 +106,7 @@ class ClientState:
         names = self._rows[clients[0]]
         tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in names}
         tensors["clients"] = np.array(clients, dtype=np.int64)
-        durable.write(self._path(round_), save(tensors), private=True)
+        durable.write(self._path(round_), sealed(tensors, {}), private=True)
         self._round, self._begun = round_, False
         for old in self._saved()[:-KEPT_ROUNDS]:
             self._path(old).unlink()

@@ -1,4 +1,5 @@
-"""Files of tensors that carry a digest of all that they say."""
+"""Files of tensors that carry a digest of all that they say: a crash may leave ones that no
+checkpoint knows."""
 
 import hashlib
 from collections.abc import Mapping

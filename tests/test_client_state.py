@@ -124,3 +124,17 @@ def test_old_files_are_removed(tmp_path):
 def test_the_first_round_is_fresh(tmp_path):
     client_state, fresh = ClientState(tmp_path, NAMES), state(1.0, 2)
     assert begun(client_state, [0, 1], 1, fresh) is fresh
+
+
+def test_a_state_of_which_a_bit_is_flipped_is_refused(tmp_path):
+    """No checkpoint knows the one that a crash has left, and a release goes on from it."""
+    client_state = ClientState(tmp_path, NAMES)
+    with client_state.round(1):
+        client_state.keep(np.arange(2), lambda resume: state(1.0, 2))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for at in (len(whole) - 1, 20):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=r"round-000001\.safetensors is damaged .*restore"):
+            with ClientState(tmp_path, NAMES).round(2):
+                pass

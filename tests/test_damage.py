@@ -352,8 +352,12 @@ def test_a_check_finds_damage_in_uploads_and_in_earlier_phases(whole, tmp_path, 
 
 def test_a_state_that_a_dead_round_left_is_newer_and_loses_nothing(whole, tmp_path, capsys):
     run = died(whole, tmp_path, STATE.replace("02", "03")[-24:], 1)
+    path = STATE.replace("02", "03")
     status, found = states(run, capsys)
-    assert status == 0 and found[STATE.replace("02", "03")] == "newer"
+    assert status == 0 and found[path] == "newer"
+    flip(run / path)
+    status, found = states(run, capsys)
+    assert status == 1 and found[path] == "damaged"
 
 
 def test_a_check_is_of_a_run_directory_alone(tmp_path, capsys):

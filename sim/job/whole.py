@@ -36,11 +36,9 @@ def look(run_dir: Path) -> dict[str, Any]:
     stores = [Store(path.parent, 2, run_dir / "ledger") for path in _checkpoint_folders(run_dir)]
     checks = itertools.chain(_fixed(run_dir), _ledger(run_dir), *map(_rounds, stores))
     rows = [_row(run_dir, path, check) for path, check in checks]
-    rows += [
-        {"file": str(path.relative_to(run_dir)), "state": NEWER, "detail": AHEAD}
-        for store in stores
-        for path in _ahead(store)
-    ]
+    for path in itertools.chain(*map(_ahead, stores)):
+        row = _row(run_dir, path, partial(tensors.read, path))
+        rows.append(row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD})
     whole = all(row["state"] in (WHOLE, NEWER) for row in rows)
     return {"whole": whole, "files": rows}
 
