@@ -18,6 +18,7 @@ from sim.commands.attack import ATTACKS, OWN, parse
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.phases.build import build
+from tests.vouched import vouch
 
 NOISE = 1_000.0
 MEMORY = (
@@ -265,7 +266,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(tmp_path, ca
 
 def test_a_run_is_not_attacked_from_its_middle(data, tmp_path, capsys):
     attacked(tmp_path, data, *QUICK, "--attacks=partial", "--targets=1")
-    assert main_guard(attack.command, [f"--resume={tmp_path / 'a'}"]) == 2
+    assert main_guard(attack.command, [f"--resume={vouch(tmp_path / 'a')}"]) == 2
     assert "an attack trains from the beginning" in capsys.readouterr().err
 
 

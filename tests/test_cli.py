@@ -19,6 +19,7 @@ from sim.config.fields import SETTINGS
 from sim.config.names import SYNONYMS
 from sim.config.presets import PRESETS
 from sim.config.use import USES
+from tests.vouched import vouch
 
 NAMES = """
     clients dirichlet partition dataset data-dir model mechanism strategy epsilon delta
@@ -36,7 +37,7 @@ def run_dir(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     save(load(None, {"partition": "iid", "workers": 2, "groups": 2}), folder / "config.toml")
-    return folder
+    return vouch(folder)
 
 
 def test_names_that_scripts_rely_on():

@@ -12,8 +12,8 @@ import json
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from safetensors.numpy import save
 
+from client.tensors import sealed
 from mechanisms.accounting import accountant
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.accounting.ledger import Ledger
@@ -394,7 +394,7 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
     )
     rng = np.random.default_rng(0)
     x, y = rng.random((53, 1, 4, 4), dtype=np.float32), rng.integers(0, 90, 53)
-    (folder / "shared.safetensors").write_bytes(save({"x": x, "y": y}))
+    (folder / "shared.safetensors").write_bytes(sealed({"x": x, "y": y}, {}))
     with Ledger(folder / "ledger" / "group0.jsonl") as ledger:
         for client, noise in enumerate((5.0, 3.0, 9.0)):
             ledger.charge("shared", 0, [client], {SampledGaussian(1.0, noise): 2})
@@ -410,7 +410,7 @@ def test_what_clients_share_and_its_price(tmp_path, figures):
         f"all that came before training: {price}, at delta 2e-06; it is part of the run's." in part
     )
     assert "Features of single records" in part and caveats.PUBLIC_LABELS not in part
-    (folder / "shared.safetensors").write_bytes(save({"x": x[:7], "y": y[:7]}))
+    (folder / "shared.safetensors").write_bytes(sealed({"x": x[:7], "y": y[:7]}, {}))
     figure, caption = pictures(figures, page_of(folder))["shared records"]
     assert (
         caption.startswith("7 of 7 shared records")

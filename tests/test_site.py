@@ -33,11 +33,12 @@ OTHERS = {
     "--hypothesis-profile",
     "--changed",
     "--only",
+    "--write",
     "--head",
     "--version",
     "--help",
 }
-"""Flags of pytest, Ray, the mutants' script, and what every command has."""
+"""Flags of pytest, Ray, the mutants' script, the pinned runs, and what every command has."""
 
 MAPPED = set(
     tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
@@ -144,7 +145,7 @@ def test_named_modules_exist(page: Path) -> None:
         name
         for text in names(page)
         for name in MODULE.findall(text)
-        if not name.endswith((".py", ".toml"))
+        if not name.endswith((".py", ".toml", ".md"))
     ]
     assert not [name for name in dotted if not exists(name)]
 

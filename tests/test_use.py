@@ -18,6 +18,7 @@ from sim.config.recipe import Cell
 from sim.config.settings import EXECUTION_ONLY
 from sim.config.use import USES, Need, in_use, refusal, unused, used_by_table
 from sim.library import api
+from tests.vouched import vouch
 
 DEFAULT = load(None, {})
 IDLE = sorted(set(unused(DEFAULT)) - IMPLIED.keys())
@@ -428,7 +429,7 @@ def earlier(tmp_path) -> Path:
     (folder / "config.toml").write_text(
         text.replace("cpus_per_worker = 1.0", "cpus_per_worker = 2.0")
     )
-    return folder
+    return vouch(folder)
 
 
 def test_a_run_of_an_earlier_version_is_resumed(earlier):
@@ -436,6 +437,7 @@ def test_a_run_of_an_earlier_version_is_resumed(earlier):
     assert config == load(None, {"engine": "inline"})
     text = (earlier / "config.toml").read_text()
     (earlier / "config.toml").write_text(text.replace('mechanism = "dpsgd"', 'mechanism = "dpsur"'))
+    vouch(earlier)
     assert parse(["--resume", str(earlier)], "run", "").config.dpsur.dpsur_beta == 3.0
 
 
@@ -460,6 +462,7 @@ def test_what_a_resumed_run_may_change_is_what_affects_no_result(earlier):
     }
     text = (earlier / "config.toml").read_text().replace('engine = "inline"', 'engine = "ray"')
     (earlier / "config.toml").write_text(text)
+    vouch(earlier)
     always = [name for name in SETTINGS if name not in USES and name not in free]
     assert free == EXECUTION_ONLY and len(always) > 30
     for name in always:

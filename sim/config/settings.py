@@ -5,11 +5,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from mechanisms.accounting.ranges import MAX_CLIENTS
 from mechanisms.settings import OwnName, Settings
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-
 
 TABLES = (".csv", ".tsv", ".parquet")
 """Ends of the names of tables."""
@@ -75,7 +73,7 @@ class Data(Settings):
     standardize_clip: float = Field(1.0, gt=0)
     """bound on a record's contribution to them [Euclidean norm of its channels' means and mean
     squares]"""
-    clients: int = Field(100, ge=1, le=MAX_CLIENTS)
+    clients: int = Field(100, ge=1, le=10**7)  # what a ledger can name
     """clients, among whom the records are divided; with --partition given the data set's own
     [clients]"""
     partition: Literal["dirichlet", "iid", "shards", "quantity", "given"] | OwnName = "dirichlet"
