@@ -130,7 +130,7 @@ def test_a_strategy_that_looks_at_each_client_sees_those_who_answered(tmp_path):
     given = LOCAL | SINGLE | {"dropout": 0.5, "rounds": 1}
     found = [one for one in uploads(World(tmp_path / "few", given)) if one.weight]
     median = given | {"strategy": "flwr.serverapp.strategy:FedMedian"}
-    world = World(tmp_path / "median", {k: v for k, v in median.items() if k != "groups"})
+    world = World(tmp_path / "median", median)
     standing = world.run()
     start = training.federation(world.job, world.folder).initial
     middle = np.median([start + one.total / one.weight / SCALE for one in found], axis=0)
