@@ -47,8 +47,8 @@ DOCUMENTED = {
     ("sim/phases/generator.py", "torch.random.fork_rng"),
     ("strategies/app.py", "random"),
     *(
-        (f"sim/models/{file}.py", name)
-        for file in ("networks", "own")
+        (f"sim/{file}.py", name)
+        for file in ("models/networks", "models/own", "sources/backbones")
         for name in (
             "torch.default_generator",
             "torch.default_generator.manual_seed",

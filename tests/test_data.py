@@ -20,8 +20,8 @@ from sim.data import dataset as data
 from sim.data import files, given
 from sim.data.arrays import fixed_split
 from sim.data.dataset import load
-from sim.data.torchvision_compat import import_torchvision
 from sim.data.words import words_of
+from sim.sources.torchvision_compat import import_torchvision
 from tests import reviews
 from tests.published import publish
 

@@ -129,13 +129,13 @@ def test_each_kind_of_device_keeps_features_of_its_own(
 ) -> None:
     """They differ in their last bits, and a resumed run must see those that it began with."""
 
-    def computed(part: np.ndarray, device: torch.device) -> np.ndarray:
-        return np.full((len(part), 2), len(device.type), np.float32)
+    def computed(part: np.ndarray, transform: features._Transform) -> np.ndarray:
+        return np.full((len(part), 2), transform.chunk, np.float32)
 
     monkeypatch.setattr(features, "_computed", computed)
     for _ in range(2):
         for kind in ("cpu", "cuda", "cpu"):
-            assert (load(settings(images), torch.device(kind)).x == len(kind)).all()
+            assert (load(settings(images), torch.device(kind)).x == features.CHUNKS[kind]).all()
     assert len(kept(images)) == 2
 
 
@@ -267,7 +267,7 @@ def test_groups_are_of_as_many_channels_each(images: Path) -> None:
 
 def test_groups_without_features_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"feature_groups is 27, .* features is pixels: .*--features scattering"
+        ValueError, match=r"feature_groups is 27, .* features is pixels: give other --features"
     ):
         load(Data(feature_groups=27), CPU)
 

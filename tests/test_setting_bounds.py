@@ -157,7 +157,9 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "categories": ("one-hot", ("codes",), ("dummies",)),
         "loss": ("cross-entropy", ("package.module:function",), (None,)),
         "metric": (None, (None, "package.module:function"), (3,)),
-        "features": ("pixels", ("scattering",), ("wavelets",)),
+        "features": ("pixels", ("scattering", *OWN), ("wavelets", *NOT_OWN)),
+        "features_settings": (None, (None, "weights = 'net.safetensors'"), (3,)),
+        "init_from": (None, (None, "runs/a"), (3,)),
         "feature_groups": (0, (0, 10**9), (-1, 10**9 + 1)),
         "model": ("linear", ("package:Class",), (None,)),
         "activation": ("tanh", ("relu",), ("none",)),
@@ -283,6 +285,7 @@ def test_a_data_set_has_the_defaults_that_published_figures_were_made_with(name)
     pixels, features, alone = DEFAULTS[name]
     assert preset(name) == pixels and preset(name, True) == pixels | ALONE | alone
     assert preset(name, False, "scattering") == pixels | FEATURES | features
+    assert preset(name, False, "net:frozen") == {"model": "linear", "feature_groups": 1}
     assert preset(name, True, "scattering") == pixels | FEATURES | features | ALONE | alone
     assert DEFAULTS.keys() == PRESETS.keys() | {"mine.npz"}
     assert CENTRAL_ROWS.keys() | SCATTERING_ROWS.keys() < PRESETS.keys()

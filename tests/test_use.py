@@ -228,6 +228,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
         OF_DPSGD,
     ),
     ({"features": "scattering"}, "feature_groups", ""),
+    ({"features": "own:function"}, "feature_groups features_settings", ""),
     ({"model": "cnn"}, "activation", ""),
     ({"model": "own:Net"}, "", ""),
     ({"mechanism": "own:NAME"}, "mechanism_settings", ""),

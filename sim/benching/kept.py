@@ -30,6 +30,7 @@ NEWER = {
     **{name: SETTINGS[name].info.default for name in ("label_column", "categories", "loss")},
     **dict.fromkeys(("client_column", "columns", "metric")),
     **dict.fromkeys(("mechanism_settings", "strategy_settings", "partition_settings")),
+    **dict.fromkeys(("features_settings", "init_from")),
     **{"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"},
     **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0},
 }

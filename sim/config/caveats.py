@@ -47,6 +47,14 @@ OWN_DATA = (
     "What the data set's own code takes from all records, such as scales, vocabularies or a choice "
     "of records, is not covered."
 )
+BACKBONE = (
+    "The features are those of a frozen network. What it was trained on is not covered, and its "
+    "Python code is trusted to keep nothing from one record to the next."
+)
+STARTED = (
+    "What the initial parameters were trained on is not covered. If those were the same records, "
+    "both costs add up."
+)
 PUBLIC_RECORDS = "The training records that were taken out as public are not protected."
 VALIDATION = (
     "The training records that were held out for validation, and the scores on them, are not "
@@ -147,6 +155,8 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     OWN_MODEL: lambda c: ":" in c.data.model,
     OWN_LOSS: lambda c: ":" in c.data.loss,
     OWN_DATA: lambda c: ":" in c.data.dataset and not is_hub(c.data.dataset),
+    BACKBONE: lambda c: ":" in c.data.features,
+    STARTED: lambda c: c.data.init_from is not None,
     PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
     VALIDATION: lambda c: c.data.validation_records > 0,
     TEST: lambda c: c.data.evaluate_on == "test",

@@ -62,7 +62,7 @@ TABLES: dict[str, type[Settings]] = {
 
 OWN_NAME = "package.module:NAME"
 """How an object of the user's own is named."""
-NAMING = ("mechanism", "strategy", "partition", "model", "loss", "metric")
+NAMING = ("mechanism", "strategy", "partition", "features", "model", "loss", "metric")
 """Settings that may name one."""
 _NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
 

@@ -26,6 +26,9 @@ SCATTERING_ROWS: dict[str, dict[str, Any]] = {
 }
 """Changes to `SCATTERING` by data set."""
 
+BACKBONE: dict[str, Any] = {"model": "linear", "feature_groups": 1}
+"""With features of a frozen network; replaces the data set's row."""
+
 CENTRAL: dict[str, Any] = {
     "engine": "inline",
     "steps": None,
@@ -79,4 +82,6 @@ def preset(
     row = PRESETS.get(name, OTHER)
     if features == "scattering":
         row = row | SCATTERING | SCATTERING_ROWS.get(name, {})
+    elif features != "pixels":
+        row = BACKBONE
     return row | CENTRAL | CENTRAL_ROWS.get(name, {}) if central else row

@@ -45,9 +45,12 @@ class Data(Settings):
     categories and classes are read off the table"""
     categories: Literal["one-hot", "codes"] = "one-hot"
     """a table's texts: a column of 0 and 1 for each category, or the category's number"""
-    features: Literal["pixels", "scattering"] = "pixels"
-    """what models see of images: pixels, or fixed wavelet features at a quarter of the resolution,
-    with defaults of their own (docs/howto/data.md)"""
+    features: Literal["pixels", "scattering"] | OwnName = "pixels"
+    """what models see of images: pixels, fixed wavelet features at a quarter of the resolution, or
+    the output of a frozen network (docs/howto/transfer.md)"""
+    features_settings: str | None = None
+    """arguments of such a network, as in a TOML file but with commas: "weights = 'net.pth'"; '':
+    its defaults"""
     feature_groups: int = Field(0, ge=0)
     """groups of channels in which each record's features are normalised to mean 0 and variance 1;
     0: none; with --features scattering 27"""
@@ -59,6 +62,9 @@ class Data(Settings):
     metric: str | None = None
     """package.module:function, a number by which models are judged on test records; '': accuracy,
     the absolute error with --loss squared-error, the loss with one of your own"""
+    init_from: str | None = None
+    """.safetensors file of a model, or a run directory, whose parameters training starts from; '':
+    random ones"""
     activation: Literal["tanh", "relu"] = "tanh"
     """activation of the built-in models"""
     word_vectors: str | None = None

@@ -82,6 +82,14 @@ DIVIDED = Need(
     "a --partition other than given",
     owns=False,
 )
+FEATURES = Need(
+    "features",
+    ("scattering",),
+    lambda name: name != "pixels",
+    "--features other than pixels",
+    owns=False,
+)
+NAMED = ("mechanism", "strategy", "partition", "features")
 PRIVATE = _mechanism_but("none")
 OURS = Need("strategy", ("fedavg",), lambda name: ":" not in name, "a built-in --strategy", False)
 SELECTIVE = _one_of("dpsur_accounting", "selective")
@@ -115,7 +123,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "client_column": ((COLUMNS, _one_of("partition", "given")),),
     "columns": ((TABLE,),),
     "categories": ((TABLE,),),
-    "feature_groups": ((_one_of("features", "scattering"),),),
+    "feature_groups": ((FEATURES,),),
     "activation": (
         (Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),
     ),
@@ -123,7 +131,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "train_embedding": ((IMDB,),),
     "standardize_noise": ((PRIVATE, STANDARD),),
     "standardize_clip": ((PRIVATE, STANDARD),),
-    **{f"{name}_settings": ((_own(name),),) for name in ("mechanism", "strategy", "partition")},
+    **{f"{name}_settings": ((_own(name),),) for name in NAMED},
     "min_records": ((DIVIDED,),),
     "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
     "shards_per_client": ((_one_of("partition", "shards"),),),

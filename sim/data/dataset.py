@@ -23,9 +23,9 @@ from sim.config.settings import HUB, Data, is_hub, is_table
 from sim.data import arrays, files, imdb
 from sim.data.arrays import fixed_split
 from sim.data.files import published
-from sim.data.torchvision_compat import download
 from sim.sources import columns, functions, hub, images, leaf
 from sim.sources.targets import CLASSES, LOSSES
+from sim.sources.torchvision_compat import download
 
 DIGITS_TEST = 360
 """Test records of `digits`, out of 1,797."""

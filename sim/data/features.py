@@ -1,18 +1,19 @@
-"""Loads what models see of images: pixels, or scattering features, which are cached on disk.
+"""Loads what models see of records: pixels, scattering features, or those of a frozen network.
 
 A record's features depend on that record alone, so clipping and noise protect them like pixels.
 They are computed from pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and cached beside the
-data set: an `.npz` for each set of records, version of the transform and kind of device, whose
-checksums reveal damage.
+data set: an `.npz` for each set of records, transform and kind of device, whose checksums reveal
+damage.
 """
 
 import contextlib
 import hashlib
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +24,15 @@ from sim.data import dataset as datasets
 from sim.data.arrays import stored
 from sim.data.dataset import Dataset
 from sim.data.files import directory
-from sim.data.scattering import FEATURES, scatter
+from sim.data.scattering import scatter
+from sim.sources.backbones import Backbone
 
 VERSION = 1
-"""Version of the transform, raised when its output changes."""
+"""Version of the scattering, raised when its output changes."""
 CHUNKS = {"cpu": 16, "cuda": 1024}
-"""Images transformed together: few enough for a CPU's cache, enough to fill a GPU."""
+"""Records scattered together: few enough for a CPU's cache, enough to fill a GPU."""
+BACKBONE_CHUNK = 1024
+"""Records after which a network is looked at once more; it takes them one at a time."""
 
 Parts = tuple[np.ndarray, np.ndarray]
 """Training and test records, float32 [N, ...] and [M, ...]."""
@@ -38,22 +42,52 @@ def load(data: Data, device: torch.device) -> Dataset:
     """The data set as configured; scattering maps [N, C, H, W] to [N, 81 C, H // 4, W // 4].
 
     Raises:
-        ValueError: as `dataset.load`; scattering of records that are not images or too small;
-            feature groups of pixels, or groups that do not divide the channels.
+        ValueError: as `dataset.load`; scattering of records that are not images or too small; a
+            network that cannot make features of them; feature groups of pixels, or groups that do
+            not divide the channels.
     """
     groups = data.feature_groups
     if data.features == "pixels":
         if groups:
             raise ValueError(
-                f"feature_groups is {groups}, but features is pixels: give --features scattering, "
+                f"feature_groups is {groups}, but features is pixels: give other --features, "
                 "or drop --feature-groups"
             )
         return datasets.load(data.dataset, data.data_dir, settings=data)
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False, settings=data)
-    scatter(torch.from_numpy(dataset.x[:1]))  # refuses other records before anything is written
-    _check_groups(groups, FEATURES * dataset.x.shape[1])
-    x, x_test = _kept((dataset.x, dataset.x_test), device, directory(data.data_dir) / "features")
+    transform = _transform(data, dataset, device)  # refuses before anything is written
+    _check_groups(groups, transform.channels)
+    folder = directory(data.data_dir) / "features"
+    x, x_test = _kept((dataset.x, dataset.x_test), transform, device, folder)
     return replace(dataset, x=grouped(x, groups), x_test=grouped(x_test, groups))
+
+
+class _Transform(NamedTuple):
+    """From records [N, ...] to features [N, channels, ...], so many records at a time."""
+
+    name: str
+    of: Callable[[torch.Tensor], torch.Tensor]
+    channels: int
+    chunk: int
+
+
+def _transform(data: Data, dataset: Dataset, device: torch.device) -> _Transform:
+    first = torch.from_numpy(dataset.x[:1])
+    if data.features == "scattering":
+        name, channels, chunk = (
+            f"scattering-{VERSION}",
+            scatter(first).shape[1],
+            CHUNKS[device.type],
+        )
+        return _Transform(name, lambda x: scatter(x.to(device)), channels, chunk)
+    if dataset.words:
+        raise ValueError(
+            f"features = {data.features!r} takes numbers, and the records of {dataset.name} are "
+            "words: leave --features out"
+        )
+    backbone = Backbone(data.features, data.features_settings, device)
+    channels = backbone(first).shape[1]
+    return _Transform(f"backbone-{backbone.digest}", backbone, channels, BACKBONE_CHUNK)
 
 
 def grouped(x: np.ndarray, groups: int) -> np.ndarray:
@@ -77,17 +111,17 @@ def _check_groups(groups: int, channels: int) -> None:
         )
 
 
-def _kept(parts: Parts, device: torch.device, folder: Path) -> Parts:
+def _kept(parts: Parts, transform: _Transform, device: torch.device, folder: Path) -> Parts:
     """The features of both parts, read from an undamaged cache file, or computed and written."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(str(part.shape).encode() + np.ascontiguousarray(part).data)
-    path = folder / f"scattering-{VERSION}-{digest.hexdigest()}-{device.type}.npz"
+    path = folder / f"{transform.name}-{digest.hexdigest()}-{device.type}.npz"
     with _lock(folder):
         found = _read(path)
         if found is not None:
             return found
-        x, x_test = (_computed(part, device) for part in parts)
+        x, x_test = (_computed(part, transform) for part in parts)
         try:
             with durable.writing(path) as file:
                 np.savez(file, x=x, x_test=x_test)
@@ -118,11 +152,12 @@ def _read(path: Path) -> Parts | None:
         return None
 
 
-def _computed(images: np.ndarray, device: torch.device) -> np.ndarray:
-    """The features of images [N, C, H, W], computed in chunks."""
-    chunks = torch.from_numpy(images).split(CHUNKS[device.type])
-    first = scatter(chunks[0].to(device))
-    features = torch.empty(len(images), *first.shape[1:])
-    for chunk, into in zip(chunks, features.split(CHUNKS[device.type]), strict=True):
-        into.copy_(scatter(chunk.to(device)))
+def _computed(records: np.ndarray, transform: _Transform) -> np.ndarray:
+    """The features of records [N, ...]."""
+    chunks = torch.from_numpy(records).split(transform.chunk)
+    first = transform.of(chunks[0])
+    features = torch.empty(len(records), *first.shape[1:])
+    features[: len(first)] = first.cpu()
+    for some, into in zip(chunks[1:], features.split(transform.chunk)[1:], strict=True):
+        into.copy_(transform.of(some))
     return features.numpy()

@@ -1,9 +1,9 @@
 """What a Flower node does at a server's request: what its own environment allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
-data directory, to which missing data sets and features are written, and a model, a loss, a metric,
-a data set, a mechanism, a strategy and a partition, whose modules are imported if they are of
-somebody's own.
+data directory, to which missing data sets and features are written, a file of initial parameters,
+and a model, a loss, a metric, a data set, features, a mechanism, a strategy and a partition, whose
+modules are imported if they are of somebody's own.
 """
 
 import os
@@ -25,7 +25,7 @@ LOADER = "datasets"
 """The module that loads data sets of Hugging Face's, into a folder of its own."""
 PACKAGES = ("mechanisms", "client", "strategies", "server", "sim")
 """The project's own, which are allowed but for what is called."""
-CALLED = ("strategy", "partition")
+CALLED = ("strategy", "partition", "features")
 """Settings whose object is called with arguments that the server chooses."""
 FLOWER = "flwr.serverapp.strategy"
 """The module of Flower's own strategies, which is allowed for these."""
@@ -43,6 +43,8 @@ def check(config: Config, run_dir: Path) -> None:
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
         _check_folder("data_dir", Path(config.data.data_dir).expanduser())
+    if config.data.init_from:
+        _check_folder("init_from", Path(config.data.init_from).expanduser())
     listed = [name for part in os.environ.get(MODULES, "").split(",") if (name := part.strip())]
     for setting, module in _modules(config):
         allowed = [*listed, FLOWER] if setting in CALLED else [*PACKAGES, *listed]
@@ -103,6 +105,6 @@ def _check_folder(name: str, path: Path) -> None:
     folder = Path(os.environ.get(FOLDER) or DEFAULT_FOLDER).expanduser().resolve()
     if not path.resolve().is_relative_to(folder):
         raise ValueError(
-            f"{name} = {path} is not below {folder}, where alone this Flower node writes: give the "
-            f"run a folder there, or start the node with {FOLDER} set to another one"
+            f"{name} = {path} is not below {folder}, where alone this Flower node works: give one "
+            f"there, or start the node with {FOLDER} set to another one"
         )

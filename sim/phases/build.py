@@ -21,6 +21,7 @@ from sim.job.copies import copy_on
 from sim.job.device import device_of, memory_of
 from sim.job.job import Job
 from sim.job.workers import workers_of
+from sim.models.initial import start_from
 from sim.models.networks import build as build_model
 from sim.models.objectives import refuse_mixing
 from sim.models.own import trying
@@ -129,11 +130,14 @@ def model_of(config: Config, dataset: Dataset, words: Words | None) -> torch.nn.
     """The configuration's model with its initial weights, for the records of a data set.
 
     Raises:
-        ValueError: as `sim.models.networks.build`.
+        ValueError: as `sim.models.networks.build`, or `sim.models.initial.start_from`.
     """
     key, data = seed_key(config.run.seed), config.data
     seed, shape = int(generator(key, "model").integers(2**63)), dataset.x.shape[1:]
-    return build_model(data.model, shape, dataset.classes, seed, data.activation, words)
+    model = build_model(data.model, shape, dataset.classes, seed, data.activation, words)
+    if data.init_from is not None:
+        start_from(model, data.init_from)
+    return model
 
 
 def in_groups(job: Job, workers: int | None = None) -> Job:

@@ -1,0 +1,55 @@
+"""Parameters that training starts from, from a file or from a finished run."""
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from server.store import MODEL
+from sim.sources.backbones import read_weights
+
+SHOWN = 4
+"""Names of parameters that a warning lists."""
+
+
+def start_from(model: nn.Module, path: str) -> None:
+    """Give a model the tensors of a file, or of a run directory's model, that have a name and shape
+    of its own.
+
+    Raises:
+        ValueError: the file is missing or damaged, or none of its tensors is the model's.
+
+    Warns:
+        UserWarning: some of the model's parameters are not in the file, and stay as they are.
+    """
+    folder = Path(path)
+    tensors = read_weights(folder / MODEL if folder.is_dir() else folder)
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    found = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name in own and tensor.shape == own[name].shape
+    }
+    if not found:
+        raise ValueError(
+            f"init_from = {path!r} has no tensor of this model, whose first is "
+            f"{_said(next(iter(own.items())))}: give a file of the same --model"
+        )
+    with torch.no_grad():
+        for name, tensor in found.items():
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"init_from = {path!r}: {name} is not finite: give another file")
+            own[name].copy_(tensor)
+    if others := [_said(item) for item in own.items() if item[0] not in found]:
+        more = f" and {len(others) - SHOWN} others" if len(others) > SHOWN else ""
+        warnings.warn(
+            f"init_from = {path!r} lacks {', '.join(others[:SHOWN])}{more}: they start as without "
+            "it",
+            stacklevel=2,
+        )
+
+
+def _said(item: tuple[str, torch.Tensor]) -> str:
+    name, tensor = item
+    return f"{name} {tuple(tensor.shape)}"
