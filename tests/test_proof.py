@@ -33,7 +33,7 @@ EVENTS = {
     "randomized_response": events.RandomizedResponse(0.5),
     "public_labels": events.PublicLabels(),
     "dpsur_step": events.DpsurStep(0.1, 1.5, 0.05, 0.9, -1.0, "visible"),
-    "screened_step": events.ScreenedStep(0.1, 2.0, 0.1, 0.5, "clipped"),
+    "screened_step": events.ScreenedStep(0.1, 2.0, 0.04, 0.5, "clipped"),
     "trial_cap": events.TrialCap(0.1, 100),
     "summed_shares": events.SummedShares(1e-9),
     "allotment": events.Allotment(8.0, 0.01, 3),
