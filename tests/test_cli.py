@@ -15,7 +15,7 @@ from sim.commands.guard import main_guard
 from sim.commands.parser import build_parser, help_text
 from sim.commands.topics import COMMON, TOPICS
 from sim.config.configuration import load, save
-from sim.config.fields import SETTINGS
+from sim.config.fields import OWN_NAME, SETTINGS
 from sim.config.names import SYNONYMS
 from sim.config.presets import PRESETS
 from sim.config.use import USES
@@ -43,6 +43,15 @@ def run_dir(tmp_path):
 def test_names_that_scripts_rely_on():
     assert {f"--{name}" for name in NAMES.split()} <= {s.flag for s in SETTINGS.values()}
     assert {"--config", "--resume"} <= flags_of(help_text("prog", ""))
+
+
+@pytest.mark.parametrize(
+    "setting", [one for one in SETTINGS.values() if one.choices], ids=lambda s: s.name
+)
+def test_the_help_of_a_flag_has_all_that_it_takes(setting):
+    """Kills a flag that hides that it takes an object of the user's own."""
+    values = [*setting.choices, *([OWN_NAME] if ":" in setting.expected else [])]
+    assert f"{setting.flag} {{{','.join(values)}}}" in help_text("prog", "", topic="all")
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda s: s.name)
