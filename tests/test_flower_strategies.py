@@ -76,6 +76,16 @@ class Counting(flower.FedAvg):
         return arrays, metrics
 
 
+class Adding(flower.FedAvg):
+    def __init__(self):
+        super().__init__()
+        self.total = np.zeros(2)
+
+    def aggregate_train(self, server_round, replies):
+        self.total += server_round
+        return super().aggregate_train(server_round, replies)
+
+
 class Renamed(flower.FedAdam):
     def __init__(self):
         super().__init__(eta=0.4)
@@ -290,6 +300,17 @@ def test_one_that_may_look_at_replies_gets_all_of_them():
     assert app._recall(kept, state) == 2
     assert kept.seen == {1: (True, None), 3: ("met", 0.5)} and kept.rounds == [1.0, 2.0]
     assert np.array_equal(kept.last["params"].numpy(), after)
+
+
+def test_a_round_that_is_repeated_has_the_state_that_it_had():
+    """Kills arrays of a state that a strategy changes in place."""
+    strategy, model = named("lab:Adding"), np.zeros(3, np.float32)
+    before = strategy.init(model)
+    found = [strategy.each(before, model, np.eye(3), COUNTS[:3])[0] for _ in range(2)]
+    kept = app.flower.FedAvg()
+    for state in found:
+        app._recall(kept, state)
+        assert kept.total.tolist() == [1.0, 1.0]
 
 
 def test_flower_s_generator_and_logs_are_left_alone(caplog):
