@@ -58,6 +58,32 @@ COMMANDS = (
     "flwr-serverapp",
 )
 
+OWN = """
+from dataclasses import replace
+
+from flwr.serverapp.strategy import FedAdam
+from mechanisms import dpsgd
+
+MECHANISM = replace(dpsgd.MECHANISM, start=dpsgd.start)
+
+
+def adam(eta=0.1):
+    return FedAdam(eta=eta)
+
+
+def by_class(y, clients, rng):
+    order = rng.permutation(len(y))
+    owner = y.copy()
+    owner[order[y[order].argsort(kind="stable")]] = [i * clients // len(y) for i in range(len(y))]
+    return owner
+"""
+"""A module of the user's own, which the nodes import."""
+BY_OWN = {
+    "mechanism": "lab:MECHANISM",
+    "strategy": "lab:adam",
+    "strategy_settings": "eta = 0.05",
+    "partition": "lab:by_class",
+}
 ROUNDS = 2
 SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
 
@@ -169,7 +195,9 @@ def simulation(tmp_path_factory) -> Iterator[Flower]:
 def deployment(tmp_path_factory) -> Iterator[Flower]:
     """The deployment engine: a SuperLink, two SuperNodes, and a connection by the name of lab."""
     home = tmp_path_factory.mktemp("deployment")
-    flower = Flower(home, **{policy.FOLDER: str(home / "results")})
+    (home / "lab.py").write_text(OWN)
+    allows = {policy.FOLDER: str(home / "results"), policy.MODULES: "lab"}
+    flower = Flower(home, **allows, PYTHONPATH=f"{home}{os.pathsep}{ROOT}")
     superlink, *nodes = free_ports(3)
     address = f"127.0.0.1:{superlink}"
     (flower.home / "config.toml").write_text(
@@ -284,10 +312,14 @@ class TestEngines:
         log = simulation.run("local", *SIMULATED, resume=str(folder))
         assert_same_run(folder, reference, capsys, log)
 
-    def test_deployment(self, deployment, settings, reference, capsys):
-        log = deployment.run(
-            "lab", **settings, out=str(deployment.home / "results"), name="deployed"
-        )
+    def test_deployment(self, deployment, settings, tmp_path, capsys, monkeypatch):
+        """By a mechanism, a strategy and a partition of the user's own, and Flower's nodes allow
+        their module."""
+        monkeypatch.syspath_prepend(str(deployment.home))
+        given = settings | BY_OWN
+        inline = words(given | {"engine": "inline", "groups": 2, "out": str(tmp_path), "name": "a"})
+        reference = start.train(parse([*inline, "--quiet"], "", ""))
+        log = deployment.run("lab", **given, out=str(deployment.home / "results"), name="deployed")
         assert_same_run(deployment.home / "results" / "deployed", reference, capsys, log)
 
     def test_a_fault_is_named_in_the_log_and_leaves_nothing(self, deployment):
