@@ -119,12 +119,12 @@ class Flower:
         )
         self.started: list[subprocess.Popen] = []
 
-    def start(self, *command: str) -> None:
+    def start(self, *command: str, **environment: str) -> None:
         with (self.home / f"{command[0]}-{len(self.started)}.log").open("wb") as log:
             started = subprocess.Popen(
                 command,
                 cwd=self.home,
-                env=self._environment,
+                env=self._environment | environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -134,7 +134,12 @@ class Flower:
     def run(self, connection: str, *flags: str, **given: object) -> str:
         """What ``flwr run`` printed, the run's log included."""
         line = f"{app.FLAGS}={json.dumps(shlex.join(words(given)))}"
-        command = ["flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line]
+        return self.call(
+            "flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line
+        )
+
+    def call(self, *command: str) -> str:
+        """What a command printed."""
         done = subprocess.run(
             command,
             cwd=self.home,
@@ -403,12 +408,19 @@ def serve(grid: Grid, **config: object) -> None:
     app.server(grid=grid, context=context)
 
 
+def found(grid: Grid) -> list[int]:
+    """The nodes' ids by group; none keeps its ledger to itself."""
+    hosts = find_groups(grid)
+    assert not any(host.keeps for host in hosts)
+    return [host.node for host in hosts]
+
+
 def test_nodes_are_known_by_their_group():
-    assert find_groups(LocalGrid({7: place(2, 3), 3: place(0, 3), 5: place(1, 3)})) == [3, 5, 7]
+    assert found(LocalGrid({7: place(2, 3), 3: place(0, 3), 5: place(1, 3)})) == [3, 5, 7]
 
 
 def test_a_second_node_and_a_gone_one_do_no_harm():
-    assert find_groups(LocalGrid({9: None, 5: place(0), 6: place(0), 7: place(1)})) == [5, 7]
+    assert found(LocalGrid({9: None, 5: place(0), 6: place(0), 7: place(1)})) == [5, 7]
 
 
 def test_the_superlinks_word_that_a_node_is_gone_is_no_fault_of_a_node():
@@ -420,7 +432,7 @@ def test_the_superlinks_word_that_a_node_is_gone_is_no_fault_of_a_node():
                 self._replies[name].metadata.__dict__["_src_node_id"] = 1  # the SuperLink's own
             return name
 
-    assert find_groups(Telling({9: None, 5: place(0), 7: place(1)})) == [5, 7]
+    assert found(Telling({9: None, 5: place(0), 7: place(1)})) == [5, 7]
 
 
 def test_nodes_that_come_late_are_waited_for():
@@ -429,7 +441,7 @@ def test_nodes_that_come_late_are_waited_for():
             self.looks = getattr(self, "looks", 0) + 1
             return list(self.nodes)[: self.looks - 1]
 
-    assert find_groups(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
+    assert found(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
 
 
 def test_a_node_is_asked_once_and_its_answer_taken_once():
@@ -451,7 +463,7 @@ def test_a_node_is_asked_once_and_its_answer_taken_once():
             pulled.extend(reply.metadata.reply_to_message_id for reply in replies)
             return replies
 
-    assert find_groups(Counting({5: place(1, 3), 6: place(0, 3), 7: place(2, 3)})) == [6, 5, 7]
+    assert found(Counting({5: place(1, 3), 6: place(0, 3), 7: place(2, 3)})) == [6, 5, 7]
     assert pushed == [5, 6, 7] and len(pulled) == 3
 
 

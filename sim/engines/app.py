@@ -86,23 +86,31 @@ def _serve(context: Context, grid: Grid) -> None:
         ValueError: a user error, before the run directory is created; or training diverged.
     """
     request = _asked(context.run_config)
+    from server.noting import noting
     from sim.engines import session
-    from sim.job import rundir
+    from sim.job import manifest, rundir
 
     folder = (request.resume or rundir.choose(request.config)).resolve()
     nodes = find_groups(grid, getattr(grid, "patience", PATIENCE))
+    keeping = [group for group, host in enumerate(nodes) if host.keeps]
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
     job = _job(config.model_dump_json())
     if len(job.groups) > len(nodes):
         raise ValueError(
             f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered"
         )
+    if keeping:  # the nodes refuse it as well
+        policy.refuse_unprotected(job.config)
+        policy.check_alone(job)
     if request.resume:
         rundir.check_resumable(request.resume)
     else:
         folder = rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
-    exchange = exchange_over(grid, nodes, settings)
+    exchange = exchange_over(grid, [host.node for host in nodes], settings)
+    if keeping:
+        files = manifest.ledger_files(folder, job)
+        exchange = noting(exchange, {group: files[group] for group in keeping}, job.plans)
     session.run(job, folder, session.Engine(exchange, getattr(grid, "leave", lambda: None)))
 
 
@@ -152,12 +160,22 @@ def _settings(text: str) -> Config:
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     """A node for this message only, as another process may have charged its ledger in between."""
-    run_dir, group = Path(config["run_dir"]), config["group"]
-    policy.check(_settings(config["settings"]), run_dir)
-    check_shared(run_dir, group)
+    run_dir, group, own = Path(config["run_dir"]), config["group"], policy.own()
+    policy.check(_settings(config["settings"]), run_dir, own)
+    if own is None:
+        check_shared(run_dir, group)
     from sim.phases.course import Host
 
-    return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
+    job = _job(config["settings"])
+    if own is None:
+        return Host(job, run_dir).node(group, config["phase"])
+    from client.own_budget import Budgeted, OwnBudget
+    from sim.job.job import TRAIN
+
+    policy.check_alone(job)
+    folder = policy.folder_of(own, job, run_dir)
+    budget = OwnBudget(own.home, own.epsilon, own.delta)
+    return Budgeted(budget, folder, job.plans, lambda: Host(job, folder).node(group, TRAIN))
 
 
 def check_shared(run_dir: Path, group: int) -> None:
@@ -175,4 +193,4 @@ def check_shared(run_dir: Path, group: int) -> None:
 
 
 server = server_app(_serve)
-client = client_app(_node_of)
+client = client_app(_node_of, lambda: policy.own() is not None)
