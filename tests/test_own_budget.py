@@ -13,9 +13,11 @@ import pytest
 from flwr.app import Context, Message
 
 from client.messages import TrainRequest, Upload
-from client.own_budget import Budgeted, OwnBudget
+from client.own_budget import LOCK, Budgeted, OwnBudget
+from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import convert, epsilon, rdp
+from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.events import (
     Gaussian,
     PaperClaim,
@@ -29,7 +31,7 @@ from server.app import exchange_over, find_groups
 from server.noting import noting
 from sim.config import configuration
 from sim.engines import app, policy
-from tests.test_flower import LocalGrid, identity, place, serve, settings
+from tests.test_flower import ROOT, LocalGrid, identity, place, serve, settings
 
 __all__ = ["identity", "settings"]
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -96,6 +98,20 @@ class TestBudget:
         count = next(n for n in range(1, 10**4) if by_hand(budget.orders, n / 2e3, delta) > target)
         assert epsilon({Gaussian(math.sqrt(1000.0)): count}, delta).epsilon > 0.8 * target
 
+    @pytest.mark.parametrize(
+        ("said", "run_of"),
+        [
+            ("4.55", lambda noise: {Gaussian(noise): 2}),
+            ("5.76", lambda noise: {SampledGaussian(0.01, noise): 1000}),
+        ],
+    )
+    def test_what_the_pages_say_of_its_price(self, tmp_path, said, run_of):
+        charges = run_of(smallest(run_of, 4.0, 1e-5, "certified", False))
+        found = OwnBudget(tmp_path, 5.0, 1e-5).after(tmp_path / "a", [(HERE, charges)])
+        assert f"{found:.2f}" == said
+        for page in ("howto/deployment.md", "decisions/0060-a-nodes-own-budget.md"):
+            assert f" {said} " in (ROOT / "docs" / page).read_text().replace("\n", " ")
+
     def test_what_may_fail_or_is_unproved_has_no_room(self, tmp_path):
         budget = OwnBudget(tmp_path, 100.0, 1e-5)
         for run, event in (("a", TrialCap(0.5, 60)), ("b", Unprotected(1.0))):
@@ -120,11 +136,14 @@ def request(clients: list[int], nth: int = 1, number: int = 1) -> TrainRequest:
 
 
 def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
-    """Of a request's clients, the one that would pay most decides."""
+    """Of a request's clients, the one that would pay most decides. No other request is looked at
+    before the charge is on the disk."""
     done = []
 
     class Doing:
         def train(self, asked):
+            with pytest.raises(BlockingIOError), durable.locked(tmp_path / LOCK, wait=False):
+                pass
             done.append(asked)
             return asked
 
