@@ -276,7 +276,7 @@ def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked,
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"mechanism": "mechanisms.none:MECHANISM"}, "is not private"),
+        ({"mechanism": "mechanisms.none:MECHANISM"}, "group 0 cannot be built"),
         ({"mechanism": "lab.dp:M"}, "in its policy file lab.dp, or give another --mechanism"),
         ({"strategy": "lab.s:one"}, "it imports flwr.serverapp.strategy): have its owner add"),
         ({"model": "lab.nets:Net"}, "in its policy file lab.nets, or give another --model"),
@@ -286,6 +286,21 @@ def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked,
 def test_what_the_policy_file_does_not_name_is_refused(tmp_path, nodes, settings, asked, said):
     refused_by_node(nodes, settings | {"release": True} | asked, said)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_why_a_data_set_cannot_be_loaded_is_told_in_the_nodes_own_log(tmp_path, nodes):
+    """The server chooses which files are read, and would be told what they say."""
+    table = tmp_path / "patients.csv"
+    table.write_text("age,label\n70,ill\n60,well\n", encoding="utf-8")
+    (tmp_path / "columns.toml").write_text("age = 'Miller'\n", encoding="utf-8")
+    given = {"dataset": str(table), "columns": str(tmp_path / "columns.toml"), "release": True}
+    config = configuration.load(None, given).model_dump_json()
+    with pytest.raises(ValueError, match="Miller"):
+        app._job(config)
+    request_of = {"settings": config, "run_dir": "/x/run"}
+    with pytest.raises(RuntimeError, match="group 0 cannot be built on its Flower node") as told:
+        list(exchange_over(nodes, [4, 8], request_of)([request([0])]))
+    assert "Miller" not in str(told.value)
 
 
 def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:

@@ -2,8 +2,9 @@
 
 The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The
 number of groups is the number of Flower nodes. Nodes write their ledgers into the run directory, so
-they must share its file system, and each allows it (`sim.engines.policy`). A relative path is
-resolved in the working directory of the SuperLink or the SuperNode that uses it.
+they must share its file system, and each allows it (`sim.engines.policy`); one with a policy file
+writes into a folder of its own. A relative path is resolved in the working directory of the
+SuperLink or the SuperNode that uses it.
 
 A deployed SuperNode starts a process for each message, so torch is imported only where needed.
 """
@@ -166,12 +167,17 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
         check_shared(run_dir, group)
     from sim.phases.course import Host
 
-    job = _job(config["settings"])
     if own is None:
-        return Host(job, run_dir).node(group, config["phase"])
+        return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
     from client.own_budget import Budgeted, OwnBudget
     from sim.job.job import TRAIN
 
+    try:
+        job = _job(config["settings"])
+    except Exception as fault:  # whose text may quote records
+        raise ValueError(
+            f"group {group} cannot be built on its Flower node: the node's own log says why"
+        ) from fault
     policy.check_alone(job)
     folder = policy.folder_of(own, job, run_dir)
     budget = OwnBudget(own.home, own.epsilon, own.delta)
