@@ -18,6 +18,7 @@ from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 DIGEST = "digest"
 KEEPS = "keeps-ledger"
+"""The part of a node's answer that says whether it keeps its ledger to itself."""
 NodeOf = Callable[[Mapping[str, Any], Context], Answering]
 """Finds or builds the node for a message, from the message's configuration and Flower's context."""
 

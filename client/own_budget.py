@@ -54,21 +54,31 @@ class OwnBudget:
         near = {1.0 + (best - 1.0) / part for part in PARTS}
         return tuple(sorted({min(ORDERS, key=lambda order: abs(order - one)) for one in near}))
 
-    def spent(self) -> float:
-        """Epsilon of all runs so far.
+    def used(self) -> float:
+        """The share of the budget that all runs have used so far, at the order where it is least;
+        infinite if the budget is too small for any release.
 
         Raises:
             ValueError: a ledger is damaged.
         """
-        return self.after(self.folder / "no run", [])
+        bounds = self.epsilon - conversion(self.orders, self.delta / len(PARTS))
+        total, able = self._total(self.folder / "none", []), bounds > 0.0
+        return float(np.min(total[able] / bounds[able], initial=math.inf))
 
     def after(self, run: Path, payments: Payments) -> float:
-        """Epsilon of all runs in the folder after further payments in the run at ``run``.
+        """Epsilon of all runs in the folder after further payments in the run at ``run``. As the
+        orders are fixed it does not begin at 0, but it reaches the budget no earlier.
 
         Raises:
             ValueError: a ledger is damaged.
         """
-        orders, total = self.orders, 0.0
+        total = self._total(run, payments)
+        return convert(total, self.orders, self.delta / len(PARTS)).epsilon
+
+    def _total(self, run: Path, payments: Payments) -> np.ndarray:
+        """Divergence of all runs at each order."""
+        orders = self.orders
+        total = np.zeros(len(orders))
         for folder in sorted({path.parent for path in self.folder.glob(f"*/{LEDGER}")} | {run}):
             own = folder / LEDGER
             paid: dict[int, Charges] = dict(ledger.read(own)) if own.is_dir() else {}
@@ -76,8 +86,8 @@ class OwnBudget:
                 paid |= {c: merge(paid.get(c, {}), charges) for c in clients.tolist()}
             histories = {frozenset(charges.items()) for charges in paid.values()}
             costs = [_divergences(dict(one), orders) for one in histories]
-            total = total + np.max(costs, axis=0, initial=0.0)
-        return convert(np.asarray(total), orders, self.delta / len(PARTS)).epsilon
+            total += np.max(costs, axis=0, initial=0.0)
+        return total
 
 
 def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:

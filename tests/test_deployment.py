@@ -73,12 +73,12 @@ def test_registered_nodes_train_behind_tls_within_their_own_budgets(lab, setting
     paid = [ledger.read(one / "ledger") for (one,) in folders]
     assert not set(paid[0]) & set(paid[1]) and len(paid[0] | paid[1]) == 20
     assert paid[0] | paid[1] == ledger.read(lab.home / "server" / "first" / "ledger")
-    spent = [OwnBudget(lab.home / f"own-{n}", 5.0, 1e-5).spent() for n in range(2)]
-    assert all(4.0 < one <= 5.0 for one in spent)
+    used = [OwnBudget(lab.home / f"own-{n}", 5.0, 1e-5).used() for n in range(2)]
+    assert all(0.5 < one <= 1.0 for one in used)
     log = lab.run("lab", **asked, name="second", seed=7)
     assert re.search(r"epsilon of this node would be .* own policy allows 5 over all runs", log)
     assert not (lab.home / "server" / "second" / "summary.json").exists()
-    assert [OwnBudget(lab.home / f"own-{n}", 5.0, 1e-5).spent() for n in range(2)] == spent
+    assert [OwnBudget(lab.home / f"own-{n}", 5.0, 1e-5).used() for n in range(2)] == used
 
 
 def stranger(lab: Flower, insecure: bool = False) -> tuple[Path, object]:

@@ -32,10 +32,12 @@ from server.noting import noting
 from sim.config import configuration
 from sim.engines import app, policy
 from tests.test_flower import ROOT, LocalGrid, identity, place, serve, settings
+from tests.test_readme import blocks
 
 __all__ = ["identity", "settings"]
 pytestmark = pytest.mark.usefixtures("no_report")
 HERE = np.array([0, 1])
+GUIDE = ROOT / "docs" / "howto" / "deployment.md"
 
 
 def paid(folder: Path, run: str, *charges: tuple[list[int], dict]) -> None:
@@ -97,6 +99,21 @@ class TestBudget:
         assert budget.orders == dataclasses.replace(budget).orders
         count = next(n for n in range(1, 10**4) if by_hand(budget.orders, n / 2e3, delta) > target)
         assert epsilon({Gaussian(math.sqrt(1000.0)): count}, delta).epsilon > 0.8 * target
+
+    def test_its_owner_reads_which_share_is_used(self, tmp_path, capsys):
+        """In proportion to what was charged, and all of it when a further charge is refused."""
+        (block,) = [text for kind, text in blocks(GUIDE) if kind == "python"]
+        block = block.replace("/lab/own-0", str(tmp_path))
+        budget = OwnBudget(tmp_path, 5.0, 1e-5)
+        number = max(n for n in range(1, 99) if by_hand(budget.orders, n / 32, 1e-5) <= 5.0)
+        shares = []
+        for run in range(3):
+            exec(compile(block, str(GUIDE), "exec"), {})
+            shares.append(float(capsys.readouterr().out))
+            paid(tmp_path, str(run), ([0], {Gaussian(4.0): number}))
+        assert shares == pytest.approx([0.0, shares[1], 2 * shares[1]], abs=1e-12)
+        assert number / (number + 1) < shares[1] <= 1.0
+        assert OwnBudget(tmp_path, 1e-4, 1e-5).used() == math.inf
 
     @pytest.mark.parametrize(
         ("said", "run_of"),
@@ -220,7 +237,6 @@ def test_nodes_share_no_folder_and_count_over_all_runs(tmp_path, nodes, settings
     with pytest.raises(RuntimeError, match=refused):
         serve(nodes, **again)
     assert files(tmp_path / "own-0") == before
-    assert OwnBudget(tmp_path / "own-0", 5.0, 1e-5).spent() < 5.0
     (tmp_path / "node-0.toml").write_text(
         (tmp_path / "node-0.toml").read_text().replace("5.0", "9.0")
     )
