@@ -96,7 +96,7 @@ class TestBudget:
     def test_its_orders_are_fixed_in_advance_and_cost_little(self, tmp_path, target, delta):
         """Of the best figure over all orders, for Gaussians that use up the budget."""
         budget = OwnBudget(tmp_path, target, delta)
-        assert budget.orders == dataclasses.replace(budget).orders
+        assert len(budget.orders) <= 3  # each has a third of delta
         count = next(n for n in range(1, 10**4) if by_hand(budget.orders, n / 2e3, delta) > target)
         assert epsilon({Gaussian(math.sqrt(1000.0)): count}, delta).epsilon > 0.8 * target
 
