@@ -123,10 +123,11 @@ class Budgeted:
         with durable.locked(self.budget.folder / LOCK):  # also from other runs
             after = self.budget.after(self.run, planned(self.plans, request))
             if not after <= self.budget.epsilon:
+                less = "ask for less, or have the node's owner raise epsilon in its policy file"
+                other = "use a mechanism whose steps have a bound at fixed orders, such as dpsgd"
                 raise ValueError(
                     f"epsilon of this node would be {after:.4g} at delta = {self.budget.delta:g} "
                     f"after round {request.round}, but its own policy allows "
-                    f"{self.budget.epsilon:g} over all runs: ask for less, or have the node's "
-                    "owner raise epsilon in its policy file"
+                    f"{self.budget.epsilon:g} over all runs: {other if after == math.inf else less}"
                 )
             return self.node().train(request)

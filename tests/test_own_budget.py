@@ -245,6 +245,33 @@ def test_nodes_share_no_folder_and_count_over_all_runs(tmp_path, nodes, settings
     assert len(list((tmp_path / "own-1").glob("two-*"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "own", "bounded"),
+    [
+        ("dpsgd", {"sample_rate": 0.5}, True),
+        ("dpsur", {}, True),
+        ("dphero", {"sample_rate": 0.5}, True),
+        ("dpagd", {}, True),
+        ("dpsur", {"dpsur_accounting": "selective"}, False),
+        ("screening", {}, False),
+        ("dpagd", {"sample_rate": 0.5}, False),
+        ("dpis", {"sample_rate": 0.5}, False),
+    ],
+)
+def test_mechanisms_that_have_a_bound_at_the_orders_of_a_node(
+    tmp_path, nodes, settings, mechanism, own, bounded
+):
+    """As the page says; others are refused before they train."""
+    asked = settings | own | {"mechanism": mechanism, "epsilon": 2.0, "clients": 2, "rounds": 1}
+    asked |= {"release": True, "out": str(tmp_path / "server"), "name": "one"}
+    if bounded:
+        serve(nodes, **asked)
+        return
+    with pytest.raises(RuntimeError, match=r"would be inf at .*: use a mechanism whose steps"):
+        serve(nodes, **asked)
+    assert not list(tmp_path.glob("own-*/*/ledger"))
+
+
 def test_a_run_has_one_folder_for_each_meaning_of_its_clients(tmp_path, settings):
     """What differs only in how it is computed is the same run, as it is when it is resumed."""
     own = policy.Policy(folder=str(tmp_path), epsilon=1.0, delta=1e-5)
