@@ -17,6 +17,8 @@ from mechanisms.accounting.events import from_dict, to_dict
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 DIGEST = "digest"
+KEEPS = "keeps-ledger"
+"""The part of a node's answer that says whether it keeps its ledger to itself."""
 NodeOf = Callable[[Mapping[str, Any], Context], Answering]
 """Finds or builds the node for a message, from the message's configuration and Flower's context."""
 
@@ -108,8 +110,9 @@ def _arrays(arrays: dict[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def client_app(node_of: NodeOf) -> ClientApp:
-    """A ClientApp that trains a group on ``train``, and on ``query`` says which group it hosts.
+def client_app(node_of: NodeOf, keeps: Callable[[], bool] = lambda: False) -> ClientApp:
+    """A ClientApp that trains a group on ``train``, and on ``query`` says which group it hosts, and
+    whether it ``keeps`` its ledger where the server does not see it.
 
     The group comes from the Flower node's configuration: the simulation engine sets it; elsewhere
     ``--node-config "partition-id=0 num-partitions=2"`` does.
@@ -126,7 +129,8 @@ def client_app(node_of: NodeOf) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"config": ConfigRecord(_place(context))}), reply_to=message)
+        place = _place(context) | {KEEPS: keeps()}
+        return Message(RecordDict({"config": ConfigRecord(place)}), reply_to=message)
 
     return app
 

@@ -127,11 +127,11 @@ class Purse:
         name = request.release
         if self.seed is None:
             name += f"-{secrets.token_hex(8)}"
-        opened, planned = Opened(self, request, device), self._planned(request)
+        opened, payments = Opened(self, request, device), planned(self.plans, request)
         if self.ledger is None:
             yield opened
             return
-        self.ledger.charge_all(name, request.round, planned)
+        self.ledger.charge_all(name, request.round, payments)
         yield opened
         settlement = opened.settlement()
         self.ledger.charge_all(name, request.round, settlement)
@@ -139,10 +139,11 @@ class Purse:
             (ids, unpaid) for ids, charges in settlement if (unpaid := payable(charges))
         ]
 
-    def _planned(self, request: TrainRequest) -> Payments:
-        """The most that the round can cost each requested client."""
-        kinds, place = kinds_of(self.plans.which[request.clients], request.nth)
-        order = np.argsort(place, kind="stable")
-        members = np.split(request.clients[order], np.flatnonzero(np.diff(place[order])) + 1)
-        charges = [self.plans.plans[plan].round_charges(nth) for plan, nth in kinds.tolist()]
-        return list(zip(members, charges, strict=True))
+
+def planned(plans: PlanTable, request: TrainRequest) -> Payments:
+    """The most that a round can cost each requested client."""
+    kinds, place = kinds_of(plans.which[request.clients], request.nth)
+    order = np.argsort(place, kind="stable")
+    members = np.split(request.clients[order], np.flatnonzero(np.diff(place[order])) + 1)
+    charges = [plans.plans[plan].round_charges(nth) for plan, nth in kinds.tolist()]
+    return list(zip(members, charges, strict=True))

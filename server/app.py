@@ -4,11 +4,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from client.app import decode_upload, encode_request, settings_of
+from client.app import KEEPS, decode_upload, encode_request, settings_of
 from client.messages import TrainRequest, Upload
 from server.federation import Exchange
 
@@ -19,6 +20,21 @@ POLL = 0.2
 """Seconds between two checks for answers."""
 
 log = logging.getLogger("flwr")
+
+
+class Host(NamedTuple):
+    """The Flower node of a group: its id, and whether it keeps its ledger to itself."""
+
+    node: int
+    keeps: bool
+
+
+class _Place(NamedTuple):
+    """What a node says of itself."""
+
+    group: int
+    groups: int
+    keeps: bool
 
 
 def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
@@ -32,8 +48,8 @@ def server_app(run: Callable[[Context, Grid], None]) -> ServerApp:
     return app
 
 
-def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
-    """Node ids by group number; asks every Flower node which group it hosts.
+def find_groups(grid: Grid, patience: float = PATIENCE) -> list[Host]:
+    """The nodes by group number; asks every Flower node which group it hosts.
 
     If several nodes host one group, one of them gets the work. A registered node that is gone is
     ignored.
@@ -44,13 +60,13 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
     """
     if math.isfinite(patience):
         log.info("Waiting up to %g s for the Flower nodes", patience)
-    hosts: list[int | None] = []
+    hosts: list[Host | None] = []
     for places in _answers(grid, patience):
         hosts = _hosts(places)
-        found = [node for node in hosts if node is not None]
+        found = [host for host in hosts if host is not None]
         if hosts and len(found) == len(hosts):
             return found
-    missing = [str(group) for group, node in enumerate(hosts) if node is None]
+    missing = [str(group) for group, host in enumerate(hosts) if host is None]
     of = f"group {', '.join(missing)} of {len(hosts)}" if hosts else "any group"
     raise RuntimeError(
         f"no Flower node answered within {patience:g} s for {of}: start a SuperNode for each "
@@ -59,11 +75,11 @@ def find_groups(grid: Grid, patience: float = PATIENCE) -> list[int]:
     )
 
 
-def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]]:
-    """(Group, number of groups) by node id: all answers so far, yielded after every poll."""
+def _answers(grid: Grid, patience: float) -> Iterator[dict[int, _Place]]:
+    """The places by node id: all answers so far, yielded after every poll."""
     asked: set[int] = set()
     waiting: set[str] = set()
-    places: dict[int, tuple[int, int]] = {}
+    places: dict[int, _Place] = {}
     deadline = time.monotonic() + patience
     while True:  # at least once, however long that takes
         new = [node for node in grid.get_node_ids() if node not in asked]
@@ -75,19 +91,19 @@ def _answers(grid: Grid, patience: float) -> Iterator[dict[int, tuple[int, int]]
             waiting.discard(reply.metadata.reply_to_message_id)
             node = reply.metadata.src_node_id
             if node in asked:  # otherwise the SuperLink reports that a node is gone
-                place = settings_of(_content(reply, f"Flower node {node}"))
-                places[node] = place["partition-id"], place["num-partitions"]
+                said = settings_of(_content(reply, f"Flower node {node}"))
+                places[node] = _Place(said["partition-id"], said["num-partitions"], said[KEEPS])
         yield places
         if time.monotonic() >= deadline:
             return
         time.sleep(POLL)
 
 
-def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
-    """Node ids by group number, None for a group without a node so far."""
-    size = max((groups for _, groups in places.values()), default=0)
-    hosts: list[int | None] = [None] * size
-    for node, (group, groups) in sorted(places.items()):
+def _hosts(places: Mapping[int, _Place]) -> list[Host | None]:
+    """The nodes by group number, None for a group without a node so far."""
+    size = max((place.groups for place in places.values()), default=0)
+    hosts: list[Host | None] = [None] * size
+    for node, (group, groups, keeps) in sorted(places.items()):
         if groups != size or not 0 <= group < size:
             raise ValueError(
                 f"a Flower node says partition-id={group} num-partitions={groups}, but there are "
@@ -95,7 +111,7 @@ def _hosts(places: Mapping[int, tuple[int, int]]) -> list[int | None]:
                 "with a partition-id from 0 to below it"
             )
         if hosts[group] is None:
-            hosts[group] = node
+            hosts[group] = Host(node, keeps)
     return hosts
 
 

@@ -58,6 +58,32 @@ COMMANDS = (
     "flwr-serverapp",
 )
 
+OWN = """
+from dataclasses import replace
+
+from flwr.serverapp.strategy import FedAdam
+from mechanisms import dpsgd
+
+MECHANISM = replace(dpsgd.MECHANISM, start=dpsgd.start)
+
+
+def adam(eta=0.1):
+    return FedAdam(eta=eta)
+
+
+def by_class(y, clients, rng):
+    order = rng.permutation(len(y))
+    owner = y.copy()
+    owner[order[y[order].argsort(kind="stable")]] = [i * clients // len(y) for i in range(len(y))]
+    return owner
+"""
+"""A module of the user's own, which the nodes import."""
+BY_OWN = {
+    "mechanism": "lab:MECHANISM",
+    "strategy": "lab:adam",
+    "strategy_settings": "eta = 0.05",
+    "partition": "lab:by_class",
+}
 ROUNDS = 2
 SIMULATED = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
 
@@ -93,12 +119,12 @@ class Flower:
         )
         self.started: list[subprocess.Popen] = []
 
-    def start(self, *command: str) -> None:
+    def start(self, *command: str, **environment: str) -> None:
         with (self.home / f"{command[0]}-{len(self.started)}.log").open("wb") as log:
             started = subprocess.Popen(
                 command,
                 cwd=self.home,
-                env=self._environment,
+                env=self._environment | environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -108,7 +134,12 @@ class Flower:
     def run(self, connection: str, *flags: str, **given: object) -> str:
         """What ``flwr run`` printed, the run's log included."""
         line = f"{app.FLAGS}={json.dumps(shlex.join(words(given)))}"
-        command = ["flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line]
+        return self.call(
+            "flwr", "run", str(ROOT), connection, "--stream", *flags, "--run-config", line
+        )
+
+    def call(self, *command: str) -> str:
+        """What a command printed."""
         done = subprocess.run(
             command,
             cwd=self.home,
@@ -169,7 +200,9 @@ def simulation(tmp_path_factory) -> Iterator[Flower]:
 def deployment(tmp_path_factory) -> Iterator[Flower]:
     """The deployment engine: a SuperLink, two SuperNodes, and a connection by the name of lab."""
     home = tmp_path_factory.mktemp("deployment")
-    flower = Flower(home, **{policy.FOLDER: str(home / "results")})
+    (home / "lab.py").write_text(OWN)
+    allows = {policy.FOLDER: str(home / "results"), policy.MODULES: "lab"}
+    flower = Flower(home, **allows, PYTHONPATH=f"{home}{os.pathsep}{ROOT}")
     superlink, *nodes = free_ports(3)
     address = f"127.0.0.1:{superlink}"
     (flower.home / "config.toml").write_text(
@@ -284,10 +317,14 @@ class TestEngines:
         log = simulation.run("local", *SIMULATED, resume=str(folder))
         assert_same_run(folder, reference, capsys, log)
 
-    def test_deployment(self, deployment, settings, reference, capsys):
-        log = deployment.run(
-            "lab", **settings, out=str(deployment.home / "results"), name="deployed"
-        )
+    def test_deployment(self, deployment, settings, tmp_path, capsys, monkeypatch):
+        """By a mechanism, a strategy and a partition of the user's own, and Flower's nodes allow
+        their module."""
+        monkeypatch.syspath_prepend(str(deployment.home))
+        given = settings | BY_OWN
+        inline = words(given | {"engine": "inline", "groups": 2, "out": str(tmp_path), "name": "a"})
+        reference = start.train(parse([*inline, "--quiet"], "", ""))
+        log = deployment.run("lab", **given, out=str(deployment.home / "results"), name="deployed")
         assert_same_run(deployment.home / "results" / "deployed", reference, capsys, log)
 
     def test_a_fault_is_named_in_the_log_and_leaves_nothing(self, deployment):
@@ -371,12 +408,19 @@ def serve(grid: Grid, **config: object) -> None:
     app.server(grid=grid, context=context)
 
 
+def found(grid: Grid) -> list[int]:
+    """The nodes' ids by group; none keeps its ledger to itself."""
+    hosts = find_groups(grid)
+    assert not any(host.keeps for host in hosts)
+    return [host.node for host in hosts]
+
+
 def test_nodes_are_known_by_their_group():
-    assert find_groups(LocalGrid({7: place(2, 3), 3: place(0, 3), 5: place(1, 3)})) == [3, 5, 7]
+    assert found(LocalGrid({7: place(2, 3), 3: place(0, 3), 5: place(1, 3)})) == [3, 5, 7]
 
 
 def test_a_second_node_and_a_gone_one_do_no_harm():
-    assert find_groups(LocalGrid({9: None, 5: place(0), 6: place(0), 7: place(1)})) == [5, 7]
+    assert found(LocalGrid({9: None, 5: place(0), 6: place(0), 7: place(1)})) == [5, 7]
 
 
 def test_the_superlinks_word_that_a_node_is_gone_is_no_fault_of_a_node():
@@ -388,7 +432,7 @@ def test_the_superlinks_word_that_a_node_is_gone_is_no_fault_of_a_node():
                 self._replies[name].metadata.__dict__["_src_node_id"] = 1  # the SuperLink's own
             return name
 
-    assert find_groups(Telling({9: None, 5: place(0), 7: place(1)})) == [5, 7]
+    assert found(Telling({9: None, 5: place(0), 7: place(1)})) == [5, 7]
 
 
 def test_nodes_that_come_late_are_waited_for():
@@ -397,7 +441,7 @@ def test_nodes_that_come_late_are_waited_for():
             self.looks = getattr(self, "looks", 0) + 1
             return list(self.nodes)[: self.looks - 1]
 
-    assert find_groups(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
+    assert found(LateGrid({5: place(1), 6: place(0)})) == [6, 5]
 
 
 def test_a_node_is_asked_once_and_its_answer_taken_once():
@@ -419,7 +463,7 @@ def test_a_node_is_asked_once_and_its_answer_taken_once():
             pulled.extend(reply.metadata.reply_to_message_id for reply in replies)
             return replies
 
-    assert find_groups(Counting({5: place(1, 3), 6: place(0, 3), 7: place(2, 3)})) == [6, 5, 7]
+    assert found(Counting({5: place(1, 3), 6: place(0, 3), 7: place(2, 3)})) == [6, 5, 7]
     assert pushed == [5, 6, 7] and len(pulled) == 3
 
 
@@ -605,6 +649,14 @@ REFUSED = [
     ({"mechanism": "lab.dp:M"}, "mechanism = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"strategy": "lab.s:one"}, "strategy = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"partition": "lab.p:one"}, "partition = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
+    ({"features": "lab.f:one"}, "features = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
+    (
+        {"features": "sim.sources.backbones:torchvision"},
+        "features = 'sim.sources.backbones:torchvision' needs sim.sources.backbones",
+        "does not import",
+        "DP_FED_NODE_MODULES=sim.sources.backbones",
+    ),
+    ({"init_from": "/etc/passwd"}, "init_from = /etc/passwd", "is not below", "DP_FED_NODE_FOLDER"),
     ({"metric": "lab.nets:one"}, "metric = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"dataset": "lab.sets:all"}, "dataset = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"dataset": "hf:mnist"}, "'hf:mnist'", "does not import", "DP_FED_NODE_MODULES=datasets"),

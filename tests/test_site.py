@@ -150,6 +150,10 @@ def test_named_modules_exist(page: Path) -> None:
     assert not [name for name in dotted if not exists(name)]
 
 
+FOREIGN = ("flower.md", "deployment.md")
+"""Pages with the flags of other programs."""
+
+
 def known_flags() -> set[str]:
     commands = (account, attack, audit)
     parsers = [build_parser("", "", own=one.OWN) for one in commands] + [
@@ -161,7 +165,7 @@ def known_flags() -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.name != "flower.md" and page.parent.name != "benchmarks"],
+    [page for page in PAGES if page.name not in FOREIGN and page.parent.name != "benchmarks"],
     ids=lambda p: p.relative_to(ROOT).as_posix(),
 )
 def test_named_flags_exist(page: Path) -> None:

@@ -2,8 +2,9 @@
 
 The run configuration has one key, ``flags``, with a command line of ``python -m sim.run``. The
 number of groups is the number of Flower nodes. Nodes write their ledgers into the run directory, so
-they must share its file system, and each allows it (`sim.engines.policy`). A relative path is
-resolved in the working directory of the SuperLink or the SuperNode that uses it.
+they must share its file system, and each allows it (`sim.engines.policy`); one with a policy file
+writes into a folder of its own. A relative path is resolved in the working directory of the
+SuperLink or the SuperNode that uses it.
 
 A deployed SuperNode starts a process for each message, so torch is imported only where needed.
 """
@@ -86,23 +87,31 @@ def _serve(context: Context, grid: Grid) -> None:
         ValueError: a user error, before the run directory is created; or training diverged.
     """
     request = _asked(context.run_config)
+    from server.noting import noting
     from sim.engines import session
-    from sim.job import rundir
+    from sim.job import manifest, rundir
 
     folder = (request.resume or rundir.choose(request.config)).resolve()
     nodes = find_groups(grid, getattr(grid, "patience", PATIENCE))
+    keeping = [group for group, host in enumerate(nodes) if host.keeps]
     config = request.config if request.resume else _with_groups(request.config, len(nodes))
     job = _job(config.model_dump_json())
     if len(job.groups) > len(nodes):
         raise ValueError(
             f"{folder} has {len(job.groups)} groups, but only {len(nodes)} Flower nodes answered"
         )
+    if keeping:  # the nodes refuse it as well
+        policy.refuse_unprotected(job.config)
+        policy.check_alone(job)
     if request.resume:
         rundir.check_resumable(request.resume)
     else:
         folder = rundir.create(folder, job)
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
-    exchange = exchange_over(grid, nodes, settings)
+    exchange = exchange_over(grid, [host.node for host in nodes], settings)
+    if keeping:
+        files = manifest.ledger_files(folder, job)
+        exchange = noting(exchange, {group: files[group] for group in keeping}, job.plans)
     session.run(job, folder, session.Engine(exchange, getattr(grid, "leave", lambda: None)))
 
 
@@ -152,12 +161,27 @@ def _settings(text: str) -> Config:
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     """A node for this message only, as another process may have charged its ledger in between."""
-    run_dir, group = Path(config["run_dir"]), config["group"]
-    policy.check(_settings(config["settings"]), run_dir)
-    check_shared(run_dir, group)
+    run_dir, group, own = Path(config["run_dir"]), config["group"], policy.own()
+    policy.check(_settings(config["settings"]), run_dir, own)
+    if own is None:
+        check_shared(run_dir, group)
     from sim.phases.course import Host
 
-    return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
+    if own is None:
+        return Host(_job(config["settings"]), run_dir).node(group, config["phase"])
+    from client.own_budget import Budgeted, OwnBudget
+    from sim.job.job import TRAIN
+
+    try:
+        job = _job(config["settings"])
+    except Exception as fault:  # whose text may quote records
+        raise ValueError(
+            f"group {group} cannot be built on its Flower node: the node's own log says why"
+        ) from fault
+    policy.check_alone(job)
+    folder = policy.folder_of(own, job, run_dir)
+    budget = OwnBudget(own.home, own.epsilon, own.delta)
+    return Budgeted(budget, folder, job.plans, lambda: Host(job, folder).node(group, TRAIN))
 
 
 def check_shared(run_dir: Path, group: int) -> None:
@@ -175,4 +199,4 @@ def check_shared(run_dir: Path, group: int) -> None:
 
 
 server = server_app(_serve)
-client = client_app(_node_of)
+client = client_app(_node_of, lambda: policy.own() is not None)

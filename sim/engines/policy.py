@@ -1,20 +1,34 @@
-"""What a Flower node does at a server's request: what its own environment allows.
+"""What a Flower node does at a server's request: what its own environment or policy file allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
 data directory, to which missing data sets and features are written, a file of initial parameters,
 and a model, a loss, a metric, a data set, features, a mechanism, a strategy and a partition, whose
-modules are imported if they are of somebody's own.
+modules are imported if they are of somebody's own. A node with a policy file of its own writes
+below its own folder instead, and bounds what all runs together may cost any of its records
+(`client.own_budget`).
 """
 
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field, ValidationError
 
 from mechanisms.plugins import plugin
+from mechanisms.settings import Settings
 from sim.config.fields import Config
-from sim.config.settings import is_hub
+from sim.config.names import did_you_mean
+from sim.config.settings import RUN_NAME, is_hub
 from sim.data.files import DATA_DIR_VARIABLE, is_function
 
+if TYPE_CHECKING:
+    from sim.job.job import Job
+
+POLICY = "DP_FED_NODE_POLICY"
+"""The variable with the path of a node's policy file."""
 FOLDER = "DP_FED_NODE_FOLDER"
 """The variable with the folder below which a node writes."""
 DEFAULT_FOLDER = "runs"
@@ -31,31 +45,147 @@ FLOWER = "flwr.serverapp.strategy"
 """The module of Flower's own strategies, which is allowed for these."""
 
 
-def check(config: Config, run_dir: Path) -> None:
+class Policy(Settings):
+    """A node's policy file"""
+
+    folder: str = Field(min_length=1)
+    """folder below which the node writes, with its ledgers of all runs"""
+    epsilon: float = Field(gt=0)
+    """budget of any record of the node over all runs [nats]"""
+    delta: float = Field(gt=0, lt=1)
+    """delta of that budget [probability]"""
+    modules: list[str] = Field(default_factory=list)
+    """modules from which the node imports objects that are not the project's own"""
+
+    @property
+    def home(self) -> Path:
+        """The folder, absolute."""
+        return Path(self.folder).expanduser().resolve()
+
+
+def own() -> Policy | None:
+    """This node's policy file; None if it has none.
+
+    Raises:
+        ValueError: it cannot be read, has an unknown or missing key or a value out of its bounds,
+            or a variable says what belongs into it.
+    """
+    path = os.environ.get(POLICY)
+    if not path:
+        return None
+    for variable, key in ((FOLDER, "folder"), (MODULES, "modules")):
+        if os.environ.get(variable):
+            raise ValueError(
+                f"{variable} and {POLICY} are both set, but only one may be: set {key} in {path}, "
+                f"and drop {variable}"
+            )
+    try:
+        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise ValueError(
+            f"{POLICY} = {path} cannot be read ({fault.strerror}): correct it"
+        ) from None
+    except ValueError as fault:
+        raise ValueError(f"{POLICY} = {path} is not a TOML file: {fault}") from None
+    try:
+        return Policy.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"{POLICY} = {path}: {_fault(given, error)}") from None
+
+
+def _fault(given: Mapping[str, object], error: ValidationError) -> str:
+    """The first error of a policy file."""
+    first, known = error.errors()[0], Policy.model_fields
+    key = str(first["loc"][0])
+    if key not in known:
+        return f"unknown key {key}{did_you_mean(key, known)} (keys: {', '.join(known)})"
+    said = f"{key} is {given[key]!r}" if key in given else f"{key} is missing"
+    return f"{said} ({first['msg']}): give its {known[key].description}"
+
+
+def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
     """Refuse what this node is not to do.
 
     Raises:
         ValueError: the run directory or the data directory is not below the node's own folder, a
-            module is not on the node's list, or secure aggregation is asked for.
+            module is not on the node's list, secure aggregation is asked for, or, by the node's own
+            policy file, what is not protected from the server.
     """
     refuse_aggregation(config)
-    _check_folder("run_dir", run_dir)
+    home = Path(os.environ.get(FOLDER) or DEFAULT_FOLDER).expanduser().resolve()
+    listed = [name for part in os.environ.get(MODULES, "").split(",") if (name := part.strip())]
+    remedy = f"start the node with {MODULES}="
+    if own is None:
+        _check_folder("run_dir", run_dir, home)
+    else:
+        refuse_unprotected(config)
+        home, listed = own.home, own.modules
+        remedy = "have its owner add to modules in its policy file "
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
-        _check_folder("data_dir", Path(config.data.data_dir).expanduser())
+        _check_folder("data_dir", Path(config.data.data_dir).expanduser(), home)
     if config.data.init_from:
-        _check_folder("init_from", Path(config.data.init_from).expanduser())
-    listed = [name for part in os.environ.get(MODULES, "").split(",") if (name := part.strip())]
+        _check_folder("init_from", Path(config.data.init_from).expanduser(), home)
     for setting, module in _modules(config):
         allowed = [*listed, FLOWER] if setting in CALLED else [*PACKAGES, *listed]
         if not _below(module, allowed):
             raise ValueError(
                 f"{setting} = {config.value(setting)!r} needs {module}, which this Flower node "
-                f"does not import (it imports {', '.join(allowed)}): start the node with "
-                f"{MODULES}={module}, or give another --{setting}"
+                f"does not import (it imports {', '.join(allowed)}): {remedy}{module}, or give "
+                f"another --{setting}"
             )
         if setting in CALLED:
             _check_home(setting, config.value(setting), allowed)
+
+
+def refuse_unprotected(config: Config) -> None:
+    """Refuse what a node with a policy of its own does for nobody: what the server could read.
+
+    Raises:
+        ValueError: there is no noise, or the server knows it, or is to add it; or it takes records
+            out of protection.
+    """
+    privacy, public = config.privacy, config.data.public_records
+    ends = "but the policy of this Flower node"
+    if not config.private:
+        raise ValueError(
+            f"mechanism is {privacy.mechanism}, {ends} allows private ones only: give another"
+        )
+    if privacy.trust != "local":
+        raise ValueError(
+            f"trust is {privacy.trust}, {ends} has it add all noise itself: use --trust local"
+        )
+    if not config.run.release:
+        raise ValueError(
+            f"release is false, {ends} asks for noise that the server cannot compute from the "
+            "seed: add --release"
+        )
+    if public:
+        raise ValueError(f"public_records is {public}, {ends} has all its records protected: use 0")
+
+
+def check_alone(job: "Job") -> None:
+    """Refuse phases before training, whose results a node without a shared folder does not see.
+
+    Raises:
+        ValueError: there is one.
+    """
+    *before, _ = job.plans_of  # the last one is training
+    if before:
+        raise ValueError(
+            f"phases before training are {', '.join(before)}, but a Flower node with a policy of "
+            "its own shares no folder in which it would see their results: use --standardize none "
+            "and another --strategy than fedfed"
+        )
+
+
+def folder_of(own: Policy, job: "Job", run_dir: Path) -> Path:
+    """Where a node with its own policy keeps the files of a run: the same when it is resumed,
+    another one if a client's number may mean other records."""
+    config = job.config
+    known = repr((str(run_dir), config.data.model_dump_json(), config.run.seed))
+    name = run_dir.name if RUN_NAME.fullmatch(run_dir.name) else "run"
+    return own.home / f"{name}-{hashlib.blake2b(known.encode(), digest_size=8).hexdigest()}"
 
 
 def _check_home(setting: str, name: str, allowed: Sequence[str]) -> None:
@@ -68,7 +198,7 @@ def _check_home(setting: str, name: str, allowed: Sequence[str]) -> None:
     if not _below(home, allowed):
         raise ValueError(
             f"{setting} = {name!r} is of {home}, from which this Flower node calls nothing (but "
-            f"from {', '.join(allowed)}): define it in a module that the node has in {MODULES}"
+            f"from {', '.join(allowed)}): define it in a module that the node allows"
         )
 
 
@@ -101,10 +231,9 @@ def _modules(config: Config) -> Iterator[tuple[str, str]]:
         yield "dataset", dataset.partition(":")[0]
 
 
-def _check_folder(name: str, path: Path) -> None:
-    folder = Path(os.environ.get(FOLDER) or DEFAULT_FOLDER).expanduser().resolve()
+def _check_folder(name: str, path: Path, folder: Path) -> None:
     if not path.resolve().is_relative_to(folder):
         raise ValueError(
-            f"{name} = {path} is not below {folder}, where alone this Flower node works: give one "
-            f"there, or start the node with {FOLDER} set to another one"
+            f"{name} = {path} is not below {folder}, where alone this Flower node works: give "
+            f"another {name}, or have the node work elsewhere, by {FOLDER} or its policy file"
         )

@@ -1,0 +1,133 @@
+"""A node's own budget: what all runs together may cost any record that it holds, whoever asks.
+
+Records are not followed from run to run: the server chooses the partition, so a client's number
+says nothing about whose records they are in another run. In each run every record counts as the
+client's that has paid most, at each order, and runs add up.
+
+What a later run asks for may depend on all outputs before it. So the budget is a Renyi filter
+(Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter") at orders that epsilon
+and delta fix in advance: at each, the whole is (epsilon, delta / number of orders)-DP if all
+charges stay within its bound. A request is admitted if they do so at one order; by a union bound
+what is ever admitted is (epsilon, delta)-DP.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from client.messages import Answering, Payments, TrainRequest, Upload
+from client.purse import planned
+from mechanisms import durable
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import ORDERS, Charges, cap_delta, conversion, convert, rdp
+from mechanisms.plan import PlanTable, merge
+
+LEDGER, LOCK = "ledger", "lock"
+"""The folder of a run's ledger, in the run's folder; the file by which requests wait."""
+PARTS = (1.0, 2.0, 4.0)
+"""Orders: the best for Gaussians of all records, and those this many times as near to 1, which are
+better for sampled ones."""
+
+
+@dataclass(frozen=True)
+class OwnBudget:
+    """A node's budget over all runs.
+
+    Attributes:
+        folder: has a folder for each run, with its ledger.
+        epsilon, delta: of any record of the node.
+    """
+
+    folder: Path
+    epsilon: float
+    delta: float
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The filter's orders, from `ORDERS`."""
+        share = self.delta / len(PARTS)
+        bounds = self.epsilon - conversion(ORDERS, share)
+        best = ORDERS[int(np.argmax(bounds / np.array(ORDERS)))]
+        near = {1.0 + (best - 1.0) / part for part in PARTS}
+        return tuple(sorted({min(ORDERS, key=lambda order: abs(order - one)) for one in near}))
+
+    def used(self) -> float:
+        """The share of the budget that all runs have used so far, at the order where it is least;
+        infinite if the budget is too small for any release.
+
+        Raises:
+            ValueError: a ledger is damaged.
+        """
+        bounds = self.epsilon - conversion(self.orders, self.delta / len(PARTS))
+        total, able = self._total(self.folder / "none", []), bounds > 0.0
+        return float(np.min(total[able] / bounds[able], initial=math.inf))
+
+    def after(self, run: Path, payments: Payments) -> float:
+        """Epsilon of all runs in the folder after further payments in the run at ``run``. As the
+        orders are fixed it does not begin at 0, but it reaches the budget no earlier.
+
+        Raises:
+            ValueError: a ledger is damaged.
+        """
+        total = self._total(run, payments)
+        return convert(total, self.orders, self.delta / len(PARTS)).epsilon
+
+    def _total(self, run: Path, payments: Payments) -> np.ndarray:
+        """Divergence of all runs at each order."""
+        orders = self.orders
+        total = np.zeros(len(orders))
+        for folder in sorted({path.parent for path in self.folder.glob(f"*/{LEDGER}")} | {run}):
+            own = folder / LEDGER
+            paid: dict[int, Charges] = dict(ledger.read(own)) if own.is_dir() else {}
+            for clients, charges in payments if folder == run else ():
+                paid |= {c: merge(paid.get(c, {}), charges) for c in clients.tolist()}
+            histories = {frozenset(charges.items()) for charges in paid.values()}
+            costs = [_divergences(dict(one), orders) for one in histories]
+            total += np.max(costs, axis=0, initial=0.0)
+        return total
+
+
+def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:
+    """Of one client at each order; infinite if a curve may fail, which uses up delta."""
+    if cap_delta(charges):
+        return np.full(len(orders), math.inf)
+    return rdp(charges, orders, "certified")
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A node that answers what its own budget pays for, one request at a time.
+
+    Attributes:
+        budget: of the node.
+        run: the folder of the run, in that of the budget.
+        plans: the clients' plans.
+        node: builds the node that keeps its files in that folder.
+    """
+
+    budget: OwnBudget
+    run: Path
+    plans: PlanTable
+    node: Callable[[], Answering]
+
+    def train(self, request: TrainRequest) -> Upload:
+        """The node's answer.
+
+        Raises:
+            ValueError: the node's own budget does not pay for it; nothing is charged or released.
+        """
+        durable.make_folder(self.budget.folder, private=True)
+        with durable.locked(self.budget.folder / LOCK):  # also from other runs
+            after = self.budget.after(self.run, planned(self.plans, request))
+            if not after <= self.budget.epsilon:
+                less = "ask for less, or have the node's owner raise epsilon in its policy file"
+                other = "use a mechanism whose steps have a bound at fixed orders, such as dpsgd"
+                raise ValueError(
+                    f"epsilon of this node would be {after:.4g} at delta = {self.budget.delta:g} "
+                    f"after round {request.round}, but its own policy allows "
+                    f"{self.budget.epsilon:g} over all runs: {other if after == math.inf else less}"
+                )
+            return self.node().train(request)

@@ -1,0 +1,386 @@
+"""A node's own policy and budget: what it refuses whatever the server asks, and what it keeps."""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+
+from client.messages import TrainRequest, Upload
+from client.own_budget import LOCK, Budgeted, OwnBudget
+from mechanisms import durable
+from mechanisms.accounting import ledger
+from mechanisms.accounting.accountant import convert, epsilon, rdp
+from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.events import (
+    Gaussian,
+    PaperClaim,
+    SampledGaussian,
+    TrialCap,
+    Unprotected,
+)
+from mechanisms.accounting.ledger import Ledger
+from mechanisms.plan import PlanTable, merge
+from server.app import exchange_over, find_groups
+from server.noting import noting
+from sim.config import configuration
+from sim.engines import app, policy
+from tests.test_flower import ROOT, LocalGrid, identity, place, serve, settings
+from tests.test_readme import blocks
+
+__all__ = ["identity", "settings"]
+pytestmark = pytest.mark.usefixtures("no_report")
+HERE = np.array([0, 1])
+GUIDE = ROOT / "docs" / "howto" / "deployment.md"
+
+
+def paid(folder: Path, run: str, *charges: tuple[list[int], dict]) -> None:
+    with Ledger(folder / run / "ledger" / "group-0000.jsonl") as own:
+        for number, (clients, one) in enumerate(charges):
+            own.charge(f"round-{number}", number, clients, one)
+
+
+def by_hand(orders, rho: float, delta: float) -> float:
+    """Epsilon of Gaussians whose divergence at order a is a * rho."""
+    share = delta / 3
+    return min(
+        a * rho + math.log((a - 1) / a) - (math.log(share) + math.log(a)) / (a - 1) for a in orders
+    )
+
+
+class TestBudget:
+    def test_it_counts_every_run_by_the_client_that_paid_most_in_it(self, tmp_path):
+        """Whatever its number: the server may have dealt the records anew."""
+        budget = OwnBudget(tmp_path, 8.0, 1e-5)
+        paid(tmp_path, "a", ([0, 1], {Gaussian(4.0): 1}), ([1], {Gaussian(4.0): 2}))
+        paid(tmp_path, "b", ([7], {Gaussian(2.0): 1}))
+        found = budget.after(tmp_path / "c", [])
+        assert found == pytest.approx(by_hand(budget.orders, 3 / 32 + 1 / 8, 1e-5), rel=1e-9)
+
+    def test_a_request_adds_to_what_its_clients_have_paid_in_this_run(self, tmp_path):
+        budget = OwnBudget(tmp_path, 8.0, 1e-5)
+        paid(tmp_path, "a", ([0], {Gaussian(4.0): 3}), ([1], {Gaussian(4.0): 1}))
+        asked = [(np.array([1]), {Gaussian(4.0): 1})]
+        for run, parts in (("a", 3), ("b", 3 + 1)):
+            expected = by_hand(budget.orders, parts / 32, 1e-5)
+            assert budget.after(tmp_path / run, asked) == pytest.approx(expected, rel=1e-9)
+        more = [(np.array([0, 1]), {Gaussian(4.0): 1})]
+        expected = by_hand(budget.orders, 4 / 32, 1e-5)
+        assert budget.after(tmp_path / "a", more) == pytest.approx(expected, rel=1e-9)
+
+    def test_it_bounds_whoever_was_which_client_in_which_run(self, tmp_path):
+        """Of two kinds of charges each is the dearer one at some order. Kills the client that is
+        the dearest at one order, taken for all."""
+        budget = OwnBudget(tmp_path, 1.0, 1e-5)
+        kinds = [{SampledGaussian(0.05, 1.5): 1}, {Gaussian(5.0): 1}]
+        few, many = ([rdp(one, budget.orders, "certified")[n] for one in kinds] for n in (0, -1))
+        assert (few[0] < few[1]) and (many[0] > many[1])
+        for run in "ab":
+            paid(tmp_path, run, *(([n], one) for n, one in enumerate(kinds)))
+        for pair in itertools.product(kinds, repeat=2):
+            total = rdp(merge(*pair), budget.orders, "certified")
+            own = convert(total, budget.orders, 1e-5 / 3).epsilon
+            assert budget.after(tmp_path / "a", []) >= own
+        worst = 2 * np.max([rdp(one, budget.orders, "certified") for one in kinds], axis=0)
+        expected = convert(worst, budget.orders, 1e-5 / 3).epsilon
+        assert budget.after(tmp_path / "a", []) == pytest.approx(expected)
+
+    @pytest.mark.parametrize("delta", [1e-5, 1e-8])
+    @pytest.mark.parametrize("target", [0.5, 1.0, 4.0, 16.0])
+    def test_its_orders_are_fixed_in_advance_and_cost_little(self, tmp_path, target, delta):
+        """Of the best figure over all orders, for Gaussians that use up the budget."""
+        budget = OwnBudget(tmp_path, target, delta)
+        assert len(budget.orders) <= 3  # each has a third of delta
+        count = next(n for n in range(1, 10**4) if by_hand(budget.orders, n / 2e3, delta) > target)
+        assert epsilon({Gaussian(math.sqrt(1000.0)): count}, delta).epsilon > 0.8 * target
+
+    def test_its_owner_reads_which_share_is_used(self, tmp_path, capsys):
+        """In proportion to what was charged, and all of it when a further charge is refused."""
+        (block,) = [text for kind, text in blocks(GUIDE) if kind == "python"]
+        block = block.replace("/lab/own-0", str(tmp_path))
+        budget = OwnBudget(tmp_path, 5.0, 1e-5)
+        number = max(n for n in range(1, 99) if by_hand(budget.orders, n / 32, 1e-5) <= 5.0)
+        shares = []
+        for run in range(3):
+            exec(compile(block, str(GUIDE), "exec"), {})
+            shares.append(float(capsys.readouterr().out))
+            paid(tmp_path, str(run), ([0], {Gaussian(4.0): number}))
+        assert shares == pytest.approx([0.0, shares[1], 2 * shares[1]], abs=1e-12)
+        assert number / (number + 1) < shares[1] <= 1.0
+        assert OwnBudget(tmp_path, 1e-4, 1e-5).used() == math.inf
+
+    @pytest.mark.parametrize(
+        ("said", "run_of"),
+        [
+            ("4.55", lambda noise: {Gaussian(noise): 2}),
+            ("5.76", lambda noise: {SampledGaussian(0.01, noise): 1000}),
+        ],
+    )
+    def test_what_the_pages_say_of_its_price(self, tmp_path, said, run_of):
+        charges = run_of(smallest(run_of, 4.0, 1e-5, "certified", False))
+        found = OwnBudget(tmp_path, 5.0, 1e-5).after(tmp_path / "a", [(HERE, charges)])
+        assert f"{found:.2f}" == said
+        for page in ("howto/deployment.md", "decisions/0060-a-nodes-own-budget.md"):
+            assert f" {said} " in (ROOT / "docs" / page).read_text().replace("\n", " ")
+
+    def test_what_may_fail_or_is_unproved_has_no_room(self, tmp_path):
+        budget = OwnBudget(tmp_path, 100.0, 1e-5)
+        for run, event in (("a", TrialCap(0.5, 60)), ("b", Unprotected(1.0))):
+            assert budget.after(tmp_path / run, [(HERE, {event: 1})]) == math.inf
+        assert budget.after(tmp_path / "a", [(HERE, {PaperClaim(0.5, 2.0): 9})]) < 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """A plan of full-batch Gaussian rounds."""
+
+    steps: int = 1
+
+    def round_charges(self, nth: int) -> dict:
+        return {Gaussian(4.0): nth}
+
+
+def request(clients: list[int], nth: int = 1, number: int = 1) -> TrainRequest:
+    who = np.array(clients)
+    params = np.zeros(1, np.float32)
+    return TrainRequest(number, 0, f"round-{number}", who, np.full(len(who), nth), params)
+
+
+def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
+    """Of a request's clients, the one that would pay most decides. No other request is looked at
+    before the charge is on the disk."""
+    done = []
+
+    class Doing:
+        def train(self, asked):
+            with pytest.raises(BlockingIOError), durable.locked(tmp_path / LOCK, wait=False):
+                pass
+            done.append(asked)
+            return asked
+
+    plans = PlanTable((Rounds(),), np.zeros(3, np.int64))
+    budget = OwnBudget(tmp_path, 2.0, 1e-5)
+    node = Budgeted(budget, tmp_path / "a", plans, Doing)
+    paid(tmp_path, "other", ([0], {Gaussian(4.0): 1}))
+    allowed = max(n for n in range(1, 99) if by_hand(budget.orders, (n + 1) / 32, 1e-5) <= 2.0)
+    first = request([0, 2], nth=allowed)
+    assert node.train(first) is first and done == [first]
+    before = sorted(tmp_path.rglob("*.jsonl"))
+    for refused in (request([2], allowed + 1), request([0, 1, 2], allowed + 1)):
+        with pytest.raises(
+            ValueError, match=r"^epsilon of this node would be 2\.\d+ at delta"
+        ) as told:
+            node.train(refused)
+        assert "\n" not in str(told.value) and "allows 2 over all runs" in str(told.value)
+    assert done == [first] and sorted(tmp_path.rglob("*.jsonl")) == before
+
+
+def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path):
+    plans = PlanTable((Rounds(),), np.zeros(4, np.int64))
+    claim = PaperClaim(0.5, 2.0)
+
+    def exchange(requests):
+        assert ledger.read(tmp_path) == {0: {Gaussian(4.0): 2}, 1: {Gaussian(4.0): 2}}
+        for one in requests:
+            beyond = [(one.clients[:1], {claim: 3})]
+            yield Upload(one.round, one.group, one.clients, HERE, 1, realized=beyond)
+
+    other = dataclasses.replace(request([2, 3]), group=1)
+    path = tmp_path / "group-0000.jsonl"
+    list(noting(exchange, {0: path}, plans)([request([0, 1], nth=2), other]))
+    assert ledger.read(tmp_path) == {
+        0: Counter({Gaussian(4.0): 2, claim: 3}),
+        1: Counter({Gaussian(4.0): 2}),
+    }
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch):
+    """Two nodes, each of which has a policy file and a folder of its own."""
+    for variable in (policy.FOLDER, policy.MODULES):
+        monkeypatch.delenv(variable, raising=False)
+    for n, budget in enumerate((5.0, 9.0)):
+        text = f'folder = "{tmp_path / f"own-{n}"}"\nepsilon = {budget}\ndelta = 1e-5\n'
+        (tmp_path / f"node-{n}.toml").write_text(text)
+
+    def answer(message: Message, context: Context) -> Message:
+        group = context.node_config["partition-id"]
+        with pytest.MonkeyPatch.context() as there:
+            there.setenv(policy.POLICY, str(tmp_path / f"node-{group}.toml"))
+            return app.client(message, context)
+
+    return LocalGrid({4: place(0), 8: place(1)}, answer)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in folder.rglob("*.jsonl") if p.is_file()}
+
+
+def test_nodes_share_no_folder_and_count_over_all_runs(tmp_path, nodes, settings):
+    """The server learns what was paid from what it asked for. A run of another name, seed and
+    number of clients begins with what is left, and an interrupted one goes on as it was."""
+    asked = settings | {"release": True, "out": str(tmp_path / "server")}
+    serve(nodes, **asked, name="one")
+    first = [ledger.read(*(tmp_path / f"own-{n}").glob("one-*/ledger")) for n in range(2)]
+    assert not set(first[0]) & set(first[1]) and len(first[0] | first[1]) == 20
+    assert ledger.read(tmp_path / "server" / "one" / "ledger") == first[0] | first[1]
+    assert not list((tmp_path / "server" / "one").glob("uploads"))
+    before = files(tmp_path / "own-0")
+    again = asked | {"name": "two", "seed": 3, "clients": 10}
+    refused = r"group 0 failed: .*epsilon of this node would be .* policy allows 5 over all runs"
+    with pytest.raises(RuntimeError, match=refused):
+        serve(nodes, **again)
+    assert files(tmp_path / "own-0") == before
+    (tmp_path / "node-0.toml").write_text(
+        (tmp_path / "node-0.toml").read_text().replace("5.0", "9.0")
+    )
+    serve(nodes, resume=str(tmp_path / "server" / "two"))
+    assert (tmp_path / "server" / "two" / "summary.json").exists()
+    assert len(list((tmp_path / "own-1").glob("two-*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "own", "bounded"),
+    [
+        ("dpsgd", {"sample_rate": 0.5}, True),
+        ("dpsur", {}, True),
+        ("dphero", {"sample_rate": 0.5}, True),
+        ("dpagd", {}, True),
+        ("dpsur", {"dpsur_accounting": "selective"}, False),
+        ("screening", {}, False),
+        ("dpagd", {"sample_rate": 0.5}, False),
+        ("dpis", {"sample_rate": 0.5}, False),
+    ],
+)
+def test_mechanisms_that_have_a_bound_at_the_orders_of_a_node(
+    tmp_path, nodes, settings, mechanism, own, bounded
+):
+    """As the page says; others are refused before they train."""
+    asked = settings | own | {"mechanism": mechanism, "epsilon": 2.0, "clients": 2, "rounds": 1}
+    asked |= {"release": True, "out": str(tmp_path / "server"), "name": "one"}
+    if bounded:
+        serve(nodes, **asked)
+        return
+    with pytest.raises(RuntimeError, match=r"would be inf at .*: use a mechanism whose steps"):
+        serve(nodes, **asked)
+    assert not list(tmp_path.glob("own-*/*/ledger"))
+
+
+def test_a_run_has_one_folder_for_each_meaning_of_its_clients(tmp_path, settings):
+    """What differs only in how it is computed is the same run, as it is when it is resumed."""
+    own = policy.Policy(folder=str(tmp_path), epsilon=1.0, delta=1e-5)
+
+    def folder(run: str = "/x/run", **given: object) -> Path:
+        config = configuration.load(None, settings | given)
+        return policy.folder_of(own, SimpleNamespace(config=config), Path(run))
+
+    folders = [
+        folder(),
+        folder(seed=1),
+        folder(clients=10),
+        folder(dirichlet=0.1),
+        folder("/y/run"),
+        folder("/x/other"),
+        folder("/x/.."),
+    ]
+    assert len(set(folders)) == len(folders)
+    assert all(path.parent == tmp_path and path.name != ".." for path in folders)
+    assert folder(quiet=True, groups=2, chunk_clients=5) == folders[0]
+
+
+UNPROTECTED = [
+    ({"mechanism": "none"}, "mechanism is none"),
+    ({"trust": "server"}, "trust is server"),
+    ({"release": False}, "release is false"),
+    ({"public_records": 9}, "public_records is 9"),
+    ({"standardize": "private"}, "phases before training are statistics"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), UNPROTECTED, ids=[said for _, said in UNPROTECTED])
+def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked, said):
+    """At the server, before anything is written, and at the node, whatever the server does."""
+    given = settings | {"release": True} | asked
+    if said.startswith("mechanism"):  # which has no use for a budget
+        given.pop("epsilon")
+    with pytest.raises(ValueError, match=f"^{said}"):
+        serve(nodes, **given, out=str(tmp_path / "server"), name="one")
+    refused_by_node(nodes, given, said)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["server"]
+    assert not list((tmp_path / "server").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"mechanism": "mechanisms.none:MECHANISM"}, "group 0 cannot be built"),
+        ({"mechanism": "lab.dp:M"}, "in its policy file lab.dp, or give another --mechanism"),
+        ({"strategy": "lab.s:one"}, "it imports flwr.serverapp.strategy): have its owner add"),
+        ({"model": "lab.nets:Net"}, "in its policy file lab.nets, or give another --model"),
+        ({"data_dir": "/data"}, "data_dir = /data is not below"),
+    ],
+)
+def test_what_the_policy_file_does_not_name_is_refused(tmp_path, nodes, settings, asked, said):
+    refused_by_node(nodes, settings | {"release": True} | asked, said)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_why_a_data_set_cannot_be_loaded_is_told_in_the_nodes_own_log(tmp_path, nodes):
+    """The server chooses which files are read, and would be told what they say."""
+    table = tmp_path / "patients.csv"
+    table.write_text("age,label\n70,ill\n60,well\n", encoding="utf-8")
+    (tmp_path / "columns.toml").write_text("age = 'Miller'\n", encoding="utf-8")
+    given = {"dataset": str(table), "columns": str(tmp_path / "columns.toml"), "release": True}
+    config = configuration.load(None, given).model_dump_json()
+    with pytest.raises(ValueError, match="Miller"):
+        app._job(config)
+    request_of = {"settings": config, "run_dir": "/x/run"}
+    with pytest.raises(RuntimeError, match="group 0 cannot be built on its Flower node") as told:
+        list(exchange_over(nodes, [4, 8], request_of)([request([0])]))
+    assert "Miller" not in str(told.value)
+
+
+def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:
+    """A server that checks nothing is told so in one line."""
+    run = {"settings": configuration.load(None, given).model_dump_json(), "run_dir": "/x/run"}
+    with pytest.raises(RuntimeError, match=rf"^group 0 failed: .*{re.escape(said)}") as told:
+        list(exchange_over(nodes, [4, 8], run)([request([0])]))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('folder = "own"\nepsilon = 1.0\ndelta = 1e-5\nmodule = ["lab"]', "unknown key module"),
+        ('folder = "own"\ndelta = 1e-5', "epsilon is missing"),
+        ('folder = "own"\nepsilon = 0\ndelta = 1e-5', "epsilon is 0 "),
+        ('folder = "own"\nepsilon = inf\ndelta = 1e-5', "epsilon is inf "),
+        ('folder = "own"\nepsilon = 1.0\ndelta = 1', "delta is 1 "),
+        ('folder = ""\nepsilon = 1.0\ndelta = 1e-5', "folder is '' "),
+        ('folder = "own"\nepsilon = 1.0\ndelta = 1e-5\nmodules = "lab"', "modules is 'lab' "),
+        ("folder", "is not a TOML file"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_faulty_policy_file_stops_a_run_before_it_begins(tmp_path, nodes, text, said):
+    """Kills a node that goes on as if it had none, where a key is misspelled."""
+    path = tmp_path / "node-1.toml"
+    path.write_text(text) if text is not None else path.unlink()
+    with pytest.raises(
+        RuntimeError, match=rf"^Flower node 8 failed: .*node-1.toml.*{said}"
+    ) as told:
+        find_groups(nodes, patience=0.0)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("variable", [policy.FOLDER, policy.MODULES])
+def test_a_policy_file_stands_alone(monkeypatch, nodes, variable):
+    monkeypatch.setenv(variable, "lab")
+    with pytest.raises(RuntimeError, match=f"{variable} and DP_FED_NODE_POLICY are both set"):
+        find_groups(nodes, patience=0.0)
