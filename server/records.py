@@ -124,11 +124,11 @@ class Evaluation(Record):
         calibration_error: expected calibration error, in 15 bins of equal width, in [0, 1].
         perplexity: of a word, for the next word.
         unprotected: what to know of the scores by client, where there are any.
-        accuracy_by_client: of each client, on the records that it trained on. **Not protected.**
-        client_mean: their mean, each client counting the same. **Not protected.**
-        client_deviation: their standard deviation. **Not protected.**
-        client_worst_tenth: the mean of the worst tenth of clients. **Not protected.**
-        client_worst: the worst client's. **Not protected.**
+        accuracy_by_client: of each client, on the records that it trained on. Not protected.
+        client_mean: their mean, each client counting the same. Not protected.
+        client_deviation: their standard deviation. Not protected.
+        client_worst_tenth: the mean of the worst tenth of clients. Not protected.
+        client_worst: the worst client's. Not protected.
     """
 
     evaluated_on: str
