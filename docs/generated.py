@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from server.records import Record, RoundRecord, Summary
+from server.records import Evaluation, Record, RoundRecord, Summary
 from sim.__main__ import COMMANDS
 from sim.config.fields import SETTINGS, TABLES, Setting
 from sim.config.presets import PRESETS, preset
@@ -70,9 +70,10 @@ def commands() -> str:
 
 
 def records() -> str:
-    """The fields of ``rounds.jsonl`` and ``summary.json``."""
+    """The fields of ``rounds.jsonl``, ``summary.json`` and ``evaluation.json``."""
+    kinds = {"rounds.jsonl": RoundRecord, "summary.json": Summary, "evaluation.json": Evaluation}
     parts = []
-    for file, kind in (("rounds.jsonl", RoundRecord), ("summary.json", Summary)):
+    for file, kind in kinds.items():
         rows = [(code(name), text) for name, text in attributes(kind).items()]
         parts += [f"### {code(file)}", grid(("field", "what it is"), rows)]
     return "\n\n".join(parts)

@@ -1,15 +1,17 @@
 """The summary of a finished run: written last, and it vouches for what was written before it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mechanisms import durable
 from server import labels, manifest
-from server.records import Summary
+from server.records import Evaluation, Summary
 from server.store import MODEL
 
 FILE = "summary.json"
+EVALUATION = "evaluation.json"
 REMEDY = "restore it from a copy, or resume the run, which writes it again"
 
 
@@ -49,3 +51,16 @@ def read(run_dir: Path) -> Summary | None:
         return None
     manifest.compare(run_dir, {MODEL: entries["files"][MODEL]}, REMEDY)
     return Summary.from_json(entries)
+
+
+def evaluation(run_dir: Path) -> Evaluation | None:
+    """The further scores of a finished run's model; None if there are none.
+
+    Raises:
+        ValueError: the file is damaged, missing, or of another run.
+    """
+    files = (load(run_dir) or {"files": {}})["files"]
+    if EVALUATION not in files:
+        return None
+    manifest.compare(run_dir, {EVALUATION: files[EVALUATION]}, REMEDY)
+    return Evaluation.from_json(json.loads(durable.read(run_dir / EVALUATION)))

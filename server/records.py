@@ -111,6 +111,43 @@ def total_seconds(records: Sequence[RoundRecord]) -> float | None:
 
 
 @dataclass(frozen=True)
+class Evaluation(Record):
+    """Further scores of the final model: ``evaluation.json``. None or NaN where unknown.
+
+    Attributes:
+        evaluated_on: the records of all scores but those by client, ``test`` or ``validation``.
+        accuracy_by_class: the share of each class's records that are found.
+        f1_by_class: F1 of each class; unknown without records of it.
+        auroc_by_class: area under the ROC curve of each class against the rest.
+        f1: macro F1, the mean of ``f1_by_class``.
+        auroc: the mean of ``auroc_by_class``.
+        calibration_error: expected calibration error, in 15 bins of equal width, in [0, 1].
+        perplexity: of a word, for the next word.
+        unprotected: what to know of the scores by client, where there are any.
+        accuracy_by_client: of each client, on the records that it trained on. Not protected.
+        client_mean: their mean, each client counting the same. Not protected.
+        client_deviation: their standard deviation. Not protected.
+        client_worst_tenth: the mean of the worst tenth of clients. Not protected.
+        client_worst: the worst client's. Not protected.
+    """
+
+    evaluated_on: str
+    accuracy_by_class: tuple[float | None, ...] = ()
+    f1_by_class: tuple[float | None, ...] = ()
+    auroc_by_class: tuple[float | None, ...] = ()
+    f1: float | None = None
+    auroc: float | None = None
+    calibration_error: float | None = None
+    perplexity: float | None = None
+    unprotected: str = ""
+    accuracy_by_client: tuple[float, ...] = ()
+    client_mean: float | None = None
+    client_deviation: float | None = None
+    client_worst_tenth: float | None = None
+    client_worst: float | None = None
+
+
+@dataclass(frozen=True)
 class Summary(Record):
     """A finished run: ``summary.json``. The tuples have one entry per client, in client order.
 

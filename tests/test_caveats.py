@@ -55,6 +55,7 @@ class Net(torch.nn.Sequential):
 
 
 HOLDS = {
+    caveats.CLIENT_SCORES: [{"evaluation": "clients"}],
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
     caveats.AGGREGATED: [{"trust": "aggregate"}, {"trust": "aggregate", "unit": "client"}],
     caveats.TRUSTED: [{"trust": "server"}, {"trust": "server", "unit": "client"}],
@@ -98,6 +99,7 @@ HOLDS = {
     caveats.PUBLISHED_BUDGET: [{"budget": "published"}],
 }
 FAILS = {
+    caveats.CLIENT_SCORES: [{}, {"evaluation": "detailed"}],
     caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
     caveats.AGGREGATED: [{}, {"trust": "server"}],
     caveats.TRUSTED: [{}, {"release": True}, {"trust": "aggregate"}],

@@ -149,7 +149,7 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
 @NEEDS_PROC
 def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tmp_path, records):
     """The run is long, and held while its workers are looked for, so that it is not over before."""
-    flags = (f"--dataset={records}", *RAY, "--rounds=160")
+    flags = (f"--dataset={records}", *RAY, "--rounds=160", "--evaluation=clients")
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
     wait_for(lambda: rounds(tmp_path / "ray") >= 1, process)
     process.send_signal(signal.SIGSTOP)
@@ -158,7 +158,10 @@ def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tm
     os.kill(victims[0], signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
     finish(process)
-    assert same(run(tmp_path, "inline", *flags, "--engine=inline"), tmp_path / "ray")
+    alone = run(tmp_path, "inline", *flags, "--engine=inline")
+    assert same(alone, tmp_path / "ray")
+    scores = [(folder / "evaluation.json").read_bytes() for folder in (alone, tmp_path / "ray")]
+    assert scores[0] == scores[1]
 
 
 # --- killed and resumed

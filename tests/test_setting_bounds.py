@@ -180,6 +180,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "shards_per_client": (2, (1, 10**9), (0, 10**9 + 1)),
         "public_records": (0, (0, 10**9), (-1, 10**9 + 1)),
         "validation_records": (0, (0, 10**9), (-1, 10**9 + 1)),
+        "evaluation": ("basic", ("detailed", "clients"), ("all",)),
         "evaluate_on": ("test", ("validation",), ("train",)),
     },
     Execution: {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server.records import RoundRecord, Summary
+from server.records import Evaluation, RoundRecord, Summary
 from sim.commands import account, attack, audit, bench
 from sim.commands.parser import build_parser
 from sim.config.fields import SETTINGS
@@ -87,7 +87,7 @@ def test_the_reference_says_of_every_setting_what_its_field_says(site: Path) -> 
         ]
 
 
-@pytest.mark.parametrize("kind", [RoundRecord, Summary])
+@pytest.mark.parametrize("kind", [RoundRecord, Summary, Evaluation])
 def test_the_reference_says_of_every_field_what_its_record_says(site: Path, kind: type) -> None:
     """Kills a field without a description, and one that is described but no longer there."""
     told = generated.attributes(kind)

@@ -6,7 +6,7 @@ from sim.config.use import USES
 
 _COMMON = """
     dataset data_dir features model loss standardize clients partition dirichlet shards_per_client
-    public_records validation_records evaluate_on
+    public_records validation_records evaluate_on evaluation
     mechanism trust epsilon delta budget noise_multiplier clip_norm sample_rate batch_size
     clipping
     steps epochs optimizer lr momentum

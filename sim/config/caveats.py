@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from mechanisms.accounting.events import Event, PublicLabels, TrialCap
 from sim.config.fields import Config
-from sim.config.settings import is_hub, is_table
+from sim.config.settings import UNPROTECTED, is_hub, is_table
 
 PUBLISHED_BUDGET = (
     "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the "
@@ -61,6 +61,7 @@ VALIDATION = (
     "protected."
 )
 TEST = "The test part, and the scores on it, are not protected."
+CLIENT_SCORES = f"Accuracy by client: {UNPROTECTED[0].lower()}{UNPROTECTED[1:]}"
 TIMES = "The times that rounds took are written down, and are not protected."
 TRIES = "The choice of settings is not covered: all runs on the same records add up."
 PARTITION = (
@@ -160,6 +161,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     PUBLIC_RECORDS: lambda c: c.data.public_records > 0,
     VALIDATION: lambda c: c.data.validation_records > 0,
     TEST: lambda c: c.data.evaluate_on == "test",
+    CLIENT_SCORES: lambda c: c.data.evaluation == "clients",
     TIMES: tells_times,
     TRIES: lambda c: True,
     PARTITION: lambda c: c.run.release and c.data.partition in ("iid", "shards", "quantity"),

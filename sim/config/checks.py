@@ -13,7 +13,7 @@ from sim.config.fields import Config
 from strategies import trial
 from strategies.registry import strategy_of
 
-CROSS_ENTROPY = "cross-entropy"
+CROSS_ENTROPY, NEXT_WORD = "cross-entropy", "next-word"
 
 
 def check_parts(config: Config) -> None:
@@ -26,6 +26,7 @@ def check_parts(config: Config) -> None:
     _check_strategy(config)
     _check_release(config)
     _check_targets(config)
+    _check_evaluation(config)
     _check_trust(config)
 
 
@@ -58,6 +59,21 @@ def _check_targets(config: Config) -> None:
         raise ValueError(
             f"shared_source is {source}, which needs classes, and loss is {loss}: use "
             "--shared-source public or none, or --loss cross-entropy"
+        )
+
+
+def _check_evaluation(config: Config) -> None:
+    """Refuse scores that no loss of the run gives, and those of clients in a release."""
+    asked = config.data.evaluation
+    if asked == "clients" and config.run.release:
+        raise ValueError(
+            "evaluation is clients, whose scores come from private records without noise: use "
+            "--evaluation detailed, or leave out --release"
+        )
+    if asked != "basic" and config.data.loss not in (CROSS_ENTROPY, NEXT_WORD):
+        raise ValueError(
+            f"evaluation is {asked}, which needs --loss {CROSS_ENTROPY} or {NEXT_WORD}, and loss "
+            f"is {config.data.loss}: use --evaluation basic"
         )
 
 

@@ -34,6 +34,7 @@ _BY_FLAG = {
     "epsilon": "eps target-epsilon epsilon-target privacy-budget central-epsilon local-epsilon",
     "evaluate-every": "eval-every evaluation-frequency frequency-of-the-test test-every "
     "eval-interval",
+    "evaluation": "metrics scores per-client-accuracy client-metrics evaluate-clients",
     "fraction": "frac participation participation-rate client-fraction fraction-fit "
     "fraction-train sample-ratio sample-fraction clients-per-round client-num-per-round "
     "cohort-size",

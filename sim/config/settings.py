@@ -19,6 +19,11 @@ def is_table(dataset: str) -> bool:
 
 
 ACCURACY = "accuracy"
+UNPROTECTED = (
+    "Unprotected: computed from the clients' private records, for the experimenter only, not part "
+    "of the release."
+)
+"""Said of every score by client."""
 HUB = "hf:"
 """Prefix of the name of a data set of Hugging Face's."""
 
@@ -102,6 +107,9 @@ class Data(Settings):
     [records]"""
     evaluate_on: Literal["test", "validation"] = "test"
     """records that models are evaluated on; choose settings by validation, never by test"""
+    evaluation: Literal["basic", "detailed", "clients"] = "basic"
+    """of the final model: accuracy and loss alone; also by class, with F1, AUROC and calibration,
+    or perplexity; also by client on its own records, unprotected (docs/howto/evaluation.md)"""
 
     @property
     def metric_name(self) -> str:

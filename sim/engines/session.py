@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechanisms import durable
-from server import loop, orders
+from server import closing, loop, orders
 from server.federation import Exchange
 from server.records import RunInfo, Summary
 from server.store import Store
 from sim.job import inputs, manifest, rundir
 from sim.job.job import Job
-from sim.phases import training
+from sim.phases import evaluation, training
 from sim.phases.course import before_training
 from sim.showing.progress import Progress
 from sim.showing.report import write_report
@@ -89,7 +89,8 @@ def _run(job: Job, folder: Path, engine: Engine) -> Summary:
         standing = loop.run(federation, engine.exchange, store, standing, observers)
         engine.leave()
         summary = rundir.summarize(folder, job, standing)
-        rundir.finish(folder, job, standing.now.params, summary)
+        scores = evaluation.write(folder, job, standing.now.params)
+        rundir.finish(folder, job, standing.now.params, summary, scores)
         (engine.report or write_report)(folder)
-        progress.finished(summary, engine.where())
+        progress.finished(summary, engine.where(), closing.evaluation(folder))
     return summary

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -202,10 +202,13 @@ def _guarantees(config: Config, certified: np.ndarray) -> tuple[Guarantee, ...]:
     return guarantees(privacy.trust, privacy.unit, config.data.clients, spent)
 
 
-def finish(folder: Path, job: Job, params: np.ndarray, summary: Summary) -> None:
-    """Write the final model, its card, and the summary, which vouches for both."""
+def finish(
+    folder: Path, job: Job, params: np.ndarray, summary: Summary, written: Sequence[str] = ()
+) -> None:
+    """Write the final model, its card, and the summary, which vouches for both and for files
+    ``written`` before."""
     tensors = inputs.constants(job) | job.gradients.layout.unflatten(torch.from_numpy(params))
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     durable.write(folder / MODEL, content)
     card.write(folder, job, summary)
-    closing.write(folder, summary, (MODEL, card.FILE))
+    closing.write(folder, summary, (MODEL, card.FILE, *written))

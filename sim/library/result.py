@@ -9,10 +9,10 @@ from safetensors.torch import load as load_tensors
 
 from mechanisms import durable
 from mechanisms.layout import Layout
-from server import orders, paid
+from server import closing, orders, paid
 from server.checkpoints import Checkpoints
 from server.guarantees import Guarantee, guarantees
-from server.records import RoundRecord, Summary, finite, largest
+from server.records import Evaluation, RoundRecord, Summary, finite, largest
 from server.store import MODEL
 from sim.config.fields import Config
 from sim.data import features
@@ -68,6 +68,15 @@ class Result:
             return run.summary.accuracy
         known = [record.accuracy for record in run.records if finite(record.accuracy) is not None]
         return known[-1] if known else None
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Further scores of the final model, by class and by client; None without --evaluation.
+
+        Raises:
+            ValueError: the file is damaged, missing, or of another run.
+        """
+        return closing.evaluation(self.folder)
 
     @property
     def epsilon(self) -> float:

@@ -76,6 +76,28 @@ def accuracy_and_loss(
         return figure
 
 
+def by_class(accuracies: Sequence[float | None]) -> Figure:
+    """The accuracy of each class, as bars; none for a class without records."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+        axes = figure.subplots()
+        axes.bar(np.arange(len(accuracies)), _numbers(accuracies), color=BLUE)
+        axes.set(xlabel="class", ylabel="accuracy", ylim=(0, 1))
+        axes.xaxis.set_major_locator(_whole_numbers())
+        return figure
+
+
+def by_client(accuracies: Sequence[float]) -> Figure:
+    """A histogram of the clients' accuracies, in 20 bins."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+        axes = figure.subplots()
+        axes.hist(_numbers(accuracies), bins=20, range=(0, 1), color=BLUE)
+        axes.set(xlabel="accuracy", ylabel="clients", xlim=(0, 1))
+        axes.yaxis.set_major_locator(_whole_numbers())
+        return figure
+
+
 def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
     """Certified (largest and median client) and published epsilon by round, with the target."""
     with matplotlib.rc_context(_STYLE):

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as LiveLine
 
-from server.records import RoundRecord, RunInfo, Summary, finite, largest, middle
+from server.records import Evaluation, RoundRecord, RunInfo, Summary, finite, largest, middle
 from sim.config.settings import ACCURACY
 from sim.showing import wording
 
@@ -71,12 +71,13 @@ class Progress:
         task, text = self._line.task_ids[0], self._figures(record)
         self._line.update(task, completed=record.round, figures=text, refresh=True)
 
-    def finished(self, summary: Summary, where: str = "") -> None:
-        """Called when the run is over: prints the closing table, and where clients trained."""
+    def finished(self, summary: Summary, where: str = "", scores: Evaluation | None = None) -> None:
+        """Called when the run is over: prints the closing table, with further scores of the model
+        and where clients trained."""
         self.close()
         if self._quiet:
             return
-        for name, value in closing_table(summary, where):
+        for name, value in closing_table(summary, where, scores):
             self._console.print(f"[bold]{name:<18}[/] {escape(value)}", soft_wrap=True)
         if summary.note:
             self._console.print(summary.note, style="dim", soft_wrap=True)
@@ -118,7 +119,9 @@ class Progress:
         return "  ".join(parts)
 
 
-def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
+def closing_table(
+    summary: Summary, where: str = "", scores: Evaluation | None = None
+) -> list[tuple[str, str]]:
     """The rows (name, value) of the table printed when a run is finished."""
     certified, published = largest(summary.epsilon_certified), largest(summary.epsilon_published)
     alone = len(summary.epsilon_certified) == 1
@@ -127,6 +130,9 @@ def closing_table(summary: Summary, where: str = "") -> list[tuple[str, str]]:
         (f"{summary.evaluated_on} loss", wording.figure(summary.loss)),
         ("certified epsilon", wording.epsilon(certified)),
     ]
+    if scores is not None:
+        further = ", ".join(f"{name} {value}" for name, value in wording.scores(scores))
+        rows.insert(2, ("further scores", further))
     if certified is not None:
         median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
         method = f", by {summary.method}" if summary.method else ""

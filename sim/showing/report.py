@@ -11,7 +11,7 @@ import numpy as np
 
 from mechanisms import durable
 from mechanisms.accounting import group
-from server import paid
+from server import closing, paid
 from server.guarantees import UNITS, guarantees
 from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
@@ -75,6 +75,7 @@ def write_report(run_dir: Path) -> Path:
     parts = [_headline(run)]
     if run.records:
         parts.append(page.section("Model", _quality(run)))
+    parts += _scores(run_dir)
     parts += [_privacy(run)] if run.config.private else []
     if any(record.metrics for record in run.records):
         pictures = plots.svg(plots.mechanism_metrics(run.records))
@@ -162,6 +163,24 @@ def _quality(run: Run) -> str:
     figure = plots.accuracy_and_loss(run.records, data.evaluate_on, data.metric_name, unit)
     caption = f"{data.evaluate_on.capitalize()} part, after each round."
     return page.picture(plots.svg(figure), f"{data.metric_name} and loss", caption)
+
+
+def _scores(run_dir: Path) -> list[str]:
+    """Further scores of the final model, by class and by client; none if there are none."""
+    from sim.showing import plots
+
+    if (found := closing.evaluation(run_dir)) is None:
+        return []
+    parts = [page.table(("Score", "Value"), wording.scores(found))]
+    if found.accuracy_by_class:
+        picture = plots.svg(plots.by_class(found.accuracy_by_class))
+        caption = f"Accuracy of each class, {found.evaluated_on} part."
+        parts.append(page.picture(picture, "accuracy by class", caption))
+    if found.unprotected:
+        picture = plots.svg(plots.by_client(found.accuracy_by_client))
+        caption = f"Clients by their accuracy on their own training records. {found.unprotected}"
+        parts.append(page.picture(picture, "accuracy by client", caption))
+    return [page.section("Scores of the final model", *parts)]
 
 
 def _before_the_end(run: Run) -> tuple[Epsilon, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
-from server.records import Epsilon, finite
+from server.records import Epsilon, Evaluation, finite
 
 UNFINISHED = (
     "The run is not finished. If you stop it because of what it has shown, the budget is the "
@@ -63,6 +63,25 @@ def lower_bound(value: float, digits: int = 4) -> str:
 def figure(value: float | None, digits: int = 4) -> str:
     """A measured number, or ``unknown``."""
     return "unknown" if finite(value) is None else f"{value:.{digits}f}"
+
+
+def scores(found: Evaluation) -> list[tuple[str, str]]:
+    """A model's further scores as (name, value); those of clients are marked as unprotected."""
+    rows = [("perplexity", figure(found.perplexity))]
+    if found.accuracy_by_class:
+        rows = [
+            ("macro F1", figure(found.f1)),
+            ("AUROC", figure(found.auroc)),
+            ("calibration error", figure(found.calibration_error)),
+        ]
+    if found.unprotected:
+        rows += [
+            ("unprotected: mean of clients", figure(found.client_mean)),
+            ("standard deviation", figure(found.client_deviation)),
+            ("worst tenth", figure(found.client_worst_tenth)),
+            ("worst client", figure(found.client_worst)),
+        ]
+    return rows
 
 
 def span(values: Sequence[float]) -> str:

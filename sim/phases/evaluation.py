@@ -1,0 +1,163 @@
+"""What a finished model is judged by beside accuracy and loss: by class and by client."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mechanisms import durable
+from mechanisms.placing import place
+from server.closing import EVALUATION
+from server.records import Evaluation
+from sim.config.settings import UNPROTECTED
+from sim.job.copies import copy_on
+from sim.job.job import Job
+from sim.models.objectives import LOSSES, PADDING
+from sim.phases.training import EVALUATION_BATCH
+from sim.sources.targets import CLASSES
+
+CALIBRATION_BINS = 15
+"""Bins of equal width for the confidence of predictions."""
+
+
+def write(folder: Path, job: Job, params: np.ndarray) -> tuple[str, ...]:
+    """Write the evaluation of the final model ``[P]``, as configured; the names of the files."""
+    if job.config.data.evaluation == "basic":
+        return ()
+    found = evaluate(job, params)
+    durable.write(folder / EVALUATION, (json.dumps(found.to_json(), indent=1) + "\n").encode())
+    return (EVALUATION,)
+
+
+def evaluate(job: Job, params: np.ndarray) -> Evaluation:
+    """The scores of the model ``[P]``, on the evaluated records and, if configured, by client."""
+    data, (x, y) = job.config.data, job.tests
+    if data.loss == CLASSES:
+        outputs = torch.cat([output for output, _ in _outputs(job, params, x, y)])
+        scores = by_class(outputs.double().cpu(), y.cpu().numpy())
+    else:
+        scores = {"perplexity": _perplexity(job, params)}
+    if data.evaluation == "clients":
+        scores |= by_client(*_rights(job, params))
+    return Evaluation(evaluated_on=data.evaluate_on, **scores)
+
+
+def _outputs(job: Job, params: np.ndarray, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Outputs ``[B, ...]`` and targets of so many records at a time, in their order."""
+    rows = place(torch.from_numpy(params), job.device)[None]
+    for part in torch.arange(len(y)).split(EVALUATION_BATCH):
+        at = slice(int(part[0]), int(part[-1]) + 1)
+        yield job.gradients.logits(rows, x[at][None])[0], y[at]
+
+
+def by_class(outputs: Tensor, labels: np.ndarray) -> dict[str, Any]:
+    """Scores of a classifier by class, and their means.
+
+    Args:
+        outputs: float64 ``[M, classes]``.
+        labels: int64 ``[M]``.
+
+    Classes without a record have NaN, and count in no mean.
+    """
+    classes, found = outputs.shape[1], outputs.argmax(1).numpy()
+    records, claimed, right = (
+        np.bincount(some, minlength=classes) for some in (labels, found, labels[found == labels])
+    )
+    with np.errstate(invalid="ignore"):
+        accuracy = right / records
+        f1 = np.where(records > 0, 2 * right / (records + claimed), math.nan)
+    probabilities = outputs.softmax(1).numpy()
+    areas = np.array([auroc(probabilities[:, c], labels == c) for c in range(classes)])
+    return {
+        "accuracy_by_class": tuple(accuracy.tolist()),
+        "f1_by_class": tuple(f1.tolist()),
+        "auroc_by_class": tuple(areas.tolist()),
+        "f1": _mean(f1),
+        "auroc": _mean(areas),
+        "calibration_error": calibration_error(probabilities.max(1), found == labels),
+    }
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """Area under the ROC curve: the probability that a random positive record has a larger score
+    than a random other one, ties counting half (Mann and Whitney's U).
+
+    Args:
+        scores: float64 ``[M]``.
+        positive: bool ``[M]``.
+
+    NaN without positive records, without others, or if a score is not finite.
+    """
+    count = int(positive.sum())
+    pairs = count * (len(positive) - count)
+    if not pairs or not np.isfinite(scores).all():
+        return math.nan
+    _, which, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[which]  # ties share the mean of their ranks
+    return float(ranks[positive].sum() - count * (count + 1) / 2) / pairs
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Expected calibration error (Guo et al., arXiv:1706.04599, eq. 3): the mean over records of
+    the distance between a bin's accuracy and its mean confidence.
+
+    Args:
+        confidence: float64 ``[M]``, the probability of the predicted class, in [0, 1].
+        right: bool ``[M]``, whether it is the record's class.
+
+    NaN if a confidence is not finite.
+    """
+    if not np.isfinite(confidence).all():
+        return math.nan
+    gaps, _ = np.histogram(confidence, CALIBRATION_BINS, (0, 1), weights=right - confidence)
+    return float(np.abs(gaps).sum() / len(right))
+
+
+def _perplexity(job: Job, params: np.ndarray) -> float:
+    """The exponential of the mean loss of a word, without padding."""
+    losses, words = 0.0, 0
+    for output, y in _outputs(job, params, *job.tests):
+        real = (y != PADDING).sum(1)
+        losses += float((job.objective.loss(output, y).double() * real).sum())
+        words += int(real.sum())
+    return float(np.exp(losses / words)) if words else math.nan
+
+
+def _rights(job: Job, params: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each client's training records are found ``[N]``, those of client 0 first, and how
+    many each holds ``[clients]``. One pass in the order of the data set, whatever the groups."""
+    x, y = (copy_on(job.device, array) for array in (job.dataset.x, job.dataset.y))
+    metric: Callable[[Tensor, Tensor], Tensor] = LOSSES[job.config.data.loss][1]
+    right = torch.cat([metric(output, y) for output, y in _outputs(job, params, x, y)])
+    return right.cpu().numpy()[job.partition.indices], job.partition.sizes
+
+
+def by_client(right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
+    """Accuracy of each client, and how it is spread; each client counts the same.
+
+    Args:
+        right: float64 ``[N]``, what of each record is found, those of client 0 first.
+        sizes: int64 ``[clients]``, records of each client, at least 1.
+    """
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    accuracy = np.bincount(owner, weights=right) / sizes
+    worst = np.sort(accuracy)[: math.ceil(len(sizes) / 10)]
+    return {
+        "unprotected": UNPROTECTED,
+        "accuracy_by_client": tuple(accuracy.tolist()),
+        "client_mean": float(accuracy.mean()),
+        "client_deviation": float(accuracy.std()),
+        "client_worst_tenth": float(worst.mean()),
+        "client_worst": float(worst[0]),
+    }
+
+
+def _mean(values: np.ndarray) -> float:
+    """Of those that are numbers; NaN if there are none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan
