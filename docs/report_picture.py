@@ -1,36 +1,34 @@
-"""Draws the plots of a run's report one below the other, for the README.
+"""Draws the plots of a run's report in two columns, for the README.
 
 python -m sim.run --clients 100 --dirichlet 0.5 --name picture
 python docs/report_picture.py runs/picture --out docs/report.svg
 """
 
 import argparse
-import base64
 import re
 from pathlib import Path
 
-PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)"')
-SIZE = re.compile(r'<svg [^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"', re.DOTALL)
+from sim.drawing.colors import COLORS
+
+PICTURE = re.compile(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>(.*?)</svg>', re.DOTALL)
+VALUES = re.compile(r'<g class="values".*?</g>\n?', re.DOTALL)
 MARGIN = 12
 
 
 def compose(report: str) -> str:
-    """One SVG of all plots in the text of a report, as they stand there."""
+    """One SVG of all plots in the text of a report, in their order, in the colours of a light
+    screen."""
     pieces, top, right = [], 0.0, 0.0
-    for data, _ in PICTURE.findall(report):
-        drawing = base64.b64decode(data).decode()
-        size = SIZE.search(drawing)
-        if size is None:
-            raise ValueError("a plot of the report has no viewBox: its size is unknown")
-        width, height = map(float, size.groups())
-        inner = drawing[drawing.index("<svg ") :].strip()
-        inner = re.sub(r"<metadata>.*?</metadata>\n?", "", inner, flags=re.DOTALL)
-        inner = re.sub(
-            r'(<svg [^>]*?)width="[^"]*" height="[^"]*"', r"\1", inner, count=1, flags=re.DOTALL
-        )
-        place = f'<svg y="{top:g}" width="{width:g}" height="{height:g}" '
-        pieces.append(inner.replace("<svg ", place, 1))
-        top, right = top + height + MARGIN, max(right, width)
+    found = [(float(w), float(h), drawn) for w, h, drawn in PICTURE.findall(report)]
+    for row in (found[place : place + 2] for place in range(0, len(found), 2)):
+        left = 0.0
+        for width, height, drawn in row:
+            place = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
+            inner = re.sub(r"var\(--(\w+)\)", lambda name: COLORS[name[1]][0], drawn)
+            box = f'viewBox="0 0 {width:g} {height:g}"'
+            pieces.append(f"<svg {place} {box}>{VALUES.sub('', inner)}</svg>")
+            left += width + MARGIN
+        top, right = top + max(height for _, height, _ in row) + MARGIN, max(right, left - MARGIN)
     outer = f'viewBox="0 0 {right:g} {top - MARGIN:g}"'
     back = '<rect width="100%" height="100%" fill="white"/>'
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'

@@ -1,4 +1,4 @@
-"""``python -m sim.report RUN_DIR ...``: redraw the report of a run, or compare several runs."""
+"""``python -m sim.report RUN_DIR ...``: redraw or serve a run's report, or compare several runs."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,19 +6,23 @@ from pathlib import Path
 
 from sim.commands.guard import main_guard
 from sim.comparing.comparison import FILE, write_comparison
+from sim.serving import live
 from sim.showing.report import write_report
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
-    """Redraw a run's report, or write the page that compares several, and print its path.
+    """Redraw a run's report, or write the page that compares several, and print its path; or serve
+    the report until the process is interrupted.
 
     ``program`` is the command's name in messages.
 
     Raises:
-        ValueError: a directory is no run's, or damaged; or ``--out`` is given for one run.
+        ValueError: a directory is no run's, or damaged; ``--out`` is given for one run, ``--serve``
+            for several, or its port is taken.
     """
     parser = argparse.ArgumentParser(
-        prog=program, description="Redraw the report of a run directory, or compare several runs."
+        prog=program,
+        description="Redraw the report of a run directory, serve it, or compare several runs.",
     )
     parser.add_argument(
         "run_dirs",
@@ -33,8 +37,24 @@ def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
         type=Path,
         help=f"the comparison (default: {FILE} beside the first)",
     )
+    parser.add_argument(
+        "--serve",
+        metavar="PORT",
+        type=int,
+        nargs="?",
+        const=live.PORT,
+        help="draw the report anew whenever a browser on this machine asks for it, at "
+        f"http://{live.HOST}:PORT/ (default: {live.PORT}; 0: any free port); nothing is written",
+    )
     given = parser.parse_args(argv)
-    if len(given.run_dirs) > 1:
+    if given.serve is not None and (len(given.run_dirs) > 1 or given.out is not None):
+        raise ValueError(
+            f"--serve is {given.serve}, but it shows a single run and writes nothing: give one "
+            "directory, and leave --out out"
+        )
+    if given.serve is not None:
+        live.serve(given.run_dirs[0], given.serve)
+    elif len(given.run_dirs) > 1:
         print(write_comparison(given.run_dirs, given.out))
     elif given.out is not None:
         raise ValueError(

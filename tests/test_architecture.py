@@ -25,8 +25,9 @@ MAY_IMPORT = {
 OURS = {*MAY_IMPORT, "tests", "benchmarks"}
 
 STAGES = (
-    *("config", "commands", "showing", "comparing", "tracking", "verifying", "sources", "data"),
-    *("models", "job", "phases", "engines", "auditing", "benching", "attacking", "library"),
+    *("config", "commands", "drawing", "showing", "comparing", "serving", "tracking", "verifying"),
+    *("sources", "data", "models", "job", "phases", "engines", "auditing", "benching"),
+    *("attacking", "library"),
 )
 """The folders of `sim`: each imports itself and those before it. The commands import all."""
 

@@ -3,7 +3,10 @@ figures."""
 
 import dataclasses
 import io
+import itertools
 import math
+import re
+from html import unescape
 
 import numpy as np
 import pytest
@@ -42,13 +45,14 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 )
 def test_drawn_once_a_picture_is_what_matplotlib_saves(draw):
     saved = io.BytesIO()
-    with rc_context(plots._STYLE):
+    with rc_context(plots.STYLE):
         draw().savefig(saved, format="svg", metadata={"Date": None})
-    assert plots.svg(draw()) == saved.getvalue()
+    drawn = re.sub(b'<g class="values".*</g>\n(?=</svg>)', b"", plots.svg(draw()), flags=re.DOTALL)
+    assert drawn == saved.getvalue()
 
 
 def test_accuracy_and_loss_by_round():
-    left, right = plots.accuracy_and_loss(unequal.ROUNDS, "validation").axes
+    left, right = (p.axes[0] for p in plots.accuracy_and_loss(unequal.ROUNDS, "validation"))
     assert (left.get_ylabel(), right.get_ylabel()) == (
         "validation accuracy",
         "validation loss [nats]",
@@ -60,7 +64,7 @@ def test_accuracy_and_loss_by_round():
     assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0 < 1.91 < right.get_ylim()[1]
     assert all(a.get_xlabel() == "round" and a.get_xlim() == (0, 3.5) for a in (left, right))
     later = [dataclasses.replace(one, round=20 + one.round) for one in unequal.ROUNDS]
-    assert plots.accuracy_and_loss(later, "test").axes[0].get_xlim() == (0, 23.5)
+    assert plots.accuracy_and_loss(later, "test")[0].axes[0].get_xlim() == (0, 23.5)
 
 
 def test_epsilon_by_round():
@@ -83,9 +87,9 @@ def test_epsilon_by_round():
 
 def test_there_is_no_half_round_client_or_class_on_an_axis():
     figures = (
-        plots.accuracy_and_loss(unequal.ROUNDS, "test"),
+        *plots.accuracy_and_loss(unequal.ROUNDS, "test"),
         plots.epsilon_by_round(unequal.ROUNDS, 9.5),
-        plots.mechanism_metrics(unequal.ROUNDS),
+        *plots.mechanism_metrics(unequal.ROUNDS).values(),
         plots.epsilon_per_client(unequal.CERTIFIED, unequal.PUBLISHED, 9.5),
         plots.partition(unequal.COUNTS),
     )
@@ -108,11 +112,8 @@ def test_what_is_no_number_is_not_drawn():
     nothing."""
     open_ = RoundRecord(2, None, math.nan, math.inf, None, math.inf, 0, 1, 1.0, 1.0)
     records = (unequal.ROUNDS[0], open_, unequal.ROUNDS[2])
-    drawn = [
-        *plots.accuracy_and_loss(records, "test").axes,
-        *plots.epsilon_by_round(records, None).axes,
-    ]
-    lines = [line for axes in drawn for line in axes.lines]
+    drawn = [*plots.accuracy_and_loss(records, "test"), plots.epsilon_by_round(records, None)]
+    lines = [line for figure in drawn for line in figure.axes[0].lines]
     ends = [(0.31, 0.43), (1.91, 1.42), (2.75, 7.25), (1.25, 3.125), (3.875, 8.375)]
     for line, (first, last) in zip(lines, ends, strict=True):
         assert (line.get_ydata()[0], line.get_ydata()[2]) == (first, last) and math.isnan(
@@ -121,7 +122,7 @@ def test_what_is_no_number_is_not_drawn():
 
 
 def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
-    left, right = plots.mechanism_metrics(unequal.ROUNDS).axes
+    left, right = (p.axes[0] for p in plots.mechanism_metrics(unequal.ROUNDS).values())
     assert left.get_ylabel() == "acceptance rate" and right.get_ylabel() == "noise"
     assert (list(left.lines[0].get_xdata()), list(left.lines[0].get_ydata())) == (
         NUMBERS,
@@ -133,11 +134,16 @@ def test_figures_of_the_mechanism_each_under_its_name_and_in_its_rounds():
     )
     some = [dataclasses.replace(one, metrics={"a": float(one.round)}) for one in unequal.ROUNDS]
     some[1] = dataclasses.replace(some[1], metrics={"b": 7.0})
-    drawn = [axes.lines[0] for axes in plots.mechanism_metrics(some).axes]
+    drawn = [figure.axes[0].lines[0] for figure in plots.mechanism_metrics(some).values()]
     assert [list(line.get_xdata()) for line in drawn] == [[1, 3], [2]]
     assert [list(line.get_ydata()) for line in drawn] == [[1.0, 3.0], [7.0]]
     three = [RoundRecord(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, {"a": 1.0, "b": 2.0, "c_d": 3.0})]
-    assert [a.get_ylabel() for a in plots.mechanism_metrics(three).axes] == ["a", "b", "c d"]
+    metrics = plots.mechanism_metrics(three)
+    assert {name: p.axes[0].get_ylabel() for name, p in metrics.items()} == {
+        "a": "a",
+        "b": "b",
+        "c_d": "c d",
+    }
 
 
 @pytest.mark.parametrize("infinite", [False, True])
@@ -207,8 +213,8 @@ def test_a_line_of_few_points_has_markers():
         assert (line.get_marker() == "o") is marked
     for rounds, marked in ((1, True), (40, True), (41, False)):
         several = [dataclasses.replace(unequal.ROUNDS[0], round=n) for n in range(rounds)]
-        for axes in plots.accuracy_and_loss(several, "test").axes:
-            assert (axes.lines[0].get_marker() == "o") is marked
+        for figure in plots.accuracy_and_loss(several, "test"):
+            assert (figure.axes[0].lines[0].get_marker() == "o") is marked
 
 
 def test_who_holds_which_records():
@@ -266,3 +272,111 @@ def test_a_sheet_has_each_record_under_its_label():
 )
 def test_a_record_as_pixels(record, picture):
     np.testing.assert_allclose(plots._pixels(np.array(record)), picture)
+
+
+def told(picture: bytes) -> list[tuple[float, float, str]]:
+    """The strips of a drawn picture: from and to where, and what they tell."""
+    form = r'<rect x="(\S+)" y="\S+" width="(\S+)" height="\S+"><title>(.*?)</title>'
+    found = re.findall(form, picture.decode(), re.DOTALL)
+    return [(float(x), float(x) + float(width), unescape(text)) for x, width, text in found]
+
+
+def test_each_round_tells_its_values_where_they_are_drawn():
+    """Epsilons rounded up. Kills strips that are shifted, and a value of another line or round."""
+    later = [dataclasses.replace(one, round=2 * one.round) for one in unequal.ROUNDS]
+    later[2] = dataclasses.replace(later[2], epsilon_certified_max=7.25001, loss=None)
+    picture = plots.svg(plots.epsilon_by_round(later, 9.5))
+    strips = told(picture)
+    assert [text.split("\n") for _, _, text in strips] == [
+        [
+            f"round {n}",
+            f"certified, largest {a}",
+            f"certified, median {b}",
+            f"published, largest {c}",
+        ]
+        for n, a, b, c in (
+            (2, "2.75", "1.25", "3.875"),
+            (4, "4.5", "2.25", "6.625"),
+            (6, "7.251", "3.125", "8.375"),
+        )
+    ]
+    points = re.findall(
+        r'<use xlink:href="#\w+" x="([\d.]+)" y="[\d.]+" style="[^"]*#2b6cb0', str(picture)
+    )
+    drawn = sorted({float(x) for x in points})[-3:]
+    for (left, right, _), x in zip(strips, drawn, strict=True):
+        assert left < x < right
+    for figure, texts in zip(
+        plots.accuracy_and_loss(later, "test"),
+        (["0.3100", "0.5700", "0.4300"], ["1.9100", "1.1300", "unknown"]),
+        strict=True,
+    ):
+        name = "accuracy" if texts[0] == "0.3100" else "loss"
+        assert [text for *_, text in told(plots.svg(figure))] == [
+            f"round {2 * n}\n{name} {text}" for n, text in enumerate(texts, 1)
+        ]
+
+
+def test_of_many_rounds_the_last_of_each_strip_tells_its_values():
+    several = [dataclasses.replace(unequal.ROUNDS[0], round=n, loss=n / 8) for n in range(1, 1_001)]
+    strips = told(plots.svg(plots.accuracy_and_loss(several, "test")[1]))
+    assert len(strips) == plots.MAX_TOLD
+    assert strips[-1][2] == "round 1000\nloss 125.0000"
+    for (_, right, _), (left, _, _) in itertools.pairwise(strips):
+        assert left == pytest.approx(right, abs=0.02)
+
+
+def test_each_client_tells_its_own_values():
+    certified = (*unequal.CERTIFIED[:4], 2.50001)
+    strips = told(plots.svg(plots.epsilon_per_client(certified, unequal.PUBLISHED, None)))
+    assert [text for *_, text in strips] == [
+        "client 1: certified 1.5, published 8.375",
+        "client 4: certified 2.501, published 2.125",
+        "client 3: certified 3.125, published 0.875",
+        "client 0: certified 4.375, published 6.125",
+        "client 2: certified 7.25, published 5.25",
+    ]
+    assert len({round(right - left, 1) for left, right, _ in strips}) == 1
+    spent = [float(n) for n in range(1, 2_501)]
+    told_ = [text for *_, text in told(plots.svg(plots.epsilon_per_client(spent, spent, None)))]
+    assert told_[-1] == "2 clients; client 2499, the largest: certified 2500, published 2500"
+
+
+def test_text_in_a_picture_is_text_and_never_small():
+    """At a picture's own width, which a phone has. Kills letters drawn as outlines, too."""
+    figures = [
+        *plots.accuracy_and_loss(unequal.ROUNDS, "test"),
+        plots.epsilon_by_round(unequal.ROUNDS, 9.5),
+        *plots.mechanism_metrics(unequal.ROUNDS).values(),
+        plots.epsilon_per_client(unequal.CERTIFIED, unequal.PUBLISHED, 9.5),
+        plots.partition(unequal.COUNTS),
+        plots.sheet(np.zeros((3, 1, 4, 4)), np.arange(3)),
+        plots.curves({"a": [(1.0, 2.0)]}, "round", "epsilon"),
+    ]
+    for figure in figures:
+        picture = plots.svg(figure).decode()
+        sizes = re.findall(r"<text[^>]*font(?:-size)?: ([\d.]+)px", picture)
+        assert len(sizes) == picture.count("<text") > 0 and min(map(float, sizes)) >= 12
+        assert float(re.search(r'viewBox="0 0 ([\d.]+)', picture)[1]) <= 390 - 2 * (16 + 17)
+
+
+def test_accuracies_by_class_and_by_client():
+    """Kills bars in another order, and a histogram that tells another bin's clients."""
+    figure = plots.by_class([0.25, None, 0.75])
+    assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx(
+        [0.25, math.nan, 0.75], nan_ok=True
+    )
+    assert [text for *_, text in figure.told] == [
+        "class 0: 0.2500",
+        "class 1: unknown",
+        "class 2: 0.7500",
+    ]
+    assert [round((a + b) / 2) for _, a, b, _ in figure.told] == [0, 1, 2]
+    figure = plots.by_client([0.12, 0.13, 0.99])
+    counts = {
+        text: round(bar.get_height())
+        for bar, (*_, text) in zip(figure.axes[0].patches, figure.told, strict=True)
+    }
+    assert counts.pop("from 0.10 to 0.15: clients 2") == 2
+    assert counts.pop("from 0.95 to 1.00: clients 1") == 1
+    assert len(counts) == 18 and set(counts.values()) == {0}

@@ -69,8 +69,8 @@ def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
 
 def text_of(folder):
     """The page's words, without its pictures."""
-    page = write_report(vouch(folder)).read_text()
-    return re.sub(r"\s+", " ", re.sub(r"data:image[^\"]*|<[^>]*>", " ", page))
+    page = re.sub("<svg.*?</svg>", "", write_report(vouch(folder)).read_text(), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
 def test_a_finished_run(tmp_path):
@@ -165,8 +165,7 @@ def test_the_page_stands_alone_and_is_the_same_again(tmp_path):
     folder = make(tmp_path / "one")
     first = write_report(folder).read_bytes()
     assert write_report(folder).read_bytes() == first
-    page = re.sub(r"data:image/svg\+xml;base64,[^\"]*", "", first.decode())
-    assert not re.search(r"src=\"[^\"]|href|https?:|@import|url\(", page)
+    assert not unequal.LOADS.search(first.decode())
     assert sorted(p.name for p in folder.iterdir() if p.suffix in (".svg", ".html", ".part")) == [
         "partition.svg",
         "report.html",

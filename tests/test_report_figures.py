@@ -4,10 +4,10 @@ is where.
 The figures of the run are unequal throughout (`tests.unequal`).
 """
 
-import base64
 import dataclasses
 import html
 import json
+import re
 
 import numpy as np
 import pytest
@@ -176,7 +176,7 @@ def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypa
     """A new field fails here until a test of this file answers for it. Pictures are left out: they
     are drawn below."""
     assert SHOWN.keys() | OTHERWISE.keys() == unequal.names(Summary)
-    monkeypatch.setattr(plots, "svg", lambda figure: b"")
+    monkeypatch.setattr(plots, "svg", lambda figure: b'<svg viewBox="0 0 7 9"></svg>')
     pages = {"": page_of(unequal.run_directory(tmp_path / "run"))}
     other = {
         "accuracy": 0.5,
@@ -258,9 +258,9 @@ def figures(monkeypatch) -> dict[str, Figure]:
     made: dict[str, Figure] = {}
 
     def drawn(figure: Figure) -> bytes:
-        token = f"figure {len(made)}".encode()
-        made[base64.b64encode(token).decode()] = figure
-        return token
+        token = f"figure {len(made)}"
+        made[token] = figure
+        return f'<svg viewBox="0 0 7 9">{token}</svg>'.encode()
 
     monkeypatch.setattr(plots, "svg", drawn)
     return made
@@ -283,11 +283,13 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
     folder = unequal.run_directory(tmp_path / "run", validation_records=5, evaluate_on="validation")
     found = pictures(figures, page_of(folder))
     assert {alt: caption for alt, (_, caption) in found.items()} == {
-        "accuracy and loss": "Validation part, after each round.",
+        "accuracy by round": "Validation part, after each round.",
+        "loss by round": "Validation part, after each round.",
         "epsilon by round": "Spent so far, after each round, at the run's delta.",
         "epsilon per client": "Spent by each client in the whole run.",
-        "metrics of the mechanism": "Public metrics of the mechanism: means over each round's "
+        "acceptance_rate by round": "Public metric of the mechanism: mean over each round's "
         "clients.",
+        "noise by round": "Public metric of the mechanism: mean over each round's clients.",
         "records by client and class": "Partition dirichlet: 153 records, 7 to 56 per client "
         "(median 30). Above: records of each client. Below: of each class.",
     }
@@ -302,30 +304,27 @@ def test_the_pictures_are_of_the_records(tmp_path, figures):
     assert certified.get_data().values.tolist() == sorted(unequal.CERTIFIED)
     assert claimed.get_data().values.tolist() == [8.375, 2.125, 0.875, 6.125, 5.25]
     assert ys(found["epsilon per client"][0])["target 9.5"] == [9.5, 9.5]
-    assert [a.get_ylabel() for a in found["accuracy and loss"][0].axes] == [
-        "validation accuracy",
-        "validation loss [nats]",
-    ]
-    assert [next(iter(ys(found["accuracy and loss"][0], place).values())) for place in (0, 1)] == [
-        [0.31, 0.57, 0.43],
-        [1.91, 1.13, 1.42],
-    ]
-    assert [a.get_ylabel() for a in found["metrics of the mechanism"][0].axes] == [
-        "acceptance rate",
-        "noise",
-    ]
+    for name, label, values in (
+        ("accuracy", "validation accuracy", [0.31, 0.57, 0.43]),
+        ("loss", "validation loss [nats]", [1.91, 1.13, 1.42]),
+        ("acceptance_rate", "acceptance rate", [0.75, 0.25, 0.625]),
+        ("noise", "noise", [1.5, 4.5]),
+    ):
+        (axes,) = found[f"{name} by round"][0].axes
+        assert axes.get_ylabel() == label and list(axes.lines[0].get_ydata()) == values
     assert found["records by client and class"][0].axes[0].patches[
         0
     ].get_data().values.tolist() == [19, 41, 7, 30, 56]
-    shown = base64.b64encode((folder / "partition.svg").read_bytes()).decode()
-    assert figures[shown] is found["records by client and class"][0]
+    shown = (folder / "partition.svg").read_text()
+    assert figures[re.search(">(.*)<", shown)[1]] is found["records by client and class"][0]
 
 
 def test_pictures_that_have_nothing_to_show_are_left_out(tmp_path):
     folder = unequal.run_directory(tmp_path / "run", finished=False)
     plain = [dataclasses.replace(one, metrics={}) for one in unequal.ROUNDS]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(one.to_json()) + "\n" for one in plain))
-    words = {"accuracy and loss", "epsilon by round", "records by client and class"}
+    words = {"accuracy by round", "loss by round", "epsilon by round"}
+    words |= {"records by client and class"}
     assert unequal.pictures(page_of(folder)).keys() == words
     single = alone(tmp_path / "alone")
     assert "epsilon per client" not in unequal.pictures(
@@ -429,7 +428,8 @@ def test_every_text_of_a_page_is_escaped_once():
         page.paragraph(sly): 1,
         page.listing([sly, sly]): 2,
         page.commands([sly, sly]): 2,
-        page.picture(b"<svg>", sly, sly): 2,
+        page.picture(b'<svg viewBox="0 0 7 9"></svg>', sly, sly): 2,
+        page.section(sly, folded=True): 1,
         page.table((sly, sly), [(sly,), (sly, sly)]): 5,
     }
     for piece, times in pieces.items():

@@ -1,6 +1,5 @@
 """The documentation site builds without a warning, and the names in its pages exist."""
 
-import base64
 import dataclasses
 import importlib
 import re
@@ -18,6 +17,8 @@ from sim.commands import account, attack, audit, bench
 from sim.commands.parser import build_parser
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER
+from sim.drawing.colors import COLORS
+from sim.showing.page import picture
 from tests.faults import __main__ as faults
 from tests.test_readme import FENCE, PAGES, ROOT
 
@@ -34,6 +35,7 @@ OTHERS = {
     "--changed",
     "--only",
     "--write",
+    "--serve",
     "--head",
     "--version",
     "--help",
@@ -196,8 +198,10 @@ def test_the_picture_has_every_plot_of_the_report_in_its_order() -> None:
         '<?xml version="1.0"?>\n<svg width="9pt" height="{0}pt" viewBox="0 0 9 {0}"><g '
         'id="{0}"/></svg>'
     )
-    data = [base64.b64encode(drawing.format(height).encode()).decode() for height in (3, 5)]
-    report = "".join(f'<img src="data:image/svg+xml;base64,{one}" alt="plot">' for one in data)
+    report = "".join(picture(drawing.format(n).encode(), "plot", "") for n in (3, 5, 4))
     found = report_picture.compose(report)
-    assert re.findall(r'y="([\d.]+)" width="9" height="(\d)"', found) == [("0", "3"), ("15", "5")]
-    assert found.index('id="3"') < found.index('id="5"') and 'viewBox="0 0 9 20"' in found
+    places = re.findall(r'x="([\d.]+)" y="([\d.]+)" width="9" height="(\d)"', found)
+    assert places == [("0", "0", "3"), ("21", "0", "5"), ("0", "17", "4")]
+    assert re.findall('id="plot-(.)"', found) == ["3", "5", "4"] and 'viewBox="0 0 30 21"' in found
+    colored = drawing.format(3).replace("<g ", f'<g fill="{COLORS["blue"][0]}" ')
+    assert COLORS["blue"][0] in report_picture.compose(picture(colored.encode(), "a", ""))

@@ -79,6 +79,10 @@ def run_directory(
     return vouch(folder)
 
 
+LOADS = re.compile(r'src=|href="(?!#|data:image/png)|https?:|@import|url\((?!#)|<script')
+"""What would have a page load something from elsewhere, or run."""
+
+
 def names(kind: type) -> set[str]:
     """The fields of a record: a test that accounts for all of them fails when there is a new
     one."""
@@ -99,7 +103,9 @@ def tiles(page: str) -> dict[str, tuple[str, str]]:
 def section(page: str, title: str) -> str:
     """The part of a page under a title."""
     return re.search(
-        rf"<section[^>]*><h2>{re.escape(title)}</h2>(.*?)</section>", page, re.DOTALL
+        rf"<section[^>]*>(?:<details><summary>)?<h2>{re.escape(title)}</h2>(.*?)</section>",
+        page,
+        re.DOTALL,
     ).group(1)
 
 
@@ -113,7 +119,8 @@ def rows(part: str) -> list[list[str]]:
 
 
 def pictures(part: str) -> dict[str, tuple[str, str]]:
-    """The pictures in a part of a page: base64 data and caption by the text that stands for
+    """The pictures in a part of a page: what is drawn and the caption, by the text that stands for
     them."""
-    form = r'<img src="data:image/svg\+xml;base64,(.*?)" alt="(.*?)"><figcaption>(.*?)</figcaption>'
-    return {alt: (data, html.unescape(caption)) for data, alt, caption in re.findall(form, part)}
+    form = r'<figure><svg [^>]*aria-label="(.*?)"[^>]*>(.*?)</svg><figcaption>(.*?)</figcaption>'
+    found = re.findall(form, part, re.DOTALL)
+    return {alt: (drawn, html.unescape(caption)) for alt, drawn, caption in found}

@@ -1,22 +1,23 @@
-"""The plots of a run, drawn without pyplot and without a display."""
+"""The plots of a run."""
 
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from server.records import Epsilon, RoundRecord
 from sim.config.settings import ACCURACY
+from sim.drawing.plot import BLUE, GREY, ORANGE, RED, STYLE, WIDTH, Plot
+from sim.drawing.plot import svg as svg
+from sim.showing import wording
 
-BLUE, ORANGE, GREY, RED = "#2b6cb0", "#dd7a1b", "#8a94a3", "#c53030"
-INK, RULE = "#2d3748", "#e2e8f0"
+MAX_TOLD = 300
+"""Maximum number of rounds that tell their values; of more, the last of each of as many parts."""
 
 MAX_COLUMNS = 200
 """Maximum clients that the partition's plot shows singly; more are drawn in this many bands."""
@@ -27,117 +28,92 @@ MAX_STEPS = 1_000
 SHEET = 10
 """Images per row of a sheet."""
 
-_STYLE: Any = {
-    "font.size": 9,
-    "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.titlesize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "lines.linewidth": 1.8,
-    "legend.frameon": False,
-    "svg.hashsalt": "report",
-}
-
-
-def svg(figure: Figure) -> bytes:
-    """A figure as SVG, equal for equal figures."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
-        # `savefig` would draw it twice, the first time for a layout that drawing makes anyway
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
-    return buffer.getvalue()
+_SHADES = LinearSegmentedColormap.from_list("shades", [(BLUE, 0.0), (BLUE, 1.0)])
+"""From nothing, so that the page shines through, to blue."""
 
 
 def accuracy_and_loss(
     records: Sequence[RoundRecord], part: str, metric: str = ACCURACY, unit: str = "nats"
-) -> Figure:
+) -> tuple[Plot, Plot]:
     """Accuracy, or another metric, and loss by round on the evaluated ``part``, ``test`` or
     ``validation``; the unit is the loss's, empty for none."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        rounds = [r.round for r in records]
-        _by_round(left, rounds, [r.accuracy for r in records], BLUE)
-        left.set(ylabel=f"{part} {metric}")
-        if metric == ACCURACY:
-            left.set(ylim=(0, 1))
-        _by_round(right, rounds, [r.loss for r in records], BLUE)
-        right.set(ylabel=f"{part} loss" + (f" [{unit}]" if unit else ""))
-        right.set_ylim(bottom=0)
-        return figure
+    rounds = [r.round for r in records]
+    score = _single(metric, rounds, [r.accuracy for r in records], f"{part} {metric}")
+    ylabel = f"{part} loss" + (f" [{unit}]" if unit else "")
+    loss = _single("loss", rounds, [r.loss for r in records], ylabel)
+    if metric == ACCURACY:
+        score.axes[0].set(ylim=(0, 1))
+    loss.axes[0].set_ylim(bottom=0)
+    return score, loss
 
 
-def by_class(accuracies: Sequence[float | None]) -> Figure:
+def by_class(accuracies: Sequence[float | None]) -> Plot:
     """The accuracy of each class, as bars; none for a class without records."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(180)
         axes = figure.subplots()
         axes.bar(np.arange(len(accuracies)), _numbers(accuracies), color=BLUE)
         axes.set(xlabel="class", ylabel="accuracy", ylim=(0, 1))
         axes.xaxis.set_major_locator(_whole_numbers())
+        for number, value in enumerate(accuracies):
+            text = f"class {number}: {wording.figure(value)}"
+            figure.told.append((axes, number - 0.5, number + 0.5, text))
         return figure
 
 
-def by_client(accuracies: Sequence[float]) -> Figure:
+def by_client(accuracies: Sequence[float]) -> Plot:
     """A histogram of the clients' accuracies, in 20 bins."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(180)
         axes = figure.subplots()
-        axes.hist(_numbers(accuracies), bins=20, range=(0, 1), color=BLUE)
+        counts, edges, _ = axes.hist(_numbers(accuracies), bins=20, range=(0, 1), color=BLUE)
         axes.set(xlabel="accuracy", ylabel="clients", xlim=(0, 1))
         axes.yaxis.set_major_locator(_whole_numbers())
+        for count, left, right in zip(np.asarray(counts), edges[:-1], edges[1:], strict=True):
+            text = f"from {left:.2f} to {right:.2f}: clients {count:.0f}"
+            figure.told.append((axes, left, right, text))
         return figure
 
 
-def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Figure:
+def epsilon_by_round(records: Sequence[RoundRecord], target: Epsilon) -> Plot:
     """Certified (largest and median client) and published epsilon by round, with the target."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(220)
         axes = figure.subplots()
         rounds = [r.round for r in records]
-        largest = [r.epsilon_certified_max for r in records]
-        median = [r.epsilon_certified_median for r in records]
-        claims = [r.epsilon_published_max for r in records]
-        _by_round(axes, rounds, largest, BLUE, "certified, largest")
-        _by_round(axes, rounds, median, GREY, "certified, median", "--")
-        _by_round(axes, rounds, claims, ORANGE, "published, largest", ":")
+        lines: dict[str, Sequence[Epsilon]] = {
+            "certified, largest": [r.epsilon_certified_max for r in records],
+            "certified, median": [r.epsilon_certified_median for r in records],
+            "published, largest": [r.epsilon_published_max for r in records],
+        }
+        looks = ((BLUE, "-"), (GREY, "--"), (ORANGE, ":"))
+        for (label, values), (color, style) in zip(lines.items(), looks, strict=True):
+            _by_round(axes, rounds, values, color, label, style)
+        _tell_rounds(figure, rounds, lines, wording.epsilon)
         _target(axes, target)
         axes.set(ylabel="epsilon spent")
         axes.set_ylim(bottom=0)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        _legend(axes)
         return figure
 
 
-def mechanism_metrics(records: Sequence[RoundRecord]) -> Figure:
-    """The mechanism's public metrics by round (acceptance, noise, scales), a small plot each."""
-    names = sorted({name for record in records for name in record.metrics})
-    with matplotlib.rc_context(_STYLE):
-        rows = math.ceil(len(names) / 2)
-        figure = Figure(figsize=(8.6, 2.4 * rows), layout="constrained")
-        for axes, name in zip(figure.subplots(rows, 2, squeeze=False).flat, names, strict=False):
-            shown = [record for record in records if name in record.metrics]
-            _by_round(axes, [r.round for r in shown], [r.metrics[name] for r in shown], BLUE)
-            axes.set(ylabel=name.replace("_", " "))
-        for axes in figure.axes[len(names) :]:
-            axes.remove()
-        return figure
+def mechanism_metrics(records: Sequence[RoundRecord]) -> dict[str, Plot]:
+    """The mechanism's public metrics by round (acceptance, noise, scales), by name."""
+    figures = {}
+    for name in sorted({name for record in records for name in record.metrics}):
+        shown = [record for record in records if name in record.metrics]
+        rounds, values = [r.round for r in shown], [r.metrics[name] for r in shown]
+        title = name.replace("_", " ")
+        figures[name] = _single(title, rounds, values, title)
+    return figures
 
 
 def epsilon_per_client(
     certified: Sequence[Epsilon], published: Sequence[Epsilon], target: Epsilon
-) -> Figure:
+) -> Plot:
     """The clients' epsilons in ascending order of the certified one."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 2.9), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(220)
         axes = figure.subplots()
         values, claims = _numbers(certified), _numbers(published)
         ends = np.unique(np.ceil(np.linspace(0, len(values), MAX_STEPS + 1)).astype(np.int64))
@@ -146,11 +122,17 @@ def epsilon_per_client(
         line: Any = {"baseline": None, "linewidth": 1.8}
         axes.stairs(values[order], edges, color=BLUE, label="certified", **line)
         axes.stairs(claims[order], edges, color=ORANGE, linestyle=":", label="published", **line)
+        for client, left, right in zip(order.tolist(), ends[:-1], ends[1:], strict=True):
+            own = f"client {client}"
+            who = own if right == left + 1 else f"{right - left} clients; {own}, the largest"
+            spent, claim = wording.epsilon(certified[client]), wording.epsilon(published[client])
+            text = f"{who}: certified {spent}, published {claim}"
+            figure.told.append((axes, left + 0.5, right + 0.5, text))
         _target(axes, target)
         axes.set(xlabel="clients, by epsilon", ylabel="epsilon spent", xlim=(edges[0], edges[-1]))
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(_whole_numbers())
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        _legend(axes)
         return figure
 
 
@@ -159,10 +141,11 @@ def curves(
     xlabel: str,
     ylabel: str,
     ticks: Sequence[str] = (),
-) -> Figure:
+) -> Plot:
     """Lines by name, each of points (x, y) in the order of x; ``ticks`` name x = 0, 1, ..."""
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+    longest = max(map(len, lines), default=0)
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(240 + 18 * len(lines), max(WIDTH, 60 + 8 * longest))
         axes = figure.subplots()
         colors = matplotlib.color_sequences["tab10"]
         for number, (name, points) in enumerate(lines.items()):
@@ -175,11 +158,11 @@ def curves(
         if ticks:
             axes.set_xticks(range(len(ticks)), ticks)
         if lines:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+            _legend(axes, columns=1)
         return figure
 
 
-def partition(counts: np.ndarray) -> Figure:
+def partition(counts: np.ndarray) -> Plot:
     """The partition: records per client above, their classes as a heat map below.
 
     Args:
@@ -188,15 +171,15 @@ def partition(counts: np.ndarray) -> Figure:
     """
     bands, label = _bands(counts)
     clients, classes = counts.shape
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 1.9 + 0.19 * min(classes, 20)), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(160 + 14 * min(classes, 20))
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
         edges = np.linspace(-0.5, clients - 0.5, len(bands) + 1)
         above.stairs(bands.sum(axis=1), edges, fill=True, color=BLUE, alpha=0.8)
         above.set(ylabel="records")
         extent = (-0.5, clients - 0.5, classes - 0.5, -0.5)
         image = below.imshow(
-            bands.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=extent
+            bands.T, aspect="auto", interpolation="nearest", cmap=_SHADES, vmin=0, extent=extent
         )
         below.set(xlabel=label, ylabel="class")
         below.grid(False)
@@ -215,17 +198,17 @@ def _bands(counts: np.ndarray) -> tuple[np.ndarray, str]:
     return bands, f"clients, sorted by their main class (means of {MAX_COLUMNS} bands)"
 
 
-def sheet(records: np.ndarray, labels: np.ndarray) -> Figure:
+def sheet(records: np.ndarray, labels: np.ndarray) -> Plot:
     """Records ``[M, ...]`` as small images in rows of ten, each below its label."""
     rows = max(1, -(-len(labels) // SHEET))
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.6, 0.95 * rows), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(48 * rows)
         for place, axes in enumerate(figure.subplots(rows, SHEET, squeeze=False).flat):
             axes.set_axis_off()
             if place < len(labels):
                 image = _pixels(records[place])
                 axes.imshow(image, cmap="gray", aspect="auto", interpolation="nearest")
-                axes.set_title(str(labels[place]), fontsize=7)
+                axes.set_title(str(labels[place]), pad=2)
     return figure
 
 
@@ -236,6 +219,17 @@ def _pixels(record: np.ndarray) -> np.ndarray:
     if scaled.ndim == 3 and len(scaled) in (1, 3):
         return scaled[0] if len(scaled) == 1 else scaled.transpose(1, 2, 0)
     return scaled.reshape(len(scaled), -1) if scaled.ndim > 1 else scaled[None]
+
+
+def _single(name: str, rounds: Sequence[int], values: Sequence[float | None], ylabel: str) -> Plot:
+    """One value by round."""
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(180)
+        axes = figure.subplots()
+        _by_round(axes, rounds, values, BLUE)
+        axes.set(ylabel=ylabel)
+        _tell_rounds(figure, rounds, {name: values}, wording.figure)
+        return figure
 
 
 def _by_round(
@@ -251,6 +245,26 @@ def _by_round(
     axes.plot(rounds, _numbers(values), label=label, **look)
     axes.set(xlabel="round", xlim=(0, max(rounds) + 0.5))
     axes.xaxis.set_major_locator(_whole_numbers())
+
+
+def _tell_rounds(
+    figure: Plot,
+    rounds: Sequence[int],
+    lines: Mapping[str, Sequence[float | None]],
+    word: Callable[[float | None], str],
+) -> None:
+    """Have each round tell the values of all lines."""
+    for part in np.array_split(np.arange(len(rounds)), min(len(rounds), MAX_TOLD)):
+        first, last = rounds[part[0]], rounds[part[-1]]
+        texts = (f"{name} {word(values[part[-1]])}" for name, values in lines.items())
+        text = "\n".join((f"round {last}", *texts))
+        figure.told.append((figure.axes[0], first - 0.5, last + 0.5, text))
+
+
+def _legend(axes: Axes, columns: int = 2) -> None:
+    """Above the axes, so that they are as wide as the figure."""
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0)}
+    axes.legend(**place, ncols=columns, labelspacing=0.2, columnspacing=1.0, handlelength=1.6)
 
 
 def _whole_numbers() -> MaxNLocator:

@@ -12,7 +12,7 @@ import numpy as np
 from mechanisms import durable
 from mechanisms.accounting import group
 from server import closing, paid
-from server.guarantees import UNITS, guarantees
+from server.guarantees import guarantees
 from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
 from sim.config.configuration import Config
@@ -26,34 +26,6 @@ from sim.showing.run import Run, read_run
 
 _epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
 
-_THREAT_MODEL = (
-    "What is protected is one training record of one client. Adjacency is zero-out: the record "
-    "is replaced by a null record that adds to no sum and to no count; how many records a client "
-    "holds is public. The server, like everybody else, is taken to see every upload of every "
-    "client: local steps between uploads are charged too, and picking clients at random lowers "
-    "no epsilon. Clients hold disjoint records, so the guarantee is each client's own, and that "
-    "of the whole system is the largest of them, never their sum. The certified epsilon is "
-    "proved; the published one is what the mechanism's paper claims, for comparison only."
-)
-_SUMS = (
-    "What is protected is {unit}. Adjacency is zero-out: it is replaced by a null {kind}, which "
-    "adds to no sum and to no count. {trusted} The model of each round is taken to be seen by "
-    "everybody. The certified epsilon is proved; the published one is what the mechanism's paper "
-    "claims, for comparison only."
-)
-_TRUSTED = {
-    "server": "The server is trusted: it sees what each client sends, adds noise to the sum over "
-    "all clients, and every client pays for every round.",
-    "aggregate": "Secure aggregation is trusted: the server sees the sum of what clients send, "
-    "to which each of them has added a share of the noise, and who has answered.",
-}
-_ONE_CLIENT = (
-    "What is protected is one training record. Adjacency is zero-out: the record is replaced by "
-    "a null record that adds to no sum and to no count; how many records there are is public. "
-    "Every model on the way is taken to be seen, with what the mechanism says that it releases. "
-    "The certified epsilon is proved; the published one is what the mechanism's paper claims, "
-    "for comparison only."
-)
 _GROUPS = (1, 2, 4, 8)
 """Records of one person for which epsilon is shown."""
 _NOT_PRIVATE = (
@@ -68,29 +40,44 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ValueError: it is not a run directory, or a file in it is damaged.
     """
-    from sim.showing import plots
-
     run = read_run(run_dir)
-    partition = None if run.counts is None else plots.svg(plots.partition(run.counts))
-    parts = [_headline(run)]
-    if run.records:
-        parts.append(page.section("Model", _quality(run)))
-    parts += _scores(run_dir)
-    parts += [_privacy(run)] if run.config.private else []
-    if any(record.metrics for record in run.records):
-        pictures = plots.svg(plots.mechanism_metrics(run.records))
-        caption = "Public metrics of the mechanism: means over each round's clients."
-        picture = page.picture(pictures, "metrics of the mechanism", caption)
-        parts.append(page.section("Mechanism", picture))
-    sections = (sharing_report.section(run_dir, run.config), audit_result.section(run_dir))
-    parts += [section for section in sections if section]
-    parts += [_guarantee(run), _partition(run, partition)]
-    parts += [_configuration(run.config), _recompute(run)]
+    partition = _drawn_partition(run)
     if partition is not None:
         durable.write(run_dir / "partition.svg", partition)
     path = run_dir / "report.html"
-    durable.write(path, page.page(_title(run), _subtitle(run), parts).encode())
+    durable.write(path, _page(run, partition).encode())
     return path
+
+
+def live_report(run_dir: Path, refresh: int) -> str:
+    """The same page, of which nothing is written; until the run is finished it loads itself anew
+    after ``refresh`` seconds.
+
+    Raises:
+        ValueError: it is not a run directory, or a file in it is damaged.
+    """
+    run = read_run(run_dir)
+    return _page(run, _drawn_partition(run), None if run.summary else refresh)
+
+
+def _drawn_partition(run: Run) -> bytes | None:
+    from sim.showing import plots
+
+    return None if run.counts is None else plots.svg(plots.partition(run.counts))
+
+
+def _page(run: Run, partition: bytes | None, refresh: int | None = None) -> str:
+    parts = [_headline(run)]
+    if run.records:
+        parts.append(page.section("Model", _quality(run)))
+    parts += _scores(run.folder)
+    parts += [_privacy(run)] if run.config.private else []
+    parts += _mechanism(run)
+    sections = (sharing_report.section(run.folder, run.config), audit_result.section(run.folder))
+    parts += [section for section in sections if section]
+    parts += [_guarantee(run), _partition(run, partition)]
+    parts += [_configuration(run.config), _recompute(run)]
+    return page.page(_title(run), _subtitle(run), parts, refresh)
 
 
 def _title(run: Run) -> str:
@@ -160,9 +147,23 @@ def _quality(run: Run) -> str:
 
     data = run.config.data
     unit = "nats" if data.loss.endswith("cross-entropy") else ""
-    figure = plots.accuracy_and_loss(run.records, data.evaluate_on, data.metric_name, unit)
-    caption = f"{data.evaluate_on.capitalize()} part, after each round."
-    return page.picture(plots.svg(figure), f"{data.metric_name} and loss", caption)
+    part, metric = data.evaluate_on, data.metric_name
+    score, loss = plots.accuracy_and_loss(run.records, part, metric, unit)
+    caption = f"{part.capitalize()} part, after each round."
+    pictures = {f"{metric} by round": score, "loss by round": loss}
+    return "".join(page.picture(plots.svg(p), alt, caption) for alt, p in pictures.items())
+
+
+def _mechanism(run: Run) -> list[str]:
+    """The mechanism's metrics by round; nothing without any."""
+    from sim.showing import plots
+
+    caption = "Public metric of the mechanism: mean over each round's clients."
+    pictures = [
+        page.picture(plots.svg(figure), f"{name} by round", caption)
+        for name, figure in plots.mechanism_metrics(run.records).items()
+    ]
+    return [page.section("Mechanism", *pictures)] if pictures else []
 
 
 def _scores(run_dir: Path) -> list[str]:
@@ -203,7 +204,14 @@ def _privacy(run: Run) -> str:
     if run.summary:
         summary = run.summary
         certified, published = summary.epsilon_certified, summary.epsilon_published
-        if not run.alone:
+        shown = {(_epsilon(c), _epsilon(p)) for c, p in zip(certified, published, strict=True)}
+        if not run.alone and len(shown) == 1:
+            ((proved, claim),) = shown
+            text = f"certified epsilon {proved}, published epsilon {claim}"
+            parts.append(
+                page.paragraph(f"All {len(certified)} clients have spent the same: {text}.")
+            )
+        elif not run.alone:
             picture = plots.svg(plots.epsilon_per_client(certified, published, run.target))
             caption = "Spent by each client in the whole run."
             parts.append(page.picture(picture, "epsilon per client", caption))
@@ -262,21 +270,18 @@ def _guarantee(run: Run) -> str:
     records = int(run.sizes.sum()) if privacy.unit == "record" else len(run.sizes)
     if not run.config.private:
         return page.section("No guarantee", page.paragraph(_NOT_PRIVATE), notice=True)
-    kind, trusted = privacy.unit, _TRUSTED.get(privacy.trust)
-    sums = _SUMS.format(unit=UNITS[kind], kind=kind, trusted=trusted)
-    threat = sums if trusted else _THREAT_MODEL
-    parts = [page.paragraph(_ONE_CLIENT if run.alone else threat)]
     spent = largest(run.summary.epsilon_certified) if run.summary else _before_the_end(run)[0]
     rows = guarantees(privacy.trust, privacy.unit, len(run.sizes), spent)
+    says = wording.guaranteed(privacy, run.alone)
+    says += [wording.RELEASED] if run.config.run.release else []
+    parts = [page.paragraph("What it says:"), page.listing(says)]
     parts.append(page.table(wording.AGAINST, wording.guarantees(rows)))
-    if run.config.run.release:
-        parts.append(page.paragraph(wording.RELEASED))
+    left_out = list(caveats(run.config))
     if delta * records >= 1:
         text = f"Delta {delta:g} is not below 1 / {records} {privacy.unit}s"
         allows = f"it allows that some {privacy.unit} is given away entirely."
-        parts.append(page.paragraph(f"{text}: {allows}"))
-    parts += [page.paragraph("What it does not cover, or takes for granted:")]
-    parts += [page.listing(caveats(run.config))]
+        left_out.insert(0, f"{text}: {allows}")
+    parts += [page.paragraph("What it leaves out, or takes for granted:"), page.listing(left_out)]
     return page.section("What the guarantee means", *parts, notice=not run.config.run.release)
 
 
@@ -302,7 +307,8 @@ def _configuration(config: Config) -> str:
         for name in names:
             value, meaning = config.value(name), SETTINGS[name].info.description or ""
             rows.append((name, "" if value is None else str(value), meaning))
-    return page.section("Configuration", page.table(("Setting", "Value", "Meaning"), rows))
+    table = page.table(("Setting", "Value", "Meaning"), rows)
+    return page.section("Configuration", table, folded=True)
 
 
 def _recompute(run: Run) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
 
+from mechanisms.settings import Privacy
+from server.guarantees import UNITS
 from server.records import Epsilon, Evaluation, finite
 
 UNFINISHED = (
@@ -19,6 +21,40 @@ UNDER_WAY = (
 )
 RELEASED = (
     "Noise and batches came from the operating system's entropy, and no seed of them was kept."
+)
+_COLUMNS = (
+    "The certified epsilon is proved. The published one is what the mechanism's paper claims, for "
+    "comparison only."
+)
+_THREAT_MODEL = (
+    "What is protected is one training record of one client.",
+    "Adjacency is zero-out: the record is replaced by a null record that adds to no sum and to no "
+    "count. How many records a client holds is public.",
+    "The server, like everybody else, is taken to see every upload of every client: local steps "
+    "between uploads are charged too, and picking clients at random lowers no epsilon.",
+    "Clients hold disjoint records, so the guarantee is each client's own, and that of the whole "
+    "system is the largest of them, never their sum.",
+    _COLUMNS,
+)
+_SUMS = (
+    "What is protected is {unit}.",
+    "Adjacency is zero-out: it is replaced by a null {kind}, which adds to no sum and to no count.",
+    "{trusted}",
+    "The model of each round is taken to be seen by everybody.",
+    _COLUMNS,
+)
+_TRUSTED = {
+    "server": "The server is trusted: it sees what each client sends, adds noise to the sum over "
+    "all clients, and every client pays for every round.",
+    "aggregate": "Secure aggregation is trusted: the server sees the sum of what clients send, "
+    "to which each of them has added a share of the noise, and who has answered.",
+}
+_ONE_CLIENT = (
+    "What is protected is one training record.",
+    "Adjacency is zero-out: the record is replaced by a null record that adds to no sum and to no "
+    "count. How many records there are is public.",
+    "Every model on the way is taken to be seen, with what the mechanism says that it releases.",
+    _COLUMNS,
 )
 
 
@@ -40,6 +76,14 @@ def guarantees(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """A table's rows; who is trusted has no epsilon."""
     names = ("adversary", "sees", "unit")
     return [(*(row[n] for n in names), epsilon(row["epsilon"], infinite="none")) for row in rows]
+
+
+def guaranteed(privacy: Privacy, alone: bool) -> list[str]:
+    """What a guarantee says, a sentence or two a line; ``alone``: one client has all records."""
+    trusted, kind = _TRUSTED.get(privacy.trust), privacy.unit
+    if alone or trusted is None:
+        return [*(_ONE_CLIENT if alone else _THREAT_MODEL)]
+    return [line.format(unit=UNITS[kind], kind=kind, trusted=trusted) for line in _SUMS]
 
 
 def protections(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
