@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -180,7 +181,8 @@ def test_the_command_says_where_and_ends_with_ctrl_c(tmp_path):
     folder = unequal.run_directory(tmp_path / "run", finished=False)
     words = [sys.executable, "-m", "sim.report", folder, "--serve", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, cwd=ROOT, **pipes) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background is deaf
+    with subprocess.Popen(words, cwd=ROOT, preexec_fn=heard, **pipes) as process:
         try:
             port = int(
                 re.fullmatch(r"http://127\.0\.0\.1:(\d+)/ .*\n", process.stdout.readline())[1]
