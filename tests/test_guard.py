@@ -1,5 +1,6 @@
 """Whatever ends a command early is one line on stderr, with its remedy and an exit code."""
 
+import copy
 import errno
 import os
 import subprocess
@@ -91,9 +92,10 @@ RAISED = [
 @pytest.mark.parametrize("note", ["", "; go on\nby --resume"], ids=["", "with a note"])
 def test_whatever_is_raised_is_one_line(capfd, fault, line, code, note):
     def command(argv: object) -> None:
+        raised = copy.copy(fault)
         if note:
-            fault.add_note(note.removeprefix("; "))
-        raise fault
+            raised.add_note(note.removeprefix("; "))
+        raise raised
 
     assert main_guard(command, []) == code
     assert capfd.readouterr() == ("", line + note.replace("\n", " ") + "\n")

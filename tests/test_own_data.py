@@ -279,7 +279,7 @@ MINE = """
 import numpy as np
 import torch
 X, Y = np.eye(6), [0, 1, 0, 1, 0, 1]
-def pair(): return torch.eye(6), torch.tensor(Y)
+def pair(): return torch.eye(6, requires_grad=True), torch.tensor(Y)
 def four(): return X, Y, X, Y
 def named(): return {"x": X, "y": Y, "client": list("abcabc")}
 def three(): return X, Y, X

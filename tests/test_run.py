@@ -431,6 +431,7 @@ def test_the_process_itself_ends_with_code_2(tmp_path):
         ({"epochs": 2.1, "sample_rate": 0.3, "rounds": 10}, 7, 10),
         ({"epochs": 0.1, "sample_rate": 1.0, "rounds": 9, "max_participations": 4}, 1, 4),
         ({"rounds": 2, "max_participations": 4}, 1, 2),
+        ({"epochs": 1e6, "sample_rate": 1.0, "rounds": 1}, 10**6, 1),
     ],
 )
 def test_local_steps_and_participations_are_rounded_up_and_no_further(flags, steps, participations):

@@ -503,6 +503,12 @@ def test_a_command_line_says_what_is_in_use():
     assert parse(said, "run", "").config == config
 
 
+def test_a_refusal_names_no_way_that_asks_for_more_than_another():
+    chosen = SHARING | {"shared_source": "distilled", "mechanism": "none"}
+    said = refusal("distill_clip", load(None, chosen))
+    assert "does not use, but a --mechanism other than none does: give that" in said
+
+
 def test_a_refusal_names_every_way():
     said = refusal("dpis_norm_rate", load(None, {"mechanism": "dpis", "dpis_sampling": "uniform"}))
     assert "--dpis-sampling importance, or --dpis-clip does" in said
