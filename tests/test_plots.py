@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from server.records import RoundRecord
+from sim.drawing.plot import Plot
 from sim.showing import plots
 from tests import unequal
 
@@ -315,6 +316,13 @@ def test_each_round_tells_its_values_where_they_are_drawn():
         assert [text for *_, text in told(plots.svg(figure))] == [
             f"round {2 * n}\n{name} {text}" for n, text in enumerate(texts, 1)
         ]
+
+
+def test_what_a_strip_tells_is_text_whatever_it_holds():
+    """A metric of one's own has any name."""
+    figure = Plot(200.0)
+    figure.told.append((figure.subplots(), 0.0, 1.0, "<b>&</b>"))
+    assert b"<title>&lt;b&gt;&amp;&lt;/b&gt;</title>" in plots.svg(figure)
 
 
 def test_of_many_rounds_the_last_of_each_strip_tells_its_values():
