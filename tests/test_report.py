@@ -1,5 +1,6 @@
 """The report: one file, from the run directory alone, whatever state the run is in."""
 
+import itertools
 import json
 import math
 import re
@@ -15,7 +16,7 @@ from server.records import RoundRecord, Summary, largest, middle
 from sim.commands.guard import main_guard
 from sim.config.configuration import load, save
 from sim.report import command
-from sim.showing import plots, wording
+from sim.showing import page, plots, wording
 from sim.showing.report import write_report
 from tests import unequal
 from tests.vouched import vouch
@@ -170,6 +171,27 @@ def test_the_page_stands_alone_and_is_the_same_again(tmp_path):
         "partition.svg",
         "report.html",
     ]
+
+
+def test_text_stands_out_on_light_and_on_dark_screens():
+    """As WCAG 2.1 asks for text (its 1.4.3): a contrast of at least 4.5."""
+
+    def luminance(color: str) -> float:
+        parts = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    style = page.page("", "", [])
+    schemes = [
+        dict(re.findall(r"--(\w+): (#\w{6});", block))
+        for block in re.findall(r":root \{ [^{}]*\}", style)
+    ]
+    grounds = [luminance(scheme["ground"]) for scheme in schemes]
+    assert len(grounds) == 2 and grounds[0] > 0.8 and grounds[1] < 0.05
+    for scheme in schemes:
+        for text, ground in itertools.product(("ink", "muted"), ("ground", "surface")):
+            dark, light = sorted([luminance(scheme[text]), luminance(scheme[ground])])
+            assert (light + 0.05) / (dark + 0.05) > 4.5, (text, ground)
 
 
 def test_names_are_escaped(tmp_path):
