@@ -47,6 +47,7 @@ class ContributionPlan:
         noise_decay: decrease of the logarithm of s from a round to the next.
         unit_rate: probability that the protected unit enters the sum.
         failure: part of delta that a round uses up (`mechanisms.shares`); 0 for none.
+        reach: norm of what a contribution of norm 1 moves in all (`mechanisms.bands`).
     """
 
     sample_rate: float
@@ -57,6 +58,7 @@ class ContributionPlan:
     noise_decay: float
     unit_rate: float
     failure: float = 0.0
+    reach: float = 1.0
 
     def multiplier(self, nth: int) -> float:
         """The noise multiplier of the ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
@@ -64,7 +66,7 @@ class ContributionPlan:
 
     def round_charges(self, nth: int) -> Charges:
         """One noisy sum, whether the unit enters it or not."""
-        noisy: Charges = {SampledGaussian(self.unit_rate, self.multiplier(nth)): 1}
+        noisy: Charges = {SampledGaussian(self.unit_rate, self.multiplier(nth) / self.reach): 1}
         return {**noisy, SummedShares(self.failure): 1} if self.failure else noisy
 
 
@@ -112,20 +114,23 @@ RECORD_SUM = Sent(lambda cohort, start, end: end.memory["sum"], whole=True)
 CLIPPED_UPDATE = Sent(clipped_update, whole=True)
 
 
-def of_unit(unit: str, client_rate: float, failure: float = 0.0) -> tuple[Mechanism, Sent]:
+def of_unit(
+    unit: str, client_rate: float, failure: float = 0.0, reach: float = 1.0
+) -> tuple[Mechanism, Sent]:
     """How clients train and what they send, if the unit is ``record`` or ``client``.
 
     Args:
         unit: the setting.
         client_rate: probability that a client enters a round, by coins that nobody sees.
         failure: part of delta that a round uses up.
+        reach: norm of what a contribution of norm 1 moves in all.
     """
 
     def plan(terms: Terms, noise: float) -> ContributionPlan:
         p = terms.privacy
         own = noise, p.clip_norm, p.clipping, p.noise_decay
         rate = p.sample_rate if unit == "record" else client_rate
-        return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure)
+        return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure, reach)
 
     if unit == "record":
         start, sent = dpsgd.start, RECORD_SUM

@@ -66,6 +66,9 @@ class Privacy(Settings):
     honest: float = Field(1.0, gt=0, le=1)
     """least share of the asked clients that answer and add their noise; fewer answers are not
     opened [share of them]"""
+    noise_bands: int = Field(1, ge=1, le=1024)
+    """rounds over which the server's noise is correlated, and from one round of a client to its
+    next; 1: clients enter by coins, and each round has noise of its own [rounds]"""
     aggregate_bits: int = Field(32, ge=2, le=62)
     """size of each number that is aggregated; sums are modulo a power of two [bits]"""
     delta: float = Field(1e-5, gt=0, lt=1)

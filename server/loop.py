@@ -92,15 +92,15 @@ def run(
     return standing
 
 
-def _eligible(federation: Federation, budgets: Budgets) -> np.ndarray:
-    """Bool ``[clients]``: who may take part in a further round.
+def _eligible(federation: Federation, budgets: Budgets, number: int) -> np.ndarray:
+    """Bool ``[clients]``: who may take part in round ``number``.
 
-    What a trusted server releases is paid by all, so nobody may if one cannot pay; and nobody may
+    A trusted server's noise is for all, so nobody may if one who has to pay cannot; and nobody may
     if too few are left for a sum that is opened.
     """
     able = budgets.eligible()
     if federation.curator is not None:
-        return able & able.all()
+        return able & able[federation.curator.paying(number)].all()
     if federation.aggregator is not None:
         return able & federation.aggregator.enough(int(able.sum()))
     return able
@@ -115,7 +115,7 @@ def _train(
         return _train_trusting(federation, federation.curator, exchange, standing)
     number = now.round + 1
     finished = store.uploads.finished(number, now.params) if federation.seed is None else []
-    eligible = _eligible(federation, budgets)
+    eligible = _eligible(federation, budgets, number)
     for upload in finished:
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
@@ -133,11 +133,12 @@ def _train_trusting(
 ) -> list[Upload] | None:
     """The uploads of those who enter the round, possibly none; None if not all can pay for it."""
     number, budgets = standing.now.round + 1, standing.budgets
-    if not _eligible(federation, budgets).any():
+    payers = curator.paying(number)
+    if not _eligible(federation, budgets, number).any():
         return None
-    curator.pay(number, int(budgets.taken[0]) + 1)
+    curator.pay(number, int(budgets.taken[payers[0]]) + 1)
     uploads = _asked(federation, exchange, standing, curator.entering(number))
-    budgets.charge(np.arange(federation.clients))
+    budgets.charge(payers)
     return sorted(uploads, key=lambda upload: upload.group)
 
 
@@ -182,7 +183,8 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
     state, params = standing.now.state, standing.now.params
     update: np.ndarray | None
     if federation.curator is not None:
-        update = federation.curator.release(number, int(taken[0]), len(params), uploads)
+        nth = int(taken[federation.curator.paying(number)[0]])
+        update = federation.curator.release(number, nth, len(params), uploads)
     elif federation.aggregator is not None:
         update = federation.aggregator.mean(number, uploads)
     elif federation.strategy.each is not None:
@@ -207,7 +209,7 @@ def _record(
     began: float,
     trained: float,
 ) -> RoundRecord:
-    left = _eligible(federation, budgets)
+    left = _eligible(federation, budgets, now.round + 1)
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
     accuracy, loss = federation.evaluate(now.params) if due else (None, None)

@@ -44,6 +44,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "trust": ("local", ("aggregate", "server"), ("nobody",)),
         "honest": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "aggregate_bits": (32, (2, 62), (1, 63)),
+        "noise_bands": (1, (1, 1024), (0, 1025)),
         "unit": ("record", ("client",), ("person",)),
         "budget": ("certified", ("published",), ("paper",)),
         "noise_multiplier": (None, (None, TINY), (0.0, -TINY)),

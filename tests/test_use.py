@@ -142,7 +142,11 @@ CHOSEN: list[tuple[dict, str, str]] = [
         "unit honest aggregate_bits",
         f"sampling clip_quantile noise_decay {OF_LOCAL_TRUST}",
     ),
-    ({"trust": "server", "unit": "client"}, "unit", "sampling clip_quantile keep_state weighting"),
+    (
+        {"trust": "server", "unit": "client"},
+        "unit noise_bands",
+        "sampling clip_quantile keep_state weighting",
+    ),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "selective"}, f"{OF_DPSUR} dpsur_cap_share", ""),

@@ -28,6 +28,7 @@ def check_parts(config: Config) -> None:
     _check_targets(config)
     _check_evaluation(config)
     _check_trust(config)
+    _check_turns(config)
 
 
 def _check_holdout(config: Config) -> None:
@@ -129,6 +130,28 @@ def _check_trust(config: Config) -> None:
         raise ValueError(
             f"chunk_clients is {config.run.chunk_clients}, but in a release with --unit client "
             "each client is computed by itself, so that none moves another's bits: leave it out"
+        )
+
+
+def _check_turns(config: Config) -> None:
+    """Refuse what correlated noise leaves no room for."""
+    bands, clients = config.privacy.noise_bands, config.data.clients
+    if bands == 1:
+        return
+    if bands > clients:
+        raise ValueError(
+            f"noise_bands is {bands}, but {clients} clients cannot take so many turns: use at most "
+            f"--noise-bands {clients}"
+        )
+    if config.rounds.fraction < 1:
+        raise ValueError(
+            f"fraction is {config.rounds.fraction:g}, but with --noise-bands {bands} each client "
+            f"takes part in every {bands}th round: leave --fraction out"
+        )
+    if config.privacy.noise_decay:
+        raise ValueError(
+            f"noise_decay is {config.privacy.noise_decay:g}, but with --noise-bands {bands} the "
+            "noise of all rounds is of one scale: leave --noise-decay out"
         )
 
 

@@ -143,6 +143,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "unit": ((SUMS,),),
     "honest": ((AGGREGATE,),),
     "aggregate_bits": ((AGGREGATE,),),
+    "noise_bands": ((_one_of("trust", "server"), _one_of("unit", "client")),),
     "sampling": ((_mechanism("dpsgd"), LOCAL),),
     "clipping": ((_mechanism_but("none", "dpis"),),),
     "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"), LOCAL),),

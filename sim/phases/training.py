@@ -62,8 +62,9 @@ def local_steps(config: Config, size: int) -> int:
 def participations(config: Config) -> int:
     """Rounds for which a client's budget is planned."""
     rounds = config.rounds
-    by_coins = config.privacy.trust == "server"  # all clients pay for every round
-    expected = rounds.rounds if by_coins else math.ceil(round(rounds.fraction * rounds.rounds, 9))
+    by_coins = config.privacy.trust == "server"  # all clients pay for every round, or by turns
+    share = 1.0 / config.privacy.noise_bands if by_coins else rounds.fraction
+    expected = math.ceil(round(share * rounds.rounds, 9))
     return min(rounds.rounds, rounds.max_participations or expected)
 
 

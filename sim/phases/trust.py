@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from mechanisms import contributions, shares
+from mechanisms import bands, contributions, shares
 from mechanisms.contributions import ContributionPlan
 from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import SCHEDULES
@@ -25,7 +25,8 @@ def trained_by(config: Config) -> tuple[Mechanism, Sent]:
     """How clients train, and what they send before there is any share of noise in it."""
     privacy = config.privacy
     if privacy.trust == "server":
-        return contributions.of_unit(privacy.unit, config.rounds.fraction)
+        reach = bands.norm(privacy.noise_bands)
+        return contributions.of_unit(privacy.unit, config.rounds.fraction, reach=reach)
     if privacy.trust == "aggregate":  # the server knows whom it asks
         return contributions.of_unit(privacy.unit, 1.0, shares.FAILURE)
     return mechanism_of(privacy), strategy_of(config.strategy, config.fedfed).sent
@@ -41,8 +42,8 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
     """The server, if it is trusted."""
     if job.config.privacy.trust != "server":
         return None
-    plan, fraction = _plan(job), job.config.rounds.fraction
-    answering = fraction * (1 - job.config.rounds.dropout)  # in the divisor alone, not in the plan
+    plan, fraction, turns = _plan(job), job.config.rounds.fraction, job.config.privacy.noise_bands
+    answering = fraction / turns * (1 - job.config.rounds.dropout)  # in the divisor alone
     return Curator(
         path=run_dir / "ledger" / LEDGER,
         plans=job.plans,
@@ -52,6 +53,7 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
         fraction=fraction,
         expected=answering * float(_expected(job).sum()),
         factor=_factor(job.config),
+        bands=turns,
     )
 
 

@@ -126,6 +126,8 @@ TRUST = {
     "--clip-norm=0.4 --noise-multiplier=1.1 --epsilon=20",
     "server-decay": f"{GIVEN} --trust=server --unit=client --epsilon=9 --noise-decay=0.4 "
     "--clipping=auto --clip-norm=0.3 --strategy=fedprox --momentum=0.4",
+    "server-turns": f"{GIVEN} --trust=server --unit=client --noise-bands=2 --steps=3 --epsilon=9 "
+    "--clip-norm=0.4 --dropout=0.2",
     "aggregate": (
         f"{GIVEN} --trust=aggregate --noise-multiplier=2 --epsilon=20 --dropout=0.2 --honest=0.5 "
         "--batch-size=4",
