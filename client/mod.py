@@ -15,11 +15,12 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
-from client.own_ledger import OwnLedger, check_rounds
+from client.own_ledger import OwnLedger, check_rounds, checked
 from mechanisms.accounting import accountant
 from mechanisms.entropy import SystemEntropy
 from mechanisms.local_update import UpdatePlan
 from mechanisms.plan import planned
+from mechanisms.settings import Privacy
 
 WEIGHT = "num-examples"
 """The metric by which Flower's strategies weight replies; 1 unless it is listed as public."""
@@ -64,7 +65,8 @@ class ClientDpMod:
         self._folder, self._rounds = Path(folder).expanduser(), check_rounds(rounds)
         OwnLedger(self._folder)
         self._public = frozenset([public] if isinstance(public, str) else public)
-        self.plan = UpdatePlan.of(epsilon, delta, rounds, clip_norm)
+        given = {"epsilon": epsilon, "delta": delta, "clip_norm": clip_norm}
+        self.plan = UpdatePlan.of(checked(Privacy, given), rounds)
         self.epsilon = accountant.epsilon(planned(self.plan, rounds), delta).epsilon
 
     def __call__(self, message: Message, context: Context, app: ClientAppCallable) -> Message:
@@ -77,7 +79,7 @@ class ClientDpMod:
         except ValueError as fault:  # it depends on messages and ledgers alone
             LOG.error(f"ClientDpMod: {fault}")
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, str(fault)), reply_to=message)
-        moved, metrics = np.zeros_like(start), {}
+        moved, metrics = np.zeros_like(start), MetricRecord()
         try:
             found, metrics = self._trained(app(message, context), sent)
             with np.errstate(all="ignore"):
@@ -91,9 +93,7 @@ class ClientDpMod:
         content = RecordDict({name: ArrayRecord(arrays), "metrics": said})
         return Message(content, reply_to=message)
 
-    def _trained(
-        self, reply: Message, sent: Arrays
-    ) -> tuple[np.ndarray, dict[str, int | float | list[int] | list[float]]]:
+    def _trained(self, reply: Message, sent: Arrays) -> tuple[np.ndarray, MetricRecord]:
         """The parameters ``[P]`` of the app's reply, and its public metrics.
 
         Raises:
@@ -103,8 +103,9 @@ class ClientDpMod:
             raise ValueError(reply.error.reason)
         (arrays,) = reply.content.array_records.values()
         given = {name: array.numpy() for name, array in arrays.items()}
-        metrics = (one for part in reply.content.metric_records.values() for one in part.items())
-        return _flat(given, sent), {name: value for name, value in metrics if name in self._public}
+        said = (one for part in reply.content.metric_records.values() for one in part.items())
+        listed = MetricRecord({name: value for name, value in said if name in self._public})
+        return _flat(given, sent), listed
 
 
 def _sent(message: Message) -> tuple[str, dict[str, np.ndarray]]:
@@ -125,7 +126,7 @@ def _sent(message: Message) -> tuple[str, dict[str, np.ndarray]]:
             "send the model's arrays in one record"
         )
     ((name, record),) = message.content.array_records.items()
-    return name, {key: array.numpy().copy() for key, array in record.items()}
+    return name, {key: array.numpy() for key, array in record.items()}
 
 
 def _flat(arrays: Arrays, like: Arrays) -> np.ndarray:

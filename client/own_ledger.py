@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from mechanisms import durable
 from mechanisms.accounting.ledger import Ledger, entries
@@ -72,7 +75,7 @@ class OwnLedger:
     @property
     def path(self) -> Path:
         """The ledger's file."""
-        return self.folder / f"client-{self.client:06d}.jsonl"
+        return self.folder / "ledger" / f"client-{self.client:06d}.jsonl"
 
     def pay(self, plan: Plan, rounds: int) -> int:
         """Charge the client's next round of ``rounds``; its number, from 1. The charge is on disk
@@ -96,7 +99,10 @@ class OwnLedger:
         """
         durable.make_folder(self.folder, private=True)
         self._check_clients()
-        with durable.locked(self.path.with_suffix(".lock")), Ledger(self.path) as ledger:
+        with (
+            durable.locked(self.folder / f"client-{self.client:06d}.lock"),
+            Ledger(self.path) as ledger,
+        ):
             nth = self._last_round(plan) + 1
             if nth > rounds:
                 raise ValueError(
@@ -146,3 +152,18 @@ def check_rounds(rounds: int) -> int:
             "in which a client may be asked"
         )
     return rounds
+
+
+def checked(kind: type[Any], given: Mapping[str, object]) -> Any:
+    """Settings of some kind.
+
+    Raises:
+        ValueError: the first one that is out of its bound, in one line.
+    """
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else ", ".join(given)
+        value = f" = {given[name]!r}" if name in given else ""
+        raise ValueError(f"{name}{value} is refused ({first['msg']}): correct it") from None

@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from threadpoolctl import threadpool_limits
 from torch import nn
 
 from client.messages import TrainRequest
 from client.node import GroupData, Node, Training
-from client.own_ledger import OwnLedger, check_rounds
+from client.own_ledger import OwnLedger, check_rounds, checked
 from client.settings import Local
 from client.sums import SCALE
 from mechanisms import dpsgd
@@ -149,32 +148,17 @@ class RecordDp:
     @property
     def _privacy(self) -> Privacy:
         names = ("epsilon", "delta", "clip_norm", "batch_size")
-        return _checked(Privacy, {name: getattr(self, name) for name in names})
+        return checked(Privacy, {name: getattr(self, name) for name in names})
 
     @property
     def _local(self) -> Settings:
         names = ("steps", "lr", "momentum", "optimizer")
-        return _checked(Local, {name: getattr(self, name) for name in names})
+        return checked(Local, {name: getattr(self, name) for name in names})
 
 
 @functools.cache
 def _plan(privacy: Privacy, steps: int, rounds: int, records: int) -> Plan:
     return plan_table(privacy, None, steps, rounds, np.array([records])).of(0)
-
-
-def _checked(kind: type[Any], given: Mapping[str, object]) -> Any:
-    """The settings.
-
-    Raises:
-        ValueError: the first one that is out of its bound, in one line.
-    """
-    try:
-        return kind(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ", ".join(given)
-        value = f" = {given[name]!r}" if name in given else ""
-        raise ValueError(f"{name}{value} is refused ({first['msg']}): correct it") from None
 
 
 def _tensor(values: Any) -> torch.Tensor:

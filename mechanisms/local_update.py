@@ -32,8 +32,7 @@ from mechanisms.arithmetic import GRID
 from mechanisms.contributions import clipped
 from mechanisms.grid import slack
 from mechanisms.randomness import Source
-
-MIN_CLIP_NORM = 1e-6
+from mechanisms.settings import Privacy
 
 
 @dataclass(frozen=True)
@@ -43,30 +42,21 @@ class UpdatePlan:
     Attributes:
         noise_multiplier: s, noise standard deviation over the sensitivity 2 C.
         clip_norm: C, bound on an update's L2 norm over all parameters.
-
-    Raises:
-        ValueError: the clip norm is out of its bound.
     """
 
     noise_multiplier: float
     clip_norm: float
 
-    def __post_init__(self) -> None:
-        if not MIN_CLIP_NORM <= self.clip_norm < math.inf:
-            raise ValueError(
-                f"clip_norm = {self.clip_norm!r} must be at least {MIN_CLIP_NORM:g} and finite: "
-                "name a bound on an update's norm"
-            )
-
     @classmethod
-    def of(cls, epsilon: float, delta: float, rounds: int, clip_norm: float) -> "UpdatePlan":
+    def of(cls, privacy: Privacy, rounds: int) -> "UpdatePlan":
         """The plan with the smallest noise whose ``rounds`` releases cost at most (epsilon, delta).
 
         Raises:
-            ValueError: a value is out of its bound, or no noise multiplier is large enough.
+            ValueError: no noise multiplier is large enough, or epsilon is none.
         """
-        noise = smallest(lambda s: {Gaussian(s): rounds}, epsilon, delta)
-        return cls(noise, clip_norm)
+        target = math.inf if privacy.epsilon is None else privacy.epsilon
+        noise = smallest(lambda s: {Gaussian(s): rounds}, target, privacy.delta)
+        return cls(noise, privacy.clip_norm)
 
     @property
     def steps(self) -> int:
