@@ -138,10 +138,10 @@ def _flat(arrays: Arrays, like: Arrays) -> np.ndarray:
     shapes, wanted = ({k: a.shape for k, a in one.items()} for one in (arrays, like))
     if shapes != wanted:
         raise ValueError(f"the arrays are {shapes}, they must be {wanted}: reply all that came")
-    floats = [arrays[name].astype(np.float64).ravel() for name, array in like.items() if _is_float(array)]
+    floats = [arrays[name] for name, array in like.items() if _is_float(array)]
     if not floats:
         raise ValueError("the message has no array of floats: there is nothing to train")
-    return np.concatenate(floats)
+    return np.concatenate([array.astype(np.float64).ravel() for array in floats])
 
 
 def _shaped(flat: np.ndarray, like: Arrays) -> dict[str, Array]:

@@ -1,5 +1,5 @@
-"""A mod makes the replies of any ClientApp private: what leaves, what it costs, what is refused. Its
-page does what it says."""
+"""A mod makes the replies of any ClientApp private: what leaves, what it costs, what is refused;
+and its page."""
 
 import importlib
 import re
