@@ -97,10 +97,8 @@ class ClientDpMod:
         """The parameters ``[P]`` of the app's reply, and its public metrics.
 
         Raises:
-            ValueError: it has other arrays than it received.
+            ValueError: it is an error, or has other arrays than were received.
         """
-        if reply.has_error():
-            raise ValueError(reply.error.reason)
         (arrays,) = reply.content.array_records.values()
         given = {name: array.numpy() for name, array in arrays.items()}
         said = (one for part in reply.content.metric_records.values() for one in part.items())

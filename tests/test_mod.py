@@ -167,6 +167,7 @@ class TestWhatLeaves:
             lambda a: {},
             lambda a: a | {"more": a["bias"]},
             lambda a: a | {"bias": a["bias"][:1]},
+            lambda a: a | {"weight": a["weight"].T + 5},
             lambda a: a | {"bias": a["bias"] * np.nan},
             lambda a: a | {"bias": a["bias"] + np.inf},
             lambda a: a | {"bias": np.array(["a", "b"])},

@@ -102,10 +102,14 @@ def test_only_trained_parameters_change_and_the_process_stays_as_it_was(tmp_path
     module.register_buffer("seen", torch.ones(3))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    dp_of(tmp_path).fit(module, X, Y)
+    torch.set_num_threads(2)
+    try:
+        dp_of(tmp_path).fit(module, X, Y)
+        assert torch.get_num_threads() == 2 and (torch.get_rng_state() == state).all()
+    finally:
+        torch.set_num_threads(threads)
     same = {name for name, one in module.state_dict().items() if (one == before[name]).all()}
     assert same == {"0.weight", "seen"}
-    assert torch.get_num_threads() == threads and (torch.get_rng_state() == state).all()
 
 
 def test_the_losss_gradient_is_followed(tmp_path):
