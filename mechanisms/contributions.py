@@ -105,8 +105,13 @@ def clipped_update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
     """Updates clipped to norm C as a whole, int64 ``[K, P]``."""
     moved = (end.params - start).double()
     bound = torch.tensor(cohort.exact("clip_norm"), dtype=torch.float64, device=moved.device)
-    norms = moved.norm(dim=1, keepdim=True)
-    factors = CLIPPING[cohort.plans[0].clipping](norms, bound)
+    return clipped(moved, bound, cohort.plans[0].clipping)
+
+
+def clipped(moved: Tensor, bound: Tensor, clipping: str = "flat") -> Tensor:
+    """Updates ``moved [K, P]`` (float64) clipped to norms ``bound [K]`` as a whole, int64 ``[K,
+    P]``."""
+    factors = CLIPPING[clipping](moved.norm(dim=1, keepdim=True), bound)
     return whole_parts(torch.where(factors > 0, moved * factors, 0.0), bound)
 
 

@@ -27,7 +27,7 @@ LONG = """
     audit_bounds audit_command audit_dpsur audit_many_run bench bits calibration_many card caveats
     central choosing crash_points cuda_runs curator deployment door dpagd_budget dpis dpsur
     dpsur_charges drawer engine fast_gradients faults fedfed flower fuzz gpu_benchmark gradients
-    grid leaderboard ledger loss_distribution lstm mechanisms moving mutants objectives
+    grid leaderboard ledger loss_distribution lstm mechanisms mod moving mutants objectives
     order_search own_budget phases pinned plugins prices proof quickstart readme recipe_links
     record_trial release_files report report_figures rounded_gaussian run run_figures rundir
     screening selective site strategies summary theory verify workers

@@ -1,0 +1,173 @@
+"""DPSGD as a call: what it releases, what it costs, what it refuses."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.own_training import RecordDp
+from mechanisms.accounting import accountant, ledger
+from tests.gaussian import SPOILERS, alarms
+from tests.small import X, Y, model, plain_gradients, start
+
+HERE = {"partition-id": 1, "num-partitions": 3}
+
+
+def paid(folder: Path) -> dict:
+    return ledger.read(folder / "ledger") if (folder / "ledger").is_dir() else {}
+
+
+def dp_of(home: Path, **given: object) -> RecordDp:
+    return RecordDp(**{"folder": home, "rounds": 3, "batch_size": 20, "steps": 2} | given)
+
+
+class Looking(nn.Module):
+    """Fails at the first record, with what the ledger says at that moment."""
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.weight, self.folder = nn.Parameter(torch.zeros(6, 3)), folder
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"charged so far: {sorted(paid(self.folder))}")
+
+
+def test_the_charge_is_on_disk_before_a_record_is_looked_at(tmp_path):
+    with pytest.raises(RuntimeError, match=r"charged so far: \[1\]"):
+        dp_of(tmp_path).fit(Looking(tmp_path), X, Y, HERE)
+    assert paid(tmp_path)[1].total() == 2
+
+
+def test_a_round_is_a_step_along_clipped_gradients(tmp_path):
+    """With next to no noise. Kills another rate, bound or sign, and an update in other units."""
+    dp = dp_of(tmp_path, epsilon=1e7, batch_size=None, steps=1, lr=0.7, clip_norm=0.4)
+    module, before = model(), start(model())
+    dp.fit(module, X.numpy(), Y.numpy())
+    gradients = torch.stack(plain_gradients(model(), before, X, Y))
+    norms = gradients.norm(dim=1, keepdim=True)
+    assert 5 < (norms > 0.4).sum() < 60 and dp.plan(60).noise_multiplier <= 0.011
+    expected = before - 0.7 * (gradients * (0.4 / norms).clamp(max=1.0)).sum(0) / 60
+    torch.testing.assert_close(start(module), expected, rtol=0.0, atol=0.7 * 0.4 * 0.011 * 6 / 60)
+
+
+def test_the_noise_is_gaussian_with_the_scale_that_is_charged(tmp_path):
+    """From records whose gradient is 0. False alarm: 1e-6."""
+    module = nn.Linear(500, 20, bias=False)
+    before = module.weight.detach().clone()
+    dp = dp_of(tmp_path, batch_size=None, steps=1, lr=10.0, clip_norm=0.4)
+    dp.fit(module, torch.zeros(30, 500), Y[:30])
+    ((event, count),) = paid(tmp_path)[0].items()
+    noise = (module.weight.detach() - before).numpy().ravel() * 30 / 10.0
+    std = event.noise_multiplier * 0.4
+    assert count == 1 and event.sample_rate == 1.0 and alarms(noise, std) == set()
+    assert all(alarms(spoil(noise, std), std) for spoil in SPOILERS.values())
+
+
+def test_all_rounds_cost_the_certified_epsilon_and_no_more_are_to_be_had(tmp_path):
+    """Also after a restart. Kills a budget for a round instead of all, and an object's memory."""
+    for _ in range(3):
+        dp_of(tmp_path, epsilon=3.0).fit(model(), X, Y, HERE)
+    dp = dp_of(tmp_path, epsilon=3.0)
+    assert accountant.epsilon(paid(tmp_path)[1], 1e-5).epsilon == dp.certified(60)
+    assert 0.99 * 3.0 < dp.certified(60) <= 3.0
+    module = model()
+    with pytest.raises(ValueError, match="client 1 has used up its budget, all 3 rounds"):
+        dp.fit(module, X, Y, HERE)
+    assert (start(module) == start(model())).all() and paid(tmp_path)[1].total() == 6
+
+
+def test_a_round_that_is_asked_for_twice_is_drawn_and_charged_twice(tmp_path):
+    one, two = model(), model()
+    for module in (one, two):
+        dp_of(tmp_path).fit(module, X, Y)
+    assert (start(one) != start(two)).all() and paid(tmp_path)[0].total() == 4
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 30}, {"steps": 3}, {"epsilon": 9.0}])
+def test_a_ledger_is_of_one_plan(tmp_path, other):
+    dp_of(tmp_path).fit(model(), X, Y)
+    with pytest.raises(ValueError, match="is of another plan"):
+        dp_of(tmp_path, **other).fit(model(), X, Y)
+    with pytest.raises(ValueError, match="is of another plan"):  # whose rate is another one
+        dp_of(tmp_path).fit(model(), X[:50], Y[:50])
+    assert paid(tmp_path)[0].total() == 2
+
+
+def test_only_trained_parameters_change_and_the_process_stays_as_it_was(tmp_path):
+    module = model()
+    module[0].weight.requires_grad_(False)
+    module.register_buffer("seen", torch.ones(3))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        dp_of(tmp_path).fit(module, X, Y)
+        assert torch.get_num_threads() == 2 and (torch.get_rng_state() == state).all()
+    finally:
+        torch.set_num_threads(threads)
+    same = {name for name, one in module.state_dict().items() if (one == before[name]).all()}
+    assert same == {"0.weight", "seen"}
+
+
+def test_the_losss_gradient_is_followed(tmp_path):
+    """Of a loss of one's own. With next to no noise."""
+    module = nn.Linear(6, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    dp = dp_of(
+        tmp_path,
+        epsilon=1e7,
+        batch_size=None,
+        steps=1,
+        clip_norm=30.0,
+        loss=lambda output, y: (output[:, 0] - y) ** 2,
+    )
+    dp.fit(module, X, Y.float())
+    expected = 2 * (Y.float() @ X)[None] / 60
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=0.0, atol=0.011 * 30 * 6 / 60)
+    assert expected.norm() > 0.3
+
+
+def test_unsuitable_modules_and_records_are_refused_unpaid(tmp_path):
+    mixing = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    for module, y, said in (
+        (mixing, Y, "BatchNorm1d"),
+        (model().double(), Y, "must be float32"),
+        (model(), Y[:5], "x has 60 records and y 5 targets"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            dp_of(tmp_path).fit(module, X, y)
+    with pytest.raises(ValueError, match="at least 1"):
+        dp_of(tmp_path).fit(model(), X[:0], Y[:0])
+    assert paid(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rounds": 0}, "rounds = 0 must be"),
+        ({"epsilon": -1.0}, "epsilon = -1.0 is refused"),
+        ({"epsilon": None}, "epsilon"),
+        ({"batch_size": 0}, "batch_size = 0 is refused"),
+        ({"clip_norm": float("inf")}, "clip_norm = inf is refused"),
+        ({"steps": 0}, "steps = 0 is refused"),
+        ({"lr": 0.0}, "lr = 0.0 is refused"),
+        ({"momentum": 1.0}, "momentum = 1.0 is refused"),
+        ({"optimizer": "lbfgs"}, "optimizer = 'lbfgs' is refused"),
+        ({"folder": "here"}, "folder = here is relative"),
+    ],
+)
+def test_bad_settings_are_one_line(tmp_path, given, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}[^\n]+$"):
+        dp_of(tmp_path, **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_word_numbers_stay_whole(tmp_path):
+    """Kills records that all become floats."""
+    module = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
+    x = np.random.default_rng(0).integers(0, 9, (60, 2))
+    dp_of(tmp_path).fit(module, x, Y)
+    assert paid(tmp_path)[0].total() == 2
