@@ -171,9 +171,9 @@ def _tensor(values: Any) -> torch.Tensor:
 def _one_thread() -> Iterator[None]:
     """One thread for PyTorch and NumPy, so that sums have one order; restored afterwards."""
     threads = torch.get_num_threads()
-    try:
-        with threadpool_limits(1):
-            torch.set_num_threads(1)
+    with threadpool_limits(1):
+        torch.set_num_threads(1)
+        try:
             yield
-    finally:
-        torch.set_num_threads(threads)
+        finally:
+            torch.set_num_threads(threads)

@@ -75,6 +75,10 @@ class Checkpoints:
         paths = self._folder.glob("round-*.json")
         return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
 
+    def after(self, round_: int) -> int:
+        """How many later rounds have a file that vouches for them, damaged or not."""
+        return sum(int(path.stem.removeprefix("round-")) > round_ for path in self.labels())
+
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped with a warning.
 

@@ -48,7 +48,7 @@ def restore(federation: Federation, store: Store) -> Standing:
 
     Raises:
         ValueError: a ledger file is damaged or missing, or older than a checkpoint; or a file that
-            belongs to the checkpoint is not as it was.
+            belongs to the checkpoint is not as it was, or tells of later rounds than there can be.
     """
     now = store.checkpoints.newest()
     if now is None:
@@ -60,7 +60,9 @@ def restore(federation: Federation, store: Store) -> Standing:
     spent = store.paid(up_to_round=None if federation.seed is None else now.round)
     terms = federation.course, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
-    return Standing(now, tuple(store.records(first=now.round - federation.before)), budgets)
+    first = now.round - federation.before
+    store.check_length(first + store.checkpoints.after(now.round) + 1)
+    return Standing(now, tuple(store.records(first)), budgets)
 
 
 def run(
@@ -117,6 +119,7 @@ def _train(
     finished = store.uploads.finished(number, now.params) if federation.seed is None else []
     eligible = _eligible(federation, budgets, number)
     for upload in finished:
+        store.check_paid(upload)
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
     clients = _pick(federation, number, eligible)

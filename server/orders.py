@@ -151,6 +151,8 @@ def read(folder: Path) -> dict[int, Orders]:
         found = json.loads(content)
         found = found if isinstance(found, list) else labels.unsealed(content)["orders"]
         lines = [(_orders(line), parse_ranges(line["clients"])) for line in found]
+        if not lines:
+            raise ValueError("no client")
     except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise ValueError(
             f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"

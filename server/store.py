@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client.messages import Upload
 from client.uploads import Uploads
 from mechanisms import durable
 from mechanisms.accounting import ledger as ledgers
@@ -73,6 +74,33 @@ class Store:
         """Earlier versions wrote labels that know nothing of them."""
         if known := label.get("rounds"):
             manifest.compare_start(self.rounds, *known)
+
+    def check_length(self, most: int) -> None:
+        """Refuse records of more rounds than ``most``.
+
+        Raises:
+            ValueError: there are more: checkpoints are gone, or older than what is beside them.
+        """
+        known = durable.read(self.rounds).count(b"\n") if self.rounds.exists() else 0
+        if known > most:
+            raise ValueError(
+                f"{self.rounds} tells of {known} rounds, of which a crash leaves at most {most} "
+                "with these checkpoints: restore the folder from a copy, or start a new run"
+            )
+
+    def check_paid(self, upload: Upload) -> None:
+        """Refuse an upload for whose round one of its clients has paid nothing.
+
+        Raises:
+            ValueError: the ledger's file is older than the upload.
+        """
+        now, before = self.paid(None), self.paid(upload.round - 1)
+        for client in upload.clients.tolist():
+            if now.get(client, Counter()) == before.get(client, Counter()):
+                raise ValueError(
+                    f"{self.ledger} has no charge of client {client} for round {upload.round}, of "
+                    "which its upload is kept: restore the folder from a copy, or start a new run"
+                )
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
         """What every client has paid, up to a round if one is given; files that stay as they are

@@ -66,6 +66,14 @@ def test_the_noise_is_gaussian_with_the_scale_that_is_charged(tmp_path):
     assert all(alarms(spoil(noise, std), std) for spoil in SPOILERS.values())
 
 
+def test_two_calls_draw_noise_of_their_own(tmp_path):
+    """In new folders, from the same model and records. Kills a seed."""
+    models = [model(), model()]
+    for number, module in enumerate(models):
+        dp_of(tmp_path / str(number)).fit(module, X, Y, HERE)
+    assert (start(models[0]) != start(models[1])).any()
+
+
 def test_all_rounds_cost_the_certified_epsilon_and_no_more_are_to_be_had(tmp_path):
     """Also after a restart. Kills a budget for a round instead of all, and an object's memory."""
     for _ in range(3):

@@ -1,6 +1,7 @@
 """The report of a run while it goes on, for a browser on this machine."""
 
 import errno
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,6 +55,11 @@ class Live(ThreadingHTTPServer):
         """
         with self._one_at_a_time:  # the drawing library knows no threads
             return live_report(self.run_dir, REFRESH_S)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked may have gone before the answer came."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Request(BaseHTTPRequestHandler):

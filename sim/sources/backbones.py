@@ -50,7 +50,7 @@ class Backbone:
         self._module = module.eval().requires_grad_(False).to(device)
         self._device = device
         self._state = self._state_digest()
-        code = repr((plugins.source(name), settings, self._state))
+        code = repr((name, plugins.source(name), settings, self._state))
         self.digest = hashlib.blake2b(code.encode(), digest_size=16).hexdigest()
 
     def __call__(self, records: torch.Tensor) -> torch.Tensor:
