@@ -134,7 +134,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
     Raises:
         BlockingIOError: another process holds it, if this one is not to ``wait``.
     """
-    file = open(path, "w")  # noqa: SIM115, as what the block raises is no fault of this file
+    file = open(path, "a", opener=_open_itself)  # noqa: SIM115, as the block's faults are not its
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
@@ -151,6 +151,11 @@ def _flushed(path: Path, mode: Literal["wb", "ab"], private: bool = False) -> It
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _open_itself(path: str, flags: int) -> int:
+    """A file, but not what a link of its name leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 _open_private = functools.partial(os.open, mode=PRIVATE_FILE)

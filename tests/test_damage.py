@@ -414,6 +414,12 @@ def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believe
     assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before
 
 
+def test_orders_of_nobody_are_damaged(tmp_path):
+    (tmp_path / orders.FILE).write_bytes(b"[]")
+    with pytest.raises(ValueError, match="is damaged"):
+        orders.read(tmp_path)
+
+
 def test_orders_under_the_seal_of_others_are_refused(tmp_path):
     path = tmp_path / orders.FILE
     path.write_bytes(labels.sealed({"orders": [{"orders": [3.0], "clients": "0-3"}]}))

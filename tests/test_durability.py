@@ -223,6 +223,15 @@ def test_a_ledger_that_nobody_closed_ends_without_a_word(tmp_path, monkeypatch):
     assert said == []
 
 
+def test_a_lock_is_no_link(tmp_path):
+    """What the link leads to stays as it is."""
+    (tmp_path / "ledger.jsonl").write_text("paid")
+    (tmp_path / "lock").symlink_to("ledger.jsonl")
+    with pytest.raises(OSError, match="lock"), durable.locked(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "ledger.jsonl").read_text() == "paid"
+
+
 def test_of_two_that_create_a_file_the_first_has_its_content(tmp_path):
     for content in (b"first", b"second"):
         durable.create(tmp_path / "key", content, private=True)

@@ -460,3 +460,7 @@ def test_a_node_calls_flower_s_strategies_and_its_own_modules_alone(tmp_path, mo
             ),
         ):
             policy.check(configured(None, {"partition": name}), tmp_path / "a")
+    policy.check(configured(None, {"dataset": "lab:factory"}), tmp_path / "a")
+    for name in ("sim.job.rundir:os.abort", "lab:run"):
+        with pytest.raises(ValueError, match=r"^dataset = .*, from which this Flower node calls n"):
+            policy.check(configured(None, {"dataset": name}), tmp_path / "a")

@@ -4,6 +4,8 @@ import http.client
 import json
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -55,6 +57,20 @@ def ask(server, path="/", method="GET", **headers):
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_browser_that_goes_away_is_no_fault(tmp_path, capfd, monkeypatch):
+    """While its page is drawn, as one that loads itself anew often does."""
+    gone = threading.Event()
+    monkeypatch.setattr(live, "live_report", lambda *given: gone.wait(10) and "x" * 10**7)
+    with serving(tmp_path) as server:
+        asked = socket.create_connection(("127.0.0.1", server.server_port))
+        asked.sendall(f"GET / HTTP/1.0\r\nHost: localhost:{server.server_port}\r\n\r\n".encode())
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asked.close()
+        gone.set()
+        assert ask(server)[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_a_finished_run_has_the_page_of_its_file_and_nothing_is_written(tmp_path):

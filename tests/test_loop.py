@@ -323,6 +323,36 @@ def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_p
     assert set(ledger.read(tmp_path / "ledger")[0].values()) == {5}
 
 
+def test_an_upload_whose_charge_is_lost_is_refused(tmp_path):
+    """The ledger's line of round 2 is torn, and cut off as if nothing had left: nobody has paid for
+    what is kept. Kills a reused upload that nobody has charged."""
+    given = {"release": True, "epsilon": None, "noise_multiplier": 1.0}
+    world = World(tmp_path, given).crashed(2, 2)
+    path = tmp_path / "ledger" / "group-0000.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    with (
+        pytest.warns(UserWarning, match="torn"),
+        pytest.raises(ValueError, match=r"has no charge of client \d+ for round 2, .* restore"),
+    ):
+        world.run()
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_checkpoints_that_are_lost_are_missed(tmp_path, release):
+    """By the rounds that are written down: more than one is ahead of the newest checkpoint. One
+    that is damaged is there, and the one before it goes on."""
+    given = {"release": release, "epsilon": None, "noise_multiplier": 1.0}
+    world = World(tmp_path / "a", given).crashed(4, 0)
+    for path in (tmp_path / "a" / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"tells of 3 rounds, of which a crash leaves at most 1"):
+        world.run()
+    damaged = World(tmp_path / "b", given).crashed(4, 0)
+    (tmp_path / "b" / "checkpoints" / "round-000003.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert len(damaged.run().records) == 5
+
+
 def test_a_resumed_release_asks_nobody_else_of_a_group_whose_upload_is_there(tmp_path, monkeypatch):
     """Half of the clients in each round. Kills asking those of the group who were not picked, for a
     second upload."""

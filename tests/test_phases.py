@@ -252,6 +252,18 @@ def test_a_release_that_nobody_can_pay_is_refused_before_training(tmp_path):
     assert not world.asked
 
 
+@pytest.mark.parametrize("given", [{"standardize": "private", "shared_source": "none"}, {}])
+def test_a_result_that_is_lost_is_missed_before_training(tmp_path, given):
+    """The phase is over, so that nothing would make it again. Kills a run that trains without."""
+    world, _ = prepared(tmp_path, given)
+    (result,) = world.run_dir.glob("*.safetensors")
+    result.unlink()
+    with pytest.raises(
+        ValueError, match=rf"{result.name} is missing, the result of a phase .* copy"
+    ):
+        before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
+
+
 @pytest.mark.parametrize(
     "given", [{"standardize": "private"}, {"shared_source": "prototypes"}], ids=str
 )

@@ -44,6 +44,10 @@ class Counting(nn.Module):
         self.seen += 1
         return found
 
+class Unmixed(Mixing):
+    def forward(self, x):
+        return x.flatten(1)
+
 class Drawing(nn.Module):
     def forward(self, x):
         return x.flatten(1) + torch.rand(1)
@@ -130,13 +134,14 @@ def test_they_are_kept_until_records_code_settings_or_weights_change(
 
     assert [again(), again(), again(feature_groups=2)] == [1, 1, 1]
     assert [again(features_settings="width = 4"), again(network="Mixing")] == [2, 3]
+    assert again(network="Unmixed") == 4  # of the same module, and without weights as well
     change(images, np.arange(1))
-    assert again() == 4
+    assert again() == 5
     monkeypatch.setattr(nn.init, "kaiming_uniform_", lambda weight, **_: weight.data.fill_(0.5))
-    assert [again(), again()] == [5, 5]
+    assert [again(), again()] == [6, 6]
     (images.parent / "nets.py").write_text(MODULE + "\n# another version of the module")
     sys.modules.pop("nets")
-    assert again() == 6
+    assert again() == 7
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
                 f"does not import (it imports {', '.join(allowed)}): {remedy}{module}, or give "
                 f"another --{setting}"
             )
-        if setting in CALLED:
+        if setting in (*CALLED, "dataset") and module != LOADER:
             _check_home(setting, config.value(setting), allowed)
 
 

@@ -51,7 +51,8 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
     no finished release is repeated, and each is charged at least once.
 
     Raises:
-        ValueError: training a generator diverged, or no client's budget pays for a release.
+        ValueError: training a generator diverged, no client's budget pays for a release, or a
+            result is lost.
     """
     for phase, last in _ahead(job, run_dir):
         federation = phase.federation(present(job, run_dir), run_dir)
@@ -63,6 +64,11 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
             raise ValueError(
                 f"epsilon = {job.config.target:g} is spent before training: start a new run, or "
                 "raise --epsilon"
+            )
+        if phase.result and not (run_dir / phase.result).exists():
+            raise ValueError(
+                f"{run_dir / phase.result} is missing, the result of a phase that is over: restore "
+                "it from a copy, or start a new run"
             )
     return present(job, run_dir)
 
