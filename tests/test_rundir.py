@@ -171,6 +171,7 @@ def test_the_orders_that_were_written_down_stay(tmp_path):
     chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
     (folder / orders.FILE).write_text(chosen)
     shutil.rmtree(folder / "checkpoints")  # which know the orders
+    (folder / "rounds.jsonl").unlink()
     train(parse(["--resume", str(folder), "--quiet"], "run", ""))
     assert (folder / orders.FILE).read_text() == chosen
     assert orders.read(run(tmp_path / "open", "--mechanism=none")) == {}
