@@ -25,8 +25,6 @@ from mechanisms.rounded_gaussian import SCALE_BITS
 
 WEIGHT_BITS = 6
 """Bands are whole multiples of 2^-6, so that a release adds whole numbers."""
-MAX_BANDS = 1024
-"""More could leave the range of int64."""
 
 
 def weights(bands: int) -> tuple[int, ...]:

@@ -10,6 +10,9 @@ MAX_WHOLE = 10**9
 MAX_TIMES = 10**6
 """Maximum of what is done over and over: rounds, steps, passes."""
 
+MAX_BANDS = 1024
+"""Maximum of bands: sums with the weights of more could leave the range of int64."""
+
 
 class Settings(BaseModel):
     """One package's slice of the configuration: frozen, strictly typed, finite numbers, no unknown
@@ -66,7 +69,7 @@ class Privacy(Settings):
     honest: float = Field(1.0, gt=0, le=1)
     """least share of the asked clients that answer and add their noise; fewer answers are not
     opened [share of them]"""
-    noise_bands: int = Field(1, ge=1, le=1024)
+    noise_bands: int = Field(1, ge=1, le=MAX_BANDS)
     """rounds over which the server's noise is correlated, and from one round of a client to its
     next; 1: clients enter by coins, and each round has noise of its own [rounds]"""
     aggregate_bits: int = Field(32, ge=2, le=62)

@@ -14,6 +14,7 @@ from mechanisms import bands, grid
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.plan import planned
+from mechanisms.settings import MAX_BANDS
 from server import loop
 from server.curator import Curator
 from sim import run
@@ -44,8 +45,8 @@ def test_bands_are_those_of_the_square_root_of_the_matrix_of_prefix_sums():
     whole = np.array(bands.weights(200)) / 64
     assert np.convolve(whole, whole)[:40] == pytest.approx(np.ones(40), abs=0.02 * 8)
     assert bands.weights(5) == (64, 32, 24, 20, 18) and bands.weights(1) == (64,)
-    assert min(bands.weights(bands.MAX_BANDS)) >= 1
-    assert sum(bands.weights(bands.MAX_BANDS)) * grid.MAX_POINT + 2.0**40 < 2.0**63
+    assert min(bands.weights(MAX_BANDS)) >= 1
+    assert sum(bands.weights(MAX_BANDS)) * grid.MAX_POINT + 2.0**40 < 2.0**63
 
 
 def test_the_error_of_prefix_sums_is_the_published_one():

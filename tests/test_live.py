@@ -62,8 +62,10 @@ def contents(folder):
 def test_a_browser_that_goes_away_is_no_fault(tmp_path, capfd, monkeypatch):
     """While its page is drawn, as one that loads itself anew often does."""
     gone = threading.Event()
+    gone.set()  # the server draws a page before it serves
     monkeypatch.setattr(live, "live_report", lambda *given: gone.wait(10) and "x" * 10**7)
     with serving(tmp_path) as server:
+        gone.clear()
         asked = socket.create_connection(("127.0.0.1", server.server_port))
         asked.sendall(f"GET / HTTP/1.0\r\nHost: localhost:{server.server_port}\r\n\r\n".encode())
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
