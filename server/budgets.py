@@ -77,6 +77,19 @@ class Budgets:
         numbers = np.array([self._number(merge(self._histories[h], charges)) for h in used])
         self._history[clients] = numbers[place]
 
+    def check(self, spent: Mapping[int, Mapping[Event, int]]) -> None:
+        """Compare what was noted with what the ledger's files say: charges by client.
+
+        Raises:
+            ValueError: they differ, as another process has charged the same files.
+        """
+        for client, number in enumerate(self._history):
+            if payable(spent.get(client, {})) != self._histories[number]:
+                raise ValueError(
+                    f"the ledger says something else of client {client} than this process has "
+                    "charged: another one has gone on with the same run; end it, and resume the run"
+                )
+
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whether the client's next round stays within the target."""
         after, place = self._after_a_round(most)

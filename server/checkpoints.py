@@ -57,7 +57,7 @@ class Checkpoints:
         tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
         tensors |= {f"state.{name}": value for name, value in checkpoint.state.items()}
         content = save(tensors)
-        path = self._folder / f"round-{checkpoint.round:06d}.safetensors"
+        path = self.path(checkpoint.round)
         durable.write(path, content)
         tensors_digest = hashlib.sha256(content).hexdigest()
         label = {"round": checkpoint.round, "tensors": tensors_digest, **beside}
@@ -68,7 +68,11 @@ class Checkpoints:
 
     def beside(self, round_: int) -> dict[str, Any]:
         """What the label of a round's checkpoint says."""
-        return labels.unsealed(durable.read(self._folder / f"round-{round_:06d}.json"))
+        return labels.unsealed(durable.read(self.path(round_).with_suffix(".json")))
+
+    def path(self, round_: int) -> Path:
+        """The file of a round's tensors."""
+        return self._folder / f"round-{round_:06d}.safetensors"
 
     def labels(self) -> list[Path]:
         """The files that vouch for checkpoints, the newest first."""

@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms import durable
-from server import labels, manifest
+from server import labels, manifest, paid
 from server.records import Evaluation, Summary
-from server.store import MODEL
+from server.store import MODEL, ROUNDS
 
-FILE = "summary.json"
+FILE = paid.SUMMARY
 EVALUATION = "evaluation.json"
 REMEDY = "restore it from a copy, or resume the run, which writes it again"
 
 
 def write(run_dir: Path, summary: Summary, names: Sequence[str]) -> None:
-    """Write the summary, which vouches for these files, and for the manifest: it is of this run."""
-    files = {name: manifest.digest(run_dir / name) for name in (manifest.FILE, *names)}
-    durable.write(run_dir / FILE, labels.sealed({**summary.to_json(), "files": files}))
+    """Write the summary, which vouches for these files, for the rounds' records, for the places of
+    the ledger's files, and for the manifest: it is of this run."""
+    vouched = [manifest.FILE, *names, *(path.name for path in run_dir.glob(ROUNDS))]
+    files = {name: manifest.digest(run_dir / name) for name in vouched}
+    beside = {"ledger": paid.places(run_dir / "ledger"), "files": files}
+    durable.write(run_dir / FILE, labels.sealed({**summary.to_json(), **beside}))
 
 
 def load(run_dir: Path) -> dict[str, Any] | None:
@@ -42,14 +45,17 @@ def load(run_dir: Path) -> dict[str, Any] | None:
 
 
 def read(run_dir: Path) -> Summary | None:
-    """The summary of a run whose model is the one that it is of; None if it is not finished.
+    """The summary of a run whose model and rounds are those that it is of; None if it is not
+    finished.
 
     Raises:
-        ValueError: the summary or the model is damaged, missing, or of another run.
+        ValueError: the summary, the model or the rounds' records are damaged, missing, or of
+            another run.
     """
     if (entries := load(run_dir)) is None:
         return None
-    manifest.compare(run_dir, {MODEL: entries["files"][MODEL]}, REMEDY)
+    files = {name: entries["files"][name] for name in (MODEL, ROUNDS) if name in entries["files"]}
+    manifest.compare(run_dir, files, REMEDY)
     return Summary.from_json(entries)
 
 

@@ -50,13 +50,11 @@ def restore(federation: Federation, store: Store) -> Standing:
         ValueError: a ledger file is damaged or missing, or older than a checkpoint; or a file that
             belongs to the checkpoint is not as it was, or tells of later rounds than there can be.
     """
-    now = store.checkpoints.newest()
+    now = store.newest()
     if now is None:
         taken = np.zeros(federation.clients, dtype=np.int64)
         state = federation.strategy.init(federation.initial)
         now = Checkpoint(federation.before, federation.initial, state, taken)
-    else:
-        store.check(now.round)
     spent = store.paid(up_to_round=None if federation.seed is None else now.round)
     terms = federation.course, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)

@@ -51,6 +51,26 @@ def load(run_dir: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({fault}): restore it from a copy") from None
 
 
+def run_of(folder: Path) -> str | None:
+    """The digest of the manifest, by which other files name their run; None without a whole one."""
+    try:
+        load(folder)
+    except ValueError:
+        return None
+    return digest(folder / FILE)
+
+
+def check_run(folder: Path, file: Path, named: str | None) -> None:
+    """Compare the run that a file names with that of a folder; earlier versions named none.
+
+    Raises:
+        ValueError: it is of another run.
+    """
+    own = run_of(folder)
+    if None not in (own, named) and own != named:
+        raise ValueError(f"{file} is of another run: {REMEDY}")
+
+
 def compare(folder: Path, digests: Mapping[str, str], remedy: str = REMEDY) -> None:
     """Compare files with their digests, by their paths in a folder.
 

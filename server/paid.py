@@ -12,6 +12,10 @@ from mechanisms.journal import Place, last_place
 from server import manifest
 from server.labels import unsealed
 
+SUMMARY = "summary.json"
+LABELS = ("checkpoints/round-*.json", "*/checkpoints/round-*.json", SUMMARY)
+"""Files that know places of the ledger's files."""
+
 
 def read(run_dir: Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
     """What every client has paid, as `mechanisms.accounting.ledger.read` gives it.
@@ -31,13 +35,13 @@ def places(folder: Path) -> dict[str, Place]:
 
 def known(run_dir: Path) -> list[dict[str, Place]]:
     """The places of the ledger's files when the run began, and at each of its checkpoints, in any
-    phase.
+    phase, and when it was finished.
 
     Damaged labels vouch for nothing; checkpoints are kept in twos at least.
     """
     begun = (run_dir / manifest.FILE).exists()  # a store of its own has no manifest
     found = [_places(manifest.load(run_dir))] if begun else []
-    for pattern in ("checkpoints/round-*.json", "*/checkpoints/round-*.json"):
+    for pattern in LABELS:
         for path in run_dir.glob(pattern):
             try:
                 label = unsealed(durable.read(path))
@@ -48,4 +52,4 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
 
 
 def _places(entries: Mapping[str, Any]) -> dict[str, Place]:
-    return {name: Place(*place) for name, place in entries["ledger"].items()}
+    return {name: Place(*place) for name, place in entries.get("ledger", {}).items()}

@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from server.records import RoundRecord
 
 MODEL = "model.safetensors"
 """The final model, which no checkpoint knows: it is written after the last one."""
+ROUNDS = "rounds.jsonl"
 KEPT = "clients/group-*/round-*.safetensors"
 
 
@@ -29,7 +29,7 @@ class Store:
         self.ledger = ledger or folder / "ledger"
         self.checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints)
         self.uploads = Uploads(folder / "uploads")
-        self.rounds = folder / "rounds.jsonl"
+        self.rounds = folder / ROUNDS
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's record; it is on the disk on return."""
@@ -46,33 +46,48 @@ class Store:
         }
         size = self.rounds.stat().st_size if self.rounds.exists() else 0
         rounds = [size, manifest.digest(self.rounds)] if size else None
-        beside = {"ledger": paid.places(self.ledger), "files": files, "rounds": rounds}
+        places = paid.places(self.ledger)
+        run = manifest.run_of(self.ledger.parent)
+        beside = {"run": run, "ledger": places, "files": files, "rounds": rounds}
         self.checkpoints.save(checkpoint, beside)
 
-    def check(self, round_: int) -> None:
-        """Compare the files that belong to the checkpoint of a round.
+    def newest(self) -> Checkpoint | None:
+        """The newest complete checkpoint, or None, once the files that belong to it have been
+        compared; damaged ones are skipped with a warning.
 
         Raises:
-            ValueError: one is missing, or not as it was.
+            ValueError: one is missing, or not as it was; or the checkpoint is of another run.
+        """
+        found = self.checkpoints.newest()
+        if found is not None:
+            manifest.compare(self.folder, self.label(found.round)["files"])
+            self._compare_rounds(found.round)
+        return found
+
+    def label(self, round_: int) -> dict[str, Any]:
+        """What the label of a round's checkpoint says. Those of earlier versions name no run.
+
+        Raises:
+            ValueError: it is of another run.
         """
         label = self.checkpoints.beside(round_)
-        manifest.compare(self.folder, label["files"])
-        self._compare_rounds(label)
+        manifest.check_run(self.ledger.parent, self.checkpoints.path(round_), label.get("run"))
+        return label
 
     def check_rounds(self) -> None:
         """Compare the rounds' records with what the newest whole checkpoint knows of them.
 
         Raises:
-            ValueError: they are missing, shorter, or not as they were.
+            ValueError: they are missing, shorter, or not as they were; or of another run.
         """
         with warnings.catch_warnings(action="ignore"):
             newest = self.checkpoints.newest()
         if newest is not None:
-            self._compare_rounds(self.checkpoints.beside(newest.round))
+            self._compare_rounds(newest.round)
 
-    def _compare_rounds(self, label: Mapping[str, Any]) -> None:
+    def _compare_rounds(self, round_: int) -> None:
         """Earlier versions wrote labels that know nothing of them."""
-        if known := label.get("rounds"):
+        if known := self.label(round_).get("rounds"):
             manifest.compare_start(self.rounds, *known)
 
     def check_length(self, most: int) -> None:

@@ -201,6 +201,10 @@ def worlds_in(base: Path) -> Iterator[dict[str, World]]:
 
 
 LABEL = re.compile(r"checkpoints/round-[-\d]+\.json")
+OF_OTHERS = {"run", "rounds", "sha256"}
+"""Digests of the manifest, of rounds with their times, and of the label itself."""
+RESULTS = {"shared.safetensors", "statistics.safetensors"}
+"""Files that name their run."""
 
 
 def named(path: str) -> str:
@@ -222,9 +226,13 @@ def facts(tree: Tree) -> Tree:
                 for part in (content.splitlines() if path.endswith("l") else [content])
             ]
             kept[path] = [{name: e[name] for name in e.keys() - TIMES - SEALS} for e in entries]
-        elif content and LABEL.search(path):  # the digests of rounds.jsonl and of the label itself
+        elif content and LABEL.search(path):
             label = json.loads(content)
-            kept[path] = {name: label[name] for name in label.keys() - {"rounds", "sha256"}}
+            for name in RESULTS & label["files"].keys():
+                del label["files"][name]
+            kept[path] = {name: label[name] for name in label.keys() - OF_OTHERS}
+        elif content and path.removesuffix(".part").endswith(tuple(RESULTS)):
+            kept[path] = {name: one.tobytes() for name, one in load(content).items()}
     return kept
 
 

@@ -558,7 +558,9 @@ def test_a_class_of_a_notebook_or_a_script_works_there_and_elsewhere_the_error_s
 def test_a_result_is_what_the_files_of_the_run_say(tmp_path, records):
     result = sim.train(dataset=records, model="mlp", **SMALL, epsilon=3, out=tmp_path)
     summary = labels.unsealed((result.folder / "summary.json").read_bytes())
-    assert set(summary.pop("files")) == {"manifest.json", "model.safetensors", "model_card.md"}
+    written = {"manifest.json", "model.safetensors", "model_card.md", "rounds.jsonl"}
+    assert set(summary.pop("files")) == written
+    assert summary.pop("ledger").keys() == {"group-0000.jsonl", "group-0001.jsonl"}
     assert result.finished and result.summary.to_json() == summary
     assert result.epsilon == max(summary["epsilon_certified"]) and 2.9 < result.epsilon <= 3
     assert result.accuracy == summary["accuracy"] == result.rounds[-1].accuracy
@@ -665,6 +667,9 @@ def test_a_resumed_run_takes_the_engine_of_the_call(tmp_path, records):
     began = labels.unsealed((folder / "manifest.json").read_bytes())
     began["files"]["config.toml"] = manifest.digest(path)
     (folder / "manifest.json").write_bytes(labels.sealed(began))
+    for label in folder.glob("checkpoints/*.json"):
+        named = labels.unsealed(label.read_bytes()) | {"run": manifest.run_of(folder)}
+        label.write_bytes(labels.sealed(named))
     assert sim.train(resume=folder).finished
 
 

@@ -14,6 +14,7 @@ from sim.config import caveats
 from sim.report import command
 from sim.showing import page, plots, wording
 from tests import unequal
+from tests.vouched import vouch
 
 OTHER = replace(
     unequal.summary(),
@@ -122,6 +123,7 @@ def test_the_curves_are_of_the_runs(three, monkeypatch):
     rounds = [replace(unequal.ROUNDS[0], accuracy=None), *unequal.ROUNDS[1:]]
     lines = [json.dumps(one.to_json()) + "\n" for one in rounds]
     (three[1] / "rounds.jsonl").write_text("".join(lines))
+    vouch(three[1])
     monkeypatch.setattr(plots, "curves", curves)
     found = sections(three)
     accuracy = [(one.round, one.accuracy) for one in unequal.ROUNDS]

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from mechanisms.accounting import ledger
-from server import labels, orders
+from mechanisms.accounting.accountant import epsilon
+from server import labels, loop, orders
 from sim import account, report
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
@@ -464,7 +465,7 @@ ASKS = {
 }
 
 
-def check_refused(run: Path, named: Path, capsys, asks=ASKS) -> None:
+def check_refused(run: Path, named: Path, capsys, asks=ASKS, model=True) -> None:
     """Every command that reads a run refuses in one line that names the file and a remedy."""
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for ask, does in asks.items():
@@ -472,8 +473,9 @@ def check_refused(run: Path, named: Path, capsys, asks=ASKS) -> None:
         said = capsys.readouterr().err
         assert said.startswith("error: ") and said.count("\n") == 1, (ask, said)
         assert str(named) in said and "restore" in said, (ask, said)
-    with pytest.raises(ValueError, match=re.escape(str(named))):
-        Result(run).model()
+    if model:
+        with pytest.raises(ValueError, match=re.escape(str(named))):
+            Result(run).model()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -528,7 +530,13 @@ def of_another_run(path: Path) -> None:
     path.write_bytes(labels.sealed(entries))
 
 
+def again(path: Path) -> None:
+    """The last line stands there twice."""
+    path.write_bytes(path.read_bytes() + lines_of(path)[-1])
+
+
 CLOSING = {
+    "a round is added": (ROUNDS, again, "damaged"),
     "the model is flipped": ("model.safetensors", flip, "damaged"),
     "the model is missing": ("model.safetensors", Path.unlink, "missing"),
     "the summary is flipped": ("summary.json", flip, "damaged"),
@@ -578,3 +586,75 @@ def test_a_model_that_no_summary_vouches_for_is_not_used(finished):
     flip(finished / "model.safetensors")
     found = Result(finished).model().state_dict()
     assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize("lost", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_finished_run_knows_what_was_paid_without_its_checkpoints(finished, capsys, lost):
+    """They were gone, and an empty ledger was whole and cost nothing."""
+    shutil.rmtree(finished / "checkpoints")
+    assert states(finished, capsys)[0] == 0
+    lost(finished / FIRST)
+    check_refused(finished, finished / FIRST, capsys, {"ledger": ASKS["ledger"]}, model=False)
+    status, found = states(finished, capsys)
+    assert status == 1 and found[FIRST] in ("missing", "older")
+
+
+OTHER_RUN = {
+    "rounds": ("round-000002.json", ["checkpoints", ROUNDS], "checkpoints/round-000004"),
+    "a phase's rounds": ("statistics", ["statistics"], "statistics/checkpoints/round--00001"),
+    "a phase's result": ("statistics.safetensors", ["statistics.safetensors"], "statistics"),
+}
+
+
+@pytest.mark.parametrize("state", OTHER_RUN)
+def test_what_another_run_has_finished_is_not_this_one_s(whole, tmp_path, capsys, state):
+    """Models, rounds, statistics and charges of the other fitted, as plans and names were the
+    same."""
+    at, names, named = OTHER_RUN[state]
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = f"{FLAGS.replace('--release', '')} --standardize=private"
+    operations = start(tmp_path, flags=f"{flags} --seed=1").operations
+    (tmp_path / "runs" / "run").rename(tmp_path / "other")
+    at = at if "." in at else "round--00001.json"
+    run = died((tmp_path, operations), tmp_path, at, 2, f"{flags} --seed=2")
+    if state == "a phase's rounds":
+        (run / "statistics.safetensors").unlink()
+    for name in names:
+        source = tmp_path / "other" / name
+        if source.is_dir():
+            shutil.rmtree(run / name)
+            shutil.copytree(source, run / name)
+        else:
+            shutil.copy(source, run / name)
+    assert ASKS["resume"](run) == 2
+    said = capsys.readouterr().err
+    assert f"{run / named}.safetensors is of another run: restore" in said
+    assert said.count("\n") == 1
+    if state != "a phase's result":
+        assert "damaged" in states(run, capsys)[1].values()
+
+
+def test_charges_of_a_second_process_are_neither_missed_nor_left_out(whole, tmp_path, monkeypatch):
+    """The lock's file had been removed: the summary said 3.17 where the ledger says 4.00."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    run, real = tmp_path / "runs" / "run", loop.run
+
+    def charged(*given):
+        end = real(*given)
+        (event,) = {event for one in ledger.read(run / "ledger").values() for event in one}
+        with ledger.Ledger(run / FIRST) as second:
+            second.charge("of-a-second-process", 4, [0], {event: 1})
+        return end
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "run", charged)
+        with pytest.raises(ValueError, match="of client 0 .* resume the run"):
+            start(tmp_path)
+    assert not (run / "summary.json").exists() and ASKS["resume"](run) == 0
+    spent = json.loads((run / "summary.json").read_bytes())["epsilon_certified"]
+    assert spent[0] > spent[1] and spent[0] == pytest.approx(spent_by(run, 0))
+
+
+def spent_by(run: Path, client: int) -> float:
+    """Certified epsilon of a client by the ledger."""
+    return epsilon(ledger.read(run / "ledger")[client], 1e-5).epsilon

@@ -89,7 +89,7 @@ class Finished:
         self.job = build(config.load(folder / "config.toml", {}))
         self.paid = ledger.read(folder / "ledger")
         self.summary = labels.unsealed((folder / "summary.json").read_bytes())
-        del self.summary["files"]
+        del self.summary["files"], self.summary["ledger"]
         self.rounds = [
             json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()
         ]

@@ -88,6 +88,7 @@ def _run(job: Job, folder: Path, engine: Engine) -> Summary:
         observers = [progress.round, *trackers]
         standing = loop.run(federation, engine.exchange, store, standing, observers)
         engine.leave()
+        standing.budgets.check(store.paid(None))
         summary = rundir.summarize(folder, job, standing)
         scores = evaluation.write(folder, job, standing.now.params)
         rundir.finish(folder, job, standing.now.params, summary, scores)

@@ -35,12 +35,15 @@ def look(run_dir: Path) -> dict[str, Any]:
         )
     stores = [Store(path.parent, 2, run_dir / "ledger") for path in _checkpoint_folders(run_dir)]
     checks = itertools.chain(_fixed(run_dir), _ledger(run_dir), *map(_rounds, stores))
-    rows = [_row(run_dir, path, check) for path, check in checks]
+    rows: dict[Path, dict[str, str]] = {}
+    for path, check in checks:  # the records of rounds are known to checkpoint and summary
+        if rows.get(path, {"state": WHOLE})["state"] == WHOLE:
+            rows[path] = _row(run_dir, path, check)
     for path in itertools.chain(*map(_ahead, stores)):
         row = _row(run_dir, path, partial(tensors.read, path))
-        rows.append(row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD})
-    whole = all(row["state"] in (WHOLE, NEWER) for row in rows)
-    return {"whole": whole, "files": rows}
+        rows[path] = row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD}
+    whole = all(row["state"] in (WHOLE, NEWER) for row in rows.values())
+    return {"whole": whole, "files": list(rows.values())}
 
 
 def _row(run_dir: Path, path: Path, check: Callable[[], object]) -> dict[str, str]:
@@ -111,7 +114,7 @@ def _chain(path: Path, passed: Mapping[int, str]) -> int:
 def _rounds(store: Store) -> Iterator[Check]:
     """The checkpoints of training or of an earlier phase, and what belongs to the newest one."""
     for label in store.checkpoints.labels():
-        yield label, partial(checkpoints.read, label)
+        yield label, partial(_checkpoint, store, label)
     with warnings.catch_warnings(action="ignore"):
         newest = store.checkpoints.newest()
     if newest is not None:
@@ -119,6 +122,10 @@ def _rounds(store: Store) -> Iterator[Check]:
         yield store.rounds, store.check_rounds
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
         yield path, partial(tensors.read, path)
+
+
+def _checkpoint(store: Store, label: Path) -> None:
+    store.label(checkpoints.read(label).round)
 
 
 def _ahead(store: Store) -> list[Path]:

@@ -16,7 +16,7 @@ from server.store import Store
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
 from sim.phases import generator, sharing, statistics, training
-from sim.phases.phase import Outlook, Phase
+from sim.phases.phase import Outlook, Phase, check_result
 
 BEFORE = (statistics.PHASE, generator.PHASE, sharing.PHASE)
 PHASES = (*BEFORE, training.PHASE)
@@ -77,11 +77,15 @@ def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:
     """The unfinished phases before training, with the numbers of their last rounds.
 
     A phase is finished if its result, or that of a later phase, exists.
+
+    Raises:
+        ValueError: that result is damaged, or of another run.
     """
     ahead: list[tuple[Phase, int]] = []
     last = 0
     for phase in reversed(BEFORE):
-        if phase.result and (run_dir / phase.result).exists():
+        if phase.result and (result := run_dir / phase.result).exists():
+            check_result(result)
             break
         ahead += [(phase, last)] if phase.name in job.plans_of else []
         last -= phase.rounds(job.config)

@@ -101,7 +101,7 @@ def trained(job: Job, run_dir: Path) -> np.ndarray:
     """
     if NAME not in job.plans_of:
         return np.zeros(0, np.float32)
-    newest = Store(run_dir / NAME, job.config.rounds.keep_checkpoints).checkpoints.newest()
+    newest = Store(run_dir / NAME, job.config.rounds.keep_checkpoints, run_dir / "ledger").newest()
     if newest is None:
         raise ValueError(
             f"{run_dir / NAME} has no complete checkpoint of the generator: restore it, or start "

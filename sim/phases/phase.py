@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from client import sums
+from client import sums, tensors
 from client.messages import Answering, Upload
 from client.node import GroupData
 from client.uploads import Uploads
+from mechanisms import durable
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import Plan, PlanTable
+from server import manifest
 from server.federation import Federation
 from server.orders import Course
 from sim.config.caveats import tells_times
@@ -25,6 +27,9 @@ from sim.job.copies import copy_on
 from sim.job.job import Job
 from strategies.registry import strategy_of
 from strategies.strategy import Strategy
+
+RUN = "run"
+"""The label of a result that names its run."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,20 @@ def files(run_dir: Path, group: int, name: str = "") -> tuple[Ledger, Uploads]:
     """A group's ledger, shared by all phases, and the uploads of the named phase."""
     ledger = Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl")
     return ledger, Uploads(run_dir / name / "uploads")
+
+
+def write_result(path: Path, result: Mapping[str, np.ndarray]) -> None:
+    """Write a phase's result in the run directory; it names the run."""
+    durable.write(path, tensors.sealed(result, {RUN: manifest.run_of(path.parent) or ""}))
+
+
+def check_result(path: Path) -> None:
+    """Compare the run that a result names with the one in whose directory it is.
+
+    Raises:
+        ValueError: it is damaged, or of another run.
+    """
+    manifest.check_run(path.parent, path, tensors.read(path)[0].get(RUN))
 
 
 def mean_sums(job: Job, uploads: Sequence[Upload]) -> tuple[np.ndarray, float]:

@@ -12,8 +12,7 @@ import torch
 
 from client.messages import Upload
 from client.sharing import SharingNode
-from client.tensors import read, sealed
-from mechanisms import durable
+from client.tensors import read
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.calibration import smallest
 from mechanisms.gradients.record_gradients import RecordGradients
@@ -87,7 +86,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
 
     def write(uploads: Sequence[Upload]) -> None:
         x, y = map(np.ascontiguousarray, _join(job, uploads))
-        durable.write(run_dir / SHARED_FILE, sealed({"x": x, "y": y}, {}))
+        phase.write_result(run_dir / SHARED_FILE, {"x": x, "y": y})
 
     return phase.release(job, NAME, generator.trained(job, run_dir), collect=write)
 

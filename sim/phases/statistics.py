@@ -17,13 +17,21 @@ import torch
 
 from client.messages import Upload
 from client.sharing import SharingNode
-from client.tensors import read, sealed
-from mechanisms import durable
+from client.tensors import read
 from mechanisms.plan import PlanTable
 from mechanisms.sharing import SharingPlan, Sum
 from server.federation import Federation
 from sim.job.job import Job
-from sim.phases.phase import Costs, Outlook, Phase, files, group_data, mean_sums, release
+from sim.phases.phase import (
+    Costs,
+    Outlook,
+    Phase,
+    files,
+    group_data,
+    mean_sums,
+    release,
+    write_result,
+)
 
 NAME, FILE = "statistics", "statistics.safetensors"
 MIN_VARIANCE = 1e-6
@@ -43,7 +51,7 @@ def federation(job: Job, run_dir: Path) -> Federation:
     """One round, whose releases become a mean and a scale for each channel."""
 
     def write(uploads: Sequence[Upload]) -> None:
-        durable.write(run_dir / FILE, sealed(statistics(*mean_sums(job, uploads)), {}))
+        write_result(run_dir / FILE, statistics(*mean_sums(job, uploads)))
 
     return release(job, NAME, np.zeros(0, np.float32), collect=write)
 

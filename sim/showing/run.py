@@ -8,7 +8,7 @@ import numpy as np
 
 from server import closing, manifest
 from server.records import Epsilon, RoundRecord, Summary
-from server.store import Store
+from server.store import ROUNDS, Store
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS
 
@@ -60,7 +60,7 @@ def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
     manifest.read(run_dir)
     Store(run_dir, 2).check_rounds()
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
-    rounds, summary = run_dir / "rounds.jsonl", summary or closing.read(run_dir)
+    rounds, summary = run_dir / ROUNDS, summary or closing.read(run_dir)
     try:
         lines = rounds.read_text().splitlines() if rounds.exists() else []
         whole = (json.loads(line) for line in lines if line.endswith("}"))
