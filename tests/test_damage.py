@@ -248,7 +248,8 @@ def test_the_result_of_an_earlier_phase_is_as_it_was_or_the_run_does_not_go_on(
     whole, tmp_path, capsys, change
 ):
     shutil.copy(whole[0] / "data.npz", tmp_path)
-    start(tmp_path, flags=FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private"))
+    phases = "--standardize=private --strategy=fedfed --share-noise=9"
+    start(tmp_path, flags=FLAGS.replace("--keep-state --momentum=0.5", phases))
     path = tmp_path / "runs" / "run" / "statistics.safetensors"
     change(path)
     assert main_guard(command, ["--resume", str(path.parent)]) == 2
@@ -648,7 +649,7 @@ def test_charges_of_a_second_process_are_neither_missed_nor_left_out(whole, tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "run", charged)
-        with pytest.raises(ValueError, match="of client 0 .* resume the run"):
+        with pytest.raises(ValueError, match=r"of client 0 .* resume the run"):
             start(tmp_path)
     assert not (run / "summary.json").exists() and ASKS["resume"](run) == 0
     spent = json.loads((run / "summary.json").read_bytes())["epsilon_certified"]
