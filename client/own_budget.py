@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from client import places
 from client.messages import Answering, Payments, TrainRequest, Upload
 from client.purse import planned
 from mechanisms import durable
@@ -27,6 +28,8 @@ from mechanisms.plan import PlanTable, merge
 
 LEDGER, LOCK = "ledger", "lock"
 """The folder of a run's ledger, in the run's folder; the file by which requests wait."""
+PLACES = "places.json"
+"""The file that says where the ledgers of all runs ended after the last answer."""
 PARTS = (1.0, 2.0, 4.0)
 """Orders: the best for Gaussians of all records, and those this many times as near to 1, which are
 better for sampled ones."""
@@ -59,7 +62,7 @@ class OwnBudget:
         infinite if the budget is too small for any release.
 
         Raises:
-            ValueError: a ledger is damaged.
+            ValueError: a ledger is damaged, missing, or older than the last answer.
         """
         bounds = self.epsilon - conversion(self.orders, self.delta / len(PARTS))
         total, able = self._total(self.folder / "none", []), bounds > 0.0
@@ -70,24 +73,35 @@ class OwnBudget:
         orders are fixed it does not begin at 0, but it reaches the budget no earlier.
 
         Raises:
-            ValueError: a ledger is damaged.
+            ValueError: a ledger is damaged, missing, or older than the last answer.
         """
         total = self._total(run, payments)
         return convert(total, self.orders, self.delta / len(PARTS)).epsilon
 
     def _total(self, run: Path, payments: Payments) -> np.ndarray:
         """Divergence of all runs at each order."""
-        orders = self.orders
+        orders, known = self.orders, places.known(self.folder / PLACES)
         total = np.zeros(len(orders))
-        for folder in sorted({path.parent for path in self.folder.glob(f"*/{LEDGER}")} | {run}):
+        charged = {path.parent.parent for path in known}
+        for folder in sorted({*self._runs(), *charged, run}):
             own = folder / LEDGER
-            paid: dict[int, Charges] = dict(ledger.read(own)) if own.is_dir() else {}
+            passed = {path.name: place for path, place in known.items() if path.parent == own}
+            there = own.is_dir() or passed
+            paid: dict[int, Charges] = dict(ledger.read(own, None, [passed])) if there else {}
             for clients, charges in payments if folder == run else ():
                 paid |= {c: merge(paid.get(c, {}), charges) for c in clients.tolist()}
             histories = {frozenset(charges.items()) for charges in paid.values()}
             costs = [_divergences(dict(one), orders) for one in histories]
             total += np.max(costs, axis=0, initial=0.0)
         return total
+
+    def _runs(self) -> list[Path]:
+        return [path.parent for path in self.folder.glob(f"*/{LEDGER}")]
+
+    def remember(self) -> None:
+        """Write down where the ledgers end now."""
+        ledgers = [path for run in self._runs() for path in (run / LEDGER).glob("*.jsonl")]
+        places.remember(self.folder / PLACES, ledgers)
 
 
 def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:
@@ -130,4 +144,6 @@ class Budgeted:
                     f"after round {request.round}, but its own policy allows "
                     f"{self.budget.epsilon:g} over all runs: {other if after == math.inf else less}"
                 )
-            return self.node().train(request)
+            upload = self.node().train(request)
+            self.budget.remember()
+            return upload

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from client import places
 from mechanisms import durable
 from mechanisms.accounting.ledger import Ledger, entries
 from mechanisms.plan import Plan
@@ -110,6 +111,12 @@ class OwnLedger:
                     f"({self.path}): leave it out from now on"
                 )
             yield ledger, nth
+            places.remember(self._place, [self.path])
+
+    @property
+    def _place(self) -> Path:
+        """The file that says where the ledger ended after the last round."""
+        return self.folder / f"client-{self.client:06d}.place"
 
     def _check_clients(self) -> None:
         """Refuse data that are divided otherwise: a client's number would mean other records."""
@@ -127,10 +134,12 @@ class OwnLedger:
         """The last round that the ledger holds, whole or in part; 0 for none.
 
         Raises:
-            ValueError: a line is not what this plan charges.
+            ValueError: a line is not what this plan charges, or the file is older than the last
+                round.
         """
         last = 0
-        for entry in entries(self.path, {}):
+        passed = {place.number: place.chain for place in places.known(self._place).values()}
+        for entry in entries(self.path, passed):
             if plan.round_charges(entry.round).get(entry.event) != entry.count:
                 raise ValueError(
                     f"{self.path} is of another plan ({entry.event} in round {entry.round}): keep "

@@ -267,6 +267,15 @@ class TestWhatItCosts:
         reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
         assert "is damaged" in reply.error.reason and not seen
 
+    @pytest.mark.parametrize("lost", [Path.unlink, lambda file: file.write_bytes(b"")])
+    def test_a_lost_ledger_is_missed(self, tmp_path, lost):
+        """The budget began anew."""
+        app, seen = app_of(ClientDpMod(tmp_path, rounds=9), lambda a: a), []
+        app(message(), context())
+        lost(tmp_path / "ledger" / "client-000000.jsonl")
+        reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
+        assert "has 0 lines, but had 1 before" in reply.error.reason and not seen
+
     @pytest.mark.parametrize("other", [{"epsilon": 4.0}, {"rounds": 8}, {"delta": 1e-6}])
     def test_a_ledger_is_of_one_plan(self, tmp_path, other):
         """Kills a budget that is raised because of what replies gave."""

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from flwr.app import Context, Message
 
 from client.messages import TrainRequest, Upload
-from client.own_budget import LOCK, Budgeted, OwnBudget
+from client.own_budget import LOCK, PLACES, Budgeted, OwnBudget
 from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import convert, epsilon, rdp
@@ -179,6 +180,45 @@ def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
             node.train(refused)
         assert "\n" not in str(told.value) and "allows 2 over all runs" in str(told.value)
     assert done == [first] and sorted(tmp_path.rglob("*.jsonl")) == before
+
+
+LOST = {
+    "a run": lambda folder: shutil.rmtree(folder / "a"),
+    "a ledger": lambda folder: (folder / "a" / "ledger" / "group-0000.jsonl").unlink(),
+    "a line": lambda folder: (folder / "a" / "ledger" / "group-0000.jsonl").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_lost_ledger_is_missed(tmp_path, lost):
+    """What it had paid for was free; other runs go on with it when it is back."""
+
+    class Paying:
+        def train(self, asked):
+            paid(tmp_path, "a", ([0], {Gaussian(4.0): 1}))
+
+    plans, budget = PlanTable((Rounds(),), np.zeros(3, np.int64)), OwnBudget(tmp_path, 2.0, 1e-5)
+    Budgeted(budget, tmp_path / "a", plans, Paying).train(request([0]))
+    spent, copy = (
+        budget.used(),
+        shutil.copytree(tmp_path / "a", tmp_path.with_name(tmp_path.name + "-copy")),
+    )
+    LOST[lost](tmp_path)
+    done: list[TrainRequest] = []
+    other = Budgeted(budget, tmp_path / "b", plans, lambda: SimpleNamespace(train=done.append))
+    with pytest.raises(ValueError, match=r"a/ledger/group-0000\.jsonl .* restore the file"):
+        other.train(request([1]))
+    assert not done
+    shutil.copytree(copy, tmp_path / "a", dirs_exist_ok=True)
+    assert budget.used() == spent
+    other.train(request([1]))
+    assert len(done) == 1
+
+
+def test_places_that_are_damaged_are_named(tmp_path):
+    (tmp_path / PLACES).write_bytes(b"[]")
+    with pytest.raises(ValueError, match=r"places\.json is damaged .* restore it"):
+        OwnBudget(tmp_path, 2.0, 1e-5).used()
 
 
 def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path):

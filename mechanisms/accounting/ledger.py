@@ -148,7 +148,8 @@ def read(
             line is skipped with a warning.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    known = list(known)
+    if not folder.is_dir() and not any(known):
         raise ValueError(
             f"ledger = {folder} must be an existing folder; name the folder that holds the .jsonl "
             "files"
@@ -201,15 +202,12 @@ def entries(path: Path, passed: Mapping[int, str]) -> Iterator[Entry]:
     for place, entry in records(path, whole_of(path), entry_of):
         if passed.get(place.number, place.chain) != place.chain:
             raise ValueError(
-                f"{path} is of another run: its line {place.number} is not the one that a "
-                f"checkpoint knows; {remedy}"
+                f"{path} is of another run: its line {place.number} is not the one that was "
+                f"there; {remedy}"
             )
         yield entry
     if place.number < max(passed, default=0):
-        raise Older(
-            f"{path} has {place.number} lines, but had {max(passed)} when a checkpoint was "
-            f"written: {remedy}"
-        )
+        raise Older(f"{path} has {place.number} lines, but had {max(passed)} before: {remedy}")
 
 
 def _largest_counts(group: list[Entry]) -> tuple[Ids, Ids]:
