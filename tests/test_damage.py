@@ -4,9 +4,11 @@ The run is a release of the real command that died in its third round, with its 
 """
 
 import json
+import linecache
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -216,21 +218,50 @@ def test_a_ledger_that_is_lost_before_the_first_checkpoint_is_missed(whole, tmp_
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))
 
 
-def test_the_code_of_a_model_is_that_of_its_own_classes():
-    """PyTorch's are known by its version."""
+def test_the_code_of_a_model_is_that_of_its_own_modules(monkeypatch):
+    """With the functions that its classes call. PyTorch's are known by its version."""
 
     class Mine(torch.nn.Sequential):
-        def forward(self, x):
-            return super().forward(x)
+        pass
 
     class Other(torch.nn.Sequential):
-        def forward(self, x):
-            return 2 * super().forward(x)
+        pass
 
     codes = [list(manifest._sources(kind(torch.nn.Linear(2, 2)))) for kind in (Mine, Other, Mine)]
-    assert codes[0] == codes[2] != codes[1] and [len(code) for code in codes] == [1, 1, 1]
+    whole = Path(__file__).read_text()
+    assert codes[0] == codes[2] == [Mine.__qualname__, whole]
+    assert codes[1] == [Other.__qualname__, whole]
     Other.__module__ = "torchmodels"  # of which there is no source
-    assert list(manifest._sources(Other(torch.nn.Linear(2, 2)))) == [Other.__qualname__]
+    assert list(manifest._sources(Other())) == [Other.__qualname__]
+    Mine.__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[__name__])
+    (_, alone) = manifest._sources(Mine())
+    assert alone.strip().startswith("class Mine") and "Other" not in alone
+
+
+def test_functions_that_a_model_calls_stay_as_they_were(whole, tmp_path, monkeypatch):
+    """Noise of the same seed on another function was charged once."""
+    own = tmp_path / "changing.py"
+    own.write_text("""
+import torch
+def helper(x):
+    return 2 * x
+class Mine(torch.nn.Sequential):
+    def __init__(self, classes):
+        super().__init__(torch.nn.Linear(4, classes))
+    def forward(self, x):
+        return helper(super().forward(x))
+""")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    start(tmp_path, flags=FLAGS.replace("=linear", "=changing:Mine").replace("--release", ""))
+    resumed = ["--resume", str(tmp_path / "runs" / "run"), "--quiet"]
+    train(parse(resumed, "run", ""))
+    own.write_text(own.read_text().replace("2 * x", "3 * x"))
+    monkeypatch.delitem(sys.modules, "changing")
+    linecache.checkcache()
+    with pytest.raises(ValueError, match="model code = "):
+        train(parse(resumed, "run", ""))
 
 
 @pytest.mark.parametrize("change", [flip, Path.unlink])

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,11 @@ def _began(job: Job) -> dict[str, Any]:
 
 
 def _sources(model: torch.nn.Module) -> Iterator[str]:
-    """The source of each class that is not of PyTorch; its name where there is no source."""
-    for module in model.modules():
-        kind = type(module)
+    """For each class that is not of PyTorch its name, and the source of its whole module; of the
+    class alone in a script or notebook, which changes around it; none where there is none."""
+    for kind in map(type, model.modules()):
         if not kind.__module__.startswith("torch."):
-            try:
-                yield inspect.getsource(kind)
-            except (OSError, TypeError):
-                yield kind.__qualname__
+            yield kind.__qualname__
+            whole = kind if kind.__module__ == "__main__" else sys.modules.get(kind.__module__)
+            with suppress(OSError, TypeError):
+                yield inspect.getsource(whole)  # type: ignore[arg-type]
