@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from server import closing
 from server.store import MODEL
 from sim.sources.backbones import read_weights
 
@@ -18,13 +19,17 @@ def start_from(model: nn.Module, path: str) -> None:
     of its own.
 
     Raises:
-        ValueError: the file is missing or damaged, or none of its tensors is the model's.
+        ValueError: the file is missing, damaged, or not the model that the run ended with; or none
+            of its tensors is the model's.
 
     Warns:
         UserWarning: some of the model's parameters are not in the file, and stay as they are.
     """
-    folder = Path(path)
-    tensors = read_weights(folder / MODEL if folder.is_dir() else folder)
+    file = Path(path)
+    if file.is_dir():
+        closing.read(file)
+        file /= MODEL
+    tensors = read_weights(file)
     own = dict(model.named_parameters()) | dict(model.named_buffers())
     found = {
         name: tensor
