@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from client.messages import Upload
 from mechanisms import grid, shares
 from mechanisms.accounting import accountant, group, ledger
 from mechanisms.accounting.accountant import epsilon
@@ -19,6 +20,7 @@ from mechanisms.plan import planned
 from mechanisms.rounded_gaussian import SCALE_BITS, rounded_gaussian
 from mechanisms.shares import FAILURE, Shares, shares_of
 from server import loop
+from server.aggregator import Aggregator
 from server.guarantees import guarantees
 from sim import run
 from sim.phases import training
@@ -142,6 +144,13 @@ def test_sums_fit_but_for_a_probability_that_is_charged():
 
     assert room(own.fineness) and not room(own.fineness + 1)
     assert shares_of(2.0, 100, 0.7, 1437.0, 650, 62).fineness == SCALE_BITS
+
+
+def test_shares_are_never_coarser_than_is_proved():
+    """Few numbers and little noise, for which a coarser grid would still be fine enough."""
+    assert shares_of(0.1, 2, 1.0, 2.0, 1, 10).fineness == shares.MIN_FINENESS
+    with pytest.raises(ValueError, match="need 10 on the coarsest grid that is proved"):
+        shares_of(0.1, 2, 1.0, 2.0, 1, 9)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -268,6 +277,17 @@ def test_the_mean_is_that_of_those_who_answered(tmp_path):
     answered = list(full.exchange(full.folder, None)(curated.requests(full)))
     found = training.federation(full.job, full.folder).aggregator.mean(1, answered)
     assert found == pytest.approx(-all_ / worlds.RECORDS, abs=8e-3 / worlds.RECORDS)
+
+
+def test_a_mean_is_over_what_those_who_were_asked_are_expected_to_add():
+    """Clients of several sizes, half of whom are asked."""
+    own = shares_of(0.1, 2, 1.0, 30.0, 5, 40)
+    upload = Upload(1, 0, np.array([0, 2]), draws(3, 5).numpy() & (2**40 - 1), 2)
+    means = [
+        Aggregator(own, 1.0, np.array(expected), lambda round_: 1.0).mean(1, [upload])
+        for expected in ([3.0, 50.0, 5.0, 70.0], [4.0, 4.0, 4.0, 4.0])
+    ]
+    np.testing.assert_array_equal(*means)
 
 
 def test_an_interrupted_release_keeps_no_sum_that_has_too_little_noise(tmp_path):

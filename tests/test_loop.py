@@ -310,14 +310,15 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 
 def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_path):
-    """Kills paying twice for an upload that is on disk, and forgetting that its clients took
-    part."""
+    """Kills paying twice for an upload that is on disk, forgetting that its clients took part, and
+    a second try under the first one's name, which a ledger charges once."""
     world = World(tmp_path, {"release": True, "epsilon": None, "noise_multiplier": 1.0}).crashed(
         2, 2
     )
     asked = len(world.asked)
     standing = world.run()
     assert [r.group for r in world.asked[asked:] if r.round == 2] == [2]
+    assert len({(r.round, r.release) for r in world.asked}) == 5 + 1
     assert [record.participants for record in standing.records] == [CLIENTS] * 5
     assert standing.now.taken.tolist() == [5] * CLIENTS
     assert set(ledger.read(tmp_path / "ledger")[0].values()) == {5}

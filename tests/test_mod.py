@@ -349,6 +349,14 @@ class TestOwnLedger:
         expected = {Gaussian(4.0): 3, SampledGaussian(0.5, 3.0): 1, SampledGaussian(0.5, 5.0): 3}
         assert paid(tmp_path) == {0: expected}
 
+    def test_another_count_of_the_same_event_is_of_another_plan(self, tmp_path):
+        own = OwnLedger(tmp_path)
+        assert own.pay(Two(), 9) == 1
+        with Ledger(own.path) as file:
+            file.charge("round-2-a", 2, [0], {Gaussian(4.0): 2})
+        with pytest.raises(ValueError, match="is of another plan"):
+            own.pay(Two(), 9)
+
     def test_requests_at_once_have_rounds_of_their_own(self, tmp_path):
         """Kills a ledger that is read before the lock is held."""
         plan = UpdatePlan(2.0, 1.0)

@@ -74,12 +74,14 @@ def test_two_calls_draw_noise_of_their_own(tmp_path):
     assert (start(models[0]) != start(models[1])).any()
 
 
-def test_all_rounds_cost_the_certified_epsilon_and_no_more_are_to_be_had(tmp_path):
-    """Also after a restart. Kills a budget for a round instead of all, and an object's memory."""
+@pytest.mark.parametrize("delta", [1e-5, 1e-7])
+def test_all_rounds_cost_the_certified_epsilon_and_no_more_are_to_be_had(tmp_path, delta):
+    """Also after a restart. Kills a budget for a round instead of all, one at another delta, and an
+    object's memory."""
     for _ in range(3):
-        dp_of(tmp_path, epsilon=3.0).fit(model(), X, Y, HERE)
-    dp = dp_of(tmp_path, epsilon=3.0)
-    assert accountant.epsilon(paid(tmp_path)[1], 1e-5).epsilon == dp.certified(60)
+        dp_of(tmp_path, epsilon=3.0, delta=delta).fit(model(), X, Y, HERE)
+    dp = dp_of(tmp_path, epsilon=3.0, delta=delta)
+    assert accountant.epsilon(paid(tmp_path)[1], delta).epsilon == dp.certified(60)
     assert 0.99 * 3.0 < dp.certified(60) <= 3.0
     module = model()
     with pytest.raises(ValueError, match="client 1 has used up its budget, all 3 rounds"):
