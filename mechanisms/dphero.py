@@ -126,9 +126,12 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
 
 
 def metrics(cohort: Cohort, state: LocalState) -> dict[str, torch.Tensor]:
-    """The smallest and largest v ``[K]`` of all layers at the round's end, from released models."""
-    named = state.memory.items()
-    scales = torch.cat([scale for name, scale in named if name.endswith("|v")], dim=1)
+    """The smallest and largest v ``[K]`` of all layers at the round's end, from released models;
+    none if no layer has guidance."""
+    found = [scale for name, scale in state.memory.items() if name.endswith("|v")]
+    if not found:
+        return {}
+    scales = torch.cat(found, dim=1)
     return {"hero_least_scale": scales.amin(dim=1), "hero_largest_scale": scales.amax(dim=1)}
 
 

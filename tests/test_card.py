@@ -57,8 +57,10 @@ def test_a_card_promises_nothing_against_who_is_trusted(tmp_path):
 
 
 def test_a_card_of_a_release_says_where_its_noise_came_from(tmp_path):
-    text = (run(tmp_path, "--release") / "model_card.md").read_text()
+    held = ["--validation-records=300", "--evaluate-on=validation"]
+    text = (run(tmp_path, "--release", *held) / "model_card.md").read_text()
     assert wording.RELEASED in text and "simulation" not in text
+    assert " on the validation part, which is not protected |" in text
 
 
 def test_a_card_without_privacy_promises_nothing(tmp_path):

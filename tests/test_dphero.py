@@ -228,6 +228,16 @@ def test_the_report_has_the_least_and_the_largest_scale_of_all_layers():
     assert (found["hero_least_scale"] < 1).all() and (found["hero_largest_scale"] > 1).all()
 
 
+@pytest.mark.parametrize(("most", "guided"), [(5, {"0", "2"}), (4, {"2"}), (3, {"2"}), (2, set())])
+def test_layers_of_too_many_rows_have_no_guidance(monkeypatch, most, guided):
+    """Of five and three rows. A model without guidance trains, and tells no scales."""
+    monkeypatch.setattr("mechanisms.dphero.MAX_ROWS", most)
+    world = cohort([WHITENED] * 2)
+    end = local_round(HERO, world, start(model()))
+    assert {name.partition("|")[0] for name in end.memory if "|" in name} == guided
+    assert bool(HERO.metrics(world, end)) == bool(guided)
+
+
 def test_memory_is_restored_with_the_rest():
     world = cohort([WHITENED] * 4)
     before = HERO.start(world, start(model()))
