@@ -204,6 +204,15 @@ def test_a_part_of_known_charges_is_within_their_budget_without_a_look(monkeypat
     assert accountant.within(GAUSSIANS | {A: 299}, spent, 1e-5)
 
 
+@pytest.mark.parametrize("event", GAUSSIANS, ids=str)
+def test_more_of_one_kind_than_known_charges_have_is_looked_at(event):
+    """And less of all others. Kills a budget that is kept by one kind of charges for all."""
+    spent = accountant.epsilon(GAUSSIANS, 1e-5).epsilon
+    assert accountant.within(GAUSSIANS, spent, 1e-5)
+    less = {each: count - 1 for each, count in GAUSSIANS.items()}
+    assert not accountant.within(less | {event: 50 * GAUSSIANS[event]}, spent, 1e-5)
+
+
 def test_nothing_charged_costs_nothing_and_no_noise_costs_everything():
     assert accountant.epsilon({}, 1e-5) == (0.0, None)
     assert accountant.epsilon({A: 0, Unprotected(0.1): 0}, 1e-5) == (0.0, None)

@@ -218,7 +218,8 @@ def test_the_dearest_cell_and_client_are_priced(tmp_path):
 
 
 def test_the_best_run_is_named_and_of_equals_the_first(tmp_path):
-    """Kills the last of equals, the lowest accuracy, and the place of a run without a result."""
+    """Kills the last of equals, the lowest accuracy, the place of a run without a result, and a
+    price of the cells that were drawn."""
     path = finished(tmp_path)
     folder = tmp_path / "out" / "small-certified"
     runs = plan(read(path), folder, "certified", [4, 7], {"data_dir": "there"})
@@ -227,6 +228,8 @@ def test_the_best_run_is_named_and_of_equals_the_first(tmp_path):
     few = Tries(2.0, runs)
     assert few.verdict(drawn).startswith("The best run is A, 3, seed 7, with 75.00 %: ")
     assert few.verdict(drawn[::-1]).startswith("The best run is B, 3, seed 4, with 75.00 %: ")
+    cheap = [of["A", "1", 4], of["B", "1", 7]]
+    assert few.verdict(cheap).split("epsilon")[1] == few.verdict(drawn).split("epsilon")[1]
     (of["B", "1", 7].folder / "summary.json").unlink()
     with pytest.raises(ValueError, match="a run has no accuracy"):
         few.verdict(drawn)

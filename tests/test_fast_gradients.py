@@ -187,6 +187,16 @@ def test_gradients_of_equal_sums_and_other_norms_do_not_agree() -> None:
     assert not _agree(1e-6, floor, other, one)
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_gradients_of_which_one_alone_is_finite_do_not_agree(wrong: float) -> None:
+    """Also where only the other way's is. Kills a comparison of what is finite alone."""
+    layout, floor = Layout.of(nn.Linear(2, 1, bias=False)), torch.zeros(1, 2)
+    rows = [[[1.0, 0.0], [2.0, 1.0]], [[1.0, 0.0], [2.0, wrong]]]
+    one, other = (Pass(layout, {"weight": Held(torch.tensor(g).view(1, 2, 1, 2))}) for g in rows)
+    assert _agree(1e-6, floor, one, one)
+    assert not _agree(1e-6, floor, one, other) and not _agree(1e-6, floor, other, one)
+
+
 @pytest.mark.parametrize("name", [name for name in TAPPED if "wide" in name])
 def test_wide_convolutions_in_float32(name: str) -> None:
     """Many pixels and channels: sums of many terms; and a record that is not finite must not reach

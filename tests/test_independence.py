@@ -663,11 +663,12 @@ def test_mixing_in_larger_batches_only_is_seen(records: int) -> None:
 
 
 def test_missing_entries_filled_in_by_the_batch_are_seen() -> None:
-    """Also where not all of a record is missing: kills a trial without entries that are 0 among
-    others."""
+    """Also where some of a record is missing, or where only a whole one is filled in: kills a
+    trial without entries that are 0 among others, and one without a record of zeros."""
     some = lambda x: torch.where((x != 0).any(1, keepdim=True), impute(x), x)  # noqa: E731
+    whole = lambda x: torch.where((x != 0).any(1, keepdim=True), x, impute(x))  # noqa: E731
     x, y = torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long)
-    for operation in (impute, some):
+    for operation in (impute, some, whole):
         with pytest.raises(ValueError, match="influence cannot be bounded"):
             RecordGradients(nn.Sequential(Apply(operation), nn.Linear(4, 3))).refuse_mixing(x, y)
 
