@@ -125,7 +125,7 @@ OF_DPSGD = (
     "noise_decay"
 )
 OF_BUILT_IN = "server_lr server_momentum"
-OF_LOCAL_TRUST = "optimizer momentum keep_state weighting"
+OF_LOCAL_TRUST = "optimizer momentum keep_state weighting attackers"
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
 )
@@ -145,7 +145,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     (
         {"trust": "server", "unit": "client"},
         "unit noise_bands",
-        "sampling clip_quantile keep_state weighting",
+        "sampling clip_quantile keep_state weighting attackers",
     ),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),

@@ -29,6 +29,7 @@ def check_parts(config: Config) -> None:
     _check_evaluation(config)
     _check_trust(config)
     _check_turns(config)
+    _check_attackers(config)
 
 
 def _check_holdout(config: Config) -> None:
@@ -87,6 +88,15 @@ def check_classes(config: Config, command: str) -> None:
     if config.data.loss != CROSS_ENTROPY:
         raise ValueError(
             f"loss is {config.data.loss}, but {command} knows classes only: leave --loss out"
+        )
+
+
+def _check_attackers(config: Config) -> None:
+    """Refuse attackers in a release."""
+    if config.rounds.attackers and config.run.release:
+        raise ValueError(
+            f"attackers is {config.rounds.attackers:g}, and a release has none that are simulated: "
+            "leave out --attackers or --release"
         )
 
 
