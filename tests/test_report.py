@@ -207,10 +207,15 @@ def test_many_clients_are_drawn_in_bands():
     assert plots._bands(counts[:200])[0].tolist() == counts[:200].tolist()
 
 
-@pytest.mark.parametrize("broken", ["config.toml", "partition.npz", "rounds.jsonl", "summary.json"])
-def test_a_damaged_directory_is_refused_in_one_line(tmp_path, capsys, broken):
+DEEP = '{"round": ' + "[" * 3000 + "]" * 3000 + "}\n"
+DAMAGES = [(name, "{}\n[}") for name in ("config.toml", "partition.npz", "summary.json")]
+DAMAGES += [("rounds.jsonl", text) for text in ("{}\n[}", DEEP, "{}\n")]
+
+
+@pytest.mark.parametrize(("broken", "text"), DAMAGES, ids=[f"{n} {t[:12]}" for n, t in DAMAGES])
+def test_a_damaged_directory_is_refused_in_one_line(tmp_path, capsys, broken, text):
     folder = make(tmp_path / "bad")
-    (folder / broken).write_text("{}\n[}")
+    (folder / broken).write_text(text)
     assert main_guard(command, [str(folder)]) == 2
     err = capsys.readouterr().err
     assert str(folder) in err and err.count("\n") == 1
