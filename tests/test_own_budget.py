@@ -365,6 +365,8 @@ def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:
         ('folder = ""\nepsilon = 1.0\ndelta = 1e-5', "folder is '' "),
         ('folder = "own"\nepsilon = 1.0\ndelta = 1e-5\nmodules = "lab"', "modules is 'lab' "),
         ("folder", "is not a TOML file"),
+        ("folder = " + "[" * 3000, "is not a TOML file"),
+        ('folder = "~nosuch/x"\nepsilon = 1.0\ndelta = 1e-5', "folder is '~nosuch/x' "),
         (None, "cannot be read"),
     ],
 )

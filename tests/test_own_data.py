@@ -503,6 +503,8 @@ def test_what_is_no_data_set_is_answered_with_all_that_can_be_one(tmp_path):
     for name in ("no/such/folder", "nowhere", "mine:1two", ":f"):
         with pytest.raises(ValueError, match=r"is unknown: .*\.csv.* folder, or package.module:"):
             files.check(name, None)
+    with pytest.raises(ValueError, match="~nosuch/folder is no path here"):
+        files.check("~nosuch/folder", None)
     with pytest.raises(ValueError, match="no such file"):
         files.check(str(tmp_path / "t.csv"), None)
     files.check(str(tmp_path), None)

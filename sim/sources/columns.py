@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sim.config.names import did_you_mean
-from sim.config.settings import Data
+from sim.config.settings import Data, expanded
 from sim.sources import tables
 from sim.sources.tables import FIRST_ROW
 
@@ -41,7 +41,7 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
             column.
     """
     columns = tables.read(path)
-    known = _known(Path(data.columns).expanduser(), columns) if data.columns else {}
+    known = _known(expanded(data.columns), columns) if data.columns else {}
     if known and (lacking := columns.keys() - known.keys() - {data.client_column}):
         raise ValueError(
             f"{data.columns} lacks the column {min(lacking)!r} of {path}: state all, so that "
