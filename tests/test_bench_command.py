@@ -353,6 +353,14 @@ def test_arguments_that_cannot_be_read_are_one_line(capsys, words, said):
     assert err.startswith(f"error: {said}") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("flag", ["--page", "--out"])
+def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys, flag):
+    path = finished(tmp_path)
+    assert main_guard(bench.command, [str(path), f"{flag}=/dev/null"]) == 2
+    err = capsys.readouterr().err
+    assert "/dev/null is no " in err and "give " in err and err.count("\n") == 1
+
+
 def test_a_time_of_day_is_the_next_one(monkeypatch):
     """At 9:30, that time is a day ahead, 9:31 a minute and 9:29 almost a day."""
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mechanisms.accounting.choosing import check_mean
+from mechanisms.durable import refuse_other_than_file
 from sim.commands.parser import Parser
 from sim.config.papers import INSTALLED, PACKAGES, RECIPES
 
@@ -79,6 +80,10 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
     if given.tries is not None:
         _check_tries(given)
     given.end = _completed(given)
+    if given.page is not None:
+        refuse_other_than_file(given.page)
+    if given.out.exists() and not given.out.is_dir():
+        raise ValueError(f"out = {given.out} is no folder: give --out another")
     return given
 
 
