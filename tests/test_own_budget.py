@@ -381,6 +381,19 @@ def test_a_faulty_policy_file_stops_a_run_before_it_begins(tmp_path, nodes, text
     assert "\n" not in str(told.value)
 
 
+def test_features_of_a_node_s_records_stay_in_its_own_folder(tmp_path, nodes, monkeypatch):
+    """Kills the user's cache, which others may read and the node's owner did not name."""
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("DP_FED_DATA", str(tmp_path / "cache"))
+    monkeypatch.setenv(policy.POLICY, str(tmp_path / "node-0.toml"))
+    monkeypatch.setattr(app, "_known", {})
+    given = {"features": "scattering", "clients": 2, "release": True}
+    text = configuration.load(None, given).model_dump_json()
+    app._node_of({"settings": text, "run_dir": "/x/run", "group": 0, "phase": "train"}, None)
+    (kept,) = (tmp_path / "own-0" / "features").glob("*.npz")
+    assert kept.stat().st_mode & 0o777 == 0o600 and not list((tmp_path / "cache").iterdir())
+
+
 @pytest.mark.parametrize("variable", [policy.FOLDER, policy.MODULES])
 def test_a_policy_file_stands_alone(monkeypatch, nodes, variable):
     monkeypatch.setenv(variable, "lab")

@@ -151,11 +151,14 @@ def test_a_release_shows_no_labels(tmp_path):
     assert "records by client and class" not in page and not (folder / "partition.svg").exists()
     np.savez(folder / "partition.npz", sizes=held)
     assert text_of(folder) == text
+    assert (folder / "report.html").stat().st_mode & 0o044
     simulated = make(tmp_path / "in")
     assert (
         "records by client and class" in write_report(simulated).read_text()
         and (simulated / "partition.svg").exists()
     )
+    for name in ("report.html", "partition.svg"):
+        assert (simulated / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_large_delta_is_pointed_out(tmp_path):
