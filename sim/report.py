@@ -4,10 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sim.commands.guard import main_guard
-from sim.commands.parser import Parser
-from sim.comparing.comparison import FILE, write_comparison
-from sim.serving import live
-from sim.showing.report import write_report
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
@@ -20,6 +16,11 @@ def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
         ValueError: the arguments cannot be read; a directory is no run's, or damaged; ``--out`` is
             given for one run, ``--serve`` for several, or its port is taken.
     """
+    from sim.commands.parser import Parser
+    from sim.comparing.comparison import FILE, write_comparison
+    from sim.serving import live
+    from sim.showing.report import write_report
+
     parser = Parser(
         prog=program,
         description="Redraw the report of a run directory, serve it, or compare several runs.",
