@@ -30,10 +30,11 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.grid import whole_parts
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY
-from mechanisms.plan import Plan, Terms, least_noises
+from mechanisms.plan import Plan, Terms, least_noises, steady
 from mechanisms.updates import Sent
 
 
+@steady
 @dataclass(frozen=True)
 class ContributionPlan:
     """A client's plan where noise is added to a sum of clients.

@@ -110,6 +110,9 @@ class PlanTable:
         return self.plans[self.which[client]]
 
 
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
 def merge(*charges: Charges) -> Charges:
     """The sum of several charges, event by event."""
     total: dict[Event, int] = {}
@@ -125,16 +128,25 @@ def most(plan: Plan, nth: int) -> Charges:
     return merge(charges, plan.most_claims(nth)) if isinstance(plan, Claimant) else charges
 
 
+_STEADY = set[type]()
+
+
+def steady(plan: type[AnyPlan]) -> type[AnyPlan]:
+    """Mark a class of plans whose rounds all cost the same without ``noise_decay``, so that a
+    million of them are priced at once; not its subclasses, which may charge otherwise."""
+    _STEADY.add(plan)
+    return plan
+
+
 def planned(plan: Plan, rounds: int) -> Charges:
     """What the first ``rounds`` rounds of a plan can cost together."""
+    if rounds and type(plan) in _STEADY and not getattr(plan, "noise_decay", 0.0):
+        return {event: rounds * count for event, count in most(plan, 1).items()}
     every = range(1, rounds + 1)
     charges = [plan.round_charges(nth) for nth in every]
     if isinstance(plan, Claimant):  # asked once, as it takes long
         charges += [plan.most_claims(nth) for nth in every]
     return merge(*charges)
-
-
-AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
 def calibrate(plan_of: Callable[[Terms, float], AnyPlan], terms: Sequence[Terms]) -> list[AnyPlan]:

@@ -1,9 +1,11 @@
 """Frozen records of rounds and runs, given to observers and written as JSON."""
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Self
 
 Epsilon = float | None
@@ -102,6 +104,20 @@ class RoundRecord(Record):
     seconds: float | None
     seconds_training: float | None
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
+    """The records of a ``rounds.jsonl``, without a last line that a crash cut off; none if absent.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        whole = (json.loads(line) for line in lines if line.endswith("}"))
+        return tuple(RoundRecord.from_json(line) for line in whole)
+    except (ValueError, TypeError, RecursionError) as fault:
+        raise ValueError(f"{path} is damaged ({fault}): resume the run, or restore it") from None
 
 
 def total_seconds(records: Sequence[RoundRecord]) -> float | None:

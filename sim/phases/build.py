@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,15 +38,16 @@ MAX_SINGLE = 2000
 """Maximum number of groups of one client; each has arrays as long as their number."""
 
 
-def build(config: Config, workers: int | None = None) -> Job:
+def build(config: Config, workers: int | None = None, features: Path | None = None) -> Job:
     """Load the data, partition it, calibrate the plans and form groups, by default one for each of
-    the ``workers`` (None: those of this machine).
+    the ``workers`` (None: those of this machine). Features are kept in a folder of their own, or in
+    the data directory.
 
     Raises:
         ValueError: a user error, in one line.
     """
     check_parts(config)
-    dataset, parts, holdout = split(config)
+    dataset, parts, holdout = split(config, features)
     config = _with_clients(config, parts.clients)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
@@ -78,7 +80,9 @@ def _with_clients(config: Config, clients: int) -> Config:
     return config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
 
 
-def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
+def split(
+    config: Config, features: Path | None = None
+) -> tuple[Dataset, Partition, Holdout | None]:
     """The data set without held-out records, its partition, and the public records.
 
     Raises:
@@ -86,7 +90,7 @@ def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
     """
     key, data = seed_key(config.run.seed), config.data
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
-    loaded = load(data, device_of(config))
+    loaded = load(data, device_of(config), features)
     dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
     dataset, holdout = set_aside(dataset, data.public_records, generator(key, "public"))
     return dataset, _partition(data, dataset, generator(key, "partition")), holdout

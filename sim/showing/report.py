@@ -35,7 +35,8 @@ _NOT_PRIVATE = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html``, and ``partition.svg`` except in a release; the report's path.
+    """Write ``report.html``, which only its owner may read, and ``partition.svg``; of a release,
+    the report alone, which is public. The report's path.
 
     Raises:
         ValueError: it is not a run directory, or a file in it is damaged.
@@ -43,9 +44,9 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     partition = _drawn_partition(run)
     if partition is not None:
-        durable.write(run_dir / "partition.svg", partition)
+        durable.write(run_dir / "partition.svg", partition, private=True)
     path = run_dir / "report.html"
-    durable.write(path, _page(run, partition).encode())
+    durable.write(path, _page(run, partition).encode(), private=not run.config.run.release)
     return path
 
 

@@ -1,13 +1,12 @@
 """Reads what is shown of a run from the files of its directory."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from server import closing, manifest
-from server.records import Epsilon, RoundRecord, Summary
+from server.records import Epsilon, RoundRecord, Summary, read_rounds
 from server.store import ROUNDS, Store
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS
@@ -60,11 +59,8 @@ def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
     manifest.read(run_dir)
     Store(run_dir, 2).check_rounds()
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
-    rounds, summary = run_dir / ROUNDS, summary or closing.read(run_dir)
+    records, summary = read_rounds(run_dir / ROUNDS), summary or closing.read(run_dir)
     try:
-        lines = rounds.read_text().splitlines() if rounds.exists() else []
-        whole = (json.loads(line) for line in lines if line.endswith("}"))
-        records = tuple(RoundRecord.from_json(line) for line in whole)
         with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
             known = not config.run.release and "counts" in arrays.files
             sizes, counts = arrays["sizes"], arrays["counts"] if known else None
