@@ -149,7 +149,7 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
 @NEEDS_PROC
 def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tmp_path, records):
     """The run is long, and held while its workers are looked for, so that it is not over before."""
-    flags = (f"--dataset={records}", *RAY, "--rounds=160", "--evaluation=clients")
+    flags = (f"--dataset={records}", *RAY, "--rounds=60", "--evaluation=clients")
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
     wait_for(lambda: rounds(tmp_path / "ray") >= 1, process)
     process.send_signal(signal.SIGSTOP)
