@@ -36,7 +36,6 @@ def _holds_folders() -> bool:
 
 
 if _holds_folders():
-    os.environ.setdefault("RAY_TMPDIR", tempfile.gettempdir())  # Ray leaves its logs
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 # Derandomised everywhere, not only in CI: a failure is due to the change at hand, and a mutant dies
