@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
+import numpy as np
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from client.settings import Local
+from mechanisms import personal
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.config.names import FORMER, did_you_mean
@@ -50,10 +52,23 @@ class Config(Settings):
         return self.privacy.mechanism != "none"
 
     @property
+    def targets(self) -> np.ndarray:
+        """Float64 ``[clients]``: epsilon that no round may exceed, of each client; infinite without
+        a budget or privacy."""
+        if not self.private:
+            return np.full(self.data.clients, math.inf)
+        return personal.of_clients(self.privacy, self.data.clients)
+
+    @property
     def target(self) -> float:
-        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
-        epsilon = self.privacy.epsilon
-        return epsilon if self.private and epsilon is not None else math.inf
+        """The smallest of them, to which the phases before training keep."""
+        return float(self.targets.min())
+
+    @property
+    def groups(self) -> tuple[personal.Group, ...]:
+        """The groups of clients with personal budgets, if there are any."""
+        budgets = self.privacy.budgets
+        return () if budgets is None else personal.groups(budgets, self.data.clients)
 
 
 TABLES: dict[str, type[Settings]] = {

@@ -1,5 +1,6 @@
 """How the terminal and the report word numbers and notices."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
@@ -97,6 +98,20 @@ def protections(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         text = f"epsilon {epsilon(spent)}, seeing {sees}" if spent is not None else trusted
         lines.append((f"from {row['adversary']}", text))
     return lines
+
+
+_proved = functools.partial(epsilon, infinite="not proved")
+
+BUDGETS = ("Group", "Budget", "Clients", "Largest certified epsilon")
+"""The head of a table of personal budgets."""
+
+
+def budgets(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A table's rows, one for each group (`server.guarantees.by_group`)."""
+    return [
+        (one["group"], f"{one['budget']:g}", str(one["clients"]), _proved(one["largest"]))
+        for one in rows
+    ]
 
 
 def lower_bound(value: float, digits: int = 4) -> str:
