@@ -307,7 +307,7 @@ def _configuration(config: Config) -> str:
         rows.append((f"{TABLES[table].__doc__} [{table}]",))
         for name in names:
             value, meaning = config.value(name), SETTINGS[name].info.description or ""
-            rows.append((name, "" if value is None else str(value), meaning))
+            rows.append((name, "" if value is None else wording.shortened(str(value)), meaning))
     table = page.table(("Setting", "Value", "Meaning"), rows)
     return page.section("Configuration", table, folded=True)
 

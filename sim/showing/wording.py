@@ -20,6 +20,8 @@ AT_ONE_ORDER = (
 UNDER_WAY = (
     "A round in progress may be charged in addition; python -m sim.account --ledger includes it."
 )
+MAX_TEXT = 300
+"""Characters of a setting's value that a report shows; all of it is in ``config.toml``."""
 RELEASED = (
     "Noise and batches came from the operating system's entropy, and no seed of them was kept."
 )
@@ -141,6 +143,11 @@ def scores(found: Evaluation) -> list[tuple[str, str]]:
             ("worst client", figure(found.client_worst)),
         ]
     return rows
+
+
+def shortened(text: str) -> str:
+    """A text, or the beginning of a long one, as of the budgets of many clients."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
 
 
 def span(values: Sequence[float]) -> str:
