@@ -5,19 +5,22 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-import numpy as np
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from client.settings import Local
-from mechanisms import personal
 from mechanisms.settings import Dpagd, DpHero, Dpis, Dpsur, Privacy, Screening, Settings
 from server.settings import Rounds
 from sim.config.names import FORMER, did_you_mean
 from sim.config.settings import Data, Execution
 from strategies.settings import Aggregation, FedFed
+
+if TYPE_CHECKING:  # it loads NumPy, and --help has no use for that
+    import numpy as np
+
+    from mechanisms.personal import Group
 
 
 class Config(Settings):
@@ -52,12 +55,13 @@ class Config(Settings):
         return self.privacy.mechanism != "none"
 
     @property
-    def targets(self) -> np.ndarray:
+    def targets(self) -> "np.ndarray":
         """Float64 ``[clients]``: epsilon that no round may exceed, of each client; infinite without
         a budget or privacy."""
-        if not self.private:
-            return np.full(self.data.clients, math.inf)
-        return personal.of_clients(self.privacy, self.data.clients)
+        from mechanisms import personal
+
+        privacy = self.privacy if self.private else self.privacy.of_budget(math.inf)
+        return personal.of_clients(privacy, self.data.clients)
 
     @property
     def target(self) -> float:
@@ -65,8 +69,10 @@ class Config(Settings):
         return float(self.targets.min())
 
     @property
-    def groups(self) -> tuple[personal.Group, ...]:
+    def groups(self) -> "tuple[Group, ...]":
         """The groups of clients with personal budgets, if there are any."""
+        from mechanisms import personal
+
         budgets = self.privacy.budgets
         return () if budgets is None else personal.groups(budgets, self.data.clients)
 
