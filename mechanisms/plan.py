@@ -153,7 +153,7 @@ def calibrate(plan_of: Callable[[Terms, float], AnyPlan], terms: Sequence[Terms]
     """For each of the terms, the plan with the smallest noise whose rounds together cost at most
     (epsilon, delta).
 
-    The terms differ in rate and steps alone.
+    The terms differ in rate, steps and budget alone.
 
     Raises:
         ValueError: no noise multiplier is large enough.
@@ -168,12 +168,19 @@ def least_noises(
     """The smallest noise multiplier for each of the terms with which its charges meet the budget,
     at one Renyi order if asked.
 
-    They differ in rate and steps alone. Few of the rates are searched for; what lies between is
-    interpolated and checked against the client's own charges.
+    They differ in rate, steps and budget alone. For each budget few of the rates are searched for;
+    what lies between is interpolated and checked against the client's own charges.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
+    if len(targets := {one.target for one in terms}) > 1:
+        found: dict[int, float] = {}
+        for target in sorted(targets):
+            rows = [row for row, one in enumerate(terms) if one.target == target]
+            alike = least_noises(run_of, [terms[row] for row in rows], one_order)
+            found |= zip(rows, alike, strict=True)
+        return [found[row] for row in range(len(terms))]
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
     grid, tighter = default_orders(column), column == "certified" and not one_order
 

@@ -190,6 +190,7 @@ class Summary(Record):
         caveats: what the guarantee does not cover or assumes, one sentence each.
         metric: the name of what ``accuracy`` holds.
         guarantees: against whom, of what, at which epsilon (`server.guarantees`).
+        budgets: what each group of personal budgets has spent (`server.guarantees.by_group`).
     """
 
     accuracy: float | None
@@ -213,3 +214,4 @@ class Summary(Record):
     caveats: tuple[str, ...] = ()
     metric: str = "accuracy"
     guarantees: tuple[Mapping[str, Any], ...] = ()
+    budgets: tuple[Mapping[str, Any], ...] = ()

@@ -40,6 +40,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "mechanism": ("dpsgd", (*MECHANISM_NAMES, *OWN), ("sgd", *NOT_OWN)),
         "mechanism_settings": (None, (None, "beta = 0.9"), (3,)),
         "epsilon": (8.0, (TINY,), (0.0,)),
+        "budgets": (None, (None,), (3, "liberal=8:1")),  # beside epsilon
         "delta": (1e-5, (TINY, 1 - TINY), (0.0, 1.0)),
         "trust": ("local", ("aggregate", "server"), ("nobody",)),
         "honest": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),

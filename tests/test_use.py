@@ -121,8 +121,8 @@ def test_every_setting_is_in_use_in_each_of_its_ways(name):
 
 RAY = ("ray_address", "cpus_per_worker", "gpus_per_worker")
 OF_DPSGD = (
-    "epsilon budget noise_multiplier clip_norm strict_delta sampling clipping clip_quantile "
-    "noise_decay"
+    "epsilon budgets budget noise_multiplier clip_norm strict_delta sampling clipping "
+    "clip_quantile noise_decay"
 )
 OF_BUILT_IN = "server_lr server_momentum"
 OF_LOCAL_TRUST = "optimizer momentum keep_state weighting attackers"
@@ -322,6 +322,7 @@ SHARING = {"strategy": "fedfed"}
 NOT_IN_USE = {
     "dpsur_cap_share": {"mechanism": "dpsur", "dpsur_accounting": "visible"},
     "epsilon": {"mechanism": "none"},
+    "budgets": {"mechanism": "none"},
     "clip_norm": {"mechanism": "none"},
     "clipping": {"mechanism": "dpis"},
     "sampling": {"mechanism": "dphero"},

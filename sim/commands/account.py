@@ -241,7 +241,7 @@ def _check_one_client(question: Question, request: Request) -> None:
         if getattr(question, flag) is not None:
             raise ValueError(f"--{flag} and {question.word} are two questions: drop one")
     noise = "share_noise" if question.word == SHARED else "noise_multiplier"
-    if len(given & {noise, "epsilon"}) != 1:
+    if len(given & {noise, "epsilon", "budgets"}) != 1 or "budgets" in given:
         flag = f"--{noise.replace('_', '-')}"
         raise ValueError(
             f"give one of {flag} (to price it) and --epsilon (to calibrate it), and not both"

@@ -137,6 +137,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
     "shards_per_client": ((_one_of("partition", "shards"),),),
     "epsilon": ((PRIVATE,),),
+    "budgets": ((PRIVATE,),),
     "budget": ((PRIVATE,),),
     "noise_multiplier": ((PRIVATE,),),
     "clip_norm": ((PRIVATE,),),

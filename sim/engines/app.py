@@ -107,6 +107,8 @@ def _serve(context: Context, grid: Grid) -> None:
         rundir.check_resumable(request.resume)
     else:
         folder = rundir.create(folder, job)
+    # the nodes have no file of budgets
+    config = config.model_copy(update={"privacy": job.config.privacy})
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     exchange = exchange_over(grid, [host.node for host in nodes], settings)
     if keeping:

@@ -1,11 +1,11 @@
 """What a Flower node does at a server's request: what its own environment or policy file allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
-data directory, to which missing data sets and features are written, a file of initial parameters,
-and a model, a loss, a metric, a data set, features, a mechanism, a strategy and a partition, whose
-modules are imported if they are of somebody's own. A node with a policy file of its own writes
-below its own folder instead, and bounds what all runs together may cost any of its records
-(`client.own_budget`).
+data directory, to which missing data sets and features are written, files of initial parameters and
+of budgets, and a model, a loss, a metric, a data set, features, a mechanism, a strategy and a
+partition, whose modules are imported if they are of somebody's own. A node with a policy file of
+its own writes below its own folder instead, and bounds what all runs together may cost any of its
+records (`client.own_budget`).
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError, field_validator
 
+from mechanisms.personal import is_file
 from mechanisms.plugins import plugin
 from mechanisms.settings import Settings
 from sim.config.fields import Config
@@ -132,6 +133,8 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
         _check_folder("data_dir", expanded(config.data.data_dir), home)
     if config.data.init_from:
         _check_folder("init_from", expanded(config.data.init_from), home)
+    if config.privacy.budgets and is_file(config.privacy.budgets):
+        _check_folder("budgets", expanded(config.privacy.budgets), home)
     for setting, module in _modules(config):
         allowed = [*listed, FLOWER] if setting in CALLED else [*PACKAGES, *listed]
         if not _below(module, allowed):

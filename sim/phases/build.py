@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mechanisms import personal
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.fields import Config
@@ -48,7 +49,7 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     """
     check_parts(config)
     dataset, parts, holdout = split(config, features)
-    config = _with_clients(config, parts.clients)
+    config = with_budgets(_with_clients(config, parts.clients), parts.clients)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
@@ -78,6 +79,25 @@ def _with_clients(config: Config, clients: int) -> Config:
             f"clients is {data.clients}, but {data.dataset} has {clients}: leave --clients out"
         )
     return config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
+
+
+def with_budgets(config: Config, clients: int) -> Config:
+    """The configuration with personal budgets by the clients' numbers, if it has any.
+
+    Raises:
+        ValueError: they are no budgets of so many clients.
+    """
+    data, privacy = config.data, config.privacy
+    if privacy.budgets is None:
+        return config
+    rng = generator(seed_key(config.run.seed), "budgets")
+    budgets = personal.resolved(privacy.budgets, clients, rng)
+    return config.model_copy(
+        update={
+            "data": data.model_copy(update={"clients": clients}),
+            "privacy": privacy.model_copy(update={"budgets": budgets}),
+        }
+    )
 
 
 def split(

@@ -139,6 +139,13 @@ TRUST = {
     "aggregate-calibrated": f"{GIVEN} --trust=aggregate --epsilon=5 --fraction=0.8 --honest=0.8 "
     "--batch-size=6 --strategy=fedadam --server-lr=0.05",
 }
+PERSONAL = "--budgets=careful=2:0.5,bold=9:0.5"
+BUDGETS = {
+    "budgets": (f"{GIVEN} --batch-size=4 {PERSONAL}", LEDGER, REPORT, CHECK),
+    "budgets-server": f"{GIVEN} --trust=server --batch-size=4 {PERSONAL}",
+    "budgets-aggregate": f"{GIVEN} --trust=aggregate --unit=client --steps=2 --clip-norm=0.4 "
+    f"{PERSONAL}",
+}
 MODELS = {
     "mlp": f"{SMALL} --model=mlp --activation=relu",
     "cnn": f"{SMALL} --model=cnn".replace("records.npz", "images.npz"),
@@ -261,6 +268,7 @@ RUNS: dict[str, str | tuple[str, ...]] = {
     **MECHANISMS,
     **STRATEGIES,
     **TRUST,
+    **BUDGETS,
     **MODELS,
     **PARTITIONS,
     **CENTRAL,
@@ -284,6 +292,7 @@ PRICED = (
     "standardized-fedfed",
     "server-decay",
     "aggregate-calibrated",
+    "budgets",
     "central",
 )
 """Runs whose price, told before they begin, is written down, too."""
