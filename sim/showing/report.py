@@ -35,8 +35,7 @@ _NOT_PRIVATE = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html``, which only its owner may read, and ``partition.svg``; of a release,
-    the report alone, which is public. The report's path.
+    """Write the report and ``partition.svg``, its owner's alone; of a release a public report only.
 
     Raises:
         ValueError: it is not a run directory, or a file in it is damaged.
