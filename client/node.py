@@ -14,7 +14,7 @@ from client.purse import Allowance, Purse
 from client.sums import WeightedSum, WholeSum
 from client.uploads import Uploads
 from mechanisms.accounting.ledger import Ledger
-from mechanisms.cohort import Cohort
+from mechanisms.cohort import Cohort, LocalState
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.guide import GuideOf, Surroundings, alone
 from mechanisms.mechanism import Mechanism, local_round
@@ -40,6 +40,7 @@ class Training:
             ``[K]``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
         dropout: probability that a client trains and pays, but does not answer.
+        attackers: numbers of the clients that multiply what they send by ``attack_factor``.
         sent: what a client sends after a local round.
         guide: what steers its steps besides its own records.
     """
@@ -50,6 +51,8 @@ class Training:
     learning_rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     seed: int | None
     dropout: float = 0.0
+    attackers: frozenset[int] = frozenset()
+    attack_factor: float = 1.0
     sent: Sent = UPDATE
     guide: GuideOf = alone
 
@@ -69,6 +72,16 @@ class Training:
             guide=self.guide(Surroundings(self.gradients, allowed.draws, start, data.shared)),
             arithmetic=allowed.arithmetic,
         )
+
+    def sent_by(
+        self, cohort: Cohort, start: torch.Tensor, end: LocalState, who: np.ndarray
+    ) -> torch.Tensor:
+        """What the clients ``who [K]`` of a cohort send, ``[K, P + extra]``."""
+        rows = self.sent.rows(cohort, start, end)
+        if self.attackers:
+            attacks = [client in self.attackers for client in who.tolist()]
+            rows[attacks, : len(start)] *= self.attack_factor
+        return rows
 
     def answering(self, allowed: Allowance) -> np.ndarray | slice:
         """Which of the allowed clients answer: all without dropout, else by a coin of each."""
@@ -161,7 +174,8 @@ class Node:
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 metrics.add(training.mechanism.metrics(cohort, end))
-                rows, here = training.sent.rows(cohort, start, end), training.answering(allowed)
+                rows = training.sent_by(cohort, start, end, allowed.clients)
+                here = training.answering(allowed)
                 if training.dropout and not training.sent.whole:  # who enters a sum stays hidden
                     answers, asked = len(allowed.clients[here]), len(allowed.clients)
                     metrics.merge({ANSWERED: (float(answers), asked)})

@@ -6,7 +6,9 @@ With L2 bound C and contributions v_k, one for each client of a round:
   moves the sum over all clients by at most C, as it would if one client held all records.
 - unit client: ``v_k = clip(w_k - w, C)``, the change of the model w by local steps without privacy
   (DP-FedAvg: McMahan, Ramage, Talwar, Zhang 2018). Clients enter a round by coins of probability p.
-  A client, with all of its records, moves the sum by at most C.
+  A client, with all of its records, moves the sum by at most C. One with a smaller budget than
+  others tosses a coin of its own besides, of probability r, and sends 0 if that fails: p is then r
+  times as large.
 
 So with noise of standard deviation s C on the sum, a round is SGM(q, s) for each record, or SGM(p,
 s) for each client, whether it entered or not (p is 1 where the adversary sees who did).
@@ -14,26 +16,34 @@ Contributions are in whole units of ``2^-44 C``
 (`mechanisms/grid.py`), so that their sum is exact in any order. One that is not finite is 0.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mechanisms import dpsgd, none
-from mechanisms.accounting.accountant import Charges
+from mechanisms.accounting.accountant import Charges, within
+from mechanisms.accounting.calibration import TOLERANCE
 from mechanisms.accounting.events import SampledGaussian, SummedShares
 from mechanisms.clipping import CLIPPING
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.grid import whole_parts
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY
-from mechanisms.plan import Plan, Terms, least_noises
+from mechanisms.plan import Plan, Terms, least_noises, steady
+from mechanisms.sampling import threshold
 from mechanisms.updates import Sent
 
+MIN_RATE = 1e-6
+"""Smallest probability with which a unit of a smaller budget enters a sum."""
 
+
+@steady
 @dataclass(frozen=True)
 class ContributionPlan:
     """A client's plan where noise is added to a sum of clients.
@@ -48,6 +58,7 @@ class ContributionPlan:
         unit_rate: probability that the protected unit enters the sum.
         failure: part of delta that a round uses up (`mechanisms.shares`); 0 for none.
         reach: norm of what a contribution of norm 1 moves in all (`mechanisms.bands`).
+        own_rate: r, probability of the client's own coin, its part of ``unit_rate``.
     """
 
     sample_rate: float
@@ -59,6 +70,7 @@ class ContributionPlan:
     unit_rate: float
     failure: float = 0.0
     reach: float = 1.0
+    own_rate: float = 1.0
 
     def multiplier(self, nth: int) -> float:
         """The noise multiplier of the ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
@@ -70,18 +82,54 @@ class ContributionPlan:
         return {**noisy, SummedShares(self.failure): 1} if self.failure else noisy
 
 
+Rarer = Callable[[ContributionPlan, float], ContributionPlan]
+"""From a plan, the same whose unit enters a sum with at most this probability."""
+
+
 def with_one_noise(
-    plan_of: Callable[[Terms, float], Any], terms: Sequence[Terms]
+    rarer: Rarer, plan_of: Callable[[Terms, float], Any], terms: Sequence[Terms]
 ) -> Sequence[Plan]:
     """Plans with the same noise multiplier, as one noise covers all: the least that is enough for
-    the largest sampling rate, and so for the others (Lemma 2 of `docs/theory/setting.md`).
+    the largest budget at the largest sampling rate, and so for the others that have this budget
+    (Lemma 2 of `docs/theory/setting.md`). Units with smaller budgets enter sums more rarely.
 
     Raises:
-        ValueError: no noise multiplier is large enough.
+        ValueError: no noise multiplier is large enough, or no rate small enough.
     """
-    dearest = max(terms, key=lambda one: one.privacy.sample_rate)
-    (noise,) = least_noises(lambda one, noise: one.run(plan_of(one, noise)), [dearest])
-    return [plan_of(one, noise) for one in terms]
+    dearest = {one.target: one for one in sorted(terms, key=lambda one: one.privacy.sample_rate)}
+    largest = max(dearest)
+    (noise,) = least_noises(lambda one, noise: one.run(plan_of(one, noise)), [dearest.pop(largest)])
+    rates = {
+        target: _largest_rate(rarer, plan_of(one, noise), one) for target, one in dearest.items()
+    }
+    return [rarer(plan_of(one, noise), rates.get(one.target, 1.0)) for one in terms]
+
+
+def _largest_rate(rarer: Rarer, plan: ContributionPlan, terms: Terms) -> float:
+    """The largest probability, up to the plan's own, at which the budget pays for all rounds.
+
+    Raises:
+        ValueError: it is below `MIN_RATE`.
+    """
+    privacy = terms.privacy
+
+    def pays(rate: float) -> bool:
+        charges = terms.run(rarer(plan, rate))
+        return within(charges, terms.target, privacy.delta, privacy.budget)
+
+    low, high = MIN_RATE, plan.unit_rate
+    if pays(high):
+        return high
+    if not pays(low):
+        raise ValueError(
+            f"epsilon = {terms.target:g} of budgets is too small for any part in sums with the "
+            f"noise of the largest (noise multiplier {plan.noise_multiplier:.4g}): raise it, or "
+            "lower the largest"
+        )
+    while high > low * (1.0 + TOLERANCE):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
 
 
 def add_up(cohort: Cohort, state: LocalState) -> LocalState:
@@ -105,7 +153,14 @@ def clipped_update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
     """Updates clipped to norm C as a whole, int64 ``[K, P]``."""
     moved = (end.params - start).double()
     bound = torch.tensor(cohort.exact("clip_norm"), dtype=torch.float64, device=moved.device)
-    return clipped(moved, bound, cohort.plans[0].clipping)
+    return clipped(moved, bound, cohort.plans[0].clipping) * entering(cohort).to(moved.device)
+
+
+def entering(cohort: Cohort) -> Tensor:
+    """Int64 ``[K, 1]``: 1 for clients whose own coin lets them enter the sum, else 0."""
+    coins = np.array([draws.random(1) for draws in cohort.streams.of("own coin")])
+    rates = np.array(cohort.exact("own_rate"))[:, None]
+    return torch.from_numpy((coins < threshold(rates)).astype(np.int64))
 
 
 def clipped(moved: Tensor, bound: Tensor, clipping: str = "flat") -> Tensor:
@@ -137,7 +192,16 @@ def of_unit(
         rate = p.sample_rate if unit == "record" else client_rate
         return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure, reach)
 
+    def rarer(plan: ContributionPlan, rate: float) -> ContributionPlan:
+        if rate >= plan.unit_rate:
+            return plan
+        if unit == "record":
+            return replace(plan, sample_rate=rate, unit_rate=rate)
+        own = math.nextafter(rate / client_rate, 0.0)  # so that their product is not above the rate
+        return replace(plan, own_rate=own, unit_rate=rate)
+
+    calibrate = functools.partial(with_one_noise, rarer)
     if unit == "record":
         start, sent = dpsgd.start, RECORD_SUM
-        return Mechanism(plan, add_up, start=start, calibrate=with_one_noise, lasting=()), sent
-    return Mechanism(plan, none.step, calibrate=with_one_noise, lasting=()), CLIPPED_UPDATE
+        return Mechanism(plan, add_up, start=start, calibrate=calibrate, lasting=()), sent
+    return Mechanism(plan, none.step, calibrate=calibrate, lasting=()), CLIPPED_UPDATE

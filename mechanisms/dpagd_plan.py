@@ -12,7 +12,7 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.allotment import cost
 from mechanisms.accounting.events import PaperClaim, SampledGaussian
 from mechanisms.equal_rounds import AllottedPlan, common, refuse_options
-from mechanisms.plan import Terms, merge
+from mechanisms.plan import Terms, merge, steady
 from mechanisms.settings import Dpagd
 
 MAX_RAISES = 100
@@ -21,6 +21,7 @@ FRESH, FURTHER = 0, 1
 """A step's first measurement of its gradient, and one that is averaged with those before it."""
 
 
+@steady
 @dataclass(frozen=True)
 class DpagdPlan(AllottedPlan):
     """A client's plan: q is the rate of the batches of gradient and search, s the noise multiplier

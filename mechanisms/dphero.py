@@ -36,7 +36,7 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import Metric, layer_of, transform
-from mechanisms.plan import Terms
+from mechanisms.plan import Terms, steady
 from mechanisms.settings import DpHero
 
 MAX_ROWS = 1_024
@@ -44,6 +44,7 @@ MAX_ROWS = 1_024
 step."""
 
 
+@steady
 @dataclass(frozen=True)
 class HeroPlan(DpsgdPlan):
     """A client's plan: DPSGD's, and how the noise is shaped.

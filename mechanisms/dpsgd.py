@@ -29,11 +29,12 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY, Metric
 from mechanisms.placing import place
-from mechanisms.plan import Terms
+from mechanisms.plan import Terms, steady
 from mechanisms.sampling import Batch, fixed, poisson, shuffled
 from mechanisms.settings import whole
 
 
+@steady
 @dataclass(frozen=True)
 class DpsgdPlan:
     """A client's plan.

@@ -37,7 +37,7 @@ from mechanisms.arithmetic import LossTest
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import Mechanism
-from mechanisms.plan import Terms, merge
+from mechanisms.plan import Terms, merge, steady
 from mechanisms.sampling import poisson
 from mechanisms.settings import Dpsur
 from mechanisms.trials import TrialPlan
@@ -46,6 +46,7 @@ NOISE_RATIO = 3.0
 """s_v over s_t, if s_v is not given."""
 
 
+@steady
 @dataclass(frozen=True, kw_only=True)
 class DpsurPlan(TrialPlan):
     """A client's plan: the proposals', and the test's.

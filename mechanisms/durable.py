@@ -72,10 +72,15 @@ def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     """A file to fill, which becomes ``path`` when the block ends; if it raises, nothing is left.
 
     Only its owner may read or write a private one.
+
+    Raises:
+        ValueError: there is something else than a file at ``path``, such as a device.
     """
+    refuse_other_than_file(path)
     part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)  # of a dead process, or a link that would be written through
     try:
-        with _flushed(part, "wb", private) as file:
+        with _flushed(part, private) as file:
             yield file
         part.replace(path)
     except BaseException:
@@ -84,11 +89,21 @@ def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def refuse_other_than_file(path: Path) -> None:
+    """Refuse to replace a device or a folder.
+
+    Raises:
+        ValueError: ``path`` is one.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file, and would be replaced by one: give another path")
+
+
 def create(path: Path, content: bytes, private: bool = False) -> None:
     """Write a file unless it exists: of two processes at once, the first one's content stays."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with _flushed(part, "wb", private) as file:
+        with _flushed(part, private) as file:
             file.write(content)
         with suppress(FileExistsError):
             os.link(part, path)
@@ -115,7 +130,7 @@ def append(path: Path, content: bytes) -> None:
     """
     if begins := not path.exists():
         make_folder(path.parent)
-    with _flushed(path, "ab") as file:
+    with _flushed(path, mode="ab") as file:
         file.write(content)
     if begins:
         sync_folder(path.parent)
@@ -144,8 +159,10 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _flushed(path: Path, mode: Literal["wb", "ab"], private: bool = False) -> Iterator[BinaryIO]:
-    """A file to fill, whose bytes are on the disk when the block ends."""
+def _flushed(
+    path: Path, private: bool = False, mode: Literal["xb", "ab"] = "xb"
+) -> Iterator[BinaryIO]:
+    """A file to fill, by default a new one, whose bytes are on the disk when the block ends."""
     opener = _open_private if private else None
     with naming(path), open(path, mode, opener=opener) as file:
         yield file

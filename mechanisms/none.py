@@ -15,9 +15,10 @@ from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsgd import draw, expected_size
 from mechanisms.gradients.factors import Unscaled
 from mechanisms.mechanism import Mechanism
-from mechanisms.plan import Terms
+from mechanisms.plan import Terms, steady
 
 
+@steady
 @dataclass(frozen=True)
 class NonPrivatePlan:
     """A client's plan: sample rate q in (0, 1], and local steps a round."""

@@ -110,6 +110,9 @@ class PlanTable:
         return self.plans[self.which[client]]
 
 
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
+
 def merge(*charges: Charges) -> Charges:
     """The sum of several charges, event by event."""
     total: dict[Event, int] = {}
@@ -125,8 +128,20 @@ def most(plan: Plan, nth: int) -> Charges:
     return merge(charges, plan.most_claims(nth)) if isinstance(plan, Claimant) else charges
 
 
+_STEADY = set[type]()
+
+
+def steady(plan: type[AnyPlan]) -> type[AnyPlan]:
+    """Mark a class of plans whose rounds all cost the same without ``noise_decay``, so that a
+    million of them are priced at once; not its subclasses, which may charge otherwise."""
+    _STEADY.add(plan)
+    return plan
+
+
 def planned(plan: Plan, rounds: int) -> Charges:
     """What the first ``rounds`` rounds of a plan can cost together."""
+    if rounds and type(plan) in _STEADY and not getattr(plan, "noise_decay", 0.0):
+        return {event: rounds * count for event, count in most(plan, 1).items()}
     every = range(1, rounds + 1)
     charges = [plan.round_charges(nth) for nth in every]
     if isinstance(plan, Claimant):  # asked once, as it takes long
@@ -134,14 +149,11 @@ def planned(plan: Plan, rounds: int) -> Charges:
     return merge(*charges)
 
 
-AnyPlan = TypeVar("AnyPlan", bound=Plan)
-
-
 def calibrate(plan_of: Callable[[Terms, float], AnyPlan], terms: Sequence[Terms]) -> list[AnyPlan]:
     """For each of the terms, the plan with the smallest noise whose rounds together cost at most
     (epsilon, delta).
 
-    The terms differ in rate and steps alone.
+    The terms differ in rate, steps and budget alone.
 
     Raises:
         ValueError: no noise multiplier is large enough.
@@ -156,12 +168,19 @@ def least_noises(
     """The smallest noise multiplier for each of the terms with which its charges meet the budget,
     at one Renyi order if asked.
 
-    They differ in rate and steps alone. Few of the rates are searched for; what lies between is
-    interpolated and checked against the client's own charges.
+    They differ in rate, steps and budget alone. For each budget few of the rates are searched for;
+    what lies between is interpolated and checked against the client's own charges.
 
     Raises:
         ValueError: no noise multiplier is large enough.
     """
+    if len(targets := {one.target for one in terms}) > 1:
+        found: dict[int, float] = {}
+        for target in sorted(targets):
+            rows = [row for row, one in enumerate(terms) if one.target == target]
+            alike = least_noises(run_of, [terms[row] for row in rows], one_order)
+            found |= zip(rows, alike, strict=True)
+        return [found[row] for row in range(len(terms))]
     target, delta, column = terms[0].target, terms[0].privacy.delta, terms[0].privacy.budget
     grid, tighter = default_orders(column), column == "certified" and not one_order
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 from pydantic import ValidationError
 
-from mechanisms import plugins
+from mechanisms import personal, plugins
 from mechanisms.accounting.accountant import Charges, epsilon
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import (
@@ -89,7 +89,7 @@ def plan_table(
 
     Args:
         privacy: the privacy settings; with a noise multiplier given, epsilon only bounds the number
-            of rounds.
+            of rounds. Personal budgets are those of the clients' numbers.
         own: the mechanism's own settings, if it has any.
         steps: local steps a round, of all clients or of each, ``[clients]``.
         rounds: rounds in which a client is to take part.
@@ -104,16 +104,18 @@ def plan_table(
     mechanism = mechanism or mechanism_of(privacy)
     sized = mechanism.sized or privacy.batch_size is not None or privacy.sampling != "poisson"
     seen = sizes if sized else np.ones_like(sizes)
-    kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape))
+    targets, target_of = np.unique(personal.of_clients(privacy, len(sizes)), return_inverse=True)
+    of_target = [privacy.of_budget(target) for target in targets.tolist()]
+    kinds, which = kinds_of(seen, np.broadcast_to(steps, sizes.shape), target_of)
     terms = [
-        Terms(privacy.of_size(size), own, count, rounds, size, tuple(prior.items()))
-        for size, count in kinds.tolist()
+        Terms(of_target[t].of_size(size), own, count, rounds, size, tuple(prior.items()))
+        for size, count, t in kinds.tolist()
     ]
     return tabulate(_plans(mechanism, terms), which)
 
 
 def _plans(mechanism: Mechanism, terms: Sequence[Terms]) -> Sequence[Plan]:
-    """A plan for each of the terms, which differ in rate, steps and size alone."""
+    """A plan for each of the terms, which differ in rate, steps, size and budget alone."""
     noise = terms[0].privacy.noise_multiplier
     if not mechanism.private:
         return [mechanism.plan(one, 0.0) for one in terms]

@@ -1,6 +1,7 @@
 """The privacy settings, and the base class of every package's settings. The command line imports
 this: no torch."""
 
+import math
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -60,6 +61,10 @@ class Privacy(Settings):
     5"; '': its defaults"""
     epsilon: float | None = Field(8.0, gt=0)
     """budget of each client over the whole run [nats]; 'none': no bound but the rounds"""
+    budgets: str | None = None
+    """budgets that differ, in place of epsilon: groups by shares of the clients, such as
+    conservative=1:0.5,liberal=8:0.5, or by their numbers, such as conservative=1@0-4,liberal=8@5-9;
+    or a .csv file with the columns client and epsilon (docs/howto/budget.md)"""
     trust: Literal["local", "aggregate", "server"] = "local"
     """whom a client trusts with what it sends: nobody, so that it adds all noise itself; secure
     aggregation, so that it adds a share of the noise; or the server, which adds the noise to the
@@ -110,6 +115,20 @@ class Privacy(Settings):
         """These settings as they are for a client of ``size`` records, with its own rate."""
         return self.model_copy(update={"sample_rate": self.rate(size), "batch_size": None})
 
+    def of_budget(self, epsilon: float) -> Self:
+        """These settings for clients with this budget; infinite for none."""
+        own = epsilon if math.isfinite(epsilon) else None
+        return self.model_copy(update={"epsilon": own, "budgets": None})
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.budgets is not None and self.epsilon is not None:
+            raise ValueError(
+                f"epsilon is {self.epsilon:g} and budgets is {self.budgets[:60]!r}, but only one "
+                "may be given: drop one"
+            )
+        return self
+
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
         if self.batch_size is not None and self.sample_rate != 1.0:
@@ -126,7 +145,8 @@ class Privacy(Settings):
                 f"noise_multiplier is 0, but {self.mechanism} needs one above 0: raise "
                 "--noise-multiplier, or train without privacy by --mechanism none"
             )
-        if self.mechanism != "none" and self.noise_multiplier is None and self.epsilon is None:
+        unset = self.epsilon is None and self.budgets is None and self.noise_multiplier is None
+        if self.mechanism != "none" and unset:
             raise ValueError(
                 "epsilon and noise_multiplier are both none: give --epsilon or --noise-multiplier"
             )

@@ -20,7 +20,7 @@ class Budgets:
     Args:
         plans: the clients' plans.
         course: what is known in advance of the whole run.
-        target: epsilon per client; ``inf`` never retires anybody.
+        target: epsilon, of all clients or of each, ``[clients]``; ``inf`` never retires anybody.
         delta: per client.
         spent: charges so far by client, from the ledger's files; those that an allotment has paid
             for cost nothing more.
@@ -32,14 +32,16 @@ class Budgets:
         self,
         plans: PlanTable,
         course: Course,
-        target: float,
+        target: float | np.ndarray,
         delta: float,
         spent: Mapping[int, Mapping[Event, int]],
         taken: np.ndarray,
         column: str = "certified",
     ):
         self._plans, self._course = plans, course
-        self._target, self._delta, self._column = target, delta, column
+        self._delta, self._column = delta, column
+        everybody = np.broadcast_to(target, plans.which.shape)
+        self._targets, self._target_of = np.unique(everybody, return_inverse=True)
         self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
@@ -94,8 +96,10 @@ class Budgets:
         """Bool ``[clients]``: whether the client's next round stays within the target."""
         after, place = self._after_a_round(most)
         precompute(after, self._column)
-        terms = self._target, self._delta, self._column
-        return np.array([within(charges, *terms) for charges in after], dtype=bool)[place]
+        terms = self._delta, self._column
+        kinds, where = kinds_of(place, self._target_of)
+        able = [within(after[n], self._targets[t], *terms) for n, t in kinds]
+        return np.array(able, dtype=bool)[where]
 
     def epsilons(self, column: str) -> np.ndarray:
         """Float64 ``[clients]``: epsilon spent so far, ``certified`` or ``published``."""
@@ -107,18 +111,20 @@ class Budgets:
     def so_far(self) -> np.ndarray:
         """Float64 ``[clients]``: certified epsilon so far, valid even if outputs decide the end
         (`orders.running`)."""
-        kinds, place = kinds_of(self._history, self._course.plans.which)
-        budget = self._target if self._column == "certified" else np.inf
+        kinds, place = kinds_of(self._history, self._course.plans.which, self._target_of)
+        proved = self._column == "certified"
+        bounds = [float(target) if proved else np.inf for target in self._targets]
         spent = [
-            running(self._histories[h], self._delta, self._orders(int(p)), budget) for h, p in kinds
+            running(self._histories[h], self._delta, self._orders(int(p), int(t)), bounds[t])
+            for h, p, t in kinds
         ]
         return np.array([one.epsilon for one in spent])[place]
 
-    def _orders(self, number: int) -> Orders:
+    def _orders(self, plan: int, target: int) -> Orders:
         """The orders at which epsilon is taken while the run goes on, by the number of a client's
-        plan in training."""
+        plan in training and that of its target."""
         course = self._course
-        own = course.plans.plans[number], course.rounds, self._target, self._delta
+        own = course.plans.plans[plan], course.rounds, float(self._targets[target]), self._delta
         return orders_in_advance(*own, self._column, course.prior)
 
     def events(self) -> np.ndarray:

@@ -35,7 +35,7 @@ class Federation:
         evaluate: from a model to (accuracy, mean loss) on the test set.
         rounds: number of the last round.
         fraction: share of all clients to pick in each round among the eligible ones, in (0, 1].
-        target: epsilon per client, ``inf`` for none.
+        target: each client's epsilon, float64 ``[clients]``, ``inf`` for none.
         delta: per client.
         column: the epsilon that the target bounds, ``certified`` or ``published``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
@@ -56,7 +56,7 @@ class Federation:
     evaluate: Callable[[np.ndarray], tuple[float, float]]
     rounds: int
     fraction: float
-    target: float
+    target: np.ndarray
     delta: float
     column: str
     seed: int | None

@@ -1,6 +1,11 @@
-"""A run's guarantees: against whom, of what, at which certified epsilon."""
+"""A run's guarantees: against whom, of what, at which certified epsilon; and whose, where clients
+have budgets of their own."""
 
-from server.records import Epsilon, finite
+from collections.abc import Sequence
+from typing import Any
+
+from mechanisms.personal import Group
+from server.records import Epsilon, finite, largest
 
 Guarantee = dict[str, str | Epsilon]
 """``adversary``, what it ``sees``, the protected ``unit``, and its ``epsilon``: None for none."""
@@ -29,4 +34,23 @@ def guarantees(trust: str, unit: str, clients: int, epsilon: Epsilon) -> tuple[G
         {"adversary": who, "sees": sees, "unit": UNITS[unit], "epsilon": spent}
         for who, sees, spent in rows
         if clients > 1 or who == READER
+    )
+
+
+def by_group(groups: Sequence[Group], spent: Sequence[Epsilon]) -> tuple[dict[str, Any], ...]:
+    """A row for each group of personal budgets: ``group``, its ``budget``, its number of
+    ``clients``, and the ``largest`` certified epsilon of one of them, None for none.
+
+    Args:
+        groups: of clients.
+        spent: each client's certified epsilon.
+    """
+    return tuple(
+        {
+            "group": one.name,
+            "budget": one.epsilon,
+            "clients": len(one.clients),
+            "largest": largest([spent[client] for client in one.clients.tolist()]),
+        }
+        for one in groups
     )

@@ -23,10 +23,10 @@ def unsealed(content: bytes) -> dict[str, Any]:
     """
     try:
         entries = json.loads(content)
+        if not isinstance(entries, dict) or entries.pop(DIGEST, None) != _digest(entries):
+            raise ValueError("its digest does not match")
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if not isinstance(entries, dict) or entries.pop(DIGEST, None) != _digest(entries):
-        raise ValueError("its digest does not match")
     return entries
 
 

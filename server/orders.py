@@ -29,7 +29,7 @@ from mechanisms.accounting.accountant import (
 )
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
-from mechanisms.plan import Plan, PlanTable, merge, planned
+from mechanisms.plan import Plan, PlanTable, kinds_of, merge, planned
 from server import labels
 
 if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
@@ -125,10 +125,15 @@ def write(folder: Path, federation: Federation) -> None:
     if read(folder):
         return
     course = federation.course
-    terms = course.rounds, federation.target, federation.delta, federation.column, course.prior
-    found = [orders_in_advance(plan, *terms) for plan in course.plans.plans]
+    terms = federation.delta, federation.column, course.prior
+    targets, target_of = np.unique(federation.target, return_inverse=True)
+    kinds, place = kinds_of(course.plans.which, target_of)
+    found = [
+        orders_in_advance(course.plans.plans[p], course.rounds, float(targets[t]), *terms)
+        for p, t in kinds
+    ]
     distinct = sorted(set(found))
-    which = np.array([distinct.index(fixed) for fixed in found])[course.plans.which]
+    which = np.array([distinct.index(fixed) for fixed in found])[place]
     lines = [
         {"orders": fixed, "clients": format_ranges(np.flatnonzero(which == number))}
         for number, fixed in enumerate(distinct)

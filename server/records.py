@@ -1,9 +1,11 @@
 """Frozen records of rounds and runs, given to observers and written as JSON."""
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Self
 
 Epsilon = float | None
@@ -104,6 +106,20 @@ class RoundRecord(Record):
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
+    """The records of a ``rounds.jsonl``, without a last line that a crash cut off; none if absent.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    try:
+        lines = path.read_text().splitlines() if path.exists() else []
+        whole = (json.loads(line) for line in lines if line.endswith("}"))
+        return tuple(RoundRecord.from_json(line) for line in whole)
+    except (ValueError, TypeError, RecursionError) as fault:
+        raise ValueError(f"{path} is damaged ({fault}): resume the run, or restore it") from None
+
+
 def total_seconds(records: Sequence[RoundRecord]) -> float | None:
     """Wall time of some rounds; None where one was not timed."""
     times = [record.seconds for record in records if record.seconds is not None]
@@ -174,6 +190,7 @@ class Summary(Record):
         caveats: what the guarantee does not cover or assumes, one sentence each.
         metric: the name of what ``accuracy`` holds.
         guarantees: against whom, of what, at which epsilon (`server.guarantees`).
+        budgets: what each group of personal budgets has spent (`server.guarantees.by_group`).
     """
 
     accuracy: float | None
@@ -197,3 +214,4 @@ class Summary(Record):
     caveats: tuple[str, ...] = ()
     metric: str = "accuracy"
     guarantees: tuple[Mapping[str, Any], ...] = ()
+    budgets: tuple[Mapping[str, Any], ...] = ()

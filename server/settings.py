@@ -15,6 +15,11 @@ class Rounds(Settings):
     dropout: float = Field(0.0, ge=0, lt=1)
     """probability that a client trains and pays, but its answer is lost or late, simulated by a
     coin of its own [per round]"""
+    attackers: float = Field(0.0, ge=0, lt=1)
+    """share of the clients that attack the training, the same in all rounds, for simulations
+    [share, rounded up to clients]"""
+    attack_factor: float = Field(-1.0, ge=-1e3, le=1e3)
+    """what an attacker multiplies its update by before it sends it [factor]"""
     max_participations: int | None = Field(None, ge=1)
     """rounds that a client's budget is planned for; 'none': fraction * rounds, rounded up"""
     evaluate_every: int = Field(1, ge=1)

@@ -45,10 +45,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "dpfed") -> int:
 
 def start(name: str, words: Sequence[str], program: str) -> int:
     """Run one command, called ``program`` in messages; returns the exit status."""
-    module = importlib.import_module(f"sim.{name}")
     from sim.commands.guard import main_guard
 
-    return main_guard(lambda given: module.command(given, program), words)
+    return main_guard(
+        lambda given: importlib.import_module(f"sim.{name}").command(given, program), words
+    )
 
 
 def usage(program: str) -> str:

@@ -14,7 +14,6 @@ client's single round of a mechanism, or with ``fedfed`` for its shared records.
 
 from collections.abc import Sequence
 
-from sim.commands.account import parse
 from sim.commands.guard import main_guard
 
 
@@ -25,6 +24,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
         ValueError: a user error.
         SystemExit: with status 1, if an epsilon of a run is not proved, or a file of it not whole.
     """
+    from sim.commands.account import parse
+
     question = parse(argv, program)
     from sim.showing import account as shown
 

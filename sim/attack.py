@@ -12,7 +12,6 @@ training without privacy. All results go into ``attack.json`` of the run directo
 import json
 from collections.abc import Sequence
 
-from sim.commands.attack import parse
 from sim.commands.guard import main_guard
 
 
@@ -22,6 +21,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.attack") -> None:
     Raises:
         ValueError: a user error.
     """
+    from sim.commands.attack import parse
+
     question = parse(argv, program)
     from sim.job.environment import prepare
 

@@ -10,7 +10,6 @@ process, with its ledger and report; the result is in its ``audit.json``.
 import json
 from collections.abc import Sequence
 
-from sim.commands.audit import parse
 from sim.commands.guard import main_guard
 
 
@@ -20,6 +19,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.audit") -> None:
     Raises:
         ValueError: a user error, in one line.
     """
+    from sim.commands.audit import parse
+
     asked = parse(argv, program)
     from sim.job.environment import prepare
 

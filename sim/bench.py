@@ -17,7 +17,6 @@ continue and from which ``--page`` is written; the exit status is then 1 only if
 
 from collections.abc import Sequence
 
-from sim.commands.bench import parse
 from sim.commands.guard import main_guard
 
 
@@ -28,6 +27,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.bench") -> None:
         ValueError: a user error, in one line.
         SystemExit: with status 1, when a cell is missing or has failed.
     """
+    from sim.commands.bench import parse
+
     given = parse(argv, program)
     from sim.benching.session import fill
 

@@ -8,7 +8,6 @@ optimizer state carries over.
 
 from collections.abc import Sequence
 
-from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 
 DESCRIPTION = (
@@ -24,6 +23,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.central") -> None
     Raises:
         ValueError: a user error, in one line.
     """
+    from sim.commands.flags import parse
+
     request = parse(argv, program, DESCRIPTION, central=True)
     from sim.job.environment import importing, prepare
 

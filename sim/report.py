@@ -1,13 +1,9 @@
 """``python -m sim.report RUN_DIR ...``: redraw or serve a run's report, or compare several runs."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from sim.commands.guard import main_guard
-from sim.comparing.comparison import FILE, write_comparison
-from sim.serving import live
-from sim.showing.report import write_report
 
 
 def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
@@ -17,10 +13,15 @@ def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
     ``program`` is the command's name in messages.
 
     Raises:
-        ValueError: a directory is no run's, or damaged; ``--out`` is given for one run, ``--serve``
-            for several, or its port is taken.
+        ValueError: the arguments cannot be read; a directory is no run's, or damaged; ``--out`` is
+            given for one run, ``--serve`` for several, or its port is taken.
     """
-    parser = argparse.ArgumentParser(
+    from sim.commands.parser import Parser
+    from sim.comparing.comparison import FILE, write_comparison
+    from sim.serving import live
+    from sim.showing.report import write_report
+
+    parser = Parser(
         prog=program,
         description="Redraw the report of a run directory, serve it, or compare several runs.",
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 
 DESCRIPTION = (
@@ -17,6 +16,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.run") -> None:
     Raises:
         ValueError: a user error, in one line.
     """
+    from sim.commands.flags import parse
+
     request = parse(argv, program, DESCRIPTION)
     from sim.job.environment import importing, prepare
 

@@ -1,7 +1,11 @@
 """For all tests: they compute with one thread, as runs do, and draw the same each time."""
 
 import functools
+import gc
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +17,26 @@ from sim.job import environment
 
 # Before torch is imported; threads of several workers would only wait for each other.
 environment.prepare()
+
+MEMORY = Path("/dev/shm")
+"""Linux's file system in memory."""
+MIN_FREE = 2**31
+"""Bytes that must be free there; tests that passed leave nothing."""
+
+
+def _holds_folders() -> bool:
+    """Whether there is memory for folders of programs, whose files are flushed thousands of
+    times."""
+    return (
+        "TMPDIR" not in os.environ
+        and os.access(MEMORY, os.W_OK)
+        and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+        and shutil.disk_usage(MEMORY).free >= MIN_FREE
+    )
+
+
+if _holds_folders():
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 # Derandomised everywhere, not only in CI: a failure is due to the change at hand, and a mutant dies
 # always or never. `pytest --hypothesis-profile=search` tries examples that nobody has seen. An
@@ -36,8 +60,25 @@ LONG = """
 these."""
 
 
+UNREPORTED = Path(__file__).with_name("unreported")
+"""The folder by which Python's processes draw no report."""
+
+
 def is_long(path: Path) -> bool:
     return path.stem.removeprefix("test_") in LONG.split()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Byte code is kept where pytest's own cache is: tests start the project's commands a hundred
+    times, and each would compile the project first."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        sys.dont_write_bytecode = False
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_collection_finish() -> None:
+    """A search for garbage leaves out what was imported; Flower and Ray search often."""
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -60,8 +101,9 @@ def seeded() -> None:
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and audits draw no report, which takes them most of their time; those that nobody reads
-    need none."""
+    """Runs and audits draw no report, here and in processes that the test starts; it takes them
+    most of their time, and those that nobody reads need none."""
+    monkeypatch.setenv("PYTHONPATH", str(UNREPORTED), prepend=os.pathsep)
     for place in ("sim.engines.session", "sim.auditing.session"):
         monkeypatch.setattr(f"{place}.write_report", lambda folder: folder)
     monkeypatch.setattr("sim.engines.drawer.drawing", lambda run: nullcontext())

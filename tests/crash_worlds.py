@@ -22,6 +22,7 @@ from safetensors.numpy import load
 from client.messages import TrainRequest, Upload
 from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
+from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.journal import whole as whole_lines
 from server.federation import Exchange
 from sim.commands.flags import parse
@@ -167,7 +168,8 @@ def marks(operations: list[Operation], kind: str) -> list[tuple]:
 
 @contextlib.contextmanager
 def worlds_in(base: Path) -> Iterator[dict[str, World]]:
-    """From a kind to its world; a job is built once for a configuration, and no report is drawn."""
+    """From a kind to its world; a job is built once for a configuration, its model is tried once,
+    and no report is drawn."""
     records = own_records()
     del records["client"]
     np.savez(base / "records.npz", **records)
@@ -175,7 +177,8 @@ def worlds_in(base: Path) -> Iterator[dict[str, World]]:
         kind: World(base / kind.replace(" ", "-"), base / "records.npz", flags)
         for kind, flags in KINDS.items()
     }
-    built, real = {}, start.inline_exchange
+    built, tried = {}, {}
+    real, anew = start.inline_exchange, Job.gradients.func
 
     def cached(wanted: config.Config, workers: int) -> Job:
         key = wanted.model_dump_json()
@@ -183,12 +186,20 @@ def worlds_in(base: Path) -> Iterator[dict[str, World]]:
             built[key] = jobs.build(wanted, workers)
         return built[key]
 
+    def gradients(job: Job) -> RecordGradients:
+        constants = (buffer.numpy().tobytes() for buffer in job.model.buffers())
+        key = job.config.model_dump_json(), *constants
+        if key not in tried:
+            tried[key] = anew(job)
+        return tried[key]
+
     def exchange(job: Job, folder: Path) -> Exchange:
         world = next(w for w in found.values() if w.folder == folder)
         return functools.partial(world.exchange, real(job, folder))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "build", cached)
+        patch.setattr(Job, "gradients", property(gradients))
         patch.setattr(start, "inline_exchange", exchange)
         patch.setattr(session, "write_report", lambda folder: None)
         patch.setattr(tracker, "check", lambda name: None)

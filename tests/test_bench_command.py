@@ -272,6 +272,27 @@ def test_a_result_file_that_has_changed_is_read_again(tmp_path):
     assert found == [0.5, 0.75]
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", "[" * 5000, '{"digest": "", "rounds": [3]}', "no"])
+def test_a_damaged_result_file_is_named(tmp_path, capsys, text):
+    path, cells = finished(tmp_path), tmp_path / "cells"
+    file = cells / "small-certified" / "a_3_seed-4.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    assert main_guard(bench.command, [str(path), "--seeds=4", f"--cells={cells}"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {file} is no result file (") and err.count("\n") == 1
+
+
+def test_a_damaged_record_of_a_round_is_named(tmp_path, capsys):
+    path = finished(tmp_path)
+    file = tmp_path / "out" / "small-certified" / "a_3_seed-4" / "rounds.jsonl"
+    file.write_text("[" * 5000 + "]" * 4999 + "}\n")
+    words = [str(path), "--seeds=4", f"--out={tmp_path / 'out'}"]
+    assert main_guard(bench.command, [*words, "--hours=0"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {file} is damaged (") and err.count("\n") == 1
+
+
 def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):
     """As when the memory is full. Kills a run that counts as done."""
 
@@ -315,8 +336,29 @@ def test_without_a_time_limit_there_is_one_seed_and_no_leaderboard():
     assert (given.seeds, given.end, given.cells, given.page) == ([0], None, None, None)
     assert (given.budget, given.out, given.rows) == ("certified", Path("runs/bench"), None)
     assert given.processes == os.cpu_count()
-    with pytest.raises(SystemExit, match="2"):
-        bench_flags.parse(["absent", "--budget=publish"], "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent", "--budget=publish"], "argument --budget: invalid choice: 'publish'"),
+        (["absent", "--seeds=x"], "argument --seeds: 'x' must be integers with commas between"),
+        ([], "the following arguments are required: RECIPE; python -m sim.bench --help lists"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_one_line(capsys, words, said):
+    """Kills a parser that prints its usage and ends the process."""
+    assert main_guard(bench.command, words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {said}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--page", "--out"])
+def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys, flag):
+    path = finished(tmp_path)
+    assert main_guard(bench.command, [str(path), f"{flag}=/dev/null"]) == 2
+    err = capsys.readouterr().err
+    assert "/dev/null is no " in err and "give " in err and err.count("\n") == 1
 
 
 def test_a_time_of_day_is_the_next_one(monkeypatch):

@@ -96,7 +96,11 @@ HOLDS = {
     caveats.PUBLIC_LABELS: [
         {"strategy": "fedfed", "shared_source": "distilled", "public_labels": True}
     ],
-    caveats.PUBLISHED_BUDGET: [{"budget": "published"}],
+    caveats.PUBLISHED_BUDGET: [
+        {"budget": "published"},
+        {"budget": "published", "budgets": "a=1:1"},
+    ],
+    caveats.PERSONAL: [{"budgets": "a=1:1"}, {"budgets": "b.csv", "trust": "server"}],
 }
 FAILS = {
     caveats.CLIENT_SCORES: [{}, {"evaluation": "detailed"}],
@@ -144,6 +148,7 @@ FAILS = {
         {"public_labels": True, "shared_source": "distilled"},
         {"public_labels": False, "strategy": "fedfed", "shared_source": "distilled"},
     ],
+    caveats.PERSONAL: [{}, {"epsilon": None, "noise_multiplier": 3.0}],
     caveats.PUBLISHED_BUDGET: [
         {},
         {"budget": "published", "epsilon": None, "noise_multiplier": 3.0},

@@ -175,6 +175,13 @@ def test_runs_are_drawn_once_and_kept(tmp_path):
     for other in (Tries(7.0, few.cells), Tries(6.0, few.cells[:3])):
         with pytest.raises(ValueError, match="--tries 6 from other or the same cells"):
             other.places(file)
+    whole = file.read_text()
+    for text in ("[]", "{}", "[" * 5000, whole.replace('"runs": [[', '"runs": [[[], '), "no"):
+        file.write_text(text)
+        with pytest.raises(
+            ValueError, match=r"drawn.json is damaged \(.*\): restore it from a copy"
+        ):
+            few.places(file)
 
 
 def test_the_number_of_runs_is_geometric_and_cells_are_equally_likely(tmp_path):

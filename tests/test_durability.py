@@ -232,6 +232,45 @@ def test_a_lock_is_no_link(tmp_path):
     assert (tmp_path / "ledger.jsonl").read_text() == "paid"
 
 
+def test_nothing_is_written_through_a_link_of_the_unfinished_file_s_name(tmp_path):
+    """Nor into one that a crash has left, which others may read or hold open."""
+    (tmp_path / "own").write_text("precious")
+    (tmp_path / "file.part").symlink_to("own")
+    durable.write(tmp_path / "file", b"new")
+    assert tree_of(tmp_path) == {"own": b"precious", "file": b"new"}
+    assert not (tmp_path / "file").is_symlink()
+    (tmp_path / "file.part").write_text("torn")
+    durable.write(tmp_path / "file", b"newer", private=True)
+    assert tree_of(tmp_path) == {"own": b"precious", "file": b"newer"}
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_unfinished_file_is_made_and_never_found(tmp_path, monkeypatch):
+    """Whoever plants one in the last moment has nothing written into it."""
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    (tmp_path / "own").write_text("precious")
+    (tmp_path / "file.part").symlink_to("own")
+    with pytest.raises(FileExistsError):
+        durable.write(tmp_path / "file", b"new")
+    assert (tmp_path / "own").read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "link to a device"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path, kind):
+    """Kills a rename onto it: as root, /dev/null would be a file from then on."""
+    path = tmp_path / "there"
+    if kind == "device":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(os.devnull)
+    before = os.lstat(path)
+    with pytest.raises(ValueError, match="there is no file, and would be replaced by one: give an"):
+        durable.write(path, b"new")
+    assert os.lstat(path) == before and [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
 def test_of_two_that_create_a_file_the_first_has_its_content(tmp_path):
     for content in (b"first", b"second"):
         durable.create(tmp_path / "key", content, private=True)

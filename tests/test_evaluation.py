@@ -167,7 +167,9 @@ def test_perplexity_is_that_of_all_words(tmp_path: Path) -> None:
 
 
 def test_scores_of_clients_are_marked_wherever_they_are_shown(scored: Result) -> None:
-    written = json.loads((scored.folder / closing.EVALUATION).read_text())
+    path = scored.folder / closing.EVALUATION
+    written = json.loads(path.read_text())
+    assert path.stat().st_mode & 0o777 == 0o600
     assert written["unprotected"] == UNPROTECTED and "unprotected" in UNPROTECTED.lower()
     assert scored.summary is not None and caveats.CLIENT_SCORES in scored.summary.caveats
     row = dict(closing_table(scored.summary, "", scored.evaluation))["further scores"]

@@ -84,6 +84,13 @@ def test_a_record_s_features_do_not_depend_on_other_records(images: Path) -> Non
     assert (before.x != after.x).any(axis=(1, 2, 3)).tolist() == others.tolist()
 
 
+def test_only_their_owner_may_read_features(images: Path, tmp_path: Path) -> None:
+    load(settings(images), CPU)
+    load(settings(images), CPU, tmp_path / "own")
+    (one,), (other,) = kept(images), (tmp_path / "own").glob("*.npz")
+    assert {one.stat().st_mode & 0o777, other.stat().st_mode & 0o777} == {0o600}
+
+
 def test_computed_features_are_kept_and_read(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(settings(images), CPU)
     assert len(kept(images)) == 1

@@ -124,13 +124,14 @@ def test_what_is_shared_and_what_is_learned_do_not_depend_on_the_grouping(tmp_pa
     assert both[0].model == both[1].model
 
 
-@pytest.mark.parametrize("at", [(-3, 1), (-1, 0), (0, 0), (0, 2), (1, 0), (2, 1)])
-def test_a_seeded_run_that_died_goes_on_to_the_same_end_at_the_same_price(tmp_path, at):
+def test_a_seeded_run_that_died_goes_on_to_the_same_end_at_the_same_price(tmp_path):
     given = SOURCES["distilled"] | {"quiet": True}
-    whole, broken = World(tmp_path / "whole", given).run(), World(tmp_path / "broken", given)
-    again = World(broken.crashed(*at).folder, given).run()
-    assert again.model == whole.model and again.spent() == whole.spent()
-    assert np.array_equal(again.shared["x"], whole.shared["x"])
+    whole = World(tmp_path / "whole", given).run()
+    for at in ((-3, 1), (-1, 0), (0, 0), (0, 2), (1, 0), (2, 1)):
+        broken = World(tmp_path / str(at), given).crashed(*at)
+        again = World(broken.folder, given).run()
+        assert again.model == whole.model and again.spent() == whole.spent(), at
+        assert np.array_equal(again.shared["x"], whole.shared["x"]), at
 
 
 @pytest.mark.parametrize("at", [(0, 2), (1, 0), (2, 1)])
@@ -165,7 +166,7 @@ def test_a_killed_server_goes_on_without_releasing_twice(tmp_path, sign):
         | {"strategy": "fedfed", "groups": 3, "dataset": tmp_path / "records.npz"}
     )
     flags = [
-        f"--{name.replace('_', '-')}={value}" for name, value in (given | {"rounds": 40}).items()
+        f"--{name.replace('_', '-')}={value}" for name, value in (given | {"rounds": 20}).items()
     ]
     words = [
         sys.executable,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from sim import central, run
+from sim.__main__ import COMMANDS
 from sim.commands.guard import INTERRUPTED, MACHINE, USER, main_guard
 from sim.phases import training
 
@@ -106,6 +107,25 @@ def test_an_argument_that_no_file_can_hold_is_refused(capsys):
     assert capsys.readouterr().err == (
         "error: argument 'a\\udcff' is not valid UTF-8: use another name\n"
     )
+
+
+STOPPED = """
+import runpy, sys
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == "pydantic":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("words", [[f"sim.{name}"] for name in COMMANDS] + [["sim", "run"]])
+def test_an_interrupt_while_modules_are_imported_is_one_line(words):
+    """Kills a command whose module imports before the guard is there."""
+    done = subprocess.run([sys.executable, "-c", STOPPED, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "interrupted\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -179,6 +179,8 @@ def test_pages_are_drawn_one_at_a_time(tmp_path, monkeypatch):
     [
         (["run", "--serve", "{port}"], "--serve is {port}, a port that is in use: give another"),
         (["run", "--serve", "65536"], "--serve is 65536: give a port from 0"),
+        (["run", "--serve", "x"], "argument --serve: invalid int value: 'x'; python -m sim.report"),
+        ([], "the following arguments are required: RUN_DIR; python -m sim.report --help"),
         (["run", "--serve", "-1"], "--serve is -1: give a port from 0"),
         (["run", "run", "--serve"], "--serve is 8765, but it shows a single run"),
         (["run", "--serve", "--out", "page.html"], "--serve is 8765, but it shows a single run"),

@@ -34,10 +34,10 @@ COMMON = (
 IN_A_ROUND = "--groups=3 --mechanism=dpsur --delta=1e-3"
 """The third request is the third group's in the first round."""
 BEFORE_TRAINING = (
-    "--groups=2 --strategy=fedfed --shared-source=distilled --distill-rounds=2 "
+    "--groups=3 --strategy=fedfed --shared-source=distilled --distill-rounds=2 "
     "--distill-latent=1 --share-views=2"
 )
-"""The third request of the generator's phase is the first one of its second round."""
+"""The third request of the generator's phase is the third group's in its first round."""
 
 
 @pytest.fixture
@@ -134,21 +134,25 @@ def result(folder: Path) -> tuple[bytes, object]:
     return (folder / "model.safetensors").read_bytes(), ledger.read(folder / "ledger")
 
 
-def test_a_move_changes_no_bit(tmp_path, common, monkeypatch):
-    """In the middle of a round, and in a phase before training. Kills a request that is asked of
-    both, or of none."""
+@pytest.mark.parametrize(
+    ("own", "number"),
+    [(BEFORE_TRAINING, -2), pytest.param(IN_A_ROUND, 1, marks=pytest.mark.slow)],
+    ids=["before training", "in training"],
+)
+def test_a_move_changes_no_bit(tmp_path, common, monkeypatch, own, number):
+    """In the middle of a round, of a phase before training, and so in all of the training. Kills a
+    request that is asked of both, or of none."""
     monkeypatch.setattr(moving, "MOVE_SECONDS", 0.0)
-    cases = {"train": (IN_A_ROUND, 1), "distill": (BEFORE_TRAINING, -1)}
-    with starting(parse([*common, "--workers=4"], "run", "").config) as cluster:  # for both
+    argv = [*common, *own.split()]
+    config = parse([*argv, "--name=moved"], "run", "").config
+    with starting(config) as cluster:
         cluster.begin().result()
-        for name, (own, number) in cases.items():
-            argv = [*common, *own.split()]
-            job = build(parse([*argv, f"--name={name}"], "run", "").config)
-            rundir.create(tmp_path / name, job)
-            exchange = Moving(job, tmp_path / name, cluster)
-            run(job, tmp_path / name, Engine(exchange))
-            assert exchange.where == f"this process; from round {number} on, 2 Ray workers"
-            assert result(tmp_path / name) == result(inline(argv, f"{name}-inline"))
+        job = build(config)
+        rundir.create(tmp_path / "moved", job)
+        exchange = Moving(job, tmp_path / "moved", cluster)
+        run(job, tmp_path / "moved", Engine(exchange))
+    assert exchange.where == f"this process; from round {number} on, 2 Ray workers"
+    assert result(tmp_path / "moved") == result(inline(argv, "inline"))
 
 
 def test_where_ray_cannot_start_training_goes_on_here(tmp_path, common, monkeypatch):
@@ -164,6 +168,7 @@ def test_where_ray_cannot_start_training_goes_on_here(tmp_path, common, monkeypa
 
 KILLED = """
 import os, signal, sys
+from concurrent.futures import Future
 from sim.engines.moving import Cluster, Moving
 from sim.engines import moving
 from sim.run import command
@@ -173,6 +178,10 @@ begin, see, ray = Cluster.begin, Moving._see, Moving._ray
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def begun(cluster):
+    if moment == "between the engines":
+        ready = Future()
+        ready.set_result(None)
+        return ready
     if moment != "Ray starts":
         begin(cluster).result()
     return begin(cluster)
@@ -182,9 +191,9 @@ def seen(self, *what):
         die()
     see(self, *what)
 def moved(self):
-    exchange = ray(self)
     if moment == "between the engines":
         die()
+    exchange = ray(self)
     def answered(requests):
         next(iter(exchange(requests)))
         die()
@@ -197,13 +206,15 @@ command(sys.argv[2:])
 @pytest.mark.parametrize(
     ("moment", "charges"),
     [
-        pytest.param("Ray starts", 6, marks=NEEDS_PROC),
+        pytest.param("Ray starts", 6, marks=[NEEDS_PROC, pytest.mark.slow]),
         ("between the engines", 4),
         pytest.param("a worker has answered", 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_kill_during_the_move_loses_nothing(tmp_path, common, moment, charges):
-    """The third group's request of the first round is not asked yet, or its upload not added."""
+    """The third group's request of the first round is not asked yet, or its upload not added. Slow
+    are the moments at which Ray's processes are there: what a run has on the disk then it has
+    between the engines too, where they are not needed."""
     argv = [*common, *IN_A_ROUND.split()]
     words = [sys.executable, "-c", KILLED, moment, *argv, "--name=killed"]
     assert subprocess.run(words, cwd=ROOT).returncode == -signal.SIGKILL

@@ -405,6 +405,8 @@ def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:
         ('folder = ""\nepsilon = 1.0\ndelta = 1e-5', "folder is '' "),
         ('folder = "own"\nepsilon = 1.0\ndelta = 1e-5\nmodules = "lab"', "modules is 'lab' "),
         ("folder", "is not a TOML file"),
+        ("folder = " + "[" * 3000, "is not a TOML file"),
+        ('folder = "~nosuch/x"\nepsilon = 1.0\ndelta = 1e-5', "folder is '~nosuch/x' "),
         (None, "cannot be read"),
     ],
 )
@@ -417,6 +419,19 @@ def test_a_faulty_policy_file_stops_a_run_before_it_begins(tmp_path, nodes, text
     ) as told:
         find_groups(nodes, patience=0.0)
     assert "\n" not in str(told.value)
+
+
+def test_features_of_a_node_s_records_stay_in_its_own_folder(tmp_path, nodes, monkeypatch):
+    """Kills the user's cache, which others may read and the node's owner did not name."""
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("DP_FED_DATA", str(tmp_path / "cache"))
+    monkeypatch.setenv(policy.POLICY, str(tmp_path / "node-0.toml"))
+    monkeypatch.setattr(app, "_known", {})
+    given = {"features": "scattering", "clients": 2, "release": True}
+    text = configuration.load(None, given).model_dump_json()
+    app._node_of({"settings": text, "run_dir": "/x/run", "group": 0, "phase": "train"}, None)
+    (kept,) = (tmp_path / "own-0" / "features").glob("*.npz")
+    assert kept.stat().st_mode & 0o777 == 0o600 and not list((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.parametrize("variable", [policy.FOLDER, policy.MODULES])

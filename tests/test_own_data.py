@@ -3,8 +3,10 @@ and LEAF's files; and errors that name row and column."""
 
 import json
 import re
+import struct
 import sys
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +233,10 @@ BAD_TABLES = [
     (TABLE, {"columns": KNOWN + 'hospital = ["9", "8"]'}, "row 2: '10' is none of its known categ"),
     (TABLE, {"columns": KNOWN.replace('["c", "b", "a"]', "[0, 1]") + "hospital = [0, 1]"}, "texts"),
     (TABLE, {"columns": "age = "}, "cannot be read"),
+    (TABLE, {"columns": "age = " + "[" * 3000 + "]" * 3000}, r"known.toml cannot be read \(max"),
+    (TABLE, {"columns": f"age = [0, 1{'0' * 400}]"}, "known.toml: age = .* neither beyond 1e.300"),
+    (TABLE, {"columns": "label = [-1e308, 1e308]"}, "known.toml: label = .* neither beyond 1e.300"),
+    (TABLE, {"columns": "age = [0, nan]"}, "known.toml: age = .* must be two bounds"),
 ]
 
 
@@ -424,6 +430,41 @@ def test_a_faulty_folder_of_images_is_named(tmp_path):
         load(str(tmp_path / "empty"))
 
 
+def bomb(pixels: int) -> bytes:
+    """A PNG file that says it has so many pixels a side, and holds none."""
+    header = struct.pack(">IIBBBBB", pixels, pixels, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+ODD_IMAGES = {
+    "refused as a bomb": bomb(20_000),
+    "warned of as a bomb": bomb(10_000),
+    "of no pixels": bomb(0),
+    "of another format": b"P6 4 3 999999999999999\n" + bytes(36),
+    "of no numbers": b"P3 4 3 255\n1 2 x",
+    "with a short header": bomb(4).replace(b"\0\0\0\r", b"\0\0\0\3"),
+    "cut off": bomb(4)[:20],
+    "of nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", ODD_IMAGES)
+def test_an_odd_image_is_named(tmp_path, name):
+    """Kills decoders' own errors, which name no file, and a warning in place of an error."""
+    for label in ("cat", "dog"):
+        picture(tmp_path / label / "1.png", 1)
+    (tmp_path / "dog" / "2.png").write_bytes(ODD_IMAGES[name])
+    with pytest.raises(ValueError, match=r"dog/2.png is no image \(.*\): correct or remove it"):
+        load(str(tmp_path))
+    if "bomb" in name:
+        with pytest.raises(ValueError, match="could be decompression bomb"):
+            load(str(tmp_path))
+
+
 def leaf(folder: Path, part: str, users: dict[str, list[int]], width: int = 784) -> None:
     (folder / part).mkdir(parents=True, exist_ok=True)
     data = {u: {"x": [[0.5] * width] * len(ys), "y": ys} for u, ys in users.items()}
@@ -449,12 +490,21 @@ def test_leaf_s_users_are_clients(tmp_path):
     (tmp_path / "train" / "bad.json").write_text('{"users": ["u"], "user_data": {}}')
     with pytest.raises(ValueError, match=r"bad.json is not of LEAF's layout \(KeyError: 'u'\)"):
         read(str(tmp_path))
+    (tmp_path / "train" / "bad.json").write_text("[" * 5000)
+    with pytest.raises(ValueError, match=r"bad.json is not of LEAF's layout \(RecursionError"):
+        read(str(tmp_path))
+    (tmp_path / "train" / "bad.json").unlink()
+    leaf(tmp_path, "train", {"f4": [10**30]})
+    with pytest.raises(ValueError, match=r"train: records are .*, or labels no integers \(.*\): g"):
+        read(str(tmp_path))
 
 
 def test_what_is_no_data_set_is_answered_with_all_that_can_be_one(tmp_path):
     for name in ("no/such/folder", "nowhere", "mine:1two", ":f"):
         with pytest.raises(ValueError, match=r"is unknown: .*\.csv.* folder, or package.module:"):
             files.check(name, None)
+    with pytest.raises(ValueError, match="~nosuch/folder is no path here"):
+        files.check("~nosuch/folder", None)
     with pytest.raises(ValueError, match="no such file"):
         files.check(str(tmp_path / "t.csv"), None)
     files.check(str(tmp_path), None)

@@ -228,8 +228,11 @@ def test_a_partition_of_one_s_own_is_the_one_that_it_returns():
     assert not np.array_equal(drawn[0].indices, drawn[2].indices)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_ray_s_workers_import_them_and_give_the_same_bits(monkeypatch):
+    """Slow, as `test_dpfed_finds_the_users_model_and_nothing_hides_a_package` has Ray's workers
+    import a model, and `test_deployment` a Flower node all of these."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     inline = run("inline", *HALF, *SLOW, *BY_LABEL)
     ray = run("ray", *HALF, *SLOW, *BY_LABEL, "--engine", "ray", "--workers", "1")

@@ -9,14 +9,25 @@ import pytest
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon, rdp
-from mechanisms.accounting.events import ClassicClaim, Covered, PaperClaim, from_dict, to_dict
+from mechanisms.accounting.events import (
+    ClassicClaim,
+    Covered,
+    Gaussian,
+    PaperClaim,
+    from_dict,
+    to_dict,
+)
 from mechanisms.accounting.ranges import parse_ranges
-from mechanisms.plan import merge
+from mechanisms.dpsgd import DpsgdPlan
+from mechanisms.plan import merge, most, planned
 from mechanisms.settings import MECHANISM_NAMES
 from sim.account import command
+from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.config.caveats import PUBLIC_LABELS
+from sim.phases import course
 from sim.phases.course import BEFORE
+from sim.phases.prices import outlook_of
 from sim.run import command as run
 
 COMMON = (
@@ -54,6 +65,48 @@ def counted(events: list[dict]) -> Counter:
 
 def kind(event: str) -> str:
     return json.loads(event)["kind"]
+
+
+PLANS = [
+    *RUNS.values(),
+    "--trust server --unit client",
+    "--trust server --unit client --noise-decay 0.1",
+]
+
+
+@pytest.mark.parametrize("flags", PLANS)
+def test_rounds_cost_together_what_they_cost_one_by_one(flags):
+    """Kills rounds that are priced as so many first ones where they differ."""
+    common = COMMON.replace("--partition quantity", "")
+    if "--trust server" in flags:
+        common = common.replace("--batch-size 40", "")
+    outlook = outlook_of(parse([*common.split(), *flags.split()], "", "").config, (60,))
+    plans = [plan for table in course.plan(outlook).values() for plan in table.plans]
+    for plan in plans:
+        for rounds in (0, 1, 7):
+            each = [most(plan, nth) for nth in range(1, rounds + 1)]
+            assert planned(plan, rounds) == merge(*each)
+
+
+def test_a_plan_of_one_s_own_is_asked_for_every_round():
+    """Though it is one of ours in all but what rounds cost."""
+
+    class Later(DpsgdPlan):
+        def round_charges(self, nth):
+            return {Gaussian(self.noise_multiplier / nth): 1}
+
+    plan = Later(0.5, 2.0, 1.0, 1)
+    assert planned(plan, 2) == {Gaussian(2.0): 1, Gaussian(1.0): 1}
+
+
+def test_a_million_rounds_are_planned_at_once(monkeypatch):
+    """Kills a price that takes as long as they are many."""
+    asked = []
+    monkeypatch.setattr(
+        DpsgdPlan, "round_charges", lambda self, nth: asked.append(nth) or {Gaussian(2.0): 3}
+    )
+    assert planned(DpsgdPlan(0.5, 2.0, 1.0, 3), 10**6) == {Gaussian(2.0): 3 * 10**6}
+    assert asked == [1]
 
 
 def test_every_mechanism_and_every_phase_is_priced():

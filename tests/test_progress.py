@@ -194,6 +194,10 @@ def test_a_field_of_the_summary_that_changes_shows_in_its_line_and_no_other():
         "retired": (4, {"retired clients"}),
         "rounds": (8, {"rounds"}),
         "guarantees": (GUARANTEES, set(AGAINST)),
+        "budgets": (
+            ({"group": "a", "budget": 9.0, "clients": 5, "largest": 7.25},),
+            {"group a", "certified epsilon"},
+        ),
         "seconds": (3.0, {"time"}),
         "run_dir": ("elsewhere", {"run directory"}),
         "evaluated_on": (

@@ -41,6 +41,8 @@ LAWS = {
     "acceptance": "test_screening.py::"
     "test_worse_proposals_are_accepted_with_the_probability_that_is_charged",
     "dropout": "test_dropout.py::test_each_client_has_a_coin_in_each_round",
+    "own coin": "test_personal_budgets.py::"
+    "test_updates_enter_sums_by_own_coins_of_the_charged_rate",
     "shared": "test_fedfed.py::"
     "test_a_large_shared_set_is_drawn_from_afresh_by_each_client_in_each_step",
 }
@@ -90,8 +92,8 @@ def asked() -> set[str]:
 
 def test_every_purpose_has_its_law():
     """Those that stand in the code, and those that are really asked for. `shared` draws from public
-    records, and who drops out is asked of a node."""
-    assert named() - {"shared", "dropout"} <= asked()
+    records, who drops out is asked of a node, and own coins are for sums."""
+    assert named() - {"shared", "dropout", "own coin"} <= asked()
     assert named() | asked() == set(LAWS)
 
 

@@ -151,11 +151,14 @@ def test_a_release_shows_no_labels(tmp_path):
     assert "records by client and class" not in page and not (folder / "partition.svg").exists()
     np.savez(folder / "partition.npz", sizes=held)
     assert text_of(folder) == text
+    assert (folder / "report.html").stat().st_mode & 0o044
     simulated = make(tmp_path / "in")
     assert (
         "records by client and class" in write_report(simulated).read_text()
         and (simulated / "partition.svg").exists()
     )
+    for name in ("report.html", "partition.svg"):
+        assert (simulated / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_large_delta_is_pointed_out(tmp_path):
@@ -207,10 +210,15 @@ def test_many_clients_are_drawn_in_bands():
     assert plots._bands(counts[:200])[0].tolist() == counts[:200].tolist()
 
 
-@pytest.mark.parametrize("broken", ["config.toml", "partition.npz", "rounds.jsonl", "summary.json"])
-def test_a_damaged_directory_is_refused_in_one_line(tmp_path, capsys, broken):
+DEEP = '{"round": ' + "[" * 3000 + "]" * 3000 + "}\n"
+DAMAGES = [(name, "{}\n[}") for name in ("config.toml", "partition.npz", "summary.json")]
+DAMAGES += [("rounds.jsonl", text) for text in ("{}\n[}", DEEP, "{}\n")]
+
+
+@pytest.mark.parametrize(("broken", "text"), DAMAGES, ids=[f"{n} {t[:12]}" for n, t in DAMAGES])
+def test_a_damaged_directory_is_refused_in_one_line(tmp_path, capsys, broken, text):
     folder = make(tmp_path / "bad")
-    (folder / broken).write_text("{}\n[}")
+    (folder / broken).write_text(text)
     assert main_guard(command, [str(folder)]) == 2
     err = capsys.readouterr().err
     assert str(folder) in err and err.count("\n") == 1

@@ -155,6 +155,7 @@ SHOWN = {
     "noise_multiplier": "the table",
     "events": "the table",
     "note": "below the pictures",
+    "budgets": "a table",
 }
 OTHERWISE = {
     "loss": "the last round's",
@@ -207,6 +208,7 @@ def test_each_field_of_the_summary_shows_or_is_said_otherwise(tmp_path, monkeypa
         "metric": "another",
     }
     other |= {"caveats": ("Another.",), "guarantees": ({"adversary": "another"},)}
+    other["budgets"] = ({"group": "a", "budget": 2.0, "clients": 5, "largest": 1.0},)
     for name, value in other.items():
         (tmp_path / "run" / "summary.json").write_text(
             json.dumps(unequal.summary(**{name: value}).to_json())

@@ -149,7 +149,7 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
 @NEEDS_PROC
 def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tmp_path, records):
     """The run is long, and held while its workers are looked for, so that it is not over before."""
-    flags = (f"--dataset={records}", *RAY, "--rounds=160", "--evaluation=clients")
+    flags = (f"--dataset={records}", *RAY, "--rounds=60", "--evaluation=clients")
     process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
     wait_for(lambda: rounds(tmp_path / "ray") >= 1, process)
     process.send_signal(signal.SIGSTOP)
@@ -203,7 +203,7 @@ def moments(seed: int, count: int) -> list[tuple[int, float]]:
 
 
 LONG = (
-    "--rounds=80",
+    "--rounds=40",
     "--clients=50",
     "--sample-rate=0.5",
     "--steps=3",
@@ -215,7 +215,7 @@ LONG = (
 def test_a_killed_and_resumed_run_is_the_uninterrupted_one(tmp_path, records):
     flags = (f"--dataset={records}", *LONG)
     broken = killed(tmp_path / "broken", moments(1, 2), *flags)
-    assert 0 < rounds(broken) < 80 and not (broken / "model.safetensors").exists()
+    assert 0 < rounds(broken) < 40 and not (broken / "model.safetensors").exists()
     assert same(resume(broken), run(tmp_path, "straight", *flags))
 
 
@@ -252,7 +252,7 @@ def test_a_killed_release_never_passes_its_target(tmp_path, records):
     )
     resume(folder)
     spent = ledger.read(folder / "ledger")
-    assert len(spent) == 50 and 0 < rounds(folder) <= 80
+    assert len(spent) == 50 and 0 < rounds(folder) <= 40
     assert 2.5 < max(epsilon(charges, 1e-5).epsilon for charges in spent.values()) <= 3.0
 
 

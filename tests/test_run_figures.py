@@ -196,6 +196,7 @@ def test_every_figure_of_the_summary(finished):
         "caveats": list(caveats(settings)),
         "metric": "accuracy",
         "guarantees": list(guarantees("local", "record", 7, max(certified))),
+        "budgets": [],
     }
     assert expected.keys() == unequal.names(Summary) == found.keys()
     assert {name for name in found if found[name] != expected[name]} == set()

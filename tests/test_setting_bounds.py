@@ -40,6 +40,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "mechanism": ("dpsgd", (*MECHANISM_NAMES, *OWN), ("sgd", *NOT_OWN)),
         "mechanism_settings": (None, (None, "beta = 0.9"), (3,)),
         "epsilon": (8.0, (TINY,), (0.0,)),
+        "budgets": (None, (None,), (3, "liberal=8:1")),  # beside epsilon
         "delta": (1e-5, (TINY, 1 - TINY), (0.0, 1.0)),
         "trust": ("local", ("aggregate", "server"), ("nobody",)),
         "honest": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
@@ -116,6 +117,8 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "rounds": (20, (1, 10**6), (0, 10**6 + 1)),
         "fraction": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "dropout": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
+        "attackers": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
+        "attack_factor": (-1.0, (-1e3, 1e3), (-1001.0, 1001.0)),
         "max_participations": (None, (None, 1, 10**9), (0, 10**9 + 1)),
         "evaluate_every": (1, (1, 10**9), (0, 10**9 + 1)),
         "keep_checkpoints": (2, (2, 10**9), (1, 10**9 + 1)),

@@ -121,11 +121,11 @@ def test_every_setting_is_in_use_in_each_of_its_ways(name):
 
 RAY = ("ray_address", "cpus_per_worker", "gpus_per_worker")
 OF_DPSGD = (
-    "epsilon budget noise_multiplier clip_norm strict_delta sampling clipping clip_quantile "
-    "noise_decay"
+    "epsilon budgets budget noise_multiplier clip_norm strict_delta sampling clipping "
+    "clip_quantile noise_decay"
 )
 OF_BUILT_IN = "server_lr server_momentum"
-OF_LOCAL_TRUST = "optimizer momentum keep_state weighting"
+OF_LOCAL_TRUST = "optimizer momentum keep_state weighting attackers"
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
 )
@@ -145,7 +145,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     (
         {"trust": "server", "unit": "client"},
         "unit noise_bands",
-        "sampling clip_quantile keep_state weighting",
+        "sampling clip_quantile keep_state weighting attackers",
     ),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),
@@ -322,6 +322,7 @@ SHARING = {"strategy": "fedfed"}
 NOT_IN_USE = {
     "dpsur_cap_share": {"mechanism": "dpsur", "dpsur_accounting": "visible"},
     "epsilon": {"mechanism": "none"},
+    "budgets": {"mechanism": "none"},
     "clip_norm": {"mechanism": "none"},
     "clipping": {"mechanism": "dpis"},
     "sampling": {"mechanism": "dphero"},

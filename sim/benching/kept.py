@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms import durable
-from server.records import RoundRecord, Summary, largest
+from server.records import RoundRecord, Summary, largest, read_rounds
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER
@@ -33,7 +33,7 @@ NEWER = {
     **dict.fromkeys(("features_settings", "init_from")),
     **{"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"},
     **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0, "evaluation": "basic"},
-    **{"noise_bands": 1},
+    **{"noise_bands": 1, "attackers": 0.0, "attack_factor": -1.0, "budgets": None},
 }
 """Settings that results of earlier versions lack, and the values that those were made with."""
 
@@ -63,7 +63,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path, summary: Summary)
     for name in PER_CLIENT:
         short[name] = [largest(short[name])]
     short |= {"caveats": [], "guarantees": [], "run_dir": "", "note": ""}
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    rounds = read_rounds(folder / "rounds.jsonl")
     content = {
         "row": cell.row,
         "column": cell.column,
@@ -74,7 +74,7 @@ def save(path: Path, cell: Cell, config: Config, folder: Path, summary: Summary)
         "code": code(),
         "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "summary": short,
-        "rounds": [_short(one) for one in rounds],
+        "rounds": [_short(one.to_json()) for one in rounds],
     }
     durable.make_folder(path.parent)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
@@ -82,7 +82,11 @@ def save(path: Path, cell: Cell, config: Config, folder: Path, summary: Summary)
 
 
 def load(path: Path, wanted: str) -> Result | None:
-    """The result in a file; None if it is missing or its settings have another digest."""
+    """The result in a file; None if it is missing or its settings have another digest.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     if not path.is_file():
         return None
     found, result = _read(path, path.stat().st_mtime_ns)
@@ -91,9 +95,15 @@ def load(path: Path, wanted: str) -> Result | None:
 
 @functools.lru_cache(maxsize=10_000)
 def _read(path: Path, changed: int) -> tuple[str, Result]:
-    content = json.loads(path.read_text())
-    rounds = (RoundRecord.from_json(_long(one)) for one in content["rounds"])
-    return content["digest"], Result(Summary.from_json(content["summary"]), tuple(rounds))
+    try:
+        content = json.loads(path.read_text())
+        rounds = tuple(RoundRecord.from_json(_long(one)) for one in content["rounds"])
+        return content["digest"], Result(Summary.from_json(content["summary"]), rounds)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as fault:
+        raise ValueError(
+            f"{path} is no result file ({type(fault).__name__}: {fault}): restore it, or remove it "
+            "to train the cell again"
+        ) from None
 
 
 @functools.cache

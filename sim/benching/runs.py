@@ -1,13 +1,12 @@
 """The runs of a table: one run directory for each cell and seed."""
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from server import closing
-from server.records import RoundRecord
+from server.records import read_rounds
 from sim.benching import kept
 from sim.benching.kept import FREE, Result
 from sim.config.configuration import Config, differences, load
@@ -137,6 +136,4 @@ def result(run: Run) -> Result | None:
     """The results of a finished run; None if it is not finished."""
     if (summary := closing.read(run.folder)) is None:
         return run.loaded()
-    lines = (run.folder / "rounds.jsonl").read_text().splitlines()
-    rounds = tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
-    return Result(summary, rounds)
+    return Result(summary, read_rounds(run.folder / "rounds.jsonl"))

@@ -55,19 +55,29 @@ class Tries:
         there: a second draw would be a further look at the records.
 
         Raises:
-            ValueError: the file was drawn for another mean or other cells.
+            ValueError: the file is damaged, or was drawn for another mean or other cells.
         """
         names = [[run.cell.row, run.cell.column] for run in self.cells]
         content = {"mean": self.mean, "cells": names, "runs": self._drawn(names)}
         durable.make_folder(path.parent)
         durable.create(path, json.dumps(content).encode() + b"\n", private=True)
-        kept = json.loads(durable.read(path))
-        if (kept["mean"], kept["cells"]) != (self.mean, names):
+        try:
+            kept = json.loads(durable.read(path))
+            mean, cells = float(kept["mean"]), kept["cells"]
+            runs = [(row, column) for row, column in kept["runs"]]
+            if not runs:
+                raise ValueError("it has no runs")
+        except (ValueError, LookupError, TypeError, RecursionError) as fault:
             raise ValueError(
-                f"{path} has runs that were drawn with --tries {kept['mean']:g} from other or the "
+                f"{path} is damaged ({type(fault).__name__}: {fault}): restore it from a copy, or "
+                "give another --out and count both"
+            ) from None
+        if (mean, cells) != (self.mean, names):
+            raise ValueError(
+                f"{path} has runs that were drawn with --tries {mean:g} from other or the "
                 "same cells: go on as it was begun, or give another --out and count both"
             )
-        return [(row, column) for row, column in kept["runs"]]
+        return runs
 
     def _drawn(self, names: Sequence[list[str]]) -> list[list[str]]:
         entropy, found = SystemEntropy(), list[list[str]]()

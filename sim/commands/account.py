@@ -1,6 +1,5 @@
 """The command line of ``python -m sim.account``: a run's settings and the command's own flags."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +58,10 @@ OWN: OwnFlags = {
     ),
     "--json": (None, "print one JSON object"),
 }
+MAX_RECORDS = 10**12
+"""Records per client: those of all clients together are a number of 64 bits."""
+MAX_ORDER = 1e6
+"""A curve at an integer order is a sum of as many terms."""
 ALONE = ("--clients=1", "--rounds=1")
 SHARED = "fedfed"
 FIRST_WORDS = {
@@ -182,8 +185,8 @@ def _read(own: Any, name: str, convert: Callable[[str], Any]) -> Any:
 
 
 _FORMS = {
-    "records": "positive integers with commas between, such as 600 or 600,300",
-    "orders": "finite numbers above 1 with commas between, such as 2,4,8.5",
+    "records": f"integers from 1 to {MAX_RECORDS:g} with commas between, such as 600 or 600,300",
+    "orders": f"numbers above 1 and at most {MAX_ORDER:g} with commas between, such as 2,4,8.5",
     "tries": "a number",
     "trials": "an integer",
     "group": "an integer",
@@ -194,7 +197,7 @@ _FORMS = {
 
 def _integers(text: str) -> tuple[int, ...]:
     found = _numbers(text)
-    if not all(1.0 <= number < math.inf and number.is_integer() for number in found):
+    if not all(1.0 <= number <= MAX_RECORDS and number.is_integer() for number in found):
         raise ValueError
     return tuple(map(int, found))
 
@@ -205,7 +208,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _orders(text: str) -> tuple[float, ...]:
     found = _numbers(text)
-    if not all(1.0 < order < math.inf for order in found):
+    if not all(1.0 < order <= MAX_ORDER for order in found):
         raise ValueError
     return found
 
@@ -238,7 +241,7 @@ def _check_one_client(question: Question, request: Request) -> None:
         if getattr(question, flag) is not None:
             raise ValueError(f"--{flag} and {question.word} are two questions: drop one")
     noise = "share_noise" if question.word == SHARED else "noise_multiplier"
-    if len(given & {noise, "epsilon"}) != 1:
+    if len(given & {noise, "epsilon", "budgets"}) != 1 or "budgets" in given:
         flag = f"--{noise.replace('_', '-')}"
         raise ValueError(
             f"give one of {flag} (to price it) and --epsilon (to calibrate it), and not both"

@@ -8,12 +8,17 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mechanisms.accounting.choosing import check_mean
+from mechanisms.durable import refuse_other_than_file
+from sim.commands.parser import Parser
 from sim.config.papers import INSTALLED, PACKAGES, RECIPES
+
+MAX_HOURS = 8_760.0
+"""A year; much longer waits overflow."""
 
 
 def parser(program: str) -> argparse.ArgumentParser:
     """The command's arguments."""
-    new = argparse.ArgumentParser(
+    new = Parser(
         prog=program,
         description="Run the cells of recipes and write their tables.",
         allow_abbrev=False,
@@ -68,7 +73,6 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
-        SystemExit: with status 2, for arguments that cannot be read.
     """
     given = parser(program).parse_args(argv)
     if given.processes < 1:
@@ -76,6 +80,10 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
     if given.tries is not None:
         _check_tries(given)
     given.end = _completed(given)
+    if given.page is not None:
+        refuse_other_than_file(given.page)
+    if given.out.exists() and not given.out.is_dir():
+        raise ValueError(f"out = {given.out} is no folder: give --out another")
     return given
 
 
@@ -96,8 +104,10 @@ def _check_tries(given: argparse.Namespace) -> None:
 def _completed(given: argparse.Namespace) -> float | None:
     """Fill in defaults that depend on the time limit; returns its end by `time.monotonic`."""
     wait = given.until if given.hours is None else 3600.0 * given.hours
-    if wait is not None and wait < 0:
-        raise ValueError(f"hours = {given.hours:g} must be at least 0: give --hours")
+    if wait is not None and not 0 <= wait <= 3600.0 * MAX_HOURS:
+        raise ValueError(
+            f"hours = {given.hours:g} must be at least 0 and at most {MAX_HOURS:g}: give --hours"
+        )
     if given.seeds is None:
         given.seeds = [0] if wait is None else list(range(5))
     if wait is None:
@@ -118,14 +128,22 @@ def _recipe(text: str) -> Path:
 
 
 def _seeds(text: str) -> list[int]:
-    return sorted({int(part) for part in text.split(",")})
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be integers with commas between, such as 0,1,2"
+        ) from None
 
 
 def _moment(text: str) -> float:
     """Seconds from now to the next time that the clock shows this."""
     now = datetime.now()
-    hour, minute = int(text[: text.index(":")]), int(text[text.index(":") + 1 :])
-    then = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    try:
+        hour, minute = int(text[: text.index(":")]), int(text[text.index(":") + 1 :])
+        then = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a time of day, such as 09:30") from None
     return (then - now + timedelta(days=then <= now)).total_seconds()
 
 

@@ -26,6 +26,7 @@ def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | N
 
     A ValueError is a user error; every other exception is the machine's or a fault in code, whether
     ours or the user's. Notes on an exception say how to go on. ``python -X dev`` shows a traceback.
+    Commands import what takes long within it, so that Ctrl-C is one line from the first moment.
     """
     warnings.formatwarning = _one_line_warning  # type: ignore[assignment]
     try:

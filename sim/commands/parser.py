@@ -30,7 +30,9 @@ OwnFlags = Mapping[str, tuple[str | None, str]]
 NO_FLAGS: OwnFlags = {}
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors of one line."""
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; {self.prog} --help lists the flags")
 
@@ -79,7 +81,7 @@ def build_parser(
         names: the settings that have a flag.
         files: whether to include ``--help`` and the flags that name files.
     """
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description=description,
         epilog="'none' and '' are values where the help says what they mean. Precedence: default < "

@@ -90,7 +90,8 @@ def _accuracy(run: Run) -> float | None:
 def _epsilon(run: Run) -> str:
     """The largest of all clients; of an unfinished run, what its finished rounds have spent."""
     if run.summary:
-        return wording.epsilon(largest(run.summary.epsilon_certified))
+        whose = " (largest client's)" if run.summary.budgets else ""
+        return wording.epsilon(largest(run.summary.epsilon_certified)) + whose
     if not run.records:
         return "unknown"
     spent = wording.epsilon(run.records[-1].epsilon_certified_max)

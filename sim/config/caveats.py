@@ -10,6 +10,10 @@ PUBLISHED_BUDGET = (
     "The budget bounded the published epsilon, which is the paper's claim. The guarantee is the "
     "certified epsilon, whatever it has become."
 )
+PERSONAL = (
+    "Clients have budgets of their own: an epsilon of the run is that of the client with the "
+    "largest. Who has which budget counts as public."
+)
 PUBLIC_LABELS = (
     "Labels are shared as they are and count as public: the guarantee covers the features of "
     "records alone, not their labels."
@@ -147,7 +151,10 @@ def _is_given(config: Config) -> bool:
 
 
 CAVEATS: dict[str, Callable[[Config], bool]] = {
-    PUBLISHED_BUDGET: lambda c: c.privacy.budget == "published" and c.privacy.epsilon is not None,
+    PUBLISHED_BUDGET: lambda c: (
+        c.privacy.budget == "published" and (c.privacy.epsilon or c.privacy.budgets) is not None
+    ),
+    PERSONAL: lambda c: c.privacy.budgets is not None,
     PUBLIC_LABELS: public_labels,
     HIDDEN: hides_rejections,
     TRUSTED: lambda c: c.privacy.trust == "server",

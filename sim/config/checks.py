@@ -29,6 +29,7 @@ def check_parts(config: Config) -> None:
     _check_evaluation(config)
     _check_trust(config)
     _check_turns(config)
+    _check_attackers(config)
 
 
 def _check_holdout(config: Config) -> None:
@@ -90,6 +91,15 @@ def check_classes(config: Config, command: str) -> None:
         )
 
 
+def _check_attackers(config: Config) -> None:
+    """Refuse attackers in a release."""
+    if config.rounds.attackers and config.run.release:
+        raise ValueError(
+            f"attackers is {config.rounds.attackers:g}, and a release has none that are simulated: "
+            "leave out --attackers or --release"
+        )
+
+
 def _check_trust(config: Config) -> None:
     """Refuse what noise on a sum of clients does not cover."""
     privacy, local = config.privacy, config.local
@@ -126,6 +136,11 @@ def _check_trust(config: Config) -> None:
             f"fraction is {config.rounds.fraction:g}, but with {trust} --unit record all clients "
             "enter each round, and records do by --sample-rate: use --fraction 1"
         )
+    if privacy.budgets is not None and privacy.noise_multiplier is not None:
+        raise ValueError(
+            f"noise_multiplier is {privacy.noise_multiplier:g}, but with {trust} the noise of "
+            "--budgets follows from the largest of them: leave --noise-multiplier out"
+        )
     if config.run.release and not by_record and config.run.chunk_clients not in (None, 1):
         raise ValueError(
             f"chunk_clients is {config.run.chunk_clients}, but in a release with --unit client "
@@ -148,6 +163,11 @@ def _check_turns(config: Config) -> None:
             f"fraction is {config.rounds.fraction:g}, but with --noise-bands {bands} each client "
             f"takes part in every {bands}th round: leave --fraction out"
         )
+    if config.privacy.budgets is not None:
+        raise ValueError(
+            f"noise_bands is {bands}, but clients with smaller --budgets enter rounds by coins, "
+            "for which correlated noise is not proved: leave --noise-bands out, or give --epsilon"
+        )
     if config.privacy.noise_decay:
         raise ValueError(
             f"noise_decay is {config.privacy.noise_decay:g}, but with --noise-bands {bands} the "
@@ -159,8 +179,12 @@ def refuse_trust(config: Config) -> None:
     """Refuse what attacks on models of clients that trust nobody cannot train.
 
     Raises:
-        ValueError: the clients trust somebody.
+        ValueError: the clients trust somebody, or have budgets of their own.
     """
+    if config.privacy.budgets is not None:
+        raise ValueError(
+            "budgets are of many clients, but what is attacked here is one at a time: use --epsilon"
+        )
     if config.privacy.trust != "local":
         raise ValueError(
             f"trust is {config.privacy.trust}, but what is attacked here are clients that trust "

@@ -5,7 +5,7 @@ import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -16,6 +16,11 @@ from server.settings import Rounds
 from sim.config.names import FORMER, did_you_mean
 from sim.config.settings import Data, Execution
 from strategies.settings import Aggregation, FedFed
+
+if TYPE_CHECKING:  # it loads NumPy, and --help has no use for that
+    import numpy as np
+
+    from mechanisms.personal import Group
 
 
 class Config(Settings):
@@ -50,10 +55,26 @@ class Config(Settings):
         return self.privacy.mechanism != "none"
 
     @property
+    def targets(self) -> "np.ndarray":
+        """Float64 ``[clients]``: epsilon that no round may exceed, of each client; infinite without
+        a budget or privacy."""
+        from mechanisms import personal
+
+        privacy = self.privacy if self.private else self.privacy.of_budget(math.inf)
+        return personal.of_clients(privacy, self.data.clients)
+
+    @property
     def target(self) -> float:
-        """Epsilon per client that no round may exceed; infinite without a budget or privacy."""
-        epsilon = self.privacy.epsilon
-        return epsilon if self.private and epsilon is not None else math.inf
+        """The smallest of them, to which the phases before training keep."""
+        return float(self.targets.min())
+
+    @property
+    def groups(self) -> "tuple[Group, ...]":
+        """The groups of clients with personal budgets, if there are any."""
+        from mechanisms import personal
+
+        budgets = self.privacy.budgets
+        return () if budgets is None else personal.groups(budgets, self.data.clients)
 
 
 TABLES: dict[str, type[Settings]] = {

@@ -66,6 +66,7 @@ FIXED: dict[str, Any] = {
     "keep_state": True,
     "fraction": 1.0,
     "dropout": 0.0,
+    "attackers": 0.0,
     "max_participations": None,
     "workers": 1,
     "groups": 1,

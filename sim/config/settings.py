@@ -1,6 +1,7 @@
 """The settings of the data and of the simulation. Imports no torch, as the command line uses it."""
 
 import re
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -16,6 +17,18 @@ TABLES = (".csv", ".tsv", ".parquet")
 def is_table(dataset: str) -> bool:
     """Whether a data set is a table, by its name."""
     return dataset.lower().endswith(TABLES)
+
+
+def expanded(path: str) -> Path:
+    """A path of the user's, whose ``~`` or ``~name`` is a home folder.
+
+    Raises:
+        ValueError: nobody of that name has one.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as fault:
+        raise ValueError(f"{path} is no path here ({fault}): write the folder in full") from None
 
 
 ACCURACY = "accuracy"

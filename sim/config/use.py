@@ -105,6 +105,7 @@ LEADS = (FEDFED, _one_of("shared_source", "prototypes", "distilled", "public"))
 STANDARD = _one_of("standardize", "private")
 LOCAL, SUMS = _one_of("trust", "local"), _one_of("trust", "server", "aggregate")
 AGGREGATE = _one_of("trust", "aggregate")
+ATTACKED = Need("attackers", (0.1,), bool, "--attackers above 0", owns=False)
 LOCAL_STEPS: tuple[Way, ...] = ((LOCAL,), (SUMS, _one_of("unit", "client")))
 IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "auto", "ray")
 
@@ -136,6 +137,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "dirichlet": ((_one_of("partition", "dirichlet", "quantity"),),),
     "shards_per_client": ((_one_of("partition", "shards"),),),
     "epsilon": ((PRIVATE,),),
+    "budgets": ((PRIVATE,),),
     "budget": ((PRIVATE,),),
     "noise_multiplier": ((PRIVATE,),),
     "clip_norm": ((PRIVATE,),),
@@ -143,6 +145,8 @@ USES: dict[str, tuple[Way, ...]] = {
     "unit": ((SUMS,),),
     "honest": ((AGGREGATE,),),
     "aggregate_bits": ((AGGREGATE,),),
+    "attackers": ((LOCAL,),),
+    "attack_factor": ((LOCAL, ATTACKED),),
     "noise_bands": ((_one_of("trust", "server"), _one_of("unit", "client")),),
     "sampling": ((_mechanism("dpsgd"), LOCAL),),
     "clipping": ((_mechanism_but("none", "dpis"),),),

@@ -3,7 +3,7 @@
 A record's features depend on that record alone, so clipping and noise protect them like pixels.
 They are computed from pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and cached beside the
 data set: an `.npz` for each set of records, transform and kind of device, whose checksums reveal
-damage.
+damage, and which only its owner may read.
 """
 
 import contextlib
@@ -38,8 +38,10 @@ Parts = tuple[np.ndarray, np.ndarray]
 """Training and test records, float32 [N, ...] and [M, ...]."""
 
 
-def load(data: Data, device: torch.device) -> Dataset:
+def load(data: Data, device: torch.device, folder: Path | None = None) -> Dataset:
     """The data set as configured; scattering maps [N, C, H, W] to [N, 81 C, H // 4, W // 4].
+
+    Features are kept in the folder, by default in the data directory.
 
     Raises:
         ValueError: as `dataset.load`; scattering of records that are not images or too small; a
@@ -57,7 +59,7 @@ def load(data: Data, device: torch.device) -> Dataset:
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False, settings=data)
     transform = _transform(data, dataset, device)  # refuses before anything is written
     _check_groups(groups, transform.channels)
-    folder = directory(data.data_dir) / "features"
+    folder = folder or directory(data.data_dir) / "features"
     x, x_test = _kept((dataset.x, dataset.x_test), transform, device, folder)
     return replace(dataset, x=grouped(x, groups), x_test=grouped(x_test, groups))
 
@@ -123,7 +125,7 @@ def _kept(parts: Parts, transform: _Transform, device: torch.device, folder: Pat
             return found
         x, x_test = (_computed(part, transform) for part in parts)
         try:
-            with durable.writing(path) as file:
+            with durable.writing(path, private=True) as file:
                 np.savez(file, x=x, x_test=x_test)
         except OSError as error:
             warnings.warn(

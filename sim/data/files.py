@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from sim.config.names import suggest
-from sim.config.settings import is_hub, is_table
+from sim.config.settings import expanded, is_hub, is_table
 
 NAMES = ("digits", "mnist", "fmnist", "cifar10", "imdb")
 """The built-in data sets."""
@@ -75,13 +75,13 @@ def directory(data_dir: str | None) -> Path:
     given = {"data_dir": data_dir, DATA_DIR_VARIABLE: os.environ.get(DATA_DIR_VARIABLE)}
     for origin, value in given.items():
         if value:
-            path = Path(value).expanduser()
+            path = expanded(value)
             if not path.is_dir():
                 raise ValueError(
                     f"{origin} = {value!r} is no directory: create it or correct the path"
                 )
             return path
-    return Path(DEFAULT_DATA_DIR).expanduser()
+    return expanded(DEFAULT_DATA_DIR)
 
 
 def is_function(dataset: str) -> bool:
@@ -92,7 +92,7 @@ def is_function(dataset: str) -> bool:
 
 def own_folder(name: str) -> Path:
     """The folder of a user's own data set, which may not exist."""
-    return Path(name).expanduser()
+    return expanded(name)
 
 
 def own_file(name: str) -> Path:
@@ -101,7 +101,7 @@ def own_file(name: str) -> Path:
     Raises:
         ValueError: no such file.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_file():
         raise ValueError(
             f"data set {path}: no such file; give the path of an .npz that holds x and y, or of a "

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.config.settings import Data
+from sim.config.settings import Data, expanded
 from sim.data import imdb
 from sim.data.dataset import Dataset
 from sim.data.files import directory
@@ -55,7 +55,7 @@ def words_of(data: Data, dataset: Dataset) -> Words | None:
     vectors = None
     if data.word_vectors:
         numbers = imdb.numbers(directory(data.data_dir))
-        vectors = read_vectors(Path(data.word_vectors).expanduser(), numbers, dataset.words)
+        vectors = read_vectors(expanded(data.word_vectors), numbers, dataset.words)
     return Words(dataset.words, vectors, data.train_embedding)
 
 

@@ -107,6 +107,8 @@ def _serve(context: Context, grid: Grid) -> None:
         rundir.check_resumable(request.resume)
     else:
         folder = rundir.create(folder, job)
+    # the nodes have no file of budgets
+    config = config.model_copy(update={"privacy": job.config.privacy})
     settings = {"settings": config.model_dump_json(), "run_dir": str(folder)}
     exchange = exchange_over(grid, [host.node for host in nodes], settings)
     if keeping:
@@ -129,14 +131,14 @@ def know(job: Job) -> None:
     _known[job.config.model_dump_json()] = job
 
 
-def _job(settings: str) -> Job:
+def _job(settings: str, features: Path | None = None) -> Job:
     if settings not in _known:
         from sim.job.device import in_one_order
         from sim.phases.build import build
 
         config = _settings(settings)
         in_one_order(config)
-        job = build(config)
+        job = build(config, features=features)
         _known.clear()
         _known[settings] = job
     return _known[settings]
@@ -173,7 +175,7 @@ def _node_of(config: Mapping[str, Any], context: Context) -> Answering:
     from sim.job.job import TRAIN
 
     try:
-        job = _job(config["settings"])
+        job = _job(config["settings"], own.home / "features")
     except Exception as fault:  # whose text may quote records
         raise ValueError(
             f"group {group} cannot be built on its Flower node: the node's own log says why"

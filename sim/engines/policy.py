@@ -1,11 +1,11 @@
 """What a Flower node does at a server's request: what its own environment or policy file allows.
 
 A message names the run directory, in which the node writes its ledger and what clients keep, the
-data directory, to which missing data sets and features are written, a file of initial parameters,
-and a model, a loss, a metric, a data set, features, a mechanism, a strategy and a partition, whose
-modules are imported if they are of somebody's own. A node with a policy file of its own writes
-below its own folder instead, and bounds what all runs together may cost any of its records
-(`client.own_budget`).
+data directory, to which missing data sets and features are written, files of initial parameters and
+of budgets, and a model, a loss, a metric, a data set, features, a mechanism, a strategy and a
+partition, whose modules are imported if they are of somebody's own. A node with a policy file of
+its own writes below its own folder instead, and bounds what all runs together may cost any of its
+records (`client.own_budget`).
 """
 
 import hashlib
@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
+from mechanisms.personal import is_file
 from mechanisms.plugins import plugin
 from mechanisms.settings import Settings
 from sim.config.fields import Config
 from sim.config.names import did_you_mean
-from sim.config.settings import RUN_NAME, is_hub
+from sim.config.settings import RUN_NAME, expanded, is_hub
 from sim.data.files import DATA_DIR_VARIABLE, is_function
 
 if TYPE_CHECKING:
@@ -57,10 +58,16 @@ class Policy(Settings):
     modules: list[str] = Field(default_factory=list)
     """modules from which the node imports objects that are not the project's own"""
 
+    @field_validator("folder")
+    @classmethod
+    def _is_known(cls, folder: str) -> str:
+        expanded(folder)
+        return folder
+
     @property
     def home(self) -> Path:
         """The folder, absolute."""
-        return Path(self.folder).expanduser().resolve()
+        return expanded(self.folder).resolve()
 
 
 def own() -> Policy | None:
@@ -85,7 +92,7 @@ def own() -> Policy | None:
         raise ValueError(
             f"{POLICY} = {path} cannot be read ({fault.strerror}): correct it"
         ) from None
-    except ValueError as fault:
+    except (ValueError, RecursionError) as fault:
         raise ValueError(f"{POLICY} = {path} is not a TOML file: {fault}") from None
     try:
         return Policy.model_validate(given)
@@ -112,7 +119,7 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
             policy file, what is not protected from the server.
     """
     refuse_aggregation(config)
-    home = Path(os.environ.get(FOLDER) or DEFAULT_FOLDER).expanduser().resolve()
+    home = expanded(os.environ.get(FOLDER) or DEFAULT_FOLDER).resolve()
     listed = [name for part in os.environ.get(MODULES, "").split(",") if (name := part.strip())]
     remedy = f"start the node with {MODULES}="
     if own is None:
@@ -123,9 +130,11 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
         remedy = "have its owner add to modules in its policy file "
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
-        _check_folder("data_dir", Path(config.data.data_dir).expanduser(), home)
+        _check_folder("data_dir", expanded(config.data.data_dir), home)
     if config.data.init_from:
-        _check_folder("init_from", Path(config.data.init_from).expanduser(), home)
+        _check_folder("init_from", expanded(config.data.init_from), home)
+    if config.privacy.budgets and is_file(config.privacy.budgets):
+        _check_folder("budgets", expanded(config.privacy.budgets), home)
     for setting, module in _modules(config):
         allowed = [*listed, FLOWER] if setting in CALLED else [*PACKAGES, *listed]
         if not _below(module, allowed):

@@ -66,6 +66,8 @@ def _guarantee(run: Run) -> str:
         ("mechanism", f"{privacy.mechanism}, clip norm {privacy.clip_norm:g}, noise {noise}"),
         ("noise", wording.RELEASED if summary.release else "A simulation: see the limits."),
     ]
+    for group, budget, clients, spent in wording.budgets(summary.budgets):
+        rows.append((f"group {group}", f"{clients} clients, budget {budget}, largest {spent}"))
     limits = "\n".join(f"- {line}" for line in summary.caveats)
     said = "What it does not cover, or takes for granted:"
     against = _table(wording.AGAINST, wording.guarantees(summary.guarantees))

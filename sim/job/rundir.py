@@ -16,7 +16,7 @@ from mechanisms import durable
 from mechanisms.accounting.accountant import by_renyi, epsilon
 from mechanisms.registry import mechanism_of
 from server import closing
-from server.guarantees import Guarantee, guarantees
+from server.guarantees import Guarantee, by_group, guarantees
 from server.loop import Standing
 from server.records import Summary, largest, total_seconds
 from server.store import MODEL
@@ -194,6 +194,7 @@ def summarize(folder: Path, job: Job, standing: Standing) -> Summary:
         caveats=caveats(job.config),
         metric=job.config.data.metric_name,
         guarantees=_guarantees(job.config, certified),
+        budgets=by_group(job.config.groups, certified.tolist()),
     )
 
 

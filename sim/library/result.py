@@ -99,9 +99,10 @@ class Result:
         if unknown := sorted(set(spent) - set(order_of)):
             file = self.folder / orders.FILE
             raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")
-        budget = self.config.target if privacy.budget == "certified" else math.inf
+        targets = self.config.targets
+        budgets = targets if privacy.budget == "certified" else np.full(len(targets), math.inf)
         epsilons = (
-            orders.running(charges, privacy.delta, order_of[client], budget).epsilon
+            orders.running(charges, privacy.delta, order_of[client], float(budgets[client])).epsilon
             for client, charges in spent.items()
         )
         return max(epsilons, default=0.0)

@@ -3,10 +3,12 @@
 import math
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from mechanisms import personal
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
 from sim.config.fields import Config
@@ -37,16 +39,17 @@ MAX_SINGLE = 2000
 """Maximum number of groups of one client; each has arrays as long as their number."""
 
 
-def build(config: Config, workers: int | None = None) -> Job:
+def build(config: Config, workers: int | None = None, features: Path | None = None) -> Job:
     """Load the data, partition it, calibrate the plans and form groups, by default one for each of
-    the ``workers`` (None: those of this machine).
+    the ``workers`` (None: those of this machine). Features are kept in a folder of their own, or in
+    the data directory.
 
     Raises:
         ValueError: a user error, in one line.
     """
     check_parts(config)
-    dataset, parts, holdout = split(config)
-    config = _with_clients(config, parts.clients)
+    dataset, parts, holdout = split(config, features)
+    config = with_budgets(_with_clients(config, parts.clients), parts.clients)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
@@ -78,7 +81,28 @@ def _with_clients(config: Config, clients: int) -> Config:
     return config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
 
 
-def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
+def with_budgets(config: Config, clients: int) -> Config:
+    """The configuration with personal budgets by the clients' numbers, if it has any.
+
+    Raises:
+        ValueError: they are no budgets of so many clients.
+    """
+    data, privacy = config.data, config.privacy
+    if privacy.budgets is None:
+        return config
+    rng = generator(seed_key(config.run.seed), "budgets")
+    budgets = personal.resolved(privacy.budgets, clients, rng)
+    return config.model_copy(
+        update={
+            "data": data.model_copy(update={"clients": clients}),
+            "privacy": privacy.model_copy(update={"budgets": budgets}),
+        }
+    )
+
+
+def split(
+    config: Config, features: Path | None = None
+) -> tuple[Dataset, Partition, Holdout | None]:
     """The data set without held-out records, its partition, and the public records.
 
     Raises:
@@ -86,7 +110,7 @@ def split(config: Config) -> tuple[Dataset, Partition, Holdout | None]:
     """
     key, data = seed_key(config.run.seed), config.data
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
-    loaded = load(data, device_of(config))
+    loaded = load(data, device_of(config), features)
     dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
     dataset, holdout = set_aside(dataset, data.public_records, generator(key, "public"))
     return dataset, _partition(data, dataset, generator(key, "partition")), holdout

@@ -30,7 +30,8 @@ def write(folder: Path, job: Job, params: np.ndarray) -> tuple[str, ...]:
     if job.config.data.evaluation == "basic":
         return ()
     found = evaluate(job, params)
-    durable.write(folder / EVALUATION, (json.dumps(found.to_json(), indent=1) + "\n").encode())
+    content = (json.dumps(found.to_json(), indent=1) + "\n").encode()
+    durable.write(folder / EVALUATION, content, private=bool(found.unprotected))
     return (EVALUATION,)
 
 

@@ -93,7 +93,7 @@ def federation(
         "rounds": config.rounds.rounds,
         "evaluate": lambda params: (math.nan, math.nan),
         "fraction": 1.0,
-        "target": job.config.target,
+        "target": config.targets,
         "delta": config.privacy.delta,
         "column": config.privacy.budget,
         "seed": job.seed,

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from mechanisms import personal
 from mechanisms.accounting import accountant
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.choosing import epsilon_of_best
 from mechanisms.accounting.curves import COLUMNS
 from mechanisms.accounting.events import to_dict
 from mechanisms.accounting.ranges import format_ranges
-from mechanisms.plan import Plan, Terms, affordable_rounds, merge, planned
+from mechanisms.plan import Plan, Terms, affordable_rounds, kinds_of, merge, planned
 from mechanisms.registry import NOTHING, settings_of
 from sim.config.caveats import caveats_of
 from sim.config.checks import check_parts
@@ -20,7 +21,7 @@ from sim.config.fields import Config
 from sim.config.use import unused
 from sim.job.job import TRAIN
 from sim.phases import course
-from sim.phases.build import split
+from sim.phases.build import split, with_budgets
 from sim.phases.phase import Outlook
 
 Entries = dict[str, Any]
@@ -37,6 +38,7 @@ class Price:
         plan: their plan.
         charges: charges for these rounds: event -> count.
         before: charges of earlier phases.
+        budget: the clients' epsilon where clients have budgets of their own, else None.
     """
 
     phase: str
@@ -45,6 +47,7 @@ class Price:
     plan: Plan
     charges: Charges
     before: Charges
+    budget: float | None = None
 
     @property
     def whole(self) -> Charges:
@@ -61,6 +64,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     check_parts(config)
     if records is None:
         dataset, parts, holdout = split(config)
+        config = with_budgets(config, parts.clients)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
     given = config.data.partition == "given"
     clients = len(records) if given else config.data.clients
@@ -70,6 +74,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
             "clients: give one of at least 1 for all of them, or one for each"
         )
     sizes = np.broadcast_to(np.array(records, dtype=np.int64), clients)
+    config = with_budgets(config, clients)
     return Outlook(config, (1,), sizes, config.data.public_records > 0)
 
 
@@ -87,15 +92,17 @@ def prices(outlook: Outlook) -> list[Price]:
             found.append(Price(phase.name, everybody, rounds, plan, planned(plan, rounds), before))
             before = found[-1].whole
     most, own = config.rounds.rounds, settings_of(config.privacy, config)
-    table = plans[TRAIN]
-    for number, plan in enumerate(table.plans):
-        clients = np.flatnonzero(table.which == number)
+    table, budgets = plans[TRAIN], personal.of_clients(config.privacy, len(outlook.sizes))
+    targets, target_of = np.unique(budgets, return_inverse=True)
+    kinds, kind = kinds_of(table.which, target_of)
+    for number, (p, t) in enumerate(kinds.tolist()):
+        plan, target, clients = table.plans[p], float(targets[t]), np.flatnonzero(kind == number)
         size = int(outlook.sizes[clients[0]])
-        terms = Terms(
-            config.privacy.of_size(size), own, plan.steps, most, size, tuple(before.items())
-        )
+        privacy = config.privacy.of_budget(target).of_size(size)
+        terms = Terms(privacy, own, plan.steps, most, size, tuple(before.items()))
         rounds = affordable_rounds(plan, terms, most) if outlook.config.private else most
-        found.append(Price(TRAIN, clients.tolist(), rounds, plan, planned(plan, rounds), before))
+        charges, own_budget = planned(plan, rounds), target if config.privacy.budgets else None
+        found.append(Price(TRAIN, clients.tolist(), rounds, plan, charges, before, own_budget))
     return found
 
 
@@ -146,7 +153,8 @@ def row(price: Price) -> Entries:
     named = {name: getattr(price.plan, name) for name in parameters if hasattr(price.plan, name)}
     ordered = sorted(price.charges.items(), key=repr)
     events = [{**to_dict(event), "count": int(count)} for event, count in ordered]
-    head = {"phase": price.phase, "clients": format_ranges(price.clients)}
+    head: Entries = {"phase": price.phase, "clients": format_ranges(price.clients)}
+    head |= {} if price.budget is None else {"budget": price.budget}
     return head | named | {"rounds": price.rounds, "events": events}
 
 

@@ -71,7 +71,7 @@ def _release(own: FedFed, bound: float, label_epsilon: float | None, noise: floa
 def _least_noise(charges_of: Callable[[float], Charges], config: Config) -> float:
     """The smallest noise multiplier whose charges stay within the share budget."""
     share = config.fedfed.share_budget
-    epsilon = share * (config.privacy.epsilon or math.inf)
+    epsilon = share * config.target
     try:
         return smallest(charges_of, epsilon, config.privacy.delta)
     except ValueError as fault:

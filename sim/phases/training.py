@@ -14,6 +14,7 @@ from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import OPTIMIZERS
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
+from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import plan_table, settings_of
 from mechanisms.settings import MAX_TIMES
 from server.federation import Federation
@@ -66,6 +67,14 @@ def participations(config: Config) -> int:
     share = 1.0 / config.privacy.noise_bands if by_coins else rounds.fraction
     expected = math.ceil(round(share * rounds.rounds, 9))
     return min(rounds.rounds, rounds.max_participations or expected)
+
+
+def attackers(config: Config) -> frozenset[int]:
+    """The clients that attack a simulation, drawn once by its seed."""
+    clients = config.data.clients
+    count = math.ceil(round(config.rounds.attackers * clients, 9))
+    rng = generator(seed_key(config.run.seed), "attackers")
+    return frozenset(rng.choice(clients, count, replace=False).tolist())
 
 
 def federation(job: Job, run_dir: Path = Path()) -> Federation:
@@ -128,6 +137,8 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
         learning_rate=functools.partial(trust.rate, config),
         seed=job.seed,
         dropout=config.rounds.dropout,
+        attackers=attackers(config),
+        attack_factor=config.rounds.attack_factor,
         sent=trust.sent_by(job),
         guide=strategy.guide,
     )

@@ -85,10 +85,11 @@ def _plan(job: Job) -> ContributionPlan:
 
 
 def _expected(job: Job) -> np.ndarray:
-    """Float64 ``[clients]``: expected number of parts of norm C that each adds to a round."""
+    """Float64 ``[clients]``: expected number of parts of norm C that each adds to a round of its
+    own."""
     sizes, plans = job.partition.sizes, cast(tuple[ContributionPlan, ...], job.plans.plans)
     if job.config.privacy.unit == "client":
-        return np.ones(len(sizes))
+        return np.array([plan.own_rate for plan in plans])[job.plans.which]
     return np.array([plan.sample_rate for plan in plans])[job.plans.which] * sizes
 
 

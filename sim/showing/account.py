@@ -28,7 +28,7 @@ def show_price(result: Entries) -> None:
             table.add_row(name.replace("_", " "), _text(name, value))
     Console().print(table)
     if len(result["phases"]) > 1:
-        names = (*ROW, *EPSILONS)
+        names = (*ROW, "budget", *EPSILONS) if "budget" in result else (*ROW, *EPSILONS)
         phases = Table(*(name.replace("_", " ") for name in names))
         for row in result["phases"]:
             phases.add_row(*(_text(name, row.get(name)) for name in names))
@@ -43,6 +43,9 @@ def show_ledger(result: Entries) -> None:
 
     names, rows = [*EPSILONS, "delta"], result["clients"]
     table = Table("clients", "epsilon (certified)", "epsilon (published)", "delta")
+    if rows and "budget" in rows[0]:
+        names.append("budget")
+        table.add_column("budget")
     if rows and "group" in rows[0]:
         names += ["epsilon_group", "group_method"]
         table.add_column(f"epsilon of {rows[0]['group']} records")

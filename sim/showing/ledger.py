@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mechanisms import personal
 from mechanisms.accounting import accountant, group
 from mechanisms.accounting.events import Event, to_dict
 from server import closing, orders
 from server import paid as paid_in
 from server.guarantees import guarantees
-from sim.config.caveats import caveats_of
+from sim.config.caveats import PERSONAL, caveats_of
 from sim.showing import wording
 
 Entries = dict[str, Any]
@@ -52,17 +53,22 @@ def spent(folder: Path, delta: float | None, records: int | None = None) -> Entr
         )
     accountant.check_delta(delta)
     everybody = sorted(set(paid) | set(range(setting(config, "data", "clients", int) or 0)))
+    targets = _targets(config, len(everybody)) if private else {}
     price: Price = _least
     note = ""
     if records is not None:
         _check_group(folder, records, finished, unit)
     if private and not finished:
-        price, note = _unfinished(folder, config, delta, paid)
+        price, note = _unfinished(folder, config, delta, paid, targets)
     clients = [_client(client, paid.get(client, {}), delta, private, price) for client in everybody]
     if records is not None:
         for row in clients:
             row |= _of_group(paid.get(row["client"], {}), delta, records, private)
     said = list(caveats_of(event for charges in paid.values() for event in charges))
+    if private and setting(config, "privacy", "budgets", str):
+        said.append(PERSONAL)
+        for row in clients:
+            row["budget"] = targets[row["client"]]
     largest = max((row["epsilon_certified"] for row in clients), default=0.0)
     return {
         "finished": finished,
@@ -99,22 +105,33 @@ def _least(client: int, charges: accountant.Charges, delta: float) -> accountant
 
 
 def _unfinished(
-    folder: Path, config: Entries, delta: float, spent: Mapping[int, accountant.Charges]
+    folder: Path,
+    config: Entries,
+    delta: float,
+    spent: Mapping[int, accountant.Charges],
+    targets: Mapping[int, float],
 ) -> tuple[Price, str]:
     """How to price the clients of an unfinished run, valid for any stopping rule; and a note."""
     order_of = orders.read(folder)
     if spent and not order_of:
         raise ValueError(f"{folder / orders.FILE} is missing: restore it, or resume the run")
-    target = setting(config, "privacy", "epsilon", float, int, str)
     own = setting(config, "privacy", "delta", float), setting(config, "privacy", "budget", str)
-    kept = not isinstance(target, str | None) and own == (delta, "certified")
-    budget = float(target) if kept else math.inf
-    return functools.partial(_at_its_order, order_of, budget), wording.AT_ONE_ORDER
+    budgets = targets if own == (delta, "certified") else {}
+    return functools.partial(_at_its_order, order_of, budgets), wording.AT_ONE_ORDER
+
+
+def _targets(config: Entries, clients: int) -> dict[int, float]:
+    """The budget of each client that has one."""
+    if budgets := setting(config, "privacy", "budgets", str):
+        found = personal.groups(budgets, clients)
+        return {client: one.epsilon for one in found for client in one.clients.tolist()}
+    target = setting(config, "privacy", "epsilon", float, int, str)
+    return {} if isinstance(target, str | None) else dict.fromkeys(range(clients), float(target))
 
 
 def _at_its_order(
     order_of: Mapping[int, orders.Orders],
-    budget: float,
+    budgets: Mapping[int, float],
     client: int,
     charges: accountant.Charges,
     delta: float,
@@ -125,7 +142,7 @@ def _at_its_order(
         return accountant.Guarantee(0.0, None)
     if client not in order_of:
         raise ValueError(f"client {client} has no Renyi order in {orders.FILE}: restore the file")
-    return orders.running(charges, delta, order_of[client], budget)
+    return orders.running(charges, delta, order_of[client], budgets.get(client, math.inf))
 
 
 def _client(

@@ -134,7 +134,9 @@ def closing_table(
         further = ", ".join(f"{name} {value}" for name, value in wording.scores(scores))
         rows.insert(2, ("further scores", further))
     if certified is not None:
-        median = "" if alone else f" (median {wording.epsilon(middle(summary.epsilon_certified))})"
+        whose = "largest client's; " if summary.budgets else ""
+        median = f" ({whose}median {wording.epsilon(middle(summary.epsilon_certified))})"
+        median = "" if alone else median
         method = f", by {summary.method}" if summary.method else ""
         spent = f"{wording.epsilon(certified)}{median}, delta {summary.delta:g}{method}"
         rows[-1] = ("certified epsilon", spent)
@@ -146,6 +148,9 @@ def closing_table(
     if certified is not None:
         rows.append(("noise multiplier", wording.span(summary.noise_multiplier)))
     rows += wording.protections(summary.guarantees)
+    for group, budget, clients, spent in wording.budgets(summary.budgets):
+        text = f"budget {budget} of {clients} clients, largest spent {spent}"
+        rows.append((f"group {group}", text))
     retired = ("retired clients", f"{summary.retired} of {len(summary.epsilon_certified)}")
     used_up = ("budget", "used up" if summary.retired else "pays for further rounds")
     return [

@@ -35,7 +35,7 @@ _NOT_PRIVATE = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html``, and ``partition.svg`` except in a release; the report's path.
+    """Write the report and ``partition.svg``, its owner's alone; of a release a public report only.
 
     Raises:
         ValueError: it is not a run directory, or a file in it is damaged.
@@ -43,9 +43,9 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     partition = _drawn_partition(run)
     if partition is not None:
-        durable.write(run_dir / "partition.svg", partition)
+        durable.write(run_dir / "partition.svg", partition, private=True)
     path = run_dir / "report.html"
-    durable.write(path, _page(run, partition).encode())
+    durable.write(path, _page(run, partition).encode(), private=not run.config.run.release)
     return path
 
 
@@ -115,7 +115,8 @@ def _headline(run: Run) -> str:
     published = largest(summary.epsilon_published) if summary else last.epsilon_published_max
     accuracy = summary.accuracy if summary else last.accuracy
     budget = run.config.privacy.budget
-    goal = {budget: f"; target {run.target:g}"} if run.target is not None else {}
+    named = "largest budget" if run.budgets else "target"
+    goal = {budget: f"; {named} {run.target:g}"} if run.target is not None else {}
     several = "" if run.alone else f", largest of {_clients(run)}"
     note = f"at delta {delta:g}{several}{goal.get('certified', '')}{proviso}"
     note = note if run.config.private else "trained without privacy"
@@ -201,16 +202,16 @@ def _privacy(run: Run) -> str:
         picture = plots.svg(plots.epsilon_by_round(run.records, run.target))
         caption = "Spent so far, after each round, at the run's delta."
         parts.append(page.picture(picture, "epsilon by round", caption))
-    if run.summary:
-        summary = run.summary
+    if run.budgets:
+        parts.append(page.table(wording.BUDGETS, wording.budgets(run.budgets)))
+    if summary := run.summary:
         certified, published = summary.epsilon_certified, summary.epsilon_published
         shown = {(_epsilon(c), _epsilon(p)) for c, p in zip(certified, published, strict=True)}
         if not run.alone and len(shown) == 1:
             ((proved, claim),) = shown
             text = f"certified epsilon {proved}, published epsilon {claim}"
-            parts.append(
-                page.paragraph(f"All {len(certified)} clients have spent the same: {text}.")
-            )
+            text = f"All {len(certified)} clients have spent the same: {text}."
+            parts.append(page.paragraph(text))
         elif not run.alone:
             picture = plots.svg(plots.epsilon_per_client(certified, published, run.target))
             caption = "Spent by each client in the whole run."
@@ -306,7 +307,7 @@ def _configuration(config: Config) -> str:
         rows.append((f"{TABLES[table].__doc__} [{table}]",))
         for name in names:
             value, meaning = config.value(name), SETTINGS[name].info.description or ""
-            rows.append((name, "" if value is None else str(value), meaning))
+            rows.append((name, "" if value is None else wording.shortened(str(value)), meaning))
     table = page.table(("Setting", "Value", "Meaning"), rows)
     return page.section("Configuration", table, folded=True)
 

@@ -1,13 +1,16 @@
 """Reads what is shown of a run from the files of its directory."""
 
-import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from server import closing, manifest
-from server.records import Epsilon, RoundRecord, Summary
+from server.guarantees import by_group
+from server.records import Epsilon, RoundRecord, Summary, finite, read_rounds
 from server.store import ROUNDS, Store
 from sim.config.configuration import Config, load
 from sim.config.fields import SETTINGS
@@ -41,8 +44,19 @@ class Run:
 
     @property
     def target(self) -> Epsilon:
-        """The budget that no client exceeds; None without one or without privacy."""
-        return self.config.privacy.epsilon if self.config.private else None
+        """The budget that no client exceeds, of personal ones the largest; None without one or
+        without privacy."""
+        return finite(float(self.config.targets.max()))
+
+    @property
+    def budgets(self) -> tuple[Mapping[str, Any], ...]:
+        """What each group of personal budgets has spent (`server.guarantees.by_group`); before the
+        end what it may spend, as no other figure is proved whatever ends the run."""
+        if self.summary:
+            return self.summary.budgets
+        proved = self.config.privacy.budget == "certified"
+        spent = self.config.targets if proved else np.full(len(self.sizes), math.inf)
+        return by_group(self.config.groups, spent.tolist())
 
 
 def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
@@ -60,11 +74,8 @@ def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
     manifest.read(run_dir)
     Store(run_dir, 2).check_rounds()
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
-    rounds, summary = run_dir / ROUNDS, summary or closing.read(run_dir)
+    records, summary = read_rounds(run_dir / ROUNDS), summary or closing.read(run_dir)
     try:
-        lines = rounds.read_text().splitlines() if rounds.exists() else []
-        whole = (json.loads(line) for line in lines if line.endswith("}"))
-        records = tuple(RoundRecord.from_json(line) for line in whole)
         with np.load(run_dir / "partition.npz", allow_pickle=False) as arrays:
             known = not config.run.release and "counts" in arrays.files
             sizes, counts = arrays["sizes"], arrays["counts"] if known else None

@@ -1,5 +1,6 @@
 """How the terminal and the report word numbers and notices."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import Any
@@ -19,6 +20,8 @@ AT_ONE_ORDER = (
 UNDER_WAY = (
     "A round in progress may be charged in addition; python -m sim.account --ledger includes it."
 )
+MAX_TEXT = 300
+"""Characters of a setting's value that a report shows; all of it is in ``config.toml``."""
 RELEASED = (
     "Noise and batches came from the operating system's entropy, and no seed of them was kept."
 )
@@ -99,6 +102,20 @@ def protections(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return lines
 
 
+_proved = functools.partial(epsilon, infinite="not proved")
+
+BUDGETS = ("Group", "Budget", "Clients", "Largest certified epsilon")
+"""The head of a table of personal budgets."""
+
+
+def budgets(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A table's rows, one for each group (`server.guarantees.by_group`)."""
+    return [
+        (one["group"], f"{one['budget']:g}", str(one["clients"]), _proved(one["largest"]))
+        for one in rows
+    ]
+
+
 def lower_bound(value: float, digits: int = 4) -> str:
     """A lower bound on epsilon rounded down, so that the shown value is a bound."""
     return f"{float(Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(value)):.{digits}g}"
@@ -126,6 +143,11 @@ def scores(found: Evaluation) -> list[tuple[str, str]]:
             ("worst client", figure(found.client_worst)),
         ]
     return rows
+
+
+def shortened(text: str) -> str:
+    """A text, or the beginning of a long one, as of the budgets of many clients."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
 
 
 def span(values: Sequence[float]) -> str:

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 
 from sim.config.names import did_you_mean
-from sim.config.settings import Data
+from sim.config.settings import Data, expanded
 from sim.sources import tables
 from sim.sources.tables import FIRST_ROW
 
 MAX_CATEGORIES = 1_000
 """Most categories of a column: with more it is a name or a number, not a category."""
+
+MAX_BOUND = 1e300
+"""Largest bound of a column: the distance between two is a finite number."""
 
 Known = Mapping[str, list[Any]]
 """By column: two numbers, the bounds; or texts, the categories."""
@@ -38,7 +41,7 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
             column.
     """
     columns = tables.read(path)
-    known = _known(Path(data.columns).expanduser(), columns) if data.columns else {}
+    known = _known(expanded(data.columns), columns) if data.columns else {}
     if known and (lacking := columns.keys() - known.keys() - {data.client_column}):
         raise ValueError(
             f"{data.columns} lacks the column {min(lacking)!r} of {path}: state all, so that "
@@ -175,7 +178,7 @@ def _known(path: Path, columns: tables.Columns) -> Known:
     """
     try:
         known = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"columns = {path} cannot be read ({error}): give --columns a TOML file such as age = "
             "[0, 100]"
@@ -187,9 +190,10 @@ def _known(path: Path, columns: tables.Columns) -> Known:
         several = isinstance(value, list) and len(value) > 1
         bounds = several and len(value) == 2 and all(type(v) in (int, float) for v in value)
         texts = several and all(isinstance(v, str) for v in value) and len(set(value)) == len(value)
-        if not texts and not (bounds and value[0] < value[1]):
+        if not texts and not (bounds and -MAX_BOUND <= value[0] < value[1] <= MAX_BOUND):
             raise ValueError(
-                f"{path}: {name} = {value} must be two bounds, the smaller first, or different "
-                'categories: write [0, 100] or ["no", "yes"]'
+                f"{path}: {name} = {value} must be two bounds, the smaller first and neither "
+                f"beyond {MAX_BOUND:g}, or different categories: "
+                'write [0, 100] or ["no", "yes"]'
             )
     return known

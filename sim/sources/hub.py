@@ -3,10 +3,11 @@
 Both are an extra, ``[datasets]``.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from sim.config.settings import expanded
 
 
 def read(name: str, label: str, client: str | None) -> dict[str, np.ndarray]:
@@ -23,7 +24,7 @@ def read(name: str, label: str, client: str | None) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{said} needs Hugging Face's datasets ({error}): pip install datasets"
         ) from error
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     try:
         data = load_from_disk(str(folder)) if folder.is_dir() else load_dataset(name)
     except Exception as error:  # missing, damaged or unreachable data can raise anything

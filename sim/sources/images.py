@@ -7,6 +7,7 @@
 Classes are numbered in the order of their sorted names. Hidden files are ignored.
 """
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ def read(root: Path) -> dict[str, np.ndarray]:
 
     Raises:
         ValueError: folders of another depth, classes that only the test part has, a file that is no
-            image, or images that differ in size or in colours.
+            image or a huge one, or images that differ in size or in colours.
     """
     parts = {"train": root}
     if {path.name for path in _inside(root)} == set(PARTS):
@@ -67,16 +68,17 @@ def _images(folder: Path) -> list[Path]:
 
 def _pixels(paths: list[Path]) -> np.ndarray:
     """Pixels uint8 ``[N, C, H, W]``: one channel if all images are grey, else three."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     first: tuple[int, int] | None = None
     pixels = []
     for path in paths:
         try:
-            with Image.open(path) as image:
+            bomb = warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning)
+            with bomb, Image.open(path) as image:
                 grey = image.mode in ("1", "L")
                 read = np.asarray(image.convert("L" if grey else "RGB"))
-        except (OSError, UnidentifiedImageError) as error:
+        except Exception as error:  # decoders raise whatever a damaged file leads them to
             raise ValueError(f"{path} is no image ({error}): correct or remove it") from error
         first = first or read.shape[:2]
         if read.shape[:2] != first:

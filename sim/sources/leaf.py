@@ -47,14 +47,14 @@ def _part(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 records += own["x"]
                 labels += own["y"]
                 clients += [str(user)] * len(own["y"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"{path} is not of LEAF's layout ({type(error).__name__}: {error}): write it by "
                 "LEAF's preprocess.sh"
             ) from error
     try:
         x, y = np.array(records, dtype=np.float32), np.array(labels, dtype=np.int64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{paths[0].parent}: records are no numbers of one shape, or labels no integers "
             f"({error}): give such data by --dataset package.module:function"

@@ -53,6 +53,7 @@ USUAL = {"note": "", "budget": "certified", "evaluated_on": "test", "metric": "a
     "release": False,
     "method": "loss distributions",
     "delta": 1e-5,
+    "budgets": [],
 }
 """Entries of a summary that need not be written down."""
 ALWAYS = {

@@ -128,6 +128,7 @@ TRUST = {
     "--clipping=auto --clip-norm=0.3 --strategy=fedprox --momentum=0.4",
     "server-turns": f"{GIVEN} --trust=server --unit=client --noise-bands=2 --steps=3 --epsilon=9 "
     "--clip-norm=0.4 --dropout=0.2",
+    "attackers": f"{GIVEN} --attackers=0.3 --attack-factor=-4 --noise-multiplier=1 --steps=2",
     "aggregate": (
         f"{GIVEN} --trust=aggregate --noise-multiplier=2 --epsilon=20 --dropout=0.2 --honest=0.5 "
         "--batch-size=4",
@@ -137,6 +138,13 @@ TRUST = {
     "--noise-multiplier=1.2 --epsilon=30 --aggregate-bits=40",
     "aggregate-calibrated": f"{GIVEN} --trust=aggregate --epsilon=5 --fraction=0.8 --honest=0.8 "
     "--batch-size=6 --strategy=fedadam --server-lr=0.05",
+}
+PERSONAL = "--budgets=careful=2:0.5,bold=9:0.5"
+BUDGETS = {
+    "budgets": (f"{GIVEN} --batch-size=4 {PERSONAL}", LEDGER, REPORT, CHECK),
+    "budgets-server": f"{GIVEN} --trust=server --batch-size=4 {PERSONAL}",
+    "budgets-aggregate": f"{GIVEN} --trust=aggregate --unit=client --steps=2 --clip-norm=0.4 "
+    f"{PERSONAL}",
 }
 MODELS = {
     "mlp": f"{SMALL} --model=mlp --activation=relu",
@@ -260,6 +268,7 @@ RUNS: dict[str, str | tuple[str, ...]] = {
     **MECHANISMS,
     **STRATEGIES,
     **TRUST,
+    **BUDGETS,
     **MODELS,
     **PARTITIONS,
     **CENTRAL,
@@ -283,6 +292,7 @@ PRICED = (
     "standardized-fedfed",
     "server-decay",
     "aggregate-calibrated",
+    "budgets",
     "central",
 )
 """Runs whose price, told before they begin, is written down, too."""
