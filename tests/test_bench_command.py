@@ -290,7 +290,7 @@ def test_a_damaged_record_of_a_round_is_named(tmp_path, capsys):
     words = [str(path), "--seeds=4", f"--out={tmp_path / 'out'}"]
     assert main_guard(bench.command, [*words, "--hours=0"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {file} is damaged (") and err.count("\n") == 1
+    assert err.startswith(f"error: {file} has been changed: restore it") and err.count("\n") == 1
 
 
 def test_a_fault_without_words_is_one_all_the_same(tmp_path, monkeypatch):

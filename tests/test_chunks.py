@@ -320,7 +320,7 @@ def test_whoever_computes_has_one_thread_whatever_the_process_has(monkeypatch, b
     class Stop(Exception):
         """Far enough."""
 
-    def seen(*_: object) -> NoReturn:
+    def seen(*_: object, **__: object) -> NoReturn:
         found.append(threads())
         raise Stop
 

@@ -18,6 +18,7 @@ import torch
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from server import labels, loop, orders
+from server.records import read_rounds
 from sim import account, report
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
@@ -420,6 +421,12 @@ def test_records_of_rounds_are_as_they_were_or_neither_continued_nor_shown(run, 
         assert main_guard(ask, [*arguments, str(run)]) == 2
         said = capsys.readouterr().err
         assert str(path) in said and "restore" in said and said.count("\n") == 1
+
+
+def test_records_that_are_nested_too_deep_are_damaged(tmp_path):
+    (tmp_path / ROUNDS).write_text("[" * 5000 + "]" * 4999 + "}\n")
+    with pytest.raises(ValueError, match=r"rounds\.jsonl is damaged \("):
+        read_rounds(tmp_path / ROUNDS)
 
 
 def test_a_record_that_no_checkpoint_knows_is_shown_and_written_again(whole, tmp_path):
