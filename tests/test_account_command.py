@@ -346,6 +346,21 @@ def test_of_an_unfinished_run_the_figure_is_at_the_order_that_was_fixed_before_i
     assert [row["epsilon_certified"] for row in done["clients"]] == least
 
 
+def test_a_budget_bounds_the_figure_of_an_unfinished_run_at_its_own_delta_alone(capsys, tmp_path):
+    """And only if it is the certified figure that it bounds."""
+    config = BUDGET.replace("9.5", "2.4")
+    folder = make_run(tmp_path, config, finished=False)
+    (folder / orders.FILE).write_text(json.dumps([{"order": 20.0, "clients": "0-3"}]))
+
+    def shown(delta):
+        return run(capsys, "--ledger", folder, "--delta", delta)["clients"][2]["epsilon_certified"]
+
+    assert shown(1e-6) == 2.4 < shown(1e-4)
+    (folder / "config.toml").write_text(config.replace("certified", "published"))
+    vouch(folder)
+    assert shown(1e-6) > 2.4
+
+
 UNEVEN = (
     "--clients 6 --partition quantity --batch-size 60 --rounds 4 --epsilon 5 --engine inline "
     "--quiet"

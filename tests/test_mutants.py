@@ -28,6 +28,8 @@ def test_a_stale_table_is_noticed(tmp_path: Path):
     twice = table.faults([ALL[0], ALL[0]])
     assert twice == [f"{ALL[0].name}: two mutants have this name"]
     assert table.faults([dataclasses.replace(ALL[0], new=ALL[0].old)])
+    gone = dataclasses.replace(ALL[0], tests=("test_mutants.py::test_it_was_renamed[here]",))
+    assert table.faults([gone]) == [f"{gone.name}: no test {gone.tests[0]}"]
     alike = table.faults([ALL[0], dataclasses.replace(ALL[0], name="another")])
     assert alike == [f"another: the same edit as {ALL[0].name}"]
 

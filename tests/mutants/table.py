@@ -2,6 +2,7 @@
 file."""
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,11 +48,21 @@ def load(folder: Path = HERE) -> list[Mutant]:
     ]
 
 
+def _exists(test: str, root: Path) -> bool:
+    """Whether each class and function that a test's name has is defined in its file, if there is
+    one."""
+    file, *names = test.partition("[")[0].split("::")
+    path = root / "tests" / file
+    text = path.read_text() if path.is_file() else ""
+    return not text or all(re.search(rf"^\s*(def|class) {n}\b", text, re.M) for n in names)
+
+
 def faults(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
-    """Why edits cannot be made: a missing file, a text that is not there exactly once, two of one
-    name or alike."""
+    """Why edits cannot be made or judged: a missing file or test, a text that is not there exactly
+    once, two of one name or alike."""
     found = []
     for m in mutants:
+        found += [f"{m.name}: no test {test}" for test in m.tests if not _exists(test, root)]
         files = [m.file, *(f"tests/{test.partition('::')[0]}" for test in m.tests)]
         missing = [file for file in files if not (root / file).is_file()]
         found += [f"{m.name}: no file {file}" for file in missing]
