@@ -318,13 +318,14 @@ def test_updates_enter_sums_by_own_coins_of_the_charged_rate():
     zeros: false alarm below 1e-6. Kills one coin for all, and a rate that is not the plan's."""
     mechanism, sent = contributions.of_unit("client", 1.0)
     rates, number = (0.15, 0.6, 1.0), 120
+    plans = [replace(curated.plan_of(0.5), own_rate=rate) for rate in rates]
+    cohort, start = small.cohort(plans), small.start(small.model())
     entered = np.zeros((number, 3), dtype=bool)
     for seed in range(number):
-        plans = [replace(curated.plan_of(0.5), own_rate=rate) for rate in rates]
-        cohort, start = small.cohort(plans, seed=seed), small.start(small.model())
-        end = local_round(mechanism, cohort, start)
+        drawn = replace(cohort, streams=small.streams(range(3), seed))
+        end = local_round(mechanism, drawn, start)
         assert ((end.params != start).any(dim=1)).all()
-        entered[seed] = (sent.rows(cohort, start, end) != 0).any(dim=1).numpy()
+        entered[seed] = (sent.rows(drawn, start, end) != 0).any(dim=1).numpy()
     for rate, times in zip(rates, entered.sum(axis=0).tolist(), strict=True):
         law = stats.binom(number, rate)
         assert law.sf(times - 1) > 3e-7 and law.cdf(times) > 3e-7
