@@ -42,7 +42,8 @@ class Attack:
     Attributes:
         mechanism: what the clients train by, canaries among them.
         included: bool ``[m]``, the coins of the canaries.
-        scored: scores of the canaries, float64 ``[m]``, from the run directory of the finished training.
+        scored: from the run directory of the finished training to scores of the canaries, float64
+            ``[m]``.
         by_client: from the scores to what each client's own canaries give.
     """
 
