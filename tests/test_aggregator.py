@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from client.messages import Upload
+from client.messages import TrainRequest, Upload
 from mechanisms import grid, shares
 from mechanisms.accounting import accountant, group, ledger
 from mechanisms.accounting.accountant import epsilon
@@ -253,6 +253,36 @@ def test_a_round_is_opened_if_and_only_if_enough_clients_answer(tmp_path):
     assert {events[SummedShares(FAILURE)] for events in world.paid.values()} == {24}
     expected = stats.binom(CLIENTS * 24, 0.65)
     assert 1e-6 < expected.cdf(sum(answers)) < 1 - 1e-6 and len(set(answers)) > 3
+
+
+SLOWLY = [pytest.param(share, marks=pytest.mark.slow) for share in (0.1, 0.2, 0.29, 0.31, 0.4)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3, 0.5, *SLOWLY])
+def test_of_2000_clients_no_sum_is_opened_with_too_little_noise(dropout, tmp_path, monkeypatch):
+    """And none with enough is lost. An opened sum is nearly noise alone here: it has the deviation
+    of all shares that were sent, at level 1e-6."""
+    monkeypatch.setattr(worlds, "RECORDS", 2_000)
+    given = {"dropout": dropout, "honest": 0.7, "noise_multiplier": 1e5, "groups": 1}
+    given |= {"clients": 2_000, "min_records": 1, "epsilon": None, "aggregate_bits": 48}
+    world, rounds = World(tmp_path, RECORD | given), 6 if dropout in (0.29, 0.31) else 1
+    federation = training.federation(world.job, tmp_path)
+    asked, least, opened = np.arange(2_000), 1_400, []
+    for number in range(1, rounds + 1):
+        name, nth = f"round-{number}", np.full(2_000, number)
+        request = TrainRequest(number, 0, name, asked, nth, federation.initial)
+        uploads = list(world.exchange(tmp_path, None)([request]))
+        answers, mean = uploads[0].weight, federation.aggregator.mean(number, uploads)
+        expected = stats.binom(2_000, 1 - dropout)
+        assert min(expected.cdf(answers), expected.sf(answers - 1)) > 1e-6
+        assert (mean is not None) == (answers >= least)
+        if mean is not None:
+            total = -mean * 0.5 * answers  # of which 1e5 is what is charged
+            opened += (total / 1e5 / math.sqrt(answers / (least - 1))).tolist()
+    if opened:
+        law, found = stats.chi2(len(opened)), float(np.square(opened).sum())
+        assert 1e-6 < law.cdf(found) < 1 - 1e-6
+    assert bool(opened) == (dropout < 0.3) or dropout in (0.29, 0.3, 0.31)
 
 
 def test_the_mean_is_that_of_those_who_answered(tmp_path):

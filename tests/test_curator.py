@@ -457,12 +457,19 @@ def test_a_run_in_progress_and_a_finished_one_say_against_whom(tmp_path, capsys)
     assert [row["epsilon"] for row in rows_] == [Result(folder).epsilon] * 2 + [None]
 
 
+AUDITED = {
+    "record": {"clients": 20, "noise_multiplier": 2.5},
+    "client": {"clients": 400, "unit": "client", "min_records": 1, "noise_multiplier": 3.0},
+}
+
+
+@pytest.mark.parametrize("unit", AUDITED)
 @pytest.mark.parametrize("kind", ["server", "aggregate"])
-def test_an_audit_at_the_sum_is_below_what_is_certified(kind, tmp_path, monkeypatch):
-    """Canaries of all clients in one sum, seen in the final model. Negative control: a tenth of the
-    noise that is charged is noticed."""
-    given = {"trust": kind, "clients": 20, "rounds": 4, "lr": 1.0, "server_momentum": 0.0}
-    given |= {"noise_multiplier": 2.5, "epsilon": None, "quiet": True, "out": str(tmp_path)}
+def test_an_audit_at_the_sum_is_below_what_is_certified(kind, unit, tmp_path, monkeypatch):
+    """Canaries of all clients, or that are clients, in one sum, seen in the final model. Negative
+    control: a tenth of the noise that is charged is noticed."""
+    given = {"trust": kind, "rounds": 4, "lr": 1.0, "server_momentum": 0.0} | AUDITED[unit]
+    given |= {"epsilon": None, "quiet": True, "out": str(tmp_path)}
     for module in ("auditing", "engines"):
         monkeypatch.setattr(f"sim.{module}.session.write_report", lambda folder: folder)
     curator, shares_of, found = trust.curator, shares.shares_of, []
@@ -477,8 +484,10 @@ def test_an_audit_at_the_sum_is_below_what_is_certified(kind, tmp_path, monkeypa
     for factor in (1.0, 0.1):
         monkeypatch.setattr(trust, "curator", functools.partial(server, factor))
         monkeypatch.setattr(shares, "shares_of", functools.partial(clients, factor))
-        result = audit(configuration.load(None, given), None, False, 0.95)
+        count = {"record": None, "client": 400}[unit]
+        result = audit(configuration.load(None, given), count, False, 0.95)
         found.append((result.epsilon_lower, result.epsilon_certified))
+        assert bool(result.clients) == (unit == "record")
     (lower, certified), (broken, charged) = found
     assert 0.2 < lower < certified == charged < broken
 
@@ -487,6 +496,9 @@ def test_attacks_and_audits_refuse_what_they_cannot_train(tmp_path):
     job = World(tmp_path, RECORD).job
     with pytest.raises(ValueError, match="trust is server"):
         trainings.train(job, [np.arange(9)], b"key")
-    given = CLIENT_UNIT | {"clients": 20}
-    with pytest.raises(ValueError, match="unit is client"):
-        audit(configuration.load(None, given), None, False, 0.95)
+    given = configuration.load(None, CLIENT_UNIT | {"clients": 20, "out": str(tmp_path)})
+    with pytest.raises(ValueError, match="unit is client, but black-box"):
+        audit(given, None, True, 0.95)
+    with pytest.raises(ValueError, match="canaries = 21 must be from 1 to 20"):
+        audit(given, 21, False, 0.95)
+    assert not list(tmp_path.glob("*/config.toml"))

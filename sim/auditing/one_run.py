@@ -4,8 +4,8 @@ Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 
 some of the clients' records; one that is out is replaced by a null record, so that public sizes do
 not change (zero-out adjacency). They are gradient canaries, scored by every upload's movement along
 them (white box), or by the model's where sums of clients alone are seen, or records with a wrong
-label, scored by the final model's loss (black box). The
-attacker knows everything but the coins and the noise, and may abstain.
+label, scored by the final model's loss (black box). `sim.auditing.clients` has canaries that are
+clients. The attacker knows everything but the coins and the noise, and may abstain.
 """
 
 from collections.abc import Sequence

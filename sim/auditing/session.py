@@ -1,16 +1,23 @@
 """One audited run from beginning to end: job, canaries, training, guesses, ``audit.json``."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load
+from torch import Tensor
 
 from mechanisms import durable
+from mechanisms.mechanism import Mechanism
 from mechanisms.randomness import seed_key
 from server import labels
 from server.records import Summary, largest
-from sim.auditing import one_run
-from sim.auditing.bounds import check_confidence
+from sim.auditing import clients, one_run
+from sim.auditing.bounds import Floats, check_confidence
 from sim.auditing.one_run import Canaries, Guesses, Watched
 from sim.config.checks import check_classes
 from sim.config.fields import Config
@@ -28,6 +35,24 @@ from sim.showing.audit import FILE, Audit
 from sim.showing.report import write_report
 
 
+@dataclass(frozen=True)
+class Attack:
+    """An attack on a training.
+
+    Attributes:
+        mechanism: what the clients train by, canaries among them.
+        included: bool ``[m]``, the coins of the canaries.
+        scored: from the run directory of the finished training to scores of the canaries, float64
+            ``[m]``.
+        by_client: from the scores to what each client's own canaries give.
+    """
+
+    mechanism: Mechanism
+    included: NDArray[np.bool_]
+    scored: Callable[[Path], Floats]
+    by_client: Callable[[Floats], dict[int, Guesses]]
+
+
 def audit(
     config: Config, count: int | None, black_box: bool, confidence: float, quiet: bool = False
 ) -> Audit:
@@ -36,7 +61,7 @@ def audit(
     Args:
         config: the run's configuration; it trains in this process.
         count: number of canaries; None: the least of `one_run.MAX_CANARIES`, half of the records,
-            and half of the parameters per client.
+            and half of the parameters per client; if whole clients are protected, half of them.
         black_box: wrong labels and the final model, instead of crafted gradients and every upload.
         confidence: confidence of the bound.
         quiet: whether to print nothing.
@@ -46,39 +71,85 @@ def audit(
     """
     check_confidence(confidence)
     check_classes(config, "an audit")
-    if config.privacy.unit == "client":
-        raise ValueError("unit is client, but canaries are records: use --unit record")
+    if config.privacy.unit == "client" and black_box:
+        raise ValueError(
+            "unit is client, but black-box canaries are records: leave --black-box out, or use "
+            "--unit record"
+        )
     in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
     config = config.model_copy(update={"run": execution})
     folder, job = rundir.choose(config), build(config)
-    canaries = _plant(job, count, black_box)
-    watched = Watched(trained_by(config)[0], canaries)
+    attack = (
+        _on_clients(job, count)
+        if config.privacy.unit == "client"
+        else _on_records(job, count, black_box, confidence)
+    )
     folder = rundir.create(folder, job)
     durable.make_empty([folder / rundir.AUDITED])
-    engine = session.Engine(inline_exchange(job, folder, watched.mechanism))
+    engine = session.Engine(inline_exchange(job, folder, attack.mechanism))
     summary = session.run(job, folder, engine)
-    scores = watched.scores
-    if black_box or config.privacy.trust != "local":
-        layout = job.gradients.layout
-        final = load((folder / "model.safetensors").read_bytes())
-        last = layout.flatten({name: final[name] for name in layout.names})
-        first, last = (model.to(job.device) for model in (layout.initial(job.model), last))
-        x = copy_on(job.device, present(job, folder).dataset.x)
-        scores = (
-            one_run.losses(job.gradients, canaries, x, first, last)
-            if black_box
-            else (last - first).double().cpu().numpy()[canaries.coordinates]
-        )
+    scores = attack.scored(folder)
     delta = config.privacy.delta
-    found = one_run.guess(scores, canaries.included, delta, confidence)
-    owned = [job.partition.of(client) for client in range(job.partition.clients)]
-    clients = one_run.by_client(canaries, scores, owned, delta, confidence)
-    result = _result(summary, found, clients, "black-box" if black_box else "white-box", confidence)
+    found = one_run.guess(scores, attack.included, delta, confidence)
+    view = "black-box" if black_box else "white-box"
+    result = _result(summary, found, attack.by_client(scores), view, confidence)
     durable.write(folder / FILE, labels.sealed(result.to_json()))
     write_report(folder)
     return result
+
+
+def _on_records(job: Job, count: int | None, black_box: bool, confidence: float) -> Attack:
+    """Canaries that are records."""
+    canaries = _plant(job, count, black_box)
+    watched = Watched(trained_by(job.config)[0], canaries)
+
+    def scored(folder: Path) -> Floats:
+        if black_box:
+            x = copy_on(job.device, present(job, folder).dataset.x)
+            first, last = _models(job, folder)
+            return one_run.losses(job.gradients, canaries, x, first, last)
+        if job.config.privacy.trust == "local":
+            return watched.scores
+        return _moved(job, folder, canaries.coordinates)
+
+    def by_client(scores: Floats) -> dict[int, Guesses]:
+        owned = [job.partition.of(client) for client in range(job.partition.clients)]
+        delta = job.config.privacy.delta
+        return one_run.by_client(canaries, scores, owned, delta, confidence)
+
+    return Attack(watched.mechanism, canaries.included, scored, by_client)
+
+
+def _on_clients(job: Job, count: int | None) -> Attack:
+    """Canaries that are whole clients; one coin is too few for a bound of a client's own."""
+    partition, privacy = job.partition, job.config.privacy
+    owner = np.full(len(job.dataset.y), -1)
+    owner[partition.indices] = np.repeat(np.arange(partition.clients), partition.sizes)
+    room = partition.clients, job.gradients.layout.size
+    size, key = one_run.LENGTH * privacy.clip_norm, seed_key(job.config.run.seed)
+    canaries = clients.choose(owner, *room, count, key, size)
+    mechanism = canaries.watched(trained_by(job.config)[0])
+    return Attack(
+        mechanism,
+        canaries.included,
+        lambda folder: _moved(job, folder, canaries.coordinates),
+        lambda scores: {},
+    )
+
+
+def _models(job: Job, folder: Path) -> tuple[Tensor, Tensor]:
+    """The first model and the last, ``[P]``."""
+    layout, final = job.gradients.layout, load((folder / "model.safetensors").read_bytes())
+    last = layout.flatten({name: final[name] for name in layout.names})
+    return layout.initial(job.model).to(job.device), last.to(job.device)
+
+
+def _moved(job: Job, folder: Path, coordinates: NDArray[np.int64]) -> Floats:
+    """How far the model has moved along these coordinates, ``[m]``."""
+    first, last = _models(job, folder)
+    return np.asarray((last - first).double().cpu().numpy()[coordinates])
 
 
 def show(result: Audit) -> None:
@@ -117,7 +188,7 @@ def _plant(job: Job, count: int | None, black_box: bool) -> Canaries:
 
 
 def _result(
-    summary: Summary, found: Guesses, clients: dict[int, Guesses], view: str, confidence: float
+    summary: Summary, found: Guesses, of_client: dict[int, Guesses], view: str, confidence: float
 ) -> Audit:
     certified = summary.epsilon_certified
     return Audit(
@@ -131,7 +202,7 @@ def _result(
         epsilon_certified=largest(certified),
         epsilon_published=largest(summary.epsilon_published),
         clients=tuple(
-            (client, one.coins, one.epsilon, certified[client]) for client, one in clients.items()
+            (client, one.coins, one.epsilon, certified[client]) for client, one in of_client.items()
         ),
         run_dir=summary.run_dir,
     )

@@ -43,10 +43,10 @@ class Audit(Record):
 
 
 _MEANING = (
-    "Canaries stood among the records of this run, each in or out by a fair coin, and an "
-    "attacker guessed the coins. A lower bound above the certified epsilon would refute the "
-    "guarantee. One far below it proves nothing: the attacker may be weak, and a few hundred "
-    "canaries cannot show a large epsilon."
+    "Canaries stood among the records of this run, or among its clients if whole ones are "
+    "protected, each in or out by a fair coin, and an attacker guessed the coins. A lower bound "
+    "above the certified epsilon would refute the guarantee. One far below it proves nothing: the "
+    "attacker may be weak, and a few hundred canaries cannot show a large epsilon."
 )
 
 
@@ -81,6 +81,6 @@ def section(run_dir: Path) -> str:
     ]
     lower = f"Lower bound, confidence {found.confidence:g}"
     table = page.table(("Client", "Canaries", lower, "Certified epsilon"), rows)
-    note = "A client's own bound is from an attacker who sees this client's uploads in all rounds."
+    note = "A client's own bound is from its own canaries." if found.clients else ""
     attacker = page.paragraph(f"{found.view}: {guesses}. {note}")
     return page.section("Audit", page.paragraph(_MEANING), attacker, table)
