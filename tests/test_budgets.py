@@ -240,3 +240,15 @@ def test_what_is_noted_beside_a_round_is_added_to_what_was_paid():
     published = [epsilon(now.charges_of(c), DELTA, "published").epsilon for c in range(3)]
     assert now.epsilons("published").tolist() == published and len(set(published)) == 3
     assert now.epsilons("certified").tolist() == [cost(A, 1), cost(A, 1), 0.0]
+
+
+def test_a_ledger_that_says_something_else_of_any_client_is_noticed():
+    """More, less or nothing at all, first client or last."""
+    plans, spent = (A, B), {0: planned(A, 1), 1: planned(B, 2)}
+    now = budgets(*plans, target=9.0, spent=spent)
+    now.check(spent)
+    for client, plan in enumerate(plans):
+        rest = {other: charges for other, charges in spent.items() if other != client}
+        for told in (rest, rest | {client: {}}, rest | {client: planned(plan, 3)}):
+            with pytest.raises(ValueError, match=f"something else of client {client} "):
+                now.check(told)

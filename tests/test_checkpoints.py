@@ -141,6 +141,13 @@ def test_a_checkpoint_that_the_disk_does_not_give_is_no_damage(tmp_path, monkeyp
         paid.known(tmp_path)
 
 
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_a_damaged_label_does_not_hide_what_others_know(tmp_path, damaged):
+    saved(tmp_path, 3)
+    (tmp_path / "checkpoints" / f"round-{damaged:06d}.json").write_bytes(b"{}")
+    assert len(paid.known(tmp_path)) == 2
+
+
 def test_an_old_checkpoint_of_which_a_part_is_gone_is_removed_all_the_same(tmp_path):
     """Whoever deleted its tensors to save room does not stop the run."""
     checkpoints = saved(tmp_path, 2, keep=2)

@@ -454,8 +454,9 @@ def test_orders_that_are_lost_are_written_again_and_damaged_ones_are_not_believe
     assert main_guard(command, ["--resume", str(run)]) == 0 and path.read_bytes() == before
 
 
-def test_orders_of_nobody_are_damaged(tmp_path):
-    (tmp_path / orders.FILE).write_bytes(b"[]")
+@pytest.mark.parametrize("lines", [[], [{"orders": [], "clients": "0-3"}]])
+def test_orders_of_nobody_or_none_at_all_are_damaged(tmp_path, lines):
+    (tmp_path / orders.FILE).write_bytes(labels.sealed({"orders": lines}))
     with pytest.raises(ValueError, match="is damaged"):
         orders.read(tmp_path)
 

@@ -66,6 +66,9 @@ MIXES = {
     "mean of everything": lambda m, h: h - h.mean(),
     "negative dimension": lambda m, h: h - h.mean(-2, keepdim=True),
     "dimension by name": lambda m, h: h - h.sum(dim=(0, 1)),
+    "records by name": lambda m, h: h - torch.mean(input=h, dim=0),
+    "size of the batch": lambda m, h: h.div(h.size(0)),
+    "size of the batch by name": lambda m, h: torch.div(h, other=h.size(0)),
     "imputed": lambda m, h: impute(h),
     "row against column": lambda m, h: h - h.mean(1),
     "constant by record": lambda m, h: h + m.table,
@@ -83,6 +86,7 @@ MIXES = {
     "first record as a column": lambda m, h: h - h[0].unsqueeze(1),
     "chosen records": lambda m, h: h[[0, 0, 0]] + h,
     "first records": lambda m, h: h[:3],
+    "first record behind a new dimension": lambda m, h: h - h.T[None, :, 0].T,
     "shape of another": lambda m, h: h.t() + h,
     "normalized": lambda m, h: F.normalize(h, dim=0),
     "softmax of the batch": lambda m, h: h.softmax(0),
@@ -265,6 +269,7 @@ IDIOMS = {
     "token in front": lambda m, h: torch.cat(
         [m.row.expand(h.size(0), 1, -1), h.unsqueeze(1)], 1
     ).mean(1),
+    "new dimension in front": lambda m, h: h[None, :, :].squeeze(0),
     "transposed there and back": lambda m, h: h.T.relu().T,
     "chunks": lambda m, h: torch.cat(h.chunk(3, dim=1)[::-1], dim=1),
     "layer norm": lambda m, h: F.layer_norm(h, (WIDTH,)),
@@ -290,6 +295,54 @@ def test_what_users_write_takes_the_fast_route_and_gives_what_the_model_gives(
     params = gradients.layout.initial(module)[None]
     expected = torch.cat([module(one[None]) for one in x[0]]).detach()
     torch.testing.assert_close(gradients.logits(params, x)[0], expected)
+
+
+LABELS, ROWS = torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, 3)
+FORMS = {
+    "shape of targets": (
+        nn.Identity(),
+        lambda output, y: (output - y.sum(-1)).square().sum(1),
+        (ROWS, ROWS.unsqueeze(-1)),
+        (ROWS, LABELS.unsqueeze(-1)),
+    ),
+    "type of targets": (nn.Identity(), cross_entropy, (ROWS, LABELS), (ROWS, LABELS.float())),
+    "shape of records": (
+        Apply(lambda h: h - h.mean(-2, keepdim=True)),
+        lambda output, y: output.square().flatten(1).sum(1),
+        (torch.zeros(1, 3, 3, 3), LABELS),
+        (ROWS, LABELS),
+    ),
+    "type of records": (nn.Identity(), cross_entropy, (ROWS, LABELS), (ROWS.long(), LABELS)),
+}
+"""Module, loss, and two pairs of records and targets, of which the first alone act alone."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_was_found_for_one_form_of_records_and_targets_says_nothing_of_another(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills what is kept without a part of the form that it was found for."""
+    monkeypatch.setattr(program, "_SIZES", (3,))
+    module, loss, alone, mixed = FORMS[name]
+
+    def answers(gradients: RecordGradients, x: Tensor, y: Tensor) -> list[object]:
+        routes, found = gradients._routes, list[object]()
+        asked = (
+            lambda: routes.loss_program(x, y) is None,
+            lambda: type(routes.general(x, y)),
+            lambda: type(routes.of(x, y).engine),
+            lambda: routes.independent(x, y),
+        )
+        for ask in asked:
+            try:
+                found.append(ask())
+            except Exception as error:
+                found.append(type(error))
+        return found
+
+    fresh, used = (RecordGradients(nn.Sequential(module, nn.Linear(3, 3)), loss) for _ in range(2))
+    assert answers(used, *alone) != answers(fresh, *mixed)
+    assert answers(used, *mixed) == answers(fresh, *mixed)
 
 
 LOSSES_THAT_MIX = {

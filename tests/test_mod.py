@@ -109,10 +109,15 @@ class TestWhatLeaves:
         assert all(alarms(spoil(sample, std), std) for spoil in SPOILERS.values())
 
     def test_an_update_is_clipped_over_all_arrays_together(self, tmp_path):
-        """Kills a bound for each array, and a reply without the received model."""
+        """Kills a bound for each array, a reply without the received model, and floats by the types
+        of what the app gives back."""
         app = app_of(
             loose(tmp_path, clip_norm=0.5),
-            lambda a: {"bias": a["bias"] + 4e5, "weight": a["weight"] + 1e5, "seen": a["seen"] + 9},
+            lambda a: {
+                "bias": a["bias"] + 4e5,
+                "weight": np.int64(a["weight"] + 1e5),
+                "seen": a["seen"] + 9.5,
+            },
         )
         reply = app(message(), context())
         update = np.array([*[1e5] * 6, *[4e5] * 2])
@@ -375,7 +380,10 @@ class TestOwnLedger:
     def test_nobody_else_reads_it(self, tmp_path):
         own = OwnLedger(tmp_path / "new")
         own.pay(UpdatePlan(2.0, 1.0), 1)
-        assert (tmp_path / "new").stat().st_mode & 0o77 == own.path.stat().st_mode & 0o77 == 0
+        files = [path for path in (tmp_path / "new").rglob("*") if path.suffix != ".lock"]
+        assert own.path in files and len(files) == 4  # the ledger's folder, places, clients
+        for private in (tmp_path / "new", *files):
+            assert private.stat().st_mode & 0o77 == 0, private
 
 
 @pytest.fixture

@@ -182,6 +182,15 @@ def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
     assert done == [first] and sorted(tmp_path.rglob("*.jsonl")) == before
 
 
+def test_nobody_else_enters_a_nodes_folder(tmp_path):
+    """The first to make it are requests."""
+    plans, folder = PlanTable((Rounds(),), np.zeros(3, np.int64)), tmp_path / "new"
+    host = SimpleNamespace(train=lambda asked: paid(folder, "a", ([0], {Gaussian(4.0): 1})))
+    Budgeted(OwnBudget(folder, 2.0, 1e-5), folder / "a", plans, lambda: host).train(request([0]))
+    for private in (folder, folder / "a" / "ledger", folder / PLACES):
+        assert private.stat().st_mode & 0o77 == 0, private
+
+
 LOST = {
     "a run": lambda folder: shutil.rmtree(folder / "a"),
     "a ledger": lambda folder: (folder / "a" / "ledger" / "group-0000.jsonl").unlink(),
