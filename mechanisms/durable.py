@@ -36,7 +36,7 @@ def read(path: Path) -> bytes:
     Raises:
         ValueError: there is something else, such as a folder, or a pipe for which nobody writes.
     """
-    if path.exists() and not path.is_file():
+    if not path.is_file() and path.exists():
         raise ValueError(f"{path} is no file: restore it from a copy")
     with naming(path):
         return path.read_bytes()
