@@ -119,5 +119,4 @@ class ClientState:
         return self._folder / f"round-{round_:06d}.safetensors"
 
     def _saved(self) -> list[int]:
-        paths = self._folder.glob("round-*.safetensors")
-        return sorted(int(path.stem.removeprefix("round-")) for path in paths)
+        return sorted(durable.numbered(self._folder, ".safetensors"))

@@ -22,7 +22,7 @@ class Uploads:
     def keep(self, upload: Upload, params: np.ndarray) -> None:
         """Write an upload made from the model ``params``; it replaces its group's earlier ones."""
         durable.make_folder(self._folder, private=True)
-        path = self._folder / f"round-{upload.round:06d}-group-{upload.group:04d}.safetensors"
+        path = self._folder / _name(upload.round, upload.group)
         metrics = json.dumps([upload.group, upload.weight, upload.metrics])
         tensors = {"total": upload.total, "clients": upload.clients}
         tensors |= {SHARED + name: array for name, array in upload.shared.items()}
@@ -35,7 +35,8 @@ class Uploads:
     def finished(self, round_: int, params: np.ndarray) -> list[Upload]:
         """This round's uploads that were made from exactly this model, by group.
 
-        A damaged one is left out, as if the crash had come before it: its clients pay again.
+        A damaged one is left out, as if the crash had come before it: its clients pay again. So is
+        one that is not named by its round and group, as a copy that a sync client has left.
         """
         found = []
         for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
@@ -45,10 +46,16 @@ class Uploads:
                 continue
             if labels.get("model") == _digest(params):
                 group, weight, metrics = json.loads(labels["upload"])
+                if path.name != _name(round_, group):
+                    continue
                 total, clients = tensors.pop("total"), tensors.pop("clients")
                 shared = {name.removeprefix(SHARED): array for name, array in tensors.items()}
                 found.append(Upload(round_, group, clients, total, weight, metrics, shared=shared))
         return found
+
+
+def _name(round_: int, group: int) -> str:
+    return f"round-{round_:06d}-group-{group:04d}.safetensors"
 
 
 def _digest(params: np.ndarray) -> str:

@@ -7,12 +7,14 @@ Whatever else the project writes, it writes by these functions or by `mechanisms
 import fcntl
 import functools
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+_ROUND = re.compile(r"round-(-?[0-9]+)(\.[a-z]+)", re.ASCII)
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Modes of what only its owner may read."""
 
@@ -29,9 +31,24 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes:
-    """What a file holds."""
+    """What a file holds.
+
+    Raises:
+        ValueError: there is something else, such as a folder, or a pipe for which nobody writes.
+    """
+    if not path.is_file() and path.exists():
+        raise ValueError(f"{path} is no file: restore it from a copy")
     with naming(path):
         return path.read_bytes()
+
+
+def numbered(folder: Path, suffix: str) -> dict[int, Path]:
+    """The files of a folder that are named ``round-NUMBER`` and a suffix, by number.
+
+    Others, such as copies that an editor or a sync client has left, are nobody's.
+    """
+    found = {path: _ROUND.fullmatch(path.name) for path in folder.glob(f"round-*{suffix}")}
+    return {int(name[1]): path for path, name in found.items() if name and name[2] == suffix}
 
 
 def sync_folder(folder: Path) -> None:

@@ -79,7 +79,7 @@ class Privacy(Settings):
     next; 1: clients enter by coins, and each round has noise of its own [rounds]"""
     aggregate_bits: int = Field(32, ge=2, le=62)
     """size of each number that is aggregated; sums are modulo a power of two [bits]"""
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(1e-5, ge=1e-300, lt=1)
     """delta of each client's guarantee [probability]"""
     budget: Literal["certified", "published"] = "certified"
     """the figure that epsilon bounds: the proved one, or the paper's own claim, for comparison with

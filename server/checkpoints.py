@@ -76,12 +76,12 @@ class Checkpoints:
 
     def labels(self) -> list[Path]:
         """The files that vouch for checkpoints, the newest first."""
-        paths = self._folder.glob("round-*.json")
-        return sorted(paths, key=lambda path: -int(path.stem.removeprefix("round-")))
+        found = durable.numbered(self._folder, ".json")
+        return [found[number] for number in sorted(found, reverse=True)]
 
     def after(self, round_: int) -> int:
         """How many later rounds have a file that vouches for them, damaged or not."""
-        return sum(int(path.stem.removeprefix("round-")) > round_ for path in self.labels())
+        return sum(number > round_ for number in durable.numbered(self._folder, ".json"))
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None; damaged ones are skipped with a warning.

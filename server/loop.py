@@ -59,7 +59,9 @@ def restore(federation: Federation, store: Store) -> Standing:
     terms = federation.course, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
     first = now.round - federation.before
-    store.check_length(first + store.checkpoints.after(now.round) + 1)
+    later = store.checkpoints.after(now.round) + 1
+    store.check_length(first + later)
+    store.check_charges(max(now.round, 0) + later)
     return Standing(now, tuple(store.records(first)), budgets)
 
 

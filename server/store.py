@@ -18,7 +18,8 @@ from server.records import RoundRecord
 MODEL = "model.safetensors"
 """The final model, which no checkpoint knows: it is written after the last one."""
 ROUNDS = "rounds.jsonl"
-KEPT = "clients/group-*/round-*.safetensors"
+KEPT = "clients/group-*"
+"""Folders of what the clients of a group keep."""
 
 
 class Store:
@@ -38,11 +39,12 @@ class Store:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows where the ledger's files are, and what else belongs to it:
         what clients keep, the results of earlier phases, orders, and the rounds' records so far."""
-        newest = {path.parent: path for path in sorted(self.folder.glob(KEPT))}
+        kept = (durable.numbered(one, ".safetensors") for one in self.folder.glob(KEPT))
+        newest = [found[max(found)] for found in kept if found]
         results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
         files = {
             str(path.relative_to(self.folder)): manifest.digest(path)
-            for path in [*newest.values(), *results, *self.folder.glob(orders.FILE)]
+            for path in [*newest, *results, *self.folder.glob(orders.FILE)]
         }
         size = self.rounds.stat().st_size if self.rounds.exists() else 0
         rounds = [size, manifest.digest(self.rounds)] if size else None
@@ -98,10 +100,24 @@ class Store:
         """
         known = durable.read(self.rounds).count(b"\n") if self.rounds.exists() else 0
         if known > most:
-            raise ValueError(
-                f"{self.rounds} tells of {known} rounds, of which a crash leaves at most {most} "
-                "with these checkpoints: restore the folder from a copy, or start a new run"
-            )
+            raise ValueError(self._ahead(self.rounds, known, most))
+
+    def check_charges(self, most: int) -> None:
+        """Refuse charges of training for later rounds than ``most``.
+
+        Raises:
+            ValueError: there are some: all checkpoints are gone, and what could tell of them.
+        """
+        for path, passed in ledgers.files(self.ledger, []):
+            paid_for = max((one.round for one in ledgers.entries(path, passed)), default=0)
+            if paid_for > most:
+                raise ValueError(self._ahead(path, paid_for, most))
+
+    def _ahead(self, path: Path, known: int, most: int) -> str:
+        return (
+            f"{path} tells of {known} rounds, of which a crash leaves at most {most} with these "
+            "checkpoints: restore the folder from a copy, or start a new run"
+        )
 
     def check_paid(self, upload: Upload) -> None:
         """Refuse an upload for whose round one of its clients has paid nothing.

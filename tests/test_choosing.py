@@ -167,21 +167,26 @@ def tuned(folder, *words: str) -> int:
 
 def test_runs_are_drawn_once_and_kept(tmp_path):
     file, few = tmp_path / "drawn.json", Tries(6.0, cells(tmp_path))
-    places = few.places(file)
-    assert places == few.places(file) and set(places) <= {
+    places = few.places(file, tmp_path / "out")
+    assert places == few.places(file, tmp_path / "out") and set(places) <= {
         (r, c) for r in ("slow", "fast") for c in "13"
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for other in (Tries(7.0, few.cells), Tries(6.0, few.cells[:3])):
         with pytest.raises(ValueError, match="--tries 6 from other or the same cells"):
-            other.places(file)
+            other.places(file, tmp_path / "out")
     whole = file.read_text()
     for text in ("[]", "{}", "[" * 5000, whole.replace('"runs": [[', '"runs": [[[], '), "no"):
         file.write_text(text)
         with pytest.raises(
             ValueError, match=r"drawn.json is damaged \(.*\): restore it from a copy"
         ):
-            few.places(file)
+            few.places(file, tmp_path / "out")
+    file.unlink()  # they were drawn anew: a second look at the records, which nobody counted
+    (tmp_path / "out" / "a-run").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"drawn.json is missing, but .* restore it from a copy"):
+        few.places(file, tmp_path / "out")
+    assert not file.exists()
 
 
 def test_the_number_of_runs_is_geometric_and_cells_are_equally_likely(tmp_path):

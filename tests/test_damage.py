@@ -423,6 +423,13 @@ def test_records_of_rounds_are_as_they_were_or_neither_continued_nor_shown(run, 
         assert str(path) in said and "restore" in said and said.count("\n") == 1
 
 
+def test_records_of_rounds_without_their_checkpoints_are_not_whole(run, capsys):
+    """A resumed run refuses them, but a check found nothing."""
+    shutil.rmtree(run / "checkpoints")
+    status, found = states(run, capsys)
+    assert status == 1 and found[ROUNDS] == "damaged"
+
+
 def test_records_that_are_nested_too_deep_are_damaged(tmp_path):
     (tmp_path / ROUNDS).write_text("[" * 5000 + "]" * 4999 + "}\n")
     with pytest.raises(ValueError, match=r"rounds\.jsonl is damaged \("):
@@ -628,13 +635,21 @@ def test_a_model_that_no_summary_vouches_for_is_not_used(finished):
     assert all(torch.equal(found[name], right[name]) for name in right)
 
 
-@pytest.mark.parametrize("lost", [Path.unlink, lambda path: path.write_bytes(b"")])
+LOST = {
+    "a file": Path.unlink,
+    "its lines": lambda path: path.write_bytes(b""),
+    "the folder": lambda path: shutil.rmtree(path.parent),
+}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
 def test_a_finished_run_knows_what_was_paid_without_its_checkpoints(finished, capsys, lost):
     """They were gone, and an empty ledger was whole and cost nothing."""
     shutil.rmtree(finished / "checkpoints")
     assert states(finished, capsys)[0] == 0
     lost(finished / FIRST)
-    check_refused(finished, finished / FIRST, capsys, {"ledger": ASKS["ledger"]}, model=False)
+    asks = {ask: ASKS[ask] for ask in ("ledger", "report")}  # the report left its figures out
+    check_refused(finished, finished / FIRST, capsys, asks, model=False)
     status, found = states(finished, capsys)
     assert status == 1 and found[FIRST] in ("missing", "older")
 

@@ -271,6 +271,36 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path, kind):
     assert os.lstat(path) == before and [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_not_read(tmp_path, make):
+    """A pipe was waited for, without an end."""
+    make(tmp_path / "a")
+    with pytest.raises(ValueError, match="a is no file: restore it"):
+        durable.read(tmp_path / "a")
+
+
+def test_copies_beside_the_files_of_rounds_are_nobody_s(tmp_path):
+    """One that a sync client had left ended each command without naming it."""
+    names = ("round-000002.json", "round--00001.json", "round-1000000.json")
+    others = ("round-000003 (1).json", "round-x.json", "round-.json", "round-000004.json.part")
+    for name in (*names, *others, "around-000005.json", "round-000006.safetensors"):
+        (tmp_path / name).touch()
+    found = durable.numbered(tmp_path, ".json")
+    assert {number: path.name for number, path in found.items()} == dict(
+        zip((2, -1, 1_000_000), names, strict=True)
+    )
+
+
+def test_a_copy_of_an_upload_is_not_added_a_second_time(tmp_path):
+    upload = Upload(2, 1, np.array([0]), np.array([5]), 1, {})
+    uploads = Uploads(tmp_path)
+    uploads.keep(upload, PARAMS)
+    (path,) = tmp_path.iterdir()
+    for name in (f"{path.stem} (1).safetensors", path.name.replace("0001.", "0000.")):
+        (tmp_path / name).write_bytes(path.read_bytes())
+    assert len(uploads.finished(2, PARAMS)) == 1
+
+
 def test_of_two_that_create_a_file_the_first_has_its_content(tmp_path):
     for content in (b"first", b"second"):
         durable.create(tmp_path / "key", content, private=True)

@@ -15,7 +15,7 @@ from mechanisms.plan import merge, planned
 from server import loop
 from server.checkpoints import Checkpoint
 from server.loop import Standing
-from server.store import MODEL, Store
+from server.store import MODEL, ROUNDS, Store
 from sim.engines.inline import inline_exchange
 from sim.phases import training
 from tests import worlds
@@ -340,13 +340,16 @@ def test_an_upload_whose_charge_is_lost_is_refused(tmp_path):
 
 @pytest.mark.parametrize("release", [False, True])
 def test_checkpoints_that_are_lost_are_missed(tmp_path, release):
-    """By the rounds that are written down: more than one is ahead of the newest checkpoint. One
-    that is damaged is there, and the one before it goes on."""
+    """By the rounds that are written down, and by what is paid: more than one is ahead of the
+    newest checkpoint. One that is damaged is there, and the one before it goes on."""
     given = {"release": release, "epsilon": None, "noise_multiplier": 1.0}
     world = World(tmp_path / "a", given).crashed(4, 0)
     for path in (tmp_path / "a" / "checkpoints").iterdir():
         path.unlink()
     with pytest.raises(ValueError, match=r"tells of 3 rounds, of which a crash leaves at most 1"):
+        world.run()
+    (tmp_path / "a" / ROUNDS).unlink()  # finished rounds were repeated without a word
+    with pytest.raises(ValueError, match=r"\.jsonl tells of 3 rounds, .* at most 1 with these"):
         world.run()
     damaged = World(tmp_path / "b", given).crashed(4, 0)
     (tmp_path / "b" / "checkpoints" / "round-000003.safetensors").write_bytes(b"")

@@ -28,7 +28,7 @@ class Table:
         if self.tries is None:
             self.runs = runs(given.seeds)
         else:
-            places = self.tries.places(self.file("tries.json"))
+            places = self.tries.places(self.file("tries.json"), self.path)
             drawn = runs(range(len(places)))
             self.runs = [
                 run for run in drawn if (run.cell.row, run.cell.column) == places[run.seed]

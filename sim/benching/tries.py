@@ -48,15 +48,21 @@ class Tries:
         if len(deltas := {run.config.privacy.delta for run in self.cells}) > 1:
             raise ValueError(f"delta is {sorted(deltas)}: with --tries all cells need the same one")
 
-    def places(self, path: Path) -> list[tuple[str, str]]:
-        """Row and column of each run, whose seed is its position.
+    def places(self, path: Path, folder: Path) -> list[tuple[str, str]]:
+        """Row and column of each run, whose seed is its position; ``folder`` has their directories.
 
         They are drawn by the operating system's entropy, and kept at ``path``, unless runs are
         there: a second draw would be a further look at the records.
 
         Raises:
-            ValueError: the file is damaged, or was drawn for another mean or other cells.
+            ValueError: the file is damaged, was drawn for another mean or other cells, or is
+                missing though there are runs.
         """
+        if not path.exists() and folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(
+                f"{path} is missing, but {folder} has runs, of which it says how many there are: "
+                "restore it from a copy, or give another --out and count both"
+            )
         names = [[run.cell.row, run.cell.column] for run in self.cells]
         content = {"mean": self.mean, "cells": names, "runs": self._drawn(names)}
         durable.make_folder(path.parent)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from client import tensors
+from mechanisms import durable
 from mechanisms.accounting import ledger
 from server import checkpoints, closing, manifest, orders, paid
 from server.store import KEPT, Store
@@ -120,6 +121,8 @@ def _rounds(store: Store) -> Iterator[Check]:
     if newest is not None:
         yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
         yield store.rounds, store.check_rounds
+    elif store.rounds.exists() and not (store.folder / closing.FILE).exists():
+        yield store.rounds, partial(store.check_length, 1)
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
         yield path, partial(tensors.read, path)
 
@@ -130,6 +133,6 @@ def _checkpoint(store: Store, label: Path) -> None:
 
 def _ahead(store: Store) -> list[Path]:
     """Clients' states that are newer than the newest checkpoint."""
-    numbers = [int(label.stem.removeprefix("round-")) for label in store.checkpoints.labels()]
-    after = f"round-{max(numbers, default=0):06d}"
-    return [path for path in sorted(store.folder.glob(KEPT)) if path.stem > after]
+    newest = max(durable.numbered(store.folder / "checkpoints", ".json"), default=0)
+    kept = (durable.numbered(one, ".safetensors") for one in sorted(store.folder.glob(KEPT)))
+    return [found[number] for found in kept for number in sorted(found) if number > newest]

@@ -247,10 +247,10 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def _several_records(run: Run) -> list[str]:
-    """Epsilons for several records of one person; none without a ledger and a proved epsilon."""
+    """Epsilons for several records of one person; none without a proved epsilon."""
     certified = run.summary.epsilon_certified if run.summary else ()
     by_client = run.config.privacy.unit == "client"  # which covers all records of a person there
-    if by_client or largest(certified) is None or not (run.folder / "ledger").is_dir():
+    if by_client or largest(certified) is None:
         return []
     worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
     spent, delta = paid.read(run.folder), run.config.privacy.delta
