@@ -14,7 +14,7 @@ Holdout = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """Records ``[M, ...]`` that clients hold and do not train on, their labels, and whose each is."""
+    """Records ``[M, ...]`` that clients hold and do not train on, labels, and whose each is."""
 
     x: np.ndarray
     y: np.ndarray

@@ -16,12 +16,6 @@ from sim.config.fields import Config
 from strategies.registry import strategy_of
 
 
-def is_personal(config: Config) -> bool:
-    """Whether clients have models of their own."""
-    layers = config.local.personal_layers
-    return layers is not None or strategy_of(config.strategy, config.fedfed).personal
-
-
 def mask(config: Config, layout: Layout) -> np.ndarray | None:
     """Bool ``[P]``: the parameters that are a client's own; None if none are.
 
@@ -65,15 +59,17 @@ def folder(run_dir: Path, group: int) -> Path:
 
 
 def models(
-    run_dir: Path, groups: int, own: np.ndarray, params: np.ndarray
+    run_dir: Path, config: Config, layout: Layout, params: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Each client's number and model ``[P]``, of those that have taken part: the server's model
-    ``params [P]`` with its ``own`` parameters, bool ``[P]``.
+    """Number and model ``[P]`` of each client that has taken part: the server's ``params [P]`` with
+    its own parameters as after its last round. Nothing if no parameters are clients' own.
 
     Raises:
         ValueError: a file is damaged.
     """
-    for group in range(groups):
+    if (own := mask(config, layout)) is None:
+        return
+    for group in range(config.run.groups or 1):
         for client, row in own_parameters(folder(run_dir, group)).items():
             model = params.copy()
             model[own] = row

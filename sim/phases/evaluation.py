@@ -148,10 +148,9 @@ def _rights(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np
         return torch.cat([y.new_zeros(0).float(), *found]).cpu().numpy()
 
     found = right(params, x, y)
-    if (own := personal.mask(job.config, job.gradients.layout)) is not None:
-        for client, model in personal.models(run_dir, len(job.groups), own, params):
-            at = held.partition.of(client)
-            found[at] = right(model, x[at], y[at])
+    for client, model in personal.models(run_dir, job.config, job.gradients.layout, params):
+        at = held.partition.of(client)
+        found[at] = right(model, x[at], y[at])
     return found[held.partition.indices], held.partition.sizes
 
 

@@ -144,11 +144,11 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
         guide=strategy.guide,
     )
     client_state, own = None, personal.mask(config, job.gradients.layout)
+    folder = personal.folder(run_dir, group)
     if config.local.keep_state:
-        folder = personal.folder(run_dir, group)
         client_state = ClientState(folder, training.mechanism.lasting, own=own)
     elif own is not None:
-        client_state = ClientState(personal.folder(run_dir, group), (), optimizer=False, own=own)
+        client_state = ClientState(folder, (), optimizer=False, own=own)
     ledger, uploads = files(run_dir, group) if config.privacy.trust != "server" else (None, None)
     kept = uploads if config.privacy.trust == "local" else None
     return Node(training, group_data(job, group), job.plans, ledger, kept, client_state)
