@@ -1,4 +1,5 @@
-"""The state that clients keep between rounds: the optimizer's and the mechanism's lasting memory.
+"""The state that clients keep between rounds: the optimizer's, the mechanism's lasting memory, and
+the parameters of the model that are their own.
 
 It never leaves the node. It is written to disk, one file per group and round, before the round's
 upload leaves, so a resumed run continues from exactly the state it had.
@@ -18,6 +19,8 @@ from mechanisms import durable
 from mechanisms.cohort import LocalState
 
 KEPT_ROUNDS = 3
+OWN = "params"
+"""The name of the parameters that are a client's own among what it keeps."""
 Resume = Callable[[LocalState], LocalState]
 """Replaces parts of the fresh state at the start of a local round by what the clients kept."""
 
@@ -41,10 +44,21 @@ class ClientState:
     Args:
         folder: where this group's files are.
         lasting: names of the mechanism's memory that are kept along with the optimizer's state.
+        optimizer: whether the optimizer's state is kept.
+        own: bool ``[P]``, the parameters with which a client goes on from where it ended its last
+            round, whatever the server's model; None for none.
     """
 
-    def __init__(self, folder: Path, lasting: Sequence[str]):
+    def __init__(
+        self,
+        folder: Path,
+        lasting: Sequence[str],
+        optimizer: bool = True,
+        own: np.ndarray | None = None,
+    ):
         self._folder, self._lasting = folder, lasting
+        self._optimizer = optimizer
+        self._own = None if own is None else torch.from_numpy(own)
         self._round, self._begun = 0, False
         self._rows: dict[int, dict[str, np.ndarray]] = {}
 
@@ -94,10 +108,14 @@ class ClientState:
             )
             for name, tensor in named.items()
         }
-        optimizer = tuple(kept[f"optimizer.{n}"] for n in range(len(fresh.optimizer)))
-        return replace(fresh, optimizer=optimizer).remember(
-            **{name: kept[name] for name in self._lasting}
-        )
+        if self._optimizer:
+            optimizer = tuple(kept[f"optimizer.{n}"] for n in range(len(fresh.optimizer)))
+            fresh = replace(fresh, optimizer=optimizer)
+        if self._own is not None:
+            params = fresh.params.clone()
+            params[:, self._own.to(params.device)] = kept[OWN]
+            fresh = replace(fresh, params=params)
+        return fresh.remember(**{name: kept[name] for name in self._lasting})
 
     def _write(self, round_: int) -> None:
         """Write the state after ``round_`` to disk and delete all but the newest files."""
@@ -112,11 +130,28 @@ class ClientState:
             self._path(old).unlink()
 
     def _named(self, state: LocalState) -> Mapping[str, torch.Tensor]:
-        optimizer = {f"optimizer.{n}": tensor for n, tensor in enumerate(state.optimizer)}
-        return optimizer | {name: state.memory[name] for name in self._lasting}
+        kept = {name: state.memory[name] for name in self._lasting}
+        if self._optimizer:
+            kept |= {f"optimizer.{n}": tensor for n, tensor in enumerate(state.optimizer)}
+        if self._own is not None:
+            kept[OWN] = state.params[:, self._own.to(state.params.device)]
+        return kept
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"round-{round_:06d}.safetensors"
 
     def _saved(self) -> list[int]:
         return sorted(durable.numbered(self._folder, ".safetensors"))
+
+
+def own_parameters(folder: Path) -> dict[int, np.ndarray]:
+    """The parameters that are their own, by client, after the newest round of a group's files.
+
+    Raises:
+        ValueError: that file is damaged.
+    """
+    files = durable.numbered(folder, ".safetensors")
+    if not files:
+        return {}
+    _, tensors = read(files[max(files)])
+    return dict(zip(tensors["clients"].tolist(), tensors[OWN], strict=True))

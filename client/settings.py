@@ -22,6 +22,9 @@ class Local(Settings):
     """local momentum, afresh in each round (Adam: its beta1)"""
     keep_state: bool = False
     """clients keep momentum (and a moving clip bound) from round to round"""
+    personal_layers: str | None = None
+    """layers, separated by commas, that clients train and keep to themselves, such as 1 or
+    fc.weight; '': none (docs/howto/personal.md)"""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """decay of lr over the run's local steps"""
     memory_limit: int | None = Field(None, ge=1)

@@ -5,12 +5,13 @@ they cost no privacy.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mechanisms.cohort import Cohort, LocalState
+from mechanisms.placing import place
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ def normalised(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
     return torch.cat(
         [torch.where(length > 0, update(cohort, start, end) / length, 0.0), length], dim=1
     )
+
+
+def without(sent: Sent, own: Tensor) -> Sent:
+    """What is sent, with 0 in place of the parameters that are clients' ``own``, bool ``[P]``."""
+
+    def rows(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
+        found = sent.rows(cohort, start, end)
+        found[:, : len(own)].masked_fill_(place(own, found.device), 0.0)
+        return found
+
+    return replace(sent, rows=rows)
 
 
 UPDATE, NORMALISED = Sent(update), Sent(normalised, extra=1)

@@ -140,7 +140,9 @@ class Evaluation(Record):
         calibration_error: expected calibration error, in 15 bins of equal width, in [0, 1].
         perplexity: of a word, for the next word.
         unprotected: what to know of the scores by client, where there are any.
-        accuracy_by_client: of each client, on the records that it trained on. Not protected.
+        clients_on: the records of scores by client: ``held-out`` ones of each, or its ``training``.
+        accuracy_by_client: of each client, on these; of its own model, if it has one. Not
+            protected.
         client_mean: their mean, each client counting the same. Not protected.
         client_deviation: their standard deviation. Not protected.
         client_worst_tenth: the mean of the worst tenth of clients. Not protected.
@@ -156,7 +158,8 @@ class Evaluation(Record):
     calibration_error: float | None = None
     perplexity: float | None = None
     unprotected: str = ""
-    accuracy_by_client: tuple[float, ...] = ()
+    clients_on: str = ""
+    accuracy_by_client: tuple[float | None, ...] = ()
     client_mean: float | None = None
     client_deviation: float | None = None
     client_worst_tenth: float | None = None

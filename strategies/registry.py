@@ -12,6 +12,7 @@ from strategies.fedfed import fedfed
 from strategies.fednova import fednova
 from strategies.fedopt import adagrad, adam, fedopt, yogi
 from strategies.fedprox import fedprox
+from strategies.mrmtl import mrmtl
 from strategies.settings import Aggregation, FedFed
 from strategies.strategy import Strategy
 
@@ -22,6 +23,7 @@ STRATEGIES: dict[str, Callable[[Aggregation], Strategy]] = {
     "fedyogi": fedopt(yogi, usual_rate=0.05),
     "fedprox": fedprox,
     "fednova": fednova,
+    "mrmtl": mrmtl,
 }
 
 

@@ -6,7 +6,9 @@ from pydantic import Field
 
 from mechanisms.settings import MAX_TIMES, OwnName, Settings
 
-StrategyName = Literal["fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "fedfed"]
+StrategyName = Literal[
+    "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "mrmtl", "fedfed"
+]
 STRATEGIES: tuple[str, ...] = get_args(StrategyName)
 """Names that ``strategy`` takes."""
 
@@ -29,7 +31,8 @@ class Aggregation(Settings):
     server_tau: float = Field(1e-3, gt=0)
     """fedadagrad, fedadam, fedyogi: updates below it are not enlarged [parameter units]"""
     proximal_mu: float = Field(0.01, ge=0)
-    """fedprox: pull of a local step towards the round's model [gradient per parameter unit]"""
+    """fedprox, mrmtl: pull of a local step towards the round's model [gradient per parameter
+    unit]"""
     weighting: Literal["records", "uniform"] = "records"
     """weight of a client's update: its public number of records, or the same for all"""
 

@@ -24,6 +24,7 @@ class Strategy:
             (state, model).
         guide: what steers the clients' local steps besides their own records.
         sent: what clients send after a local round; by default their update.
+        personal: whether each client goes on from its own model, not from the server's.
         each: in place of ``aggregate``, for what looks at clients one by one: from (state, model,
             their uploads float64 ``[K, P]``, their weights int64 ``[K]``) to the next (state,
             model). Groups then have one client each.
@@ -34,6 +35,7 @@ class Strategy:
     aggregate: Callable[[ServerState, np.ndarray, np.ndarray], tuple[ServerState, np.ndarray]]
     guide: GuideOf = alone
     sent: Sent = UPDATE
+    personal: bool = False
     each: (
         Callable[[ServerState, np.ndarray, np.ndarray, np.ndarray], tuple[ServerState, np.ndarray]]
         | None

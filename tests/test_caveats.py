@@ -56,6 +56,7 @@ class Net(torch.nn.Sequential):
 
 HOLDS = {
     caveats.CLIENT_SCORES: [{"evaluation": "clients"}],
+    caveats.OWN_LAYERS: [{"personal_layers": "1.bias"}],
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
     caveats.AGGREGATED: [{"trust": "aggregate"}, {"trust": "aggregate", "unit": "client"}],
     caveats.TRUSTED: [{"trust": "server"}, {"trust": "server", "unit": "client"}],
@@ -104,6 +105,7 @@ HOLDS = {
 }
 FAILS = {
     caveats.CLIENT_SCORES: [{}, {"evaluation": "detailed"}],
+    caveats.OWN_LAYERS: [{}, {"strategy": "mrmtl"}],
     caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
     caveats.AGGREGATED: [{}, {"trust": "server"}],
     caveats.TRUSTED: [{}, {"release": True}, {"trust": "aggregate"}],

@@ -386,6 +386,8 @@ REFUSED = {
     "--unit=client --release --chunk-clients=2": "chunk_clients is 2",
     "--sampling=fixed": "sampling is fixed",
     "--keep-state": "keep_state is on",
+    "--personal-layers=1": "personal_layers is 1",
+    "--unit=client --strategy=mrmtl": "strategy is mrmtl",
     "--optimizer=adam": "optimizer is adam",
     "--weighting=uniform": "weighting is uniform",
     "--clip-quantile=0.5": "clip_quantile is 0.5",

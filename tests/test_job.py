@@ -84,7 +84,7 @@ def test_no_two_choices_of_a_job_share_a_stream(tmp_path, monkeypatch):
 
     monkeypatch.setattr(building, "generator", named)
     built(tmp_path, validation_records=10, public_records=10)
-    assert len(names) == len(set(names)) == 4 and {key for key, _ in names} == {seed_key(11)}
+    assert len(names) == len(set(names)) == 5 and {key for key, _ in names} == {seed_key(11)}
 
 
 def test_public_and_validation_records_are_in_nobodys_hands_and_keep_their_labels(tmp_path):

@@ -109,6 +109,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "lr": (1.0, (TINY,), (0.0,)),
         "momentum": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
         "keep_state": (False, (True,), ()),
+        "personal_layers": (None, (None, "1"), (3,)),
         "lr_schedule": ("constant", ("linear", "cosine"), ("none",)),
         "memory_limit": (None, (None, 1, 10**9), (0, 10**9 + 1)),
         "max_records": (None, (None, 1, 10**9), (0, 10**9 + 1)),
@@ -185,6 +186,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "public_records": (0, (0, 10**9), (-1, 10**9 + 1)),
         "validation_records": (0, (0, 10**9), (-1, 10**9 + 1)),
         "evaluation": ("basic", ("detailed", "clients"), ("all",)),
+        "client_holdout": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
         "evaluate_on": ("test", ("validation",), ("train",)),
     },
     Execution: {

@@ -125,7 +125,7 @@ OF_DPSGD = (
     "clip_quantile noise_decay"
 )
 OF_BUILT_IN = "server_lr server_momentum"
-OF_LOCAL_TRUST = "optimizer momentum keep_state weighting attackers"
+OF_LOCAL_TRUST = "optimizer momentum keep_state personal_layers weighting attackers"
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
 )
@@ -145,7 +145,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     (
         {"trust": "server", "unit": "client"},
         "unit noise_bands",
-        "sampling clip_quantile keep_state weighting attackers",
+        "sampling clip_quantile keep_state personal_layers weighting attackers",
     ),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),
@@ -195,6 +195,8 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ),
     ({"strategy": "fednova"}, "", ""),
     ({"strategy": "fedprox"}, "proximal_mu", ""),
+    ({"strategy": "mrmtl"}, "proximal_mu", OF_BUILT_IN),
+    ({"evaluation": "clients"}, "client_holdout", ""),
     ({"strategy": "fedadagrad"}, "server_tau", ""),
     ({"strategy": "fedadam"}, "server_beta2 server_tau", ""),
     ({"strategy": "fedyogi"}, "server_beta2 server_tau", ""),

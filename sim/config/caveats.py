@@ -66,6 +66,10 @@ VALIDATION = (
 )
 TEST = "The test part, and the scores on it, are not protected."
 CLIENT_SCORES = f"Accuracy by client: {UNPROTECTED[0].lower()}{UNPROTECTED[1:]}"
+OWN_LAYERS = (
+    "Accuracy and loss are of the server's model, whose personal layers are as they were "
+    "initialised: they say little of the clients' own models."
+)
 TIMES = "The times that rounds took are written down, and are not protected."
 TRIES = "The choice of settings is not covered: all runs on the same records add up."
 PARTITION = (
@@ -169,6 +173,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     VALIDATION: lambda c: c.data.validation_records > 0,
     TEST: lambda c: c.data.evaluate_on == "test",
     CLIENT_SCORES: lambda c: c.data.evaluation == "clients",
+    OWN_LAYERS: lambda c: c.local.personal_layers is not None,
     TIMES: tells_times,
     TRIES: lambda c: True,
     PARTITION: lambda c: c.run.release and c.data.partition in ("iid", "shards", "quantity"),

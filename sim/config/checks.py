@@ -30,6 +30,7 @@ def check_parts(config: Config) -> None:
     _check_trust(config)
     _check_turns(config)
     _check_attackers(config)
+    _check_personal(config)
 
 
 def _check_holdout(config: Config) -> None:
@@ -100,6 +101,31 @@ def _check_attackers(config: Config) -> None:
         )
 
 
+def _check_personal(config: Config) -> None:
+    """Refuse what does not go with models of clients' own."""
+    layers, name = config.local.personal_layers, config.strategy.strategy
+    strategy = strategy_of(config.strategy, config.fedfed)
+    if layers is None and not strategy.personal:
+        return
+    given = f"strategy is {name}" if layers is None else f"personal_layers is {layers!r}"
+    if layers is not None and strategy.guide is not alone:
+        raise ValueError(
+            f"{given}, but strategy = {name} steers all layers by the round's model or by shared "
+            "records: use --strategy fedavg, or leave --personal-layers out"
+        )
+    mechanism = config.privacy.mechanism
+    if mechanism == "dphero" or ":" in mechanism:
+        raise ValueError(
+            f"{given}, but mechanism = {mechanism} may begin a round by a look at the server's "
+            "model, which is not the client's: use --mechanism dpsgd"
+        )
+    if config.data.evaluation == "clients" and not config.data.client_holdout:
+        raise ValueError(
+            f"{given} and evaluation is clients, but the records that a client's own model was "
+            "trained on are no test of it: add --client-holdout 0.2"
+        )
+
+
 def _check_trust(config: Config) -> None:
     """Refuse what noise on a sum of clients does not cover."""
     privacy, local = config.privacy, config.local
@@ -119,7 +145,7 @@ def _check_trust(config: Config) -> None:
     name = config.strategy.strategy
     strategy = strategy_of(config.strategy, config.fedfed)
     guides = strategy.guide is not alone and (by_record or name == "fedfed")
-    if guides or strategy.sent is not UPDATE or strategy.each is not None:
+    if guides or strategy.sent is not UPDATE or strategy.each is not None or strategy.personal:
         raise ValueError(
             f"strategy is {name}, which needs more of the clients than a bounded sum: use "
             "--strategy fedavg, fedadagrad, fedadam or fedyogi, or --trust local"

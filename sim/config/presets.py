@@ -64,6 +64,7 @@ FIXED: dict[str, Any] = {
     "server_momentum": 0.0,
     "trust": "local",
     "keep_state": True,
+    "personal_layers": None,
     "fraction": 1.0,
     "dropout": 0.0,
     "attackers": 0.0,

@@ -123,6 +123,9 @@ class Data(Settings):
     evaluation: Literal["basic", "detailed", "clients"] = "basic"
     """of the final model: accuracy and loss alone; also by class, with F1, AUROC and calibration,
     or perplexity; also by client on its own records, unprotected (docs/howto/evaluation.md)"""
+    client_holdout: float = Field(0.0, ge=0, lt=1)
+    """what a client does not train on, for scores by client: drawn from its records, at least one
+    stays [share of them, rounded up]"""
 
     @property
     def metric_name(self) -> str:

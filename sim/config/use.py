@@ -91,7 +91,13 @@ FEATURES = Need(
 )
 NAMED = ("mechanism", "strategy", "partition", "features")
 PRIVATE = _mechanism_but("none")
-OURS = Need("strategy", ("fedavg",), lambda name: ":" not in name, "a built-in --strategy", False)
+OURS = Need(
+    "strategy",
+    ("fedavg",),
+    lambda name: ":" not in name and name != "mrmtl",
+    "a built-in --strategy other than mrmtl",
+    owns=False,
+)
 SELECTIVE = _one_of("dpsur_accounting", "selective")
 OWN_TEST = (_mechanism("screening"), _one_of("screening_data", "own"))
 DPIS, IMPORTANCE = _mechanism("dpis"), _one_of("dpis_sampling", "importance")
@@ -177,12 +183,14 @@ USES: dict[str, tuple[Way, ...]] = {
     "optimizer": LOCAL_STEPS,
     "momentum": LOCAL_STEPS,
     "keep_state": ((LOCAL,),),
+    "personal_layers": ((LOCAL,),),
+    "client_holdout": ((_one_of("evaluation", "clients"),),),
     "weighting": ((LOCAL,),),
     "server_lr": ((OURS,),),
     "server_momentum": ((OURS,),),
     "server_beta2": ((_one_of("strategy", "fedadam", "fedyogi"),),),
     "server_tau": ((_one_of("strategy", "fedadagrad", "fedadam", "fedyogi"),),),
-    "proximal_mu": ((_one_of("strategy", "fedprox"),),),
+    "proximal_mu": ((_one_of("strategy", "fedprox", "mrmtl"),),),
     **_of_table("fedfed", FEDFED),
     "share_budget": _privately((*CLASSES, _one_of("share_noise", None)), *DISTILS),
     "share_noise": _privately(SHARES),

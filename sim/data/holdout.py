@@ -1,13 +1,24 @@
-"""Removes records from the training set before partitioning, so that no client holds them."""
+"""Removes records from the training set: before partitioning, so that no client holds them, and of
+each client, so that it is judged by what it has not seen."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sim.data.dataset import Dataset
+from sim.data.partition import Partition
 
 Holdout = tuple[np.ndarray, np.ndarray]
 """Records float32 ``[M, ...]`` and labels int64 ``[M]`` that no guarantee covers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Records ``[M, ...]`` that clients hold and do not train on, labels, and whose each is."""
+
+    x: np.ndarray
+    y: np.ndarray
+    partition: Partition
 
 
 def hold_out(dataset: Dataset, records: int, evaluate: bool, rng: np.random.Generator) -> Dataset:
@@ -51,3 +62,31 @@ def _rest(owner: np.ndarray, left: np.ndarray, name: str) -> np.ndarray:
             f"{name} leaves client {absent[0]} no record: lower --{name.replace('_', '-')}"
         )
     return owner[left]
+
+
+def hold_back(
+    dataset: Dataset, parts: Partition, share: float, rng: np.random.Generator
+) -> tuple[Dataset, Partition, Held | None]:
+    """The data set and its partition without a share of each client's records, rounded up, drawn
+    uniformly, and these records; None for a share of 0. At least one of each client's stays."""
+    if not share:
+        return dataset, parts, None
+    sizes, owner = parts.sizes, np.repeat(np.arange(parts.clients), parts.sizes)
+    held = np.minimum(np.ceil(np.round(share * sizes, 9)), np.maximum(sizes - 1, 0))
+    order = np.lexsort((rng.random(len(owner)), owner))  # at random within each client
+    place = np.arange(len(owner)) - np.repeat(parts.offsets[:-1], sizes)
+    taken = np.zeros(len(owner), dtype=bool)
+    taken[order[place < np.repeat(held, sizes)]] = True
+    chosen = np.zeros(len(dataset.y), dtype=bool)
+    chosen[parts.indices[taken]] = True
+
+    def part(here: np.ndarray, records: np.ndarray) -> Partition:
+        """The partition of these records, numbered anew."""
+        counts = np.bincount(owner[here], minlength=parts.clients)
+        numbers = np.cumsum(records) - 1
+        return Partition(numbers[parts.indices[here]], np.concatenate(([0], np.cumsum(counts))))
+
+    owners = None if dataset.owner is None else dataset.owner[~chosen]
+    rest = replace(dataset, x=dataset.x[~chosen], y=dataset.y[~chosen], owner=owners)
+    own = Held(dataset.x[chosen], dataset.y[chosen], part(taken, chosen))
+    return rest, part(~taken, ~chosen), own

@@ -13,7 +13,7 @@ from mechanisms.plan import PlanTable
 from server.orders import Paid
 from sim.config.fields import Config
 from sim.data.dataset import Dataset
-from sim.data.holdout import Holdout
+from sim.data.holdout import Held, Holdout
 from sim.data.partition import Partition
 from sim.job.copies import copy_on
 from sim.job.device import device_of
@@ -37,6 +37,7 @@ class Job:
         groups: for each group, the chunks of client numbers that are computed together.
         holdout: records that no client holds and no guarantee covers, or None.
         shared: records of the globally shared data set, once there are any.
+        held: records that clients hold and do not train on, or None.
         prior: the most that a client has paid at the end of each phase before training.
     """
 
@@ -48,6 +49,7 @@ class Job:
     groups: tuple[tuple[np.ndarray, ...], ...]
     holdout: Holdout | None = None
     shared: tuple[np.ndarray, np.ndarray] | None = None
+    held: Held | None = None
     prior: tuple[Paid, ...] = ()
 
     @property

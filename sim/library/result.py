@@ -20,6 +20,7 @@ from sim.data.words import words_of
 from sim.job.device import device_of
 from sim.library.caller import lent
 from sim.library.onnx import export
+from sim.models import personal
 from sim.phases.build import model_of
 from sim.showing import audit
 from sim.showing.audit import Audit
@@ -137,14 +138,16 @@ class Result:
         path = self.folder / "report.html"
         return path if path.exists() else write_report(self.folder)
 
-    def model(self) -> torch.nn.Module:
-        """The model with the weights of the last finished round, on the CPU, in evaluation mode.
+    def model(self, client: int | None = None) -> torch.nn.Module:
+        """The model with the weights of the last finished round, on the CPU, in evaluation mode; or
+        a client's own, where clients have models of their own.
 
         It takes records as in training: pixels of a built-in data set are normalised, your own
         arrays are as you gave them (``uint8`` divided by 255).
 
         Raises:
-            ValueError: no round is finished, or the data set or class cannot be found.
+            ValueError: no round is finished, the data set or class cannot be found, or the client
+                has no model of its own.
         """
         tensors, data = self._tensors(), self.config.data
         with lent():
@@ -156,7 +159,23 @@ class Result:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
+            if client is not None:
+                self._personalise(module, client)
         return module.eval()
+
+    def _personalise(self, module: torch.nn.Module, client: int) -> None:
+        """Give the server's model the parameters that are a client's own."""
+        layout, parameters = Layout.of(module), dict(module.named_parameters())
+        params = layout.initial(module).numpy()
+        found = personal.models(self.folder, self.config, layout, params)
+        model = next((row for number, row in found if number == client), None)
+        if model is None:
+            raise ValueError(
+                f"client = {client} has no model of its own in {self.folder}: name a client that "
+                "has taken part in a run with --personal-layers or --strategy mrmtl"
+            )
+        for name, tensor in layout.unflatten(torch.from_numpy(model)).items():
+            parameters[name].copy_(tensor)
 
     def to_onnx(self, path: str | Path) -> Path:
         """Write the model as an ONNX file, for any number of records at a time; its path.

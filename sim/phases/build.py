@@ -15,7 +15,7 @@ from sim.config.fields import Config
 from sim.config.settings import Data
 from sim.data.dataset import Dataset
 from sim.data.features import load
-from sim.data.holdout import Holdout, hold_out, set_aside
+from sim.data.holdout import Held, Holdout, hold_back, hold_out, set_aside
 from sim.data.partition import Partition, given, partition
 from sim.data.words import Words, words_of
 from sim.job.chunks import chunk_width, device_width, group
@@ -23,6 +23,7 @@ from sim.job.copies import copy_on
 from sim.job.device import device_of, memory_of
 from sim.job.job import Job
 from sim.job.workers import workers_of
+from sim.models import personal as personal_models
 from sim.models.initial import start_from
 from sim.models.networks import build as build_model
 from sim.models.objectives import refuse_mixing
@@ -48,7 +49,7 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
         ValueError: a user error, in one line.
     """
     check_parts(config)
-    dataset, parts, holdout = split(config, features)
+    dataset, parts, holdout, held = split(config, features)
     config = with_budgets(_with_clients(config, parts.clients), parts.clients)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
@@ -61,7 +62,8 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
             "nothing: use --shared-source public or none, or another --strategy"
         )
     prior = course.paid_before(config, plans)
-    job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior)
+    job = Job(config, dataset, parts, model, plans, (), holdout, prior=prior, held=held)
+    personal_models.mask(config, job.gradients.layout)  # before anything is written
     job = in_groups(job, workers)
     trust.aggregator(job)  # before anything is written: shares of noise may not fit
     return job
@@ -102,8 +104,9 @@ def with_budgets(config: Config, clients: int) -> Config:
 
 def split(
     config: Config, features: Path | None = None
-) -> tuple[Dataset, Partition, Holdout | None]:
-    """The data set without held-out records, its partition, and the public records.
+) -> tuple[Dataset, Partition, Holdout | None, Held | None]:
+    """The data set without held-out records, its partition, the public records, and those that
+    clients hold and do not train on.
 
     Raises:
         ValueError: the data set is missing or too small.
@@ -113,7 +116,10 @@ def split(
     loaded = load(data, device_of(config), features)
     dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
     dataset, holdout = set_aside(dataset, data.public_records, generator(key, "public"))
-    return dataset, _partition(data, dataset, generator(key, "partition")), holdout
+    parts = _partition(data, dataset, generator(key, "partition"))
+    share, rng = data.client_holdout, generator(key, "client holdout")
+    dataset, parts, own = hold_back(dataset, parts, share, rng)
+    return dataset, parts, holdout, own
 
 
 def _partition(data: Data, dataset: Dataset, rng: np.random.Generator) -> Partition:

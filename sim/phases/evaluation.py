@@ -15,8 +15,10 @@ from mechanisms.placing import place
 from server.closing import EVALUATION
 from server.records import Evaluation
 from sim.config.settings import UNPROTECTED
+from sim.data.holdout import Held
 from sim.job.copies import copy_on
 from sim.job.job import Job
+from sim.models import personal
 from sim.models.objectives import LOSSES, PADDING
 from sim.phases.training import EVALUATION_BATCH
 from sim.sources.targets import CLASSES
@@ -29,14 +31,18 @@ def write(folder: Path, job: Job, params: np.ndarray) -> tuple[str, ...]:
     """Write the evaluation of the final model ``[P]``, as configured; the names of the files."""
     if job.config.data.evaluation == "basic":
         return ()
-    found = evaluate(job, params)
+    found = evaluate(job, params, folder)
     content = (json.dumps(found.to_json(), indent=1) + "\n").encode()
     durable.write(folder / EVALUATION, content, private=bool(found.unprotected))
     return (EVALUATION,)
 
 
-def evaluate(job: Job, params: np.ndarray) -> Evaluation:
-    """The scores of the model ``[P]``, on the evaluated records and, if configured, by client."""
+def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation:
+    """The scores of the model ``[P]``, on the evaluated records and, if configured, by client.
+
+    Raises:
+        ValueError: a file of what clients keep is damaged.
+    """
     data, (x, y) = job.config.data, job.tests
     if data.loss == CLASSES:
         outputs = torch.cat([output for output, _ in _outputs(job, params, x, y)])
@@ -44,7 +50,8 @@ def evaluate(job: Job, params: np.ndarray) -> Evaluation:
     else:
         scores = {"perplexity": _perplexity(job, params)}
     if data.evaluation == "clients":
-        scores |= by_client(*_rights(job, params))
+        scores |= by_client(*_rights(job, params, run_dir))
+        scores["clients_on"] = "training" if job.held is None else "held-out"
     return Evaluation(evaluated_on=data.evaluate_on, **scores)
 
 
@@ -129,13 +136,22 @@ def _perplexity(job: Job, params: np.ndarray) -> float:
     return float(np.exp(losses / words)) if words else math.nan
 
 
-def _rights(job: Job, params: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each client's training records are found ``[N]``, those of client 0 first, and how
-    many each holds ``[clients]``. One pass in the order of the data set, whatever the groups."""
-    x, y = (copy_on(job.device, array) for array in (job.dataset.x, job.dataset.y))
+def _rights(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each client's records are found ``[N]``, those of client 0 first, and how many each
+    holds ``[clients]``: those held out, or else those that it trained on. Whatever the groups."""
+    held = job.held or Held(job.dataset.x, job.dataset.y, job.partition)
+    x, y = (copy_on(job.device, array) for array in (held.x, held.y))
     metric: Callable[[Tensor, Tensor], Tensor] = LOSSES[job.config.data.loss][1]
-    right = torch.cat([metric(output, y) for output, y in _outputs(job, params, x, y)])
-    return right.cpu().numpy()[job.partition.indices], job.partition.sizes
+
+    def right(model: np.ndarray, x: Tensor, y: Tensor) -> np.ndarray:
+        found = [metric(output, y) for output, y in _outputs(job, model, x, y)]
+        return torch.cat([y.new_zeros(0).float(), *found]).cpu().numpy()
+
+    found = right(params, x, y)
+    for client, model in personal.models(run_dir, job.config, job.gradients.layout, params):
+        at = held.partition.of(client)
+        found[at] = right(model, x[at], y[at])
+    return found[held.partition.indices], held.partition.sizes
 
 
 def by_client(right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
@@ -143,16 +159,20 @@ def by_client(right: np.ndarray, sizes: np.ndarray) -> dict[str, Any]:
 
     Args:
         right: float64 ``[N]``, what of each record is found, those of client 0 first.
-        sizes: int64 ``[clients]``, records of each client, at least 1.
+        sizes: int64 ``[clients]``, records of each client, at least 1 of one of them.
+
+    Clients without a record have NaN, and count in no mean.
     """
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    accuracy = np.bincount(owner, weights=right) / sizes
-    worst = np.sort(accuracy)[: math.ceil(len(sizes) / 10)]
+    with np.errstate(invalid="ignore"):
+        accuracy = np.bincount(owner, weights=right, minlength=len(sizes)) / sizes
+    known = accuracy[sizes > 0]
+    worst = np.sort(known)[: math.ceil(len(known) / 10)]
     return {
         "unprotected": UNPROTECTED,
         "accuracy_by_client": tuple(accuracy.tolist()),
-        "client_mean": float(accuracy.mean()),
-        "client_deviation": float(accuracy.std()),
+        "client_mean": float(known.mean()),
+        "client_deviation": float(known.std()),
         "client_worst_tenth": float(worst.mean()),
         "client_worst": float(worst[0]),
     }

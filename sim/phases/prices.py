@@ -63,7 +63,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     """
     check_parts(config)
     if records is None:
-        dataset, parts, holdout = split(config)
+        dataset, parts, holdout, _ = split(config)
         config = with_budgets(config, parts.clients)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
     given = config.data.partition == "given"

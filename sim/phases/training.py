@@ -20,6 +20,7 @@ from mechanisms.settings import MAX_TIMES
 from server.federation import Federation
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
+from sim.models import personal
 from sim.phases import phase, trust
 from sim.phases.phase import Costs, Outlook, Phase, files, group_data
 from strategies.registry import strategy_of
@@ -142,10 +143,12 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
         sent=trust.sent_by(job),
         guide=strategy.guide,
     )
-    client_state = None
+    client_state, own = None, personal.mask(config, job.gradients.layout)
+    folder = personal.folder(run_dir, group)
     if config.local.keep_state:
-        folder = run_dir / "clients" / f"group-{group:04d}"
-        client_state = ClientState(folder, training.mechanism.lasting)
+        client_state = ClientState(folder, training.mechanism.lasting, own=own)
+    elif own is not None:
+        client_state = ClientState(folder, (), optimizer=False, own=own)
     ledger, uploads = files(run_dir, group) if config.privacy.trust != "server" else (None, None)
     kept = uploads if config.privacy.trust == "local" else None
     return Node(training, group_data(job, group), job.plans, ledger, kept, client_state)

@@ -12,12 +12,13 @@ from mechanisms.contributions import ContributionPlan
 from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import SCHEDULES
 from mechanisms.registry import mechanism_of
-from mechanisms.updates import Sent
+from mechanisms.updates import Sent, without
 from server.aggregator import Aggregator
 from server.curator import LEDGER, Curator
 from server.federation import asked
 from sim.config.fields import Config
 from sim.job.job import Job
+from sim.models import personal
 from strategies.registry import strategy_of
 
 
@@ -34,7 +35,9 @@ def trained_by(config: Config) -> tuple[Mechanism, Sent]:
 
 def sent_by(job: Job) -> Sent:
     """What clients send."""
-    sent = trained_by(job.config)[1]
+    sent, layers = trained_by(job.config)[1], job.config.local.personal_layers
+    if layers is not None:
+        return without(sent, torch.from_numpy(personal.below(layers, job.gradients.layout)))
     return shares.shared(sent, _shares(job)) if job.config.privacy.trust == "aggregate" else sent
 
 

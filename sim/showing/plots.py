@@ -61,7 +61,7 @@ def by_class(accuracies: Sequence[float | None]) -> Plot:
         return figure
 
 
-def by_client(accuracies: Sequence[float]) -> Plot:
+def by_client(accuracies: Sequence[float | None]) -> Plot:
     """A histogram of the clients' accuracies, in 20 bins."""
     with matplotlib.rc_context(STYLE):
         figure = Plot(180)

@@ -180,7 +180,7 @@ def _scores(run_dir: Path) -> list[str]:
         parts.append(page.picture(picture, "accuracy by class", caption))
     if found.unprotected:
         picture = plots.svg(plots.by_client(found.accuracy_by_client))
-        caption = f"Clients by their accuracy on their own training records. {found.unprotected}"
+        caption = f"Clients by accuracy on their {found.clients_on} records. {found.unprotected}"
         parts.append(page.picture(picture, "accuracy by client", caption))
     return [page.section("Scores of the final model", *parts)]
 

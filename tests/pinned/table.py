@@ -90,6 +90,13 @@ STRATEGIES = {
     "fednova-dpsur": f"{SMALL} --strategy=fednova --mechanism=dpsur --optimizer=adam --lr=0.1 "
     "--weighting=uniform --epsilon=60 --fraction=0.7",
     "fedprox-dpis": f"{SMALL} --strategy=fedprox --mechanism=dpis --proximal-mu=1 --steps=3",
+    "mrmtl": (
+        f"{SMALL} --strategy=mrmtl --proximal-mu=0.3 --fraction=0.7 --evaluation=clients "
+        "--client-holdout=0.3",
+        REPORT,
+    ),
+    "personal-layers": f"{SMALL} --model=mlp --personal-layers=3,1.bias --momentum=0.3 "
+    "--keep-state --evaluation=clients --client-holdout=0.3 --dropout=0.2",
     "fedfed": (f"{SMALL} --strategy=fedfed --share-budget=0.4 --shared-weight=0.5", REPORT),
     "fedfed-public": f"{SMALL} --strategy=fedfed --shared-source=public --public-records=9 "
     "--shared-batch=5",
