@@ -39,12 +39,12 @@ class Store:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows where the ledger's files are, and what else belongs to it:
         what clients keep, the results of earlier phases, orders, and the rounds' records so far."""
-        kept = (durable.numbered(one, ".safetensors") for one in self.folder.glob(KEPT))
+        kept = [durable.numbered(one, ".safetensors") for one in sorted(self.folder.glob(KEPT))]
         newest = [found[max(found)] for found in kept if found]
         results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
         files = {
             str(path.relative_to(self.folder)): manifest.digest(path)
-            for path in [*newest, *results, *self.folder.glob(orders.FILE)]
+            for path in [*newest, *sorted(results), *self.folder.glob(orders.FILE)]
         }
         size = self.rounds.stat().st_size if self.rounds.exists() else 0
         rounds = [size, manifest.digest(self.rounds)] if size else None

@@ -473,7 +473,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsgd --sample-rate 0.1 --noise-multiplier 0", "noise_multiplier is 0 above 0"),
         ("dpsgd --sample-rate many --noise-multiplier 1", "sample_rate 'many'"),
         ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --steps 0", "steps 0 at least 1"),
-        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --delta 2", "delta 2.0 (0, 1)"),
+        ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --delta 2", "delta 2.0 [1e-300,"),
         ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 1,2", "--orders 1,2 above 1"),
         ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders 2;3", "--orders 2;3 commas"),
         ("dpsgd --sample-rate 0.1 --noise-multiplier 1 --orders inf", "--orders inf at most 1e+06"),

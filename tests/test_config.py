@@ -285,7 +285,7 @@ def test_a_word_that_is_like_none_has_no_suggestion():
         ("[data]\ndataset = []", ["dataset is []", "text"]),
         ("[privacy]\nepsilon = nan", ["epsilon is nan", "above 0"]),
         ("[privacy]\nepsilon = inf", ["epsilon is inf", "above 0"]),
-        ('[privacy]\ndelta = "none"', ["delta is 'none'", "in (0, 1)"]),
+        ('[privacy]\ndelta = "none"', ["delta is 'none'", "in [1e-300, 1)"]),
         ('[privacy]\nepsilon = "none"', ["epsilon", "noise_multiplier", "--noise-multiplier"]),
     ],
 )

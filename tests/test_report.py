@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 
 def make(folder, mechanism="dpsgd", clients=5, finished=True, **settings):
     """A handmade run directory of three finished rounds."""
-    folder.mkdir()
+    (folder / "ledger").mkdir(parents=True)
     save(
         load(
             None,

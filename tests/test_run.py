@@ -314,7 +314,7 @@ FAULTS = {
     "--clients=201": ["clients = 201", "minimum = 2", "--min-records"],
     "--dirichlet=0": ["dirichlet is 0", "above 0"],
     "--epsilon=-1": ["epsilon is -1", "above 0"],
-    "--delta=2": ["delta is 2", "(0, 1)"],
+    "--delta=2": ["delta is 2", "[1e-300, 1)"],
     "--delta=0.01 --strict-delta": ["delta = 0.01", "1 / 400", "lower --delta"],
     "--sample-rate=0": ["sample_rate is 0", "(0, 1]"],
     "--fraction=1.1": ["fraction is 1.1", "(0, 1]"],

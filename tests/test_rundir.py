@@ -166,7 +166,7 @@ def test_the_key_is_its_owners_even_where_a_start_that_failed_has_left_one(tmp_p
 def test_the_orders_that_were_written_down_stay(tmp_path):
     """Another version may choose another order; after outputs have been seen it would prove
     nothing."""
-    folder = run(tmp_path)
+    folder = run(tmp_path, "--rounds=1")
     assert orders.read(folder).keys() == set(range(4))
     chosen = json.dumps([{"order": 7.0, "clients": "0-3"}])
     (folder / orders.FILE).write_text(chosen)

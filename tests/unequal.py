@@ -67,7 +67,7 @@ def run_directory(
     folder: Path, finished: bool = True, closing: Summary | None = None, **settings: Any
 ) -> Path:
     """Files of a run of nine planned rounds, of which three are finished."""
-    folder.mkdir()
+    (folder / "ledger").mkdir(parents=True)
     given = {"clients": 5, "rounds": 9, "delta": 2e-6, "epsilon": 9.5, "seed": 77}
     save(load(None, given | settings, lenient=given), folder / "config.toml")
     np.savez(folder / "partition.npz", sizes=COUNTS.sum(axis=1), counts=COUNTS)

@@ -3,7 +3,6 @@
 import functools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -247,14 +246,16 @@ def _ledger_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def _several_records(run: Run) -> list[str]:
-    """Epsilons for several records of one person; none without a proved epsilon."""
+    """Epsilons for several records of one person; none without a charge or a proved epsilon."""
     certified = run.summary.epsilon_certified if run.summary else ()
     by_client = run.config.privacy.unit == "client"  # which covers all records of a person there
     if by_client or largest(certified) is None:
         return []
     worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
     spent, delta = paid.read(run.folder), run.config.privacy.delta
-    found = [group.epsilon(spent.get(worst, Counter()), delta, size) for size in _GROUPS]
+    if worst not in spent:
+        return []
+    found = [group.epsilon(spent[worst], delta, size) for size in _GROUPS]
     whose = "" if run.alone else f" with client {worst}, whose certified epsilon is the largest"
     text = (
         f"Epsilon of a person who has several records{whose}, all of them replaced at once. "
