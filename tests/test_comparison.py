@@ -170,9 +170,15 @@ def test_two_runs_of_one_name_have_their_paths(tmp_path):
     assert names == [str(folder.resolve()) for folder in runs]
 
 
+def contents(folders):
+    """All files below the folders."""
+    paths = (path for folder in folders for path in folder.rglob("*"))
+    return {path: path.read_bytes() for path in paths if path.is_file()}
+
+
 def test_the_command_prints_where_the_page_is(three, tmp_path, capsys):
     """One file that loads nothing, the same again; the runs stay as they are."""
-    before = {path: path.read_bytes() for folder in three for path in folder.iterdir()}
+    before = contents(three)
     words = [str(folder) for folder in three]
     assert main_guard(command, words) == 0
     page = tmp_path / "comparison.html"
@@ -180,7 +186,7 @@ def test_the_command_prints_where_the_page_is(three, tmp_path, capsys):
     assert main_guard(command, [*words, "--out", str(tmp_path / "other.html")]) == 0
     assert (tmp_path / "other.html").read_bytes() == page.read_bytes()
     assert not unequal.LOADS.search(page.read_text())
-    assert {path: path.read_bytes() for folder in three for path in folder.iterdir()} == before
+    assert contents(three) == before
 
 
 @pytest.mark.parametrize("broken", ["config.toml", "partition.npz", "rounds.jsonl", "summary.json"])

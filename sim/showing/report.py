@@ -252,10 +252,9 @@ def _several_records(run: Run) -> list[str]:
     if by_client or largest(certified) is None:
         return []
     worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
-    spent, delta = paid.read(run.folder), run.config.privacy.delta
-    if worst not in spent:
+    if not (spent := paid.read(run.folder).get(worst)):
         return []
-    found = [group.epsilon(spent[worst], delta, size) for size in _GROUPS]
+    found = [group.epsilon(spent, run.config.privacy.delta, size) for size in _GROUPS]
     whose = "" if run.alone else f" with client {worst}, whose certified epsilon is the largest"
     text = (
         f"Epsilon of a person who has several records{whose}, all of them replaced at once. "
