@@ -106,6 +106,15 @@ def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled, cap
     assert "| small | certified | 1 | 0 | 0 | all |" in page.read_text()
 
 
+@pytest.mark.parametrize("rows", ["DPSUR, beta 0", "DPSUR, beta 0 , DPSGD", "DPSGD,DPSUR, beta 0"])
+def test_rows_with_commas_in_their_names_can_be_chosen(filled, rows):
+    path, out, files = filled
+    lines = run(path, out, "--hours=0", f"--rows={rows}", "--columns=2", f"--cells={files}")
+    assert [line["row"] for line in lines] == [
+        name for name in ("DPSGD", "DPSUR, beta 0") if name in rows
+    ]
+
+
 def test_with_an_end_everything_is_trained_that_there_is_time_for(filled, capsys):
     path, out, files = filled
     lines = run(path, out, "--hours=10", "--columns=2", "--seeds=0,1", f"--cells={files}")

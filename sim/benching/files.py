@@ -1,7 +1,7 @@
 """Writes the files of a recipe's table, and the leaderboard's page."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from mechanisms import durable
@@ -71,9 +71,26 @@ def _chosen(recipe: Recipe, given: argparse.Namespace) -> Recipe:
     parts = {}
     for kind, wanted in (("rows", given.rows), ("columns", given.columns)):
         known = {one.name: one for one in getattr(recipe, kind)}
-        for name in wanted or []:
-            if name not in known:
-                fault = f"--{kind} {name} is not in {recipe.title!r}"
-                raise ValueError(f"{fault}: {suggest(name, known)}")
-        parts[kind] = tuple(one for n, one in known.items() if wanted is None or n in wanted)
+        try:
+            names = known if wanted is None else list(_names(wanted, known))
+        except KeyError as unknown:
+            (name,) = unknown.args
+            fault = f"--{kind} {name} is not in {recipe.title!r}"
+            raise ValueError(f"{fault}: {suggest(name, known)}") from None
+        parts[kind] = tuple(one for name, one in known.items() if name in names)
     return recipe.model_copy(update=parts)
+
+
+def _names(text: str, known: Container[str]) -> Iterator[str]:
+    """The names in a list with commas between, of which some may have commas themselves.
+
+    Raises:
+        KeyError: the first that is not known.
+    """
+    parts = text.split(",")
+    while parts:
+        ends = (n for n in range(len(parts), 0, -1) if ",".join(parts[:n]).strip() in known)
+        if not (end := next(ends, 0)):
+            raise KeyError(parts[0].strip())
+        yield ",".join(parts[:end]).strip()
+        parts = parts[end:]

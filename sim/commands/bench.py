@@ -41,8 +41,8 @@ def parser(program: str) -> argparse.ArgumentParser:
         default="certified",
         help="which epsilon the budget bounds: the proved one (default), or the paper's claim",
     )
-    new.add_argument("--rows", type=_names, help="only these rows, such as DPSGD,DPSUR")
-    new.add_argument("--columns", type=_names, help="only these columns, such as 3,4")
+    new.add_argument("--rows", help="only these rows, such as DPSGD,DPSUR")
+    new.add_argument("--columns", help="only these columns, such as 3,4")
     cores, out = os.cpu_count() or 1, Path("runs/bench")
     new.add_argument("--processes", type=int, default=cores, help="runs at a time (CPU cores)")
     new.add_argument(
@@ -145,7 +145,3 @@ def _moment(text: str) -> float:
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} must be a time of day, such as 09:30") from None
     return (then - now + timedelta(days=then <= now)).total_seconds()
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
