@@ -211,6 +211,21 @@ def test_a_run_goes_on_with_what_it_began_with_only(run, capsys, other):
     assert (other in said or other == "no manifest") and ledger.read(run / "ledger") == before
 
 
+def test_a_manifest_says_all_that_a_run_began_with(tmp_path, monkeypatch):
+    """Kills an entry that is missing and taken to be as it is now."""
+    began = {"version": "1", "model code": "2", "strategy code": "3"}
+    monkeypatch.setattr(manifest, "_began", lambda job: began)
+    whole = {**began, "files": {}}
+    for name in (None, *began):
+        entries = {key: value for key, value in whole.items() if key != name}
+        (tmp_path / "manifest.json").write_bytes(labels.sealed(entries))
+        if name is None:
+            manifest.check(tmp_path, None)
+            continue
+        with pytest.raises(ValueError, match=f"{name} = .* began with, None: .* start a new run"):
+            manifest.check(tmp_path, None)
+
+
 def test_a_ledger_that_is_lost_before_the_first_checkpoint_is_missed(whole, tmp_path):
     folder = died(whole, tmp_path, "orders.json", 8)
     assert (folder / FIRST).read_bytes() and not list(folder.glob("checkpoints/*"))

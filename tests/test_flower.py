@@ -600,6 +600,17 @@ def test_a_fault_in_the_run_configuration_leaves_nothing(tmp_path, config, messa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nodes_are_waited_for_as_long_as_their_grid_says(tmp_path, monkeypatch):
+    """Ray tells of workers that fail; other grids are given up after a while."""
+    monkeypatch.setattr(app, "PATIENCE", 0.125)
+    for given in ({}, {"patience": 0.0}):
+        grid = LocalGrid({})
+        vars(grid).update(given)
+        seconds = given.get("patience", 0.125)
+        with pytest.raises(RuntimeError, match=f"no Flower node answered within {seconds:g} s"):
+            serve(grid, out=str(tmp_path), clients=4)
+
+
 def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
     """Its canaries are gone: it would go on as a run that it was not."""
     folder = shutil.copytree(reference, tmp_path / "audited")

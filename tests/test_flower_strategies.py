@@ -219,6 +219,12 @@ def test_it_gives_what_flower_s_own_loop_gives_after_any_crash(name):
     )
 
 
+def test_a_reply_says_how_much_it_counts_by_the_name_that_the_strategy_reads():
+    for name in ("FedAvg", "MultiKrum"):
+        renamed = f"{SETTINGS[name]}, weighted_by_key = 'mass'".removeprefix(", ")
+        assert np.array_equal(path(named(name, renamed)), path(named(name, SETTINGS[name])))
+
+
 def test_where_we_have_an_equal_it_is_equal():
     """FedAvg bit for bit. Ours starts at v = tau^2 and Flower's at 0, and Flower's FedAdam corrects
     the bias of a step too late, which scales each step."""

@@ -16,6 +16,7 @@ from torch import nn
 from sim import central, run
 from sim.__main__ import COMMANDS
 from sim.commands.guard import INTERRUPTED, MACHINE, USER, main_guard
+from sim.engines import session
 from sim.phases import training
 
 SMALL = ["--clients=4", "--rounds=3", "--engine=inline", "--quiet", "--epsilon=none"]
@@ -169,6 +170,17 @@ def test_what_is_raised_within_a_run_is_one_line_that_says_how_to_go_on(
         f"--resume {tmp_path}/a\n"
     )
     assert len((tmp_path / "a" / "rounds.jsonl").read_text().splitlines()) == 1
+
+
+def test_whatever_ends_a_run_but_a_users_error_says_how_to_go_on(tmp_path):
+    for fault in (KeyboardInterrupt(), GeneratorExit(), MemoryError(), OSError(), SystemExit(3)):
+        with pytest.raises(BaseException) as raised, session._resumable(tmp_path):
+            raise fault
+        (note,) = raised.value.__notes__
+        assert note.endswith(f"resume the run by --resume {tmp_path}")
+    with pytest.raises(ValueError) as refused, session._resumable(tmp_path):
+        raise ValueError("training diverged")
+    assert not hasattr(refused.value, "__notes__")
 
 
 def deep(folder: Path) -> list[str]:

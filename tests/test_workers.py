@@ -382,6 +382,22 @@ def test_a_cluster_that_cannot_be_joined_is_refused(tmp_path, capfd):
     assert "ray_address is rubbish, but that cluster cannot be joined" in said
 
 
+@pytest.mark.parametrize("name", ["ray", "flwr", None])
+def test_ray_that_is_broken_is_refused_as_one_that_is_missing(monkeypatch, name):
+    """By a library that cannot be loaded, which need not say of which module."""
+
+    class Broken:
+        def find_spec(self, module: str, *rest: object) -> None:
+            if module == (name or "ray"):
+                raise ImportError("libc++ is too old", name=name)
+
+    for module in ("ray", "flwr"):
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ValueError, match=f"but {name or 'Ray'} cannot .* too old.*: install"):
+        clusters._start(Execution(engine="ray"))
+
+
 def test_ray_that_cannot_start_is_refused(tmp_path, capfd, monkeypatch):
     """Without Flower or Ray, and on a machine that has no room for Ray's files."""
     file = tmp_path.with_suffix(".file")

@@ -102,8 +102,8 @@ def _start(run: Execution) -> None:
         import ray
     except ImportError as fault:
         raise ValueError(
-            f"engine is {run.engine}, but {fault.name} cannot be imported ({fault}): install this "
-            "project with its dependencies, or use --engine inline"
+            f"engine is {run.engine}, but {fault.name or 'Ray'} cannot be imported ({fault}): "
+            "install this project with its dependencies, or use --engine inline"
         ) from None
     if ray.is_initialized():
         raise ValueError(
