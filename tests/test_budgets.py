@@ -223,6 +223,12 @@ def test_the_order_in_advance_is_of_the_rounds_that_the_target_pays_for_in_its_c
         assert tuple(sorted(found)) == expected
 
 
+def test_each_order_in_advance_has_its_share_once():
+    """With much noise the largest order is the best one of any number of rounds."""
+    quiet = DpsgdPlan(1.0, 1000.0, 1.0, 2)
+    assert orders_in_advance(quiet, 16, math.inf, DELTA, "certified") == (512.0,)
+
+
 def test_what_allotments_have_paid_for_costs_nothing_more():
     covered = Covered(SampledGaussian(1.0, 1.0), 4.0)
     now = budgets(A, target=9.0, spent={0: planned(A, 1) | {covered: 5}}, taken=[1])
