@@ -1,6 +1,7 @@
 """What holds of a run after anything has gone wrong."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def check(
     states = {row["file"]: row["state"] for row in whole.look(folder)["files"]}
     others = [name for name, state in states.items() if state not in (whole.WHOLE, whole.NEWER)]
     assert {Path(name).stem for name in others} <= {damaged}, f"not whole: {others}"
-    finished = max((round_ for one in before for round_, _ in one.asked), default=0)
+    finished = max((round_ for one in before for round_, _ in one.asked), default=-math.inf)
     assert min((round_ for round_, _ in last.asked), default=finished) >= finished, (
         "a round before the one that was interrupted is repeated"
     )

@@ -36,26 +36,38 @@ MECHANISMS = {
     "none": "",
 }
 KEPT = "--keep-state --momentum=0.5"
+MORE = {
+    "personal layers": f"{MECHANISMS['dpsgd']} --personal-layers=1.bias",
+    "mrmtl": f"{MECHANISMS['dpsgd']} --strategy=mrmtl",
+    "held-back records": f"{MECHANISMS['dpsgd']} --client-holdout=0.2 --evaluation=clients",
+    "dropout": f"{MECHANISMS['dpsgd']} --dropout=0.5",
+    "budgets": "--budgets=a=20:0.5,b=50:0.5",
+    "statistics": f"{MECHANISMS['dpsgd']} --standardize=private --strategy=fedfed",
+    "noise bands": f"{MECHANISMS['dpsgd']} --noise-bands=2",
+}
+"""What else there is, instead of a mechanism's own settings."""
 
 
 @dataclass(frozen=True)
 class Kind:
     """A mechanism, whether it is a release, whether clients keep their state, and whom they trust
-    with what."""
+    with what; and what else is asked for."""
 
     mechanism: str
     release: bool
     kept: bool
     trust: str = "local"
     unit: str = "record"
+    more: str = ""
 
     def __str__(self) -> str:
         trusts = [] if self.trust == "local" else [f"trust {self.trust}", f"unit {self.unit}"]
-        kept = ["kept state"] * self.kept
-        return " ".join([self.mechanism, *trusts, *["release"] * self.release, *kept])
+        kept, more = ["kept state"] * self.kept, [self.more] * bool(self.more)
+        return " ".join([self.mechanism, *trusts, *more, *["release"] * self.release, *kept])
 
     def flags(self) -> list[str]:
-        own = f"{COMMON} --mechanism={self.mechanism} {MECHANISMS[self.mechanism]}"
+        asked = MORE[self.more] if self.more else MECHANISMS[self.mechanism]
+        own = f"{COMMON} --mechanism={self.mechanism} {asked}"
         own += f" --trust={self.trust} --unit={self.unit}" * (self.trust != "local")
         alone = self.release and self.unit == "client"
         own += " --chunk-clients=2" * (not alone)
@@ -73,6 +85,12 @@ KINDS += [
     for trust in ("server", "aggregate")
     for unit in ("record", "client")
     for release in (False, True)
+]
+KINDS += [
+    Kind("dpsgd", release, False, *(("server", "client") if "bands" in more else ()), more=more)
+    for more in MORE
+    for release in (False, True)
+    if not (release and "evaluation" in MORE[more])
 ]
 
 
