@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from client.tensors import read, sealed
+from client.tensors import ROUND, RUN, read, sealed
 from mechanisms import durable
 from mechanisms.cohort import LocalState
 
@@ -47,6 +47,7 @@ class ClientState:
         optimizer: whether the optimizer's state is kept.
         own: bool ``[P]``, the parameters with which a client goes on from where it ended its last
             round, whatever the server's model; None for none.
+        run: the digest of the run's manifest, which the files name.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class ClientState:
         lasting: Sequence[str],
         optimizer: bool = True,
         own: np.ndarray | None = None,
+        run: str = "",
     ):
-        self._folder, self._lasting = folder, lasting
+        self._folder, self._lasting, self._run = folder, lasting, run
         self._optimizer = optimizer
         self._own = None if own is None else torch.from_numpy(own)
         self._round, self._begun = 0, False
@@ -87,7 +89,7 @@ class ClientState:
         self._round, self._begun = newest, False
         tensors = {"clients": np.empty(0, np.int64)}
         if newest:
-            _, tensors = read(self._path(newest))
+            tensors = _read(self._path(newest), newest, self._run)
         clients = tensors.pop("clients").tolist()
         self._rows = {
             client: {n: rows[k] for n, rows in tensors.items()} for k, client in enumerate(clients)
@@ -124,7 +126,7 @@ class ClientState:
         names = self._rows[clients[0]]
         tensors = {name: np.stack([self._rows[c][name] for c in clients]) for name in names}
         tensors["clients"] = np.array(clients, dtype=np.int64)
-        durable.write(self._path(round_), sealed(tensors, {}), private=True)
+        durable.write(self._path(round_), sealed(tensors, _labels(round_, self._run)), private=True)
         self._round, self._begun = round_, False
         for old in self._saved()[:-KEPT_ROUNDS]:
             self._path(old).unlink()
@@ -144,14 +146,22 @@ class ClientState:
         return sorted(durable.numbered(self._folder, ".safetensors"))
 
 
-def own_parameters(folder: Path) -> dict[int, np.ndarray]:
+def own_parameters(folder: Path, run: str = "") -> dict[int, np.ndarray]:
     """The parameters that are their own, by client, after the newest round of a group's files.
 
     Raises:
-        ValueError: that file is damaged.
+        ValueError: that file is damaged, or of another run or round.
     """
     files = durable.numbered(folder, ".safetensors")
     if not files:
         return {}
-    _, tensors = read(files[max(files)])
+    tensors = _read(files[max(files)], max(files), run)
     return dict(zip(tensors["clients"].tolist(), tensors[OWN], strict=True))
+
+
+def _labels(round_: int, run: str) -> dict[str, str]:
+    return {ROUND: str(round_), RUN: run}
+
+
+def _read(path: Path, round_: int, run: str) -> dict[str, np.ndarray]:
+    return read(path, **_labels(round_, run))[1]

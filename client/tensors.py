@@ -9,7 +9,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-DIGEST = "content"
+from mechanisms import durable
+
+DIGEST, RUN, ROUND, LEDGER = "content", "run", "round", "ledger"
+"""Labels: the digest, the digest of the run's manifest, the number of the round, and the places of
+ledger files that had paid for what the file holds, as JSON."""
 
 
 def sealed(tensors: Mapping[str, np.ndarray], labels: Mapping[str, str]) -> bytes:
@@ -17,12 +21,14 @@ def sealed(tensors: Mapping[str, np.ndarray], labels: Mapping[str, str]) -> byte
     return save(dict(tensors), metadata={**labels, DIGEST: _digest(labels, tensors)})
 
 
-def read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """A file's labels and tensors.
+def read(path: Path, **named: str) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """A file's labels and tensors; labels that are ``named`` must be so. Empty names say nothing;
+    labels may be absent, as those of earlier versions are.
 
     Raises:
-        ValueError: it is damaged; the message names it.
+        ValueError: it is damaged, or of another run or round; the message names it.
     """
+    durable.check_file(path)
     remedy = "restore it from a copy, or start a new run"
     try:
         with safe_open(path, "np") as file:
@@ -32,6 +38,9 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         raise ValueError(f"{path} is damaged ({fault}): {remedy}") from None
     if labels.pop(DIGEST, None) != _digest(labels, tensors):
         raise ValueError(f"{path} is damaged (its digest does not match): {remedy}")
+    for name, expected in named.items():
+        if expected and labels.get(name, expected) != expected:
+            raise ValueError(f"{path} is of another {name}: {remedy}")
     return labels, tensors
 
 

@@ -17,6 +17,8 @@ from typing import BinaryIO, Literal
 _ROUND = re.compile(r"round-(-?[0-9]+)(\.[a-z]+)", re.ASCII)
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Modes of what only its owner may read."""
+REPLACED = ", and would be replaced by one: give another path"
+"""The remedy where something else than a file would be written over."""
 
 
 @contextmanager
@@ -34,12 +36,21 @@ def read(path: Path) -> bytes:
     """What a file holds.
 
     Raises:
-        ValueError: there is something else, such as a folder, or a pipe for which nobody writes.
+        ValueError: there is something else (`check_file`).
     """
-    if not path.is_file() and path.exists():
-        raise ValueError(f"{path} is no file: restore it from a copy")
+    check_file(path)
     with naming(path):
         return path.read_bytes()
+
+
+def check_file(path: Path, remedy: str = ": restore it from a copy") -> None:
+    """Refuse something else than a file, such as a folder, or a pipe for which nobody writes.
+
+    Raises:
+        ValueError: there is such a thing; the message ends with the ``remedy``.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no file{remedy}")
 
 
 def numbered(folder: Path, suffix: str) -> dict[int, Path]:
@@ -93,7 +104,7 @@ def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
     Raises:
         ValueError: there is something else than a file at ``path``, such as a device.
     """
-    refuse_other_than_file(path)
+    check_file(path, REPLACED)
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)  # of a dead process, or a link that would be written through
     try:
@@ -104,16 +115,6 @@ def writing(path: Path, private: bool = False) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-
-
-def refuse_other_than_file(path: Path) -> None:
-    """Refuse to replace a device or a folder.
-
-    Raises:
-        ValueError: ``path`` is one.
-    """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file, and would be replaced by one: give another path")
 
 
 def create(path: Path, content: bytes, private: bool = False) -> None:
@@ -165,7 +166,9 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
     Raises:
         BlockingIOError: another process holds it, if this one is not to ``wait``.
+        ValueError: there is something else than a file.
     """
+    check_file(path)
     file = open(path, "a", opener=_open_itself)  # noqa: SIM115, as the block's faults are not its
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -168,7 +168,7 @@ class Journal:
         """Add records in one write; they are safely on the disk on return.
 
         Raises:
-            ValueError: the file is closed, or another process has appended to it.
+            ValueError: the file is closed, or another process has changed, removed or replaced it.
             OSError: writing failed; the part written is cut off, and the file closed.
         """
         if self._file < 0:
@@ -180,11 +180,7 @@ class Journal:
             line, place = sealed(record, place)
             lines.append(line)
         with naming(self.path), self._locked():
-            if os.fstat(self._file).st_size != self._size:
-                raise ValueError(
-                    f"{self.path} was changed by another process, whose charges this one does not "
-                    "know: end one of them, and resume the run"
-                )
+            self._check_unchanged()
             self._write(b"".join(lines))
         self._place = place
 
@@ -198,6 +194,28 @@ class Journal:
     def __del__(self) -> None:
         with suppress(OSError):
             self.close()
+
+    def _check_unchanged(self) -> None:
+        """Refuse to write where nobody would read it, or after what this process does not know.
+
+        Raises:
+            ValueError: the file was changed, removed, or replaced by another one.
+        """
+        own = os.fstat(self._file)
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            named = None
+        if named is None or not os.path.samestat(own, named):
+            raise ValueError(
+                f"{self.path} was removed or replaced by another file while it was in use: restore "
+                "it from a copy, or start a new run"
+            )
+        if own.st_size != self._size:
+            raise ValueError(
+                f"{self.path} was changed by another process, whose charges this one does not "
+                "know: end one of them, and resume the run"
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

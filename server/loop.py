@@ -119,7 +119,6 @@ def _train(
     finished = store.uploads.finished(number, now.params) if federation.seed is None else []
     eligible = _eligible(federation, budgets, number)
     for upload in finished:
-        store.check_paid(upload)
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
     clients = _pick(federation, number, eligible)

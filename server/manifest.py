@@ -15,6 +15,8 @@ FILE = "manifest.json"
 FIXED = ("config.toml", "partition.npz", "inputs.json")
 """Files that stay as they are from the first moment of a run."""
 REMEDY = "restore it from a copy, or start a new run"
+RUN = "run"
+"""The entry by which other files name their run."""
 
 
 def digest(path: Path, size: int | None = None) -> str:

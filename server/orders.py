@@ -30,7 +30,7 @@ from mechanisms.accounting.accountant import (
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, PlanTable, kinds_of, merge, planned
-from server import labels
+from server import labels, manifest
 
 if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
     from server.federation import Federation
@@ -138,15 +138,16 @@ def write(folder: Path, federation: Federation) -> None:
         {"orders": fixed, "clients": format_ranges(np.flatnonzero(which == number))}
         for number, fixed in enumerate(distinct)
     ]
-    durable.write(folder / FILE, labels.sealed({"orders": lines}))
+    entries = {manifest.RUN: manifest.run_of(folder), "orders": lines}
+    durable.write(folder / FILE, labels.sealed(entries))
 
 
 def read(folder: Path) -> dict[int, Orders]:
     """Each client's orders; empty if none were written, as before a run. Earlier versions wrote one
-    for each, and no digest.
+    for each, and no digest, and named no run.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or of another run.
     """
     path = folder / FILE
     if not path.exists():
@@ -154,14 +155,17 @@ def read(folder: Path) -> dict[int, Orders]:
     try:
         content = durable.read(path)
         found = json.loads(content)
-        found = found if isinstance(found, list) else labels.unsealed(content)["orders"]
-        lines = [(_orders(line), parse_ranges(line["clients"])) for line in found]
+        entries: dict[str, Any] = (
+            {"orders": found} if isinstance(found, list) else labels.unsealed(content)
+        )
+        lines = [(_orders(line), parse_ranges(line["clients"])) for line in entries["orders"]]
         if not lines:
             raise ValueError("no client")
     except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise ValueError(
             f"{path} is damaged ({type(fault).__name__}: {fault}): restore it"
         ) from None
+    manifest.check_run(folder, path, entries.get(manifest.RUN))
     return {client: fixed for fixed, clients in lines for client in clients.tolist()}
 
 

@@ -1,31 +1,71 @@
 """What a run's clients have paid: its ledger files, checked against what its checkpoints know."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client import tensors
 from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Event
 from mechanisms.journal import Place, last_place
 from server import manifest
 from server.labels import unsealed
+from server.records import read_rounds
 
 SUMMARY = "summary.json"
 LABELS = ("checkpoints/round-*.json", "*/checkpoints/round-*.json", SUMMARY)
 """Files that know places of the ledger's files."""
+TENSORS = ("uploads/*.safetensors", "*/uploads/*.safetensors", "*.safetensors")
+"""Files of tensors that may: uploads, and results of phases."""
+ROUNDS = "rounds.jsonl", "*/rounds.jsonl"
+"""Files of the records of rounds."""
 
 
 def read(run_dir: Path, up_to_round: int | None = None) -> dict[int, Counter[Event]]:
     """What every client has paid, as `mechanisms.accounting.ledger.read` gives it.
 
     Raises:
-        ValueError: a ledger file is damaged or missing, or older than a checkpoint; or a file that
-            the manifest names is not as it was.
+        ValueError: a ledger file is damaged or missing, or older than a checkpoint or the records
+            of rounds; or a file that the manifest names is not as it was.
     """
     manifest.read(run_dir)
-    return ledger.read(run_dir / "ledger", up_to_round, known(run_dir))
+    paid = ledger.read(run_dir / "ledger", up_to_round, known(run_dir))
+    check_rounds(run_dir)
+    return paid
+
+
+def check_rounds(run_dir: Path) -> None:
+    """Refuse a ledger in which the last round that is written down, of any phase, is not paid for.
+
+    Raises:
+        ValueError: a ledger file or the records of rounds are damaged; `Older`, if that is it.
+    """
+    released = [
+        one.round
+        for pattern in ROUNDS
+        for path in run_dir.glob(pattern)
+        for one in read_rounds(path)
+        if one.epsilon_certified_max and one.participants != 0
+    ]
+    last = last_round(run_dir)
+    if released and (last is None or last < max(released)):
+        raise ledger.Older(
+            f"{run_dir / 'ledger'} ends with round {last}, but round {max(released)} is written "
+            f"down: {manifest.REMEDY}"
+        )
+
+
+def last_round(run_dir: Path) -> int | None:
+    """The last round for which anybody has paid, of any phase; None before the first charge.
+
+    Raises:
+        ValueError: a ledger file is damaged.
+    """
+    files = (run_dir / "ledger").glob("*.jsonl")
+    return max((one.round for file in files for one in ledger.entries(file, {})), default=None)
 
 
 def places(folder: Path) -> dict[str, Place]:
@@ -34,10 +74,10 @@ def places(folder: Path) -> dict[str, Place]:
 
 
 def known(run_dir: Path) -> list[dict[str, Place]]:
-    """The places of the ledger's files when the run began, and at each of its checkpoints, in any
-    phase, and when it was finished.
+    """The places of the ledger's files when the run began, at each of its checkpoints, in any
+    phase, when uploads left that are kept, at the ends of phases, and when it was finished.
 
-    Damaged labels vouch for nothing; checkpoints are kept in twos at least.
+    Damaged files vouch for nothing; checkpoints are kept in twos at least.
     """
     begun = (run_dir / manifest.FILE).exists()  # a store of its own has no manifest
     found = [_places(manifest.load(run_dir))] if begun else []
@@ -48,7 +88,18 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
             except (FileNotFoundError, ValueError):
                 continue
             found.append(_places(label))
+    for pattern in TENSORS:
+        found += [_places(_entries(run_dir, path)) for path in run_dir.glob(pattern)]
     return found
+
+
+def _entries(run_dir: Path, path: Path) -> dict[str, Any]:
+    """What a file of tensors says of the ledger; nothing if it is damaged, or of another run."""
+    try:
+        labels, _ = tensors.read(path, **{tensors.RUN: manifest.run_of(run_dir) or ""})
+        return {"ledger": json.loads(labels[tensors.LEDGER])}
+    except (ValueError, KeyError, FileNotFoundError):
+        return {}
 
 
 def _places(entries: Mapping[str, Any]) -> dict[str, Place]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from mechanisms import durable
+
 Epsilon = float | None
 """An epsilon in nats; None, infinite or NaN if there is no guarantee."""
 
@@ -113,7 +115,7 @@ def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
         ValueError: a line is damaged.
     """
     try:
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = durable.read(path).decode().splitlines() if path.exists() else []
         whole = (json.loads(line) for line in lines if line.endswith("}"))
         return tuple(RoundRecord.from_json(line) for line in whole)
     except (ValueError, TypeError, RecursionError) as fault:

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from client.messages import Upload
 from client.uploads import Uploads
 from mechanisms import durable
 from mechanisms.accounting import ledger as ledgers
@@ -29,7 +28,7 @@ class Store:
         self.folder = folder
         self.ledger = ledger or folder / "ledger"
         self.checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints)
-        self.uploads = Uploads(folder / "uploads")
+        self.uploads = Uploads(folder / "uploads", manifest.run_of(self.ledger.parent) or "")
         self.rounds = folder / ROUNDS
 
     def append(self, record: RoundRecord) -> None:
@@ -50,7 +49,7 @@ class Store:
         rounds = [size, manifest.digest(self.rounds)] if size else None
         places = paid.places(self.ledger)
         run = manifest.run_of(self.ledger.parent)
-        beside = {"run": run, "ledger": places, "files": files, "rounds": rounds}
+        beside = {manifest.RUN: run, "ledger": places, "files": files, "rounds": rounds}
         self.checkpoints.save(checkpoint, beside)
 
     def newest(self) -> Checkpoint | None:
@@ -73,7 +72,9 @@ class Store:
             ValueError: it is of another run.
         """
         label = self.checkpoints.beside(round_)
-        manifest.check_run(self.ledger.parent, self.checkpoints.path(round_), label.get("run"))
+        manifest.check_run(
+            self.ledger.parent, self.checkpoints.path(round_), label.get(manifest.RUN)
+        )
         return label
 
     def check_rounds(self) -> None:
@@ -103,11 +104,14 @@ class Store:
             raise ValueError(self._ahead(self.rounds, known, most))
 
     def check_charges(self, most: int) -> None:
-        """Refuse charges of training for later rounds than ``most``.
+        """Refuse charges of training for later rounds than ``most``, and records of rounds that
+        have none.
 
         Raises:
-            ValueError: there are some: all checkpoints are gone, and what could tell of them.
+            ValueError: there are some: all checkpoints are gone, and what could tell of them; or
+                the ledger is older than the records.
         """
+        paid.check_rounds(self.ledger.parent)
         for path, passed in ledgers.files(self.ledger, []):
             paid_for = max((one.round for one in ledgers.entries(path, passed)), default=0)
             if paid_for > most:
@@ -118,20 +122,6 @@ class Store:
             f"{path} tells of {known} rounds, of which a crash leaves at most {most} with these "
             "checkpoints: restore the folder from a copy, or start a new run"
         )
-
-    def check_paid(self, upload: Upload) -> None:
-        """Refuse an upload for whose round one of its clients has paid nothing.
-
-        Raises:
-            ValueError: the ledger's file is older than the upload.
-        """
-        now, before = self.paid(None), self.paid(upload.round - 1)
-        for client in upload.clients.tolist():
-            if now.get(client, Counter()) == before.get(client, Counter()):
-                raise ValueError(
-                    f"{self.ledger} has no charge of client {client} for round {upload.round}, of "
-                    "which its upload is kept: restore the folder from a copy, or start a new run"
-                )
 
     def paid(self, up_to_round: int | None) -> dict[int, Counter[Event]]:
         """What every client has paid, up to a round if one is given; files that stay as they are

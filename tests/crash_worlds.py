@@ -214,8 +214,8 @@ def worlds_in(base: Path) -> Iterator[dict[str, World]]:
 LABEL = re.compile(r"checkpoints/round-[-\d]+\.json")
 OF_OTHERS = {"run", "rounds", "sha256"}
 """Digests of the manifest, of rounds with their times, and of the label itself."""
-RESULTS = {"shared.safetensors", "statistics.safetensors"}
-"""Files that name their run."""
+NAMING = ("shared.safetensors", "statistics.safetensors", "runs/run/clients/")
+"""Files of tensors that name their run: results of phases, and what clients keep."""
 
 
 def named(path: str) -> str:
@@ -239,10 +239,11 @@ def facts(tree: Tree) -> Tree:
             kept[path] = [{name: e[name] for name in e.keys() - TIMES - SEALS} for e in entries]
         elif content and LABEL.search(path):
             label = json.loads(content)
-            for name in RESULTS & label["files"].keys():
-                del label["files"][name]
+            label["files"] = sorted(label["files"])  # all of them name their run
             kept[path] = {name: label[name] for name in label.keys() - OF_OTHERS}
-        elif content and path.removesuffix(".part").endswith(tuple(RESULTS)):
+        elif content and named(path).endswith("orders.json"):
+            kept[path] = json.loads(content)["orders"]
+        elif content and any(name in path for name in NAMING):
             kept[path] = {name: one.tobytes() for name, one in load(content).items()}
     return kept
 

@@ -149,7 +149,7 @@ def test_each_field_of_an_audit_shows_in_its_line(capsys):
         "run_dir": "b",
     }
     other |= {"epsilon_lower": 0.5, "epsilon_certified": 9.5, "epsilon_published": 9.0}
-    assert other.keys() | {"delta", "clients"} == unequal.names(Audit)
+    assert other.keys() | {"delta", "clients", "run"} == unequal.names(Audit)
     lines = {
         "confidence": "lower bound",
         "epsilon_lower": "lower bound",

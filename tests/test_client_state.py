@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from client.client_state import KEPT_ROUNDS, ClientState
+from client.client_state import KEPT_ROUNDS, ClientState, own_parameters
 from mechanisms.cohort import LocalState
 
 NAMES = ("clip_norm",)
@@ -138,3 +138,19 @@ def test_a_state_of_which_a_bit_is_flipped_is_refused(tmp_path):
         refused = pytest.raises(ValueError, match=r"round-000001\.safetensors is damaged .*restore")
         with refused, ClientState(tmp_path, NAMES).round(2):
             pass
+
+
+@pytest.mark.parametrize("other", ["run", "round"])
+def test_a_state_of_another_run_or_round_is_refused(tmp_path, other):
+    """A copy beside those that a checkpoint knows, newer than all of them, was gone on from."""
+    with (client_state := ClientState(tmp_path, NAMES, run="1")).round(1):
+        client_state.keep(np.arange(2), lambda resume: state(1.0, 2))
+    (path,) = tmp_path.iterdir()
+    run = "1" if other == "round" else "2"
+    if other == "round":
+        path = path.rename(tmp_path / "round-000002.safetensors")
+    refused = pytest.raises(ValueError, match=f"{path.name} is of another {other}: restore")
+    with refused, ClientState(tmp_path, NAMES, run=run).round(3):
+        pass
+    with pytest.raises(ValueError, match=f"is of another {other}"):
+        own_parameters(tmp_path, run)

@@ -53,7 +53,7 @@ def test_every_result_stands_in_the_row_of_its_run(three):
 
 def test_an_unfinished_run_has_the_accuracy_that_was_measured_last(tmp_path):
     folder = unequal.run_directory(tmp_path / "a", finished=False)
-    last = replace(unequal.ROUNDS[-1], round=4, accuracy=None, seconds=None)
+    last = replace(unequal.ROUNDS[-1], round=4, accuracy=None, seconds=None, participants=0)
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(last.to_json()) + "\n")
     empty = unequal.run_directory(tmp_path / "b", finished=False)

@@ -373,3 +373,11 @@ def test_a_release_alone_is_refused_for_a_client_too_large_for_an_exact_sum():
     check_sizes(load(None, {"release": True}), sizes[:1])
     with pytest.raises(ValueError):
         check_sizes(load(None, {"release": True}), sizes)
+
+
+def test_a_table_that_is_a_value_is_told(tmp_path):
+    (path := tmp_path / "a.toml").write_text("data = 3\n")
+    with pytest.raises(
+        ValueError, match=r"a\.toml: data is 3, but must be a table: write \[data\]"
+    ):
+        load(path, {})

@@ -18,6 +18,7 @@ import torch
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from server import labels, loop, orders
+from server.manifest import run_of
 from server.records import read_rounds
 from sim import account, report
 from sim.commands.flags import parse
@@ -26,6 +27,7 @@ from sim.engines.start import train
 from sim.job import manifest
 from sim.library.result import Result
 from sim.run import command
+from sim.showing.audit import Audit
 from tests.crashing import Killed, Noting
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -702,6 +704,58 @@ def test_what_another_run_has_finished_is_not_this_one_s(whole, tmp_path, capsys
     assert said.count("\n") == 1
     if state != "a phase's result":
         assert "damaged" in states(run, capsys)[1].values()
+
+
+def test_a_round_that_is_written_down_is_paid_for(run, capsys):
+    """Ledger and newest checkpoint were put back together, and two rounds were free."""
+    for name in (FIRST, SECOND):
+        first_lines(1, name)(run, None)
+    for path in [*run.glob("checkpoints/round-000002.*"), *run.glob("uploads/*")]:
+        path.unlink()
+    check_refused(run, run / "ledger", capsys, model=False)
+    status, found = states(run, capsys)
+    assert status == 1 and [one for one in found.items() if one[1] not in ("whole", "newer")] == [
+        ("ledger", "older")
+    ]
+
+
+def test_a_ledger_of_another_run_is_not_paid_by(whole, tmp_path, capsys):
+    """Before the first checkpoint the other's was taken, whatever its noise had been."""
+    run = died(whole, tmp_path, "round-000001-group-0000.safetensors", 2)
+    assert not list(run.glob("checkpoints/*"))
+    exchanged(run, whole)
+    asks = {ask: ASKS[ask] for ask in ("resume", "ledger", "verify", "report")}
+    check_refused(run, run / FIRST, capsys, asks, model=False)
+    assert states(run, capsys)[1][FIRST] == "damaged"
+
+
+def test_a_phase_s_result_knows_what_was_paid_for_it(whole, tmp_path, capsys):
+    """Its rounds were lost, and the ledger emptied: the run cost nothing."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    operations = start(tmp_path, flags=flags).operations
+    shutil.rmtree(tmp_path / "runs")
+    run = died((tmp_path, operations), tmp_path, "statistics.safetensors", 2, flags)
+    shutil.rmtree(run / "statistics")
+    (run / FIRST).write_bytes(b"")
+    asks = {ask: ASKS[ask] for ask in ("resume", "ledger", "verify", "report")}
+    check_refused(run, run / FIRST, capsys, asks, model=False)
+    assert states(run, capsys)[1][FIRST] == "older"
+
+
+@pytest.mark.parametrize("name", ["orders.json", "audit.json"])
+def test_orders_and_audits_of_another_run_are_not_this_one_s(whole, tmp_path, capsys, name):
+    """Orders of the other made epsilon smaller; its audit stood in the report."""
+    run = died(whole, tmp_path, "orders.json", 8)
+    other = whole[0] / "runs" / "run"
+    if name == "audit.json":
+        found = Audit("white-box", 0.95, 1e-5, 9, 9, 9, 0.1, 1.0, 1.0, (), "", run_of(other))
+        (run / name).write_bytes(labels.sealed(found.to_json()))
+    else:
+        shutil.copy(other / name, run / name)
+    readers = ["report"] if name == "audit.json" else ["resume", "ledger", "verify"]
+    check_refused(run, run / name, capsys, {ask: ASKS[ask] for ask in readers}, model=False)
+    assert states(run, capsys)[1][name] == "damaged"
 
 
 def test_charges_of_a_second_process_are_neither_missed_nor_left_out(whole, tmp_path, monkeypatch):

@@ -35,13 +35,13 @@ from client.app import decode_request, decode_upload, encode_request, encode_upl
 from client.messages import TrainRequest, Upload
 from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge
+from server import labels
 from server.app import exchange_over, find_groups
 from sim import account
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.config import configuration
 from sim.engines import app, policy, session, start
-from sim.job import rundir
 from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -614,9 +614,10 @@ def test_nodes_are_waited_for_as_long_as_their_grid_says(tmp_path, monkeypatch):
 def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
     """Its canaries are gone: it would go on as a run that it was not."""
     folder = shutil.copytree(reference, tmp_path / "audited")
-    (folder / rundir.AUDITED).touch()
+    entries = labels.unsealed((folder / "manifest.json").read_bytes()) | {"canaries": 6}
+    (folder / "manifest.json").write_bytes(labels.sealed(entries))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="is an audited run"):
+    with pytest.raises(ValueError, match=r"canaries = 0 is not what .* began with, 6"):
         serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder))
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before

@@ -172,6 +172,33 @@ def test_what_is_raised_within_a_run_is_one_line_that_says_how_to_go_on(
     assert len((tmp_path / "a" / "rounds.jsonl").read_text().splitlines()) == 1
 
 
+def test_nobody_who_reads_is_one_line_and_no_fault_of_the_model(tmp_path, capfd, monkeypatch):
+    """A command whose reader went away ended without a word, or a run with a false accusation."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "sim.account", "--noise-multiplier=1"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    said = "error: Broken pipe: read all that is printed"
+    assert (done.returncode, done.stderr) == (MACHINE, f"{said}\n")
+
+    def gone(*_: object) -> None:
+        try:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904, as Rich does
+
+    monkeypatch.setattr(training, "evaluate", gone)
+    assert main_guard(run.command, [*SMALL, f"--out={tmp_path}", "--name=a"]) == MACHINE
+    assert capfd.readouterr().err.startswith(f"{said}; finished rounds are kept: resume the run")
+
+
+def test_without_a_stdout_a_command_ends_as_with_one():
+    line = "from sim.commands.guard import main_guard; raise SystemExit(main_guard(print, ['x']))"
+    done = subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, line])
+    assert done.returncode == 0
+
+
 def test_whatever_ends_a_run_but_a_users_error_says_how_to_go_on(tmp_path):
     for fault in (KeyboardInterrupt(), GeneratorExit(), MemoryError(), OSError(), SystemExit(3)):
         with pytest.raises(BaseException) as raised, session._resumable(tmp_path):

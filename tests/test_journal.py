@@ -160,3 +160,19 @@ def test_two_that_append_exclude_each_other(tmp_path):
 def test_it_is_its_owners_alone(tmp_path):
     written(tmp_path / "a.jsonl")
     assert (tmp_path / "a.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("gone", ["removed", "replaced", "a link"])
+def test_nothing_is_written_where_nobody_would_read_it(tmp_path, gone):
+    """Editors and sync clients replace files: later charges went to a file without a name."""
+    journal, copy = Journal(tmp_path / "a.jsonl", lambda _: None), tmp_path / "copy"
+    journal.append(LINES[:1])
+    copy.write_bytes(journal.path.read_bytes())
+    if gone == "replaced":
+        copy.rename(journal.path)
+    else:
+        journal.path.unlink()
+    if gone == "a link":
+        journal.path.symlink_to(copy)
+    with pytest.raises(ValueError, match=r"a\.jsonl was removed or replaced .*: restore it"):
+        journal.append(LINES[1:])

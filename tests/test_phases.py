@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,6 +263,20 @@ def test_a_result_that_is_lost_is_missed_before_training(tmp_path, given):
         ValueError, match=rf"{result.name} is missing, the result of a phase .* copy"
     ):
         before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
+
+
+def test_a_phase_that_is_over_is_not_begun_anew(tmp_path):
+    """Its result was lost with its folder while training went on: clients shared a second time."""
+    world, _ = prepared(tmp_path, {"shared_source": "prototypes"})
+    (result,) = world.run_dir.glob("*.safetensors")
+    result.unlink()
+    shutil.rmtree(world.run_dir / "share")
+    with ledger.Ledger(world.run_dir / "ledger" / "group-0000.jsonl") as paid:
+        paid.charge("round-1", 1, [0], {Gaussian(1.0): 1})
+    asked = len(world.asked)
+    with pytest.raises(ValueError, match=rf"{result.name} is missing, the result of a phase"):
+        before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
+    assert len(world.asked) == asked
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,8 @@ def facts(path: Path) -> object:
         entries = json.loads(path.read_text())
         del entries["sha256"], entries["files"]["inputs.json"]
         return entries
+    if path.name == "orders.json":
+        return json.loads(path.read_text())["orders"]
     if path.name == "inputs.key":
         return path.stat().st_size, path.stat().st_mode
     return None if path.parent.name == "checkpoints" else path.read_bytes()
@@ -219,7 +221,7 @@ def test_where_rejections_are_hidden_nothing_tells_how_many_there_were(release, 
         if "uploads/" in name:
             with safe_open(path, "np") as file:
                 assert (
-                    set(file.metadata()) == {"upload", "model", "content"}
+                    set(file.metadata()) == {"upload", "model", "run", "ledger", "content"}
                     and json.loads(file.metadata()["upload"])[2] == {}
                 )
     page = files["report.html"].read_text()

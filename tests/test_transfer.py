@@ -22,6 +22,7 @@ from sim.models.networks import build
 from sim.sources import backbones
 from sim.sources.backbones import MEAN, Backbone
 from sim.sources.torchvision_compat import import_torchvision
+from tests.vouched import vouch
 
 CPU = torch.device("cpu")
 MODULE = """
@@ -236,7 +237,9 @@ def test_training_starts_from_the_tensors_of_a_file_or_run(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     path = written(tmp_path, lambda tensors: None)
-    for given in (path, str(tmp_path)):
+    with pytest.raises(ValueError, match="is a run that is not finished: resume it first"):
+        start_from(model(), str(vouch(tmp_path)))
+    for given in (path, str(vouch(tmp_path, finished=True))):
         ours = model()
         start_from(ours, given)
         assert {k: v.tolist() for k, v in ours.state_dict().items()} == {

@@ -87,3 +87,14 @@ def test_a_damaged_upload_is_none(tmp_path, uploads):
     for at in range(8, len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert [u.group for u in uploads.finished(4, MODEL)] == [2], at
+
+
+def test_an_upload_of_another_run_is_none(tmp_path):
+    """Round 1 begins with one model in all runs of a seed: a copy was taken, whatever its noise."""
+    one, other = (Uploads(tmp_path / "uploads", run) for run in ("1", "2"))
+    one.keep(upload(1, 0), MODEL)
+    assert other.finished(1, MODEL) == [] and len(one.finished(1, MODEL)) == 1
+    (path,) = (tmp_path / "uploads").iterdir()
+    with pytest.raises(ValueError, match=r"group-0000\.safetensors is of another run: restore"):
+        other.read(path)
+    assert Uploads(tmp_path / "uploads").read(path)  # without a manifest

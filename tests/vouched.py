@@ -3,17 +3,26 @@
 import json
 from pathlib import Path
 
+from mechanisms.accounting.events import SampledGaussian
+from mechanisms.accounting.ledger import Ledger
 from mechanisms.journal import start
 from server import closing, labels, manifest
-from server.records import Summary
-from server.store import MODEL
+from server.records import Summary, read_rounds
+from server.store import MODEL, ROUNDS
 
 SUMMARY = Summary(0.5, 1.0, (), (), 1e-5, None, (), (), 0, 1, 1.0, "", False)
 
 
 def vouch(folder: Path, finished: bool = False) -> Path:
     """Write a manifest of the files that are there, and seal the summary: the one that is there, or
-    one that says next to nothing if the run is to be ``finished``."""
+    one that says next to nothing if the run is to be ``finished``. An empty ledger has a charge of
+    next to nothing in the last round that is written down."""
+    rounds = [one.round for one in read_rounds(folder / ROUNDS) if one.epsilon_certified_max]
+    if rounds and not list(folder.glob("ledger/*.jsonl")):
+        with Ledger(folder / "ledger" / "group-0000.jsonl") as ledger:
+            ledger.charge("release", max(rounds), [0], {SampledGaussian(1.0, 1e4): 1})
+    if (folder / ROUNDS).exists():
+        (folder / "ledger").mkdir(exist_ok=True)
     named = [name for name in manifest.FIXED if (folder / name).exists()]
     ledgers = {path.name: start(path) for path in folder.glob("ledger/*.jsonl")}
     files = {name: manifest.digest(folder / name) for name in named}

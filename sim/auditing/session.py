@@ -1,7 +1,7 @@
 """One audited run from beginning to end: job, canaries, training, guesses, ``audit.json``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from mechanisms import durable
 from mechanisms.mechanism import Mechanism
 from mechanisms.randomness import seed_key
 from server import labels
+from server.manifest import run_of
 from server.records import Summary, largest
 from sim.auditing import clients, one_run
 from sim.auditing.bounds import Floats, check_confidence
@@ -86,8 +87,8 @@ def audit(
         if config.privacy.unit == "client"
         else _on_records(job, count, black_box, confidence)
     )
+    job = replace(job, canaries=len(attack.included))
     folder = rundir.create(folder, job)
-    durable.make_empty([folder / rundir.AUDITED])
     engine = session.Engine(inline_exchange(job, folder, attack.mechanism))
     summary = session.run(job, folder, engine)
     scores = attack.scored(folder)
@@ -205,4 +206,5 @@ def _result(
             (client, one.coins, one.epsilon, certified[client]) for client, one in of_client.items()
         ),
         run_dir=summary.run_dir,
+        run=run_of(Path(summary.run_dir)),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mechanisms.settings import MAX_TIMES
 from sim.commands import flags
 from sim.commands.flags import number
 from sim.commands.parser import OwnFlags
@@ -142,6 +143,6 @@ def _confidence(text: str) -> float:
 
 def _integer(flag: str, text: str, least: int) -> int:
     value = int(number(flag, text, int))
-    if value < least:
-        raise ValueError(f"{flag} {text} must be at least {least}: raise it")
+    if not least <= value <= MAX_TIMES:
+        raise ValueError(f"{flag} {text} must be from {least} to {MAX_TIMES}: correct it")
     return value

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mechanisms.accounting.choosing import check_mean
-from mechanisms.durable import refuse_other_than_file
+from mechanisms.durable import REPLACED, check_file
 from sim.commands.parser import Parser
 from sim.config.papers import INSTALLED, PACKAGES, RECIPES
 
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
         _check_tries(given)
     given.end = _completed(given)
     if given.page is not None:
-        refuse_other_than_file(given.page)
+        check_file(given.page, REPLACED)
     if given.out.exists() and not given.out.is_dir():
         raise ValueError(f"out = {given.out} is no folder: give --out another")
     return given

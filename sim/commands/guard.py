@@ -18,6 +18,7 @@ REMEDIES = {
     errno.EACCES: "use a folder that may be written",
     errno.EROFS: "use a folder that may be written",
     errno.ENAMETOOLONG: "use a shorter name",
+    errno.EPIPE: "read all that is printed",
 }
 
 
@@ -31,8 +32,9 @@ def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | N
     warnings.formatwarning = _one_line_warning  # type: ignore[assignment]
     try:
         command([_readable(word) for word in (sys.argv[1:] if argv is None else argv)])
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no stdout
     except BaseException as fault:  # a model may raise what is no Exception
+        fault = behind(fault)
         if sys.flags.dev_mode or isinstance(fault, SystemExit):
             raise
         if isinstance(fault, OSError):
@@ -43,6 +45,12 @@ def main_guard(command: Callable[[Sequence[str]], None], argv: Sequence[str] | N
             return INTERRUPTED
         return USER if isinstance(fault, ValueError) else MACHINE
     return 0
+
+
+def behind(fault: BaseException) -> BaseException:
+    """What has gone wrong: Rich exits where nobody reads what it prints."""
+    cause = fault.__context__
+    return cause if isinstance(fault, SystemExit) and isinstance(cause, BrokenPipeError) else fault
 
 
 def _readable(word: str) -> str:
@@ -78,7 +86,7 @@ def _described(fault: BaseException) -> str:
 def _drop_output() -> None:
     """Have what is left for stdout go nowhere: it may be what failed, and Python writes it again
     when it ends."""
-    with contextlib.suppress(OSError, ValueError):  # a stdout without a descriptor
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it may have no descriptor
         handle = os.open(os.devnull, os.O_WRONLY)
         os.dup2(handle, sys.stdout.fileno())
         os.close(handle)

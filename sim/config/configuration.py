@@ -197,6 +197,8 @@ def _check_table(path: Path, table: str, entries: object) -> None:
         raise ValueError(
             f"{path}: {table} stands outside its table: put it under [{SETTINGS[table].table}]"
         )
+    if table in TABLES:
+        raise ValueError(f"{path}: {table} is {entries!r}, but must be a table: write [{table}]")
     hint = did_you_mean(table, TABLES if isinstance(entries, dict) else [*TABLES, *SETTINGS])
     raise ValueError(f"{path}: unknown table {table}{hint} (tables: {', '.join(TABLES)})")
 

@@ -103,9 +103,7 @@ def _serve(context: Context, grid: Grid) -> None:
     if keeping:  # the nodes refuse it as well
         policy.refuse_unprotected(job.config)
         policy.check_alone(job)
-    if request.resume:
-        rundir.check_resumable(request.resume)
-    else:
+    if not request.resume:
         folder = rundir.create(folder, job)
     # the nodes have no file of budgets
     config = config.model_copy(update={"privacy": job.config.privacy})

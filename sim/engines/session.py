@@ -10,6 +10,7 @@ from server import closing, loop, orders
 from server.federation import Exchange
 from server.records import RunInfo, Summary
 from server.store import Store
+from sim.commands.guard import behind
 from sim.job import inputs, manifest, rundir
 from sim.job.job import Job
 from sim.phases import evaluation, training
@@ -61,6 +62,9 @@ def _resumable(folder: Path) -> Iterator[None]:
     except ValueError:
         raise
     except SystemExit as fault:  # of a model's code: it would end the process without a word
+        if (cause := behind(fault)) is not fault:
+            cause.add_note(_remedy(folder))
+            raise cause from None
         exit_ = RuntimeError(f"the code of the model or the data called sys.exit({fault.code})")
         exit_.add_note(_remedy(folder))
         raise exit_ from fault

@@ -31,7 +31,6 @@ def train(request: Request, cluster: Cluster | None = None, report: Report | Non
         folder = rundir.choose(request.config)
     else:
         folder = request.resume
-        rundir.check_resumable(folder)
     job = build(request.config, cluster.workers(request.config.run))
 
     def create(exactly: bool = False) -> Path:

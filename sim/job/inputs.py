@@ -61,7 +61,15 @@ def _inputs(job: Job, key: bytes) -> dict[str, str]:
         digest.update(np.ascontiguousarray(array).data)
     for tensor in constants(job).values():
         digest.update(tensor.numpy().data)
-    return {"records": digest.hexdigest(), "device": device_of(job.config).type}
+    return {"records": digest.hexdigest(), "device": _device(job)}
+
+
+def _device(job: Job) -> str:
+    """The kind of device; where a round is replayed, also what its sums depend on on a CPU."""
+    kind = device_of(job.config).type
+    if kind == "cpu" and job.seed is not None:
+        kind += f" ({torch.backends.cpu.get_cpu_capability()})"
+    return kind
 
 
 def read_key(folder: Path) -> bytes:
@@ -72,7 +80,7 @@ def read_key(folder: Path) -> bytes:
     """
     path = folder / KEY
     try:
-        key = path.read_bytes()
+        key = durable.read(path)
     except OSError as fault:
         raise ValueError(
             f"{path} cannot be read ({fault.strerror}), so nobody can tell whether these are the "

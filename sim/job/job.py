@@ -39,6 +39,7 @@ class Job:
         shared: records of the globally shared data set, once there are any.
         held: records that clients hold and do not train on, or None.
         prior: the most that a client has paid at the end of each phase before training.
+        canaries: how many records or clients are an audit's own, which no file has.
     """
 
     config: Config
@@ -51,6 +52,7 @@ class Job:
     shared: tuple[np.ndarray, np.ndarray] | None = None
     held: Held | None = None
     prior: tuple[Paid, ...] = ()
+    canaries: int = 0
 
     @property
     def plans(self) -> PlanTable:

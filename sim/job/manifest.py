@@ -71,6 +71,7 @@ def _began(job: Job) -> dict[str, Any]:
             if setting != "model"
         },
         "initial parameters": hashlib.sha256(initial.tobytes()).hexdigest(),
+        "canaries": job.canaries,
     }
 
 

@@ -28,8 +28,6 @@ from sim.job.job import Job
 from sim.tracking import tracker
 
 LOCK = "lock"
-AUDITED = "audited"
-"""A file that marks a run with canaries, which a resumed run would lack."""
 
 
 def choose(config: Config) -> Path:
@@ -128,18 +126,6 @@ def _partition(job: Job) -> dict[str, np.ndarray]:
     if labels is not None:
         arrays["counts"] = job.partition.counts(labels, job.dataset.classes)
     return arrays
-
-
-def check_resumable(folder: Path) -> None:
-    """Refuse to resume an audited run.
-
-    Raises:
-        ValueError: the run was audited.
-    """
-    if (folder / AUDITED).exists():
-        raise ValueError(
-            f"{folder} is an audited run, whose canaries were not kept: start a new one"
-        )
 
 
 class RunInUse(ValueError):

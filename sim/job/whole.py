@@ -44,6 +44,10 @@ def look(run_dir: Path) -> dict[str, Any]:
         row = _row(run_dir, path, partial(tensors.read, path))
         rows[path] = row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD}
     whole = all(row["state"] in (WHOLE, NEWER) for row in rows.values())
+    if whole:  # else the damage to one of its files would be told twice
+        row = _row(run_dir, run_dir / "ledger", partial(paid.check_rounds, run_dir))
+        if row["state"] != WHOLE:
+            whole, rows[run_dir / "ledger"] = False, row
     return {"whole": whole, "files": list(rows.values())}
 
 
@@ -124,7 +128,7 @@ def _rounds(store: Store) -> Iterator[Check]:
     elif store.rounds.exists() and not (store.folder / closing.FILE).exists():
         yield store.rounds, partial(store.check_length, 1)
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
-        yield path, partial(tensors.read, path)
+        yield path, partial(store.uploads.read, path)
 
 
 def _checkpoint(store: Store, label: Path) -> None:

@@ -19,15 +19,16 @@ def start_from(model: nn.Module, path: str) -> None:
     of its own.
 
     Raises:
-        ValueError: the file is missing, damaged, or not the model that the run ended with; or none
-            of its tensors is the model's.
+        ValueError: the file is missing, damaged, or not the model that the run ended with, or it
+            has not ended; or none of its tensors is the model's.
 
     Warns:
         UserWarning: some of the model's parameters are not in the file, and stay as they are.
     """
     file = Path(path)
     if file.is_dir():
-        closing.read(file)
+        if closing.read(file) is None:
+            raise ValueError(f"init_from = {path!r} is a run that is not finished: resume it first")
         file /= MODEL
     tensors = read_weights(file)
     own = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -12,6 +12,7 @@ import numpy as np
 
 from client.client_state import own_parameters
 from mechanisms.layout import Layout
+from server import manifest
 from sim.config.fields import Config
 from strategies.registry import strategy_of
 
@@ -65,12 +66,13 @@ def models(
     its own parameters as after its last round. Nothing if no parameters are clients' own.
 
     Raises:
-        ValueError: a file is damaged.
+        ValueError: a file is damaged, or of another run.
     """
     if (own := mask(config, layout)) is None:
         return
+    run = manifest.run_of(run_dir) or ""
     for group in range(config.run.groups or 1):
-        for client, row in own_parameters(folder(run_dir, group)).items():
+        for client, row in own_parameters(folder(run_dir, group), run).items():
             model = params.copy()
             model[own] = row
             yield client, model

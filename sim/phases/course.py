@@ -9,7 +9,7 @@ from client.messages import Answering
 from mechanisms.accounting.accountant import Charges
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import PlanTable, merge, planned
-from server import loop
+from server import loop, paid
 from server.federation import Exchange
 from server.orders import Paid
 from server.store import Store
@@ -55,6 +55,8 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
             result is lost.
     """
     for phase, last in _ahead(job, run_dir):
+        if (paid.last_round(run_dir) or last) > last:
+            _check_there(phase, run_dir)
         federation = phase.federation(present(job, run_dir), run_dir)
         first = last - phase.rounds(job.config)
         federation = replace(federation, before=first, rounds=last)
@@ -65,12 +67,21 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
                 f"epsilon = {job.config.target:g} is spent before training: start a new run, or "
                 "raise --epsilon"
             )
-        if phase.result and not (run_dir / phase.result).exists():
-            raise ValueError(
-                f"{run_dir / phase.result} is missing, the result of a phase that is over: restore "
-                "it from a copy, or start a new run"
-            )
+        _check_there(phase, run_dir)
     return present(job, run_dir)
+
+
+def _check_there(phase: Phase, run_dir: Path) -> None:
+    """Refuse to go on without what a phase has left that is over.
+
+    Raises:
+        ValueError: it is lost.
+    """
+    if phase.result and not (run_dir / phase.result).exists():
+        raise ValueError(
+            f"{run_dir / phase.result} is missing, the result of a phase that is over: restore "
+            "it from a copy, or start a new run"
+        )
 
 
 def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:

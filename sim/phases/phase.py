@@ -1,6 +1,7 @@
 """A phase: consecutive rounds in which all groups do the same. The last phase is training."""
 
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from mechanisms import durable
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.plan import Plan, PlanTable
-from server import manifest
+from server import manifest, paid
 from server.federation import Federation
 from server.orders import Course
 from sim.config.caveats import tells_times
@@ -27,9 +28,6 @@ from sim.job.copies import copy_on
 from sim.job.job import Job
 from strategies.registry import strategy_of
 from strategies.strategy import Strategy
-
-RUN = "run"
-"""The label of a result that names its run."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,17 @@ def group_data(job: Job, group: int) -> GroupData:
 def files(run_dir: Path, group: int, name: str = "") -> tuple[Ledger, Uploads]:
     """A group's ledger, shared by all phases, and the uploads of the named phase."""
     ledger = Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl")
-    return ledger, Uploads(run_dir / name / "uploads")
+    run = manifest.run_of(run_dir) or ""
+    return ledger, Uploads(run_dir / name / "uploads", run, ledger.path)
 
 
 def write_result(path: Path, result: Mapping[str, np.ndarray]) -> None:
-    """Write a phase's result in the run directory; it names the run."""
-    durable.write(path, tensors.sealed(result, {RUN: manifest.run_of(path.parent) or ""}))
+    """Write a phase's result in the run directory; it names the run, and where the ledger was."""
+    labels = {
+        tensors.RUN: manifest.run_of(path.parent) or "",
+        tensors.LEDGER: json.dumps(paid.places(path.parent / "ledger")),
+    }
+    durable.write(path, tensors.sealed(result, labels))
 
 
 def check_result(path: Path) -> None:
@@ -147,7 +150,7 @@ def check_result(path: Path) -> None:
     Raises:
         ValueError: it is damaged, or of another run.
     """
-    manifest.check_run(path.parent, path, tensors.read(path)[0].get(RUN))
+    manifest.check_run(path.parent, path, tensors.read(path)[0].get(tensors.RUN))
 
 
 def mean_sums(job: Job, uploads: Sequence[Upload]) -> tuple[np.ndarray, float]:

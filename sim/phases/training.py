@@ -17,6 +17,7 @@ from mechanisms.plan import PlanTable, merge
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import plan_table, settings_of
 from mechanisms.settings import MAX_TIMES
+from server import manifest
 from server.federation import Federation
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
@@ -144,11 +145,11 @@ def node(job: Job, group: int, run_dir: Path, mechanism: Mechanism | None = None
         guide=strategy.guide,
     )
     client_state, own = None, personal.mask(config, job.gradients.layout)
-    folder = personal.folder(run_dir, group)
+    folder, run = personal.folder(run_dir, group), manifest.run_of(run_dir) or ""
     if config.local.keep_state:
-        client_state = ClientState(folder, training.mechanism.lasting, own=own)
+        client_state = ClientState(folder, training.mechanism.lasting, own=own, run=run)
     elif own is not None:
-        client_state = ClientState(folder, (), optimizer=False, own=own)
+        client_state = ClientState(folder, (), optimizer=False, own=own, run=run)
     ledger, uploads = files(run_dir, group) if config.privacy.trust != "server" else (None, None)
     kept = uploads if config.privacy.trust == "local" else None
     return Node(training, group_data(job, group), job.plans, ledger, kept, client_state)

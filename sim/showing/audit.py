@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechanisms import durable
-from server import labels
+from server import labels, manifest
 from server.records import Epsilon, Record
 from sim.showing import page, wording
 
@@ -27,6 +27,7 @@ class Audit(Record):
         clients: for each client with canaries: (number, canaries, lower bound from these alone,
             certified epsilon).
         run_dir: the run directory.
+        run: the digest of its manifest; None where an earlier version wrote none.
     """
 
     view: str
@@ -40,6 +41,7 @@ class Audit(Record):
     epsilon_published: Epsilon
     clients: tuple[tuple[int, int, float, Epsilon], ...]
     run_dir: str
+    run: str | None = None
 
 
 _MEANING = (
@@ -54,15 +56,17 @@ def read(run_dir: Path) -> Audit | None:
     """The result in a run directory; None if the run was not audited.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or of another run.
     """
     path = run_dir / FILE
     if not path.exists():
         return None
     try:
-        return Audit.from_json(labels.unsealed(durable.read(path)))
+        found = Audit.from_json(labels.unsealed(durable.read(path)))
     except (ValueError, TypeError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): audit again") from None
+    manifest.check_run(run_dir, path, found.run)
+    return found
 
 
 def section(run_dir: Path) -> str:

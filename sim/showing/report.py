@@ -10,7 +10,7 @@ import numpy as np
 
 from mechanisms import durable
 from mechanisms.accounting import group
-from server import closing, paid
+from server import closing
 from server.guarantees import guarantees
 from server.records import Epsilon, Summary, finite, largest, middle, total_seconds
 from sim.config.caveats import caveats
@@ -252,7 +252,7 @@ def _several_records(run: Run) -> list[str]:
     if by_client or largest(certified) is None:
         return []
     worst = max(range(len(certified)), key=lambda client: certified[client] or 0.0)
-    if not (spent := paid.read(run.folder).get(worst)):
+    if not (spent := run.paid.get(worst)):
         return []
     found = [group.epsilon(spent, run.config.privacy.delta, size) for size in _GROUPS]
     whose = "" if run.alone else f" with client {worst}, whose certified epsilon is the largest"

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from server import closing, manifest
+from mechanisms.accounting.accountant import Charges
+from server import closing, paid
 from server.guarantees import by_group
 from server.records import Epsilon, RoundRecord, Summary, finite, read_rounds
 from server.store import ROUNDS, Store
@@ -28,6 +29,7 @@ class Run:
         counts: records per client and class, int64 ``[clients, classes]``; None for a release,
             which does not publish them, and where targets are no classes.
         summary: the summary; None until the run is finished.
+        paid: what each client has paid.
     """
 
     folder: Path
@@ -36,6 +38,7 @@ class Run:
     sizes: np.ndarray
     counts: np.ndarray | None
     summary: Summary | None
+    paid: Mapping[int, Charges]
 
     @property
     def alone(self) -> bool:
@@ -71,7 +74,7 @@ def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
         raise ValueError(
             f"{run_dir} is no run directory, it has no config.toml: give the directory of a run"
         )
-    manifest.read(run_dir)
+    spent = paid.read(run_dir)
     Store(run_dir, 2).check_rounds()
     config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
     records, summary = read_rounds(run_dir / ROUNDS), summary or closing.read(run_dir)
@@ -83,4 +86,4 @@ def read_run(run_dir: Path, summary: Summary | None = None) -> Run:
         raise ValueError(
             f"{run_dir} has a damaged or missing file ({fault}): resume the run, or restore it"
         ) from None
-    return Run(run_dir, config, records, sizes, counts, summary)
+    return Run(run_dir, config, records, sizes, counts, summary, spent)

@@ -35,7 +35,7 @@ from tests.pinned.sums import sums
 from tests.pinned.table import BASE, PRICED, RUNS, SHOWN
 
 TIMES = {"seconds", "seconds_training"}
-SAID_ALREADY = {"run_dir", "caveats", "guarantees", "files", "ledger", "sha256"}
+SAID_ALREADY = {"run_dir", "run", "caveats", "guarantees", "files", "ledger", "sha256"}
 """Entries of a summary that the terminal or the ledger shows, too, and digests of files with times
 in them."""
 PRICES = (
