@@ -24,6 +24,7 @@ from client.purse import planned
 from mechanisms import durable
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import ORDERS, Charges, cap_delta, conversion, convert, rdp
+from mechanisms.journal import last_place, start
 from mechanisms.plan import PlanTable, merge
 
 LEDGER, LOCK = "ledger", "lock"
@@ -98,10 +99,22 @@ class OwnBudget:
     def _runs(self) -> list[Path]:
         return [path.parent for path in self.folder.glob(f"*/{LEDGER}")]
 
-    def remember(self) -> None:
-        """Write down where the ledgers end now."""
-        ledgers = [path for run in self._runs() for path in (run / LEDGER).glob("*.jsonl")]
-        places.remember(self.folder / PLACES, ledgers)
+    def remember(self, run: Path) -> None:
+        """Write down where the ledgers end now, after an answer in the run at ``run``.
+
+        Raises:
+            ValueError: that run's ledger has no more lines than after the last answer: what was
+                charged is gone.
+        """
+        file, ledgers = self.folder / PLACES, self.folder.glob(f"*/{LEDGER}/*.jsonl")
+        now, known = {path: last_place(path) for path in ledgers}, places.known(file)
+        added = [
+            path.parent == run / LEDGER and place.number > known.get(path, start(path)).number
+            for path, place in now.items()
+        ]
+        if not any(added):
+            raise ValueError(f"{run / LEDGER} was put back while it was in use: restore it")
+        places.remember(file, now)
 
 
 def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:
@@ -145,5 +158,5 @@ class Budgeted:
                     f"{self.budget.epsilon:g} over all runs: {other if after == math.inf else less}"
                 )
             upload = self.node().train(request)
-            self.budget.remember()
+            self.budget.remember(self.run)
             return upload

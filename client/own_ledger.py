@@ -105,25 +105,44 @@ class OwnLedger:
             Ledger(self.path) as ledger,
         ):
             nth = self._last_round(plan) + 1
+            self._begin(ledger)
             if nth > rounds:
                 raise ValueError(
                     f"client {self.client} has used up its budget, all {rounds} rounds of it "
                     f"({self.path}): leave it out from now on"
                 )
             yield ledger, nth
-            places.remember(self._place, [self.path])
+            places.remember(self._place, {self.path: ledger.place})
+
+    def _begin(self, ledger: Ledger) -> None:
+        """Write the place of an empty ledger, so that it is missed if it is lost later.
+
+        Raises:
+            ValueError: it is lost.
+        """
+        if not self._place.exists():
+            if ledger.place.number:
+                raise ValueError(
+                    f"{self._place} is missing, which says where the ledger ended: restore it from "
+                    "a copy"
+                )
+            places.remember(self._place, {self.path: ledger.place})
 
     @property
     def _place(self) -> Path:
-        """The file that says where the ledger ended after the last round."""
+        """The file that says where the ledger ended after the last round; from the first on."""
         return self.folder / f"client-{self.client:06d}.place"
 
     def _check_clients(self) -> None:
         """Refuse data that are divided otherwise: a client's number would mean other records."""
         file = self.folder / CLIENTS
         if not file.exists():
+            if any(self.path.parent.glob("*.jsonl")):
+                raise ValueError(
+                    f"{file} is missing, which says how the data are divided: restore it"
+                )
             durable.create(file, str(self.clients).encode(), private=True)
-        if (known := durable.read(file).decode()) != str(self.clients):
+        if (known := durable.read(file).decode(errors="replace")) != str(self.clients):
             raise ValueError(
                 f"num-partitions = {self.clients}, but the ledgers in {self.folder} are of "
                 f"{known}: divide the data as before, or use another folder, whose budget adds to "

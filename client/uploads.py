@@ -53,7 +53,7 @@ class Uploads:
         for path in sorted(self._folder.glob(f"round-{round_:06d}-group-*.safetensors")):
             try:
                 labels, tensors = self.read(path)
-            except ValueError:
+            except (ValueError, FileNotFoundError):  # the latter of a link that leads nowhere
                 continue
             if labels.get("model") == _digest(params):
                 group, weight, metrics = json.loads(labels["upload"])

@@ -149,11 +149,15 @@ class Journal:
 
     Raises:
         ValueError: a damaged line, or one that ``see`` refuses.
+
+    Attributes:
+        path: of the file.
+        place: where it ends, by what this process has read and written.
     """
 
     def __init__(self, path: Path, see: Callable[[dict[str, Any]], object]):
         self._file = -1
-        self.path, self._place, self._size = path, start(path), 0
+        self.path, self.place, self._size = path, start(path), 0
         make_folder(path.parent, private=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
@@ -175,14 +179,14 @@ class Journal:
             raise ValueError(
                 f"ledger = {self.path} is closed and must be open to charge; open it again"
             )
-        place, lines = self._place, []
+        place, lines = self.place, []
         for record in new:
             line, place = sealed(record, place)
             lines.append(line)
         with naming(self.path), self._locked():
             self._check_unchanged()
             self._write(b"".join(lines))
-        self._place = place
+        self.place = place
 
     def close(self) -> None:
         """Close the file; appending afterwards is refused. Idempotent."""
@@ -234,7 +238,7 @@ class Journal:
         data = read(self.path)
         kept = whole(data)
         for place, _ in records(self.path, kept, see):
-            self._place = place
+            self.place = place
         if kept != data:
             warnings.warn(f"{self.path}: {_repaired(kept, data, 'cut off')}", stacklevel=4)
             missing = not data.startswith(kept)

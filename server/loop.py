@@ -59,9 +59,7 @@ def restore(federation: Federation, store: Store) -> Standing:
     terms = federation.course, federation.target, federation.delta
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
     first = now.round - federation.before
-    later = store.checkpoints.after(now.round) + 1
-    store.check_length(first + later)
-    store.check_charges(max(now.round, 0) + later)
+    store.check_ahead(now.round, first)
     return Standing(now, tuple(store.records(first)), budgets)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from client import tensors
 from mechanisms import durable
 from mechanisms.accounting import ledger
@@ -38,24 +40,22 @@ def read(run_dir: Path, up_to_round: int | None = None) -> dict[int, Counter[Eve
 
 
 def check_rounds(run_dir: Path) -> None:
-    """Refuse a ledger in which the last round that is written down, of any phase, is not paid for.
+    """Refuse a ledger in which not all have paid who took part in a round that is written down, of
+    any phase. Who takes part in a trusted server's rounds stays hidden; somebody pays for each.
 
     Raises:
         ValueError: a ledger file or the records of rounds are damaged; `Older`, if that is it.
     """
-    released = [
-        one.round
-        for pattern in ROUNDS
-        for path in run_dir.glob(pattern)
-        for one in read_rounds(path)
-        if one.epsilon_certified_max and one.participants != 0
-    ]
-    last = last_round(run_dir)
-    if released and (last is None or last < max(released)):
-        raise ledger.Older(
-            f"{run_dir / 'ledger'} ends with round {last}, but round {max(released)} is written "
-            f"down: {manifest.REMEDY}"
-        )
+    paid = _payers(run_dir)
+    for path in (path for pattern in ROUNDS for path in run_dir.glob(pattern)):
+        for one in read_rounds(path):
+            took_part = 1 if one.participants is None else one.participants
+            payers = paid.get(one.round, 0)
+            if one.epsilon_certified_max and payers < took_part:
+                raise ledger.Older(
+                    f"{run_dir / 'ledger'} has charges of {payers} clients in round {one.round}, "
+                    f"but {path} tells of {took_part}: {manifest.REMEDY}"
+                )
 
 
 def last_round(run_dir: Path) -> int | None:
@@ -64,8 +64,16 @@ def last_round(run_dir: Path) -> int | None:
     Raises:
         ValueError: a ledger file is damaged.
     """
-    files = (run_dir / "ledger").glob("*.jsonl")
-    return max((one.round for file in files for one in ledger.entries(file, {})), default=None)
+    return max(_payers(run_dir), default=None)
+
+
+def _payers(run_dir: Path) -> dict[int, int]:
+    """How many clients have paid in each round."""
+    clients: dict[int, list[np.ndarray]] = {}
+    for path in (run_dir / "ledger").glob("*.jsonl"):
+        for one in ledger.entries(path, {}):
+            clients.setdefault(one.round, []).append(one.clients)
+    return {round_: len(np.unique(np.concatenate(one))) for round_, one in clients.items()}
 
 
 def places(folder: Path) -> dict[str, Place]:

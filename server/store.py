@@ -10,6 +10,7 @@ from client.uploads import Uploads
 from mechanisms import durable
 from mechanisms.accounting import ledger as ledgers
 from mechanisms.accounting.events import Event
+from mechanisms.journal import Place
 from server import manifest, orders, paid
 from server.checkpoints import Checkpoint, Checkpoints
 from server.records import RoundRecord
@@ -30,6 +31,7 @@ class Store:
         self.checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints)
         self.uploads = Uploads(folder / "uploads", manifest.run_of(self.ledger.parent) or "")
         self.rounds = folder / ROUNDS
+        self._places: dict[str, Place] = {}
 
     def append(self, record: RoundRecord) -> None:
         """Add a round's record; it is on the disk on return."""
@@ -37,7 +39,11 @@ class Store:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that knows where the ledger's files are, and what else belongs to it:
-        what clients keep, the results of earlier phases, orders, and the rounds' records so far."""
+        what clients keep, the results of earlier phases, orders, and the rounds' records so far.
+
+        Raises:
+            ValueError: a ledger file was put back since the checkpoint before.
+        """
         kept = [durable.numbered(one, ".safetensors") for one in sorted(self.folder.glob(KEPT))]
         newest = [found[max(found)] for found in kept if found]
         results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
@@ -45,12 +51,26 @@ class Store:
             str(path.relative_to(self.folder)): manifest.digest(path)
             for path in [*newest, *sorted(results), *self.folder.glob(orders.FILE)]
         }
+        self._advance(places := paid.places(self.ledger))
         size = self.rounds.stat().st_size if self.rounds.exists() else 0
         rounds = [size, manifest.digest(self.rounds)] if size else None
-        places = paid.places(self.ledger)
         run = manifest.run_of(self.ledger.parent)
         beside = {manifest.RUN: run, "ledger": places, "files": files, "rounds": rounds}
         self.checkpoints.save(checkpoint, beside)
+
+    def _advance(self, places: dict[str, Place]) -> None:
+        """Refuse a ledger file that ends before it did at the last checkpoint, or otherwise.
+
+        Raises:
+            ValueError: it was put back since then.
+        """
+        for name, before in self._places.items():
+            now = places.get(name, Place(0, ""))
+            if now.number < before.number or (now.number == before.number and now != before):
+                raise ValueError(
+                    f"{self.ledger / name} was put back while it was in use: {manifest.REMEDY}"
+                )
+        self._places = places
 
     def newest(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None, once the files that belong to it have been
@@ -61,7 +81,9 @@ class Store:
         """
         found = self.checkpoints.newest()
         if found is not None:
-            manifest.compare(self.folder, self.label(found.round)["files"])
+            label = self.label(found.round)
+            manifest.compare(self.folder, label["files"])
+            self._places = {name: Place(*place) for name, place in label["ledger"].items()}
             self._compare_rounds(found.round)
         return found
 
@@ -93,25 +115,26 @@ class Store:
         if known := self.label(round_).get("rounds"):
             manifest.compare_start(self.rounds, *known)
 
-    def check_length(self, most: int) -> None:
-        """Refuse records of more rounds than ``most``.
+    def check_ahead(self, round_: int, finished: int) -> None:
+        """Refuse what tells of later rounds than a crash leaves, if a round's checkpoint is the
+        newest whole one, after so many ``finished`` ones of this phase; and rounds that are not
+        paid for.
 
         Raises:
-            ValueError: there are more: checkpoints are gone, or older than what is beside them.
+            ValueError: checkpoints are gone, and perhaps what could tell of them; or checkpoint or
+                ledger are older than what is beside them.
         """
+        later = self.checkpoints.after(round_) + 1
+        self._check_length(finished + later)
+        self._check_charges(max(round_, 0) + later)
+        paid.check_rounds(self.ledger.parent)
+
+    def _check_length(self, most: int) -> None:
         known = durable.read(self.rounds).count(b"\n") if self.rounds.exists() else 0
         if known > most:
             raise ValueError(self._ahead(self.rounds, known, most))
 
-    def check_charges(self, most: int) -> None:
-        """Refuse charges of training for later rounds than ``most``, and records of rounds that
-        have none.
-
-        Raises:
-            ValueError: there are some: all checkpoints are gone, and what could tell of them; or
-                the ledger is older than the records.
-        """
-        paid.check_rounds(self.ledger.parent)
+    def _check_charges(self, most: int) -> None:
         for path, passed in ledgers.files(self.ledger, []):
             paid_for = max((one.round for one in ledgers.entries(path, passed)), default=0)
             if paid_for > most:

@@ -24,7 +24,7 @@ from torch import nn
 
 import sim
 from mechanisms.accounting.events import Gaussian
-from mechanisms.accounting.ledger import Ledger
+from mechanisms.accounting.ledger import Ledger, read
 from server import labels, manifest, orders
 from server.store import Store
 from sim import account, audit, central, run
@@ -633,7 +633,8 @@ def test_epsilon_of_an_unfinished_run_is_the_largest_of_its_clients(tmp_path):
     for client, noise in enumerate((5.0, 2.0, 9.0)):
         with Ledger(folder / "ledger" / f"group{client}.jsonl") as ledger:
             ledger.charge("round-1", 1, [client], {Gaussian(noise): 1})
-    own = orders.running({Gaussian(2.0): 1}, 2e-6, (12.0,), 9.5).epsilon
+    paid = read(folder / "ledger")[1]
+    own = orders.running(paid, 2e-6, (12.0,), 9.5).epsilon
     assert sim.Result(folder).epsilon == own
     figures = f"3 rounds, accuracy 0.4300, epsilon {own:.4g}"
     assert repr(sim.Result(folder)) == f"Result({str(folder)!r}: not finished, {figures})"

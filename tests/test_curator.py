@@ -126,6 +126,18 @@ def test_every_client_pays_for_every_round_before_a_request_leaves(tmp_path, uni
     assert epsilon(planned(plan, ROUNDS), 1e-5).epsilon == pytest.approx(8.0, abs=0.01)
 
 
+def test_a_round_that_is_written_down_is_paid_for(tmp_path):
+    """Though nobody may know by whose records."""
+    world = World(tmp_path, RECORD).crashed(3, 1)
+    path = tmp_path / "ledger" / LEDGER
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    for label in (tmp_path / "checkpoints").iterdir():
+        if "000002" in label.name:
+            label.unlink()
+    with pytest.raises(ledger.Older, match=r"charges of 0 clients in round 2, but .* tells of 1"):
+        world.run()
+
+
 @pytest.mark.parametrize("release", [False, True])
 def test_clients_enter_rounds_by_coins_of_the_charged_rate(tmp_path, release):
     """Exact tests at level 1e-6 over rounds and clients; a fixed number and 1.2 times the rate are

@@ -10,7 +10,7 @@ import pytest
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.events import PaperClaim
+from mechanisms.accounting.events import Gaussian, PaperClaim
 from mechanisms.plan import merge, planned
 from server import loop
 from server.checkpoints import Checkpoint
@@ -336,6 +336,28 @@ def test_an_upload_whose_charge_is_lost_is_refused(tmp_path):
         pytest.raises(ValueError, match=r"0000\.jsonl has 1 lines, but had 2 before: restore"),
     ):
         world.run()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("back", ["shorter", "another", "gone"])
+def test_a_ledger_that_is_put_back_while_a_run_goes_on_is_missed(tmp_path, back, resumed):
+    """Of a group that is not asked any more, nobody writes to it: the next checkpoint had taken it
+    as it was."""
+    world = World(tmp_path).crashed(3, 0)
+    store, path = world.store, tmp_path / "ledger" / "group-0000.jsonl"
+    now, lines = store.newest(), path.read_bytes().splitlines(keepends=True)
+    if not resumed:
+        store = world.store
+        store.save(now)
+    if back == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"".join(lines[:-1]))
+    if back == "another":
+        with ledger.Ledger(path) as other:
+            other.charge("another", 2, [0], {Gaussian(1.0): 1})
+    with pytest.raises(ValueError, match=r"group-0000\.jsonl was put back .* restore it"):
+        store.save(now)
 
 
 @pytest.mark.parametrize("release", [False, True])

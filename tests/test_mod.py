@@ -281,6 +281,26 @@ class TestWhatItCosts:
         reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
         assert "has 0 lines, but had 1 before" in reply.error.reason and not seen
 
+    @pytest.mark.parametrize("lost", ["clients", "client-000000.place"])
+    def test_a_lost_file_beside_a_ledger_is_missed(self, tmp_path, lost):
+        """Another division of the data was taken, or an emptied ledger began anew."""
+        app, seen = app_of(ClientDpMod(tmp_path, rounds=9), lambda a: a), []
+        app(message(), context())
+        (tmp_path / lost).unlink()
+        reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
+        assert f"{tmp_path / lost} is missing" in reply.error.reason and not seen
+
+    def test_a_ledger_that_is_put_back_during_a_round_is_missed(self, tmp_path):
+        """Its place was taken from the file that lay there, and the round was free."""
+        own, plan = OwnLedger(tmp_path), ClientDpMod(tmp_path, rounds=9).plan
+        own.pay(plan, 9)
+        before = own.path.read_bytes()
+        with own.next_round(plan, 9) as (ledger, nth):
+            ledger.charge("round-2", nth, [0], plan.round_charges(nth))
+            own.path.write_bytes(before)
+        with pytest.raises(ValueError, match=r"has 1 lines, but had 2 before"):
+            own.pay(plan, 9)
+
     @pytest.mark.parametrize("other", [{"epsilon": 4.0}, {"rounds": 8}, {"delta": 1e-6}])
     def test_a_ledger_is_of_one_plan(self, tmp_path, other):
         """Kills a budget that is raised because of what replies gave."""

@@ -163,6 +163,7 @@ def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
             with pytest.raises(BlockingIOError), durable.locked(tmp_path / LOCK, wait=False):
                 pass
             done.append(asked)
+            paid(tmp_path, "a", ([0], {Gaussian(1e3): 1}))
             return asked
 
     plans = PlanTable((Rounds(),), np.zeros(3, np.int64))
@@ -214,7 +215,12 @@ def test_a_lost_ledger_is_missed(tmp_path, lost):
     )
     LOST[lost](tmp_path)
     done: list[TrainRequest] = []
-    other = Budgeted(budget, tmp_path / "b", plans, lambda: SimpleNamespace(train=done.append))
+
+    def train(asked: TrainRequest) -> None:
+        done.append(asked)
+        paid(tmp_path, "b", ([1], {Gaussian(4.0): 1}))
+
+    other = Budgeted(budget, tmp_path / "b", plans, lambda: SimpleNamespace(train=train))
     with pytest.raises(ValueError, match=r"a/ledger/group-0000\.jsonl .* restore the file"):
         other.train(request([1]))
     assert not done
@@ -224,10 +230,30 @@ def test_a_lost_ledger_is_missed(tmp_path, lost):
     assert len(done) == 1
 
 
-def test_places_that_are_damaged_are_named(tmp_path):
-    (tmp_path / PLACES).write_bytes(b"[]")
+@pytest.mark.parametrize("file", [b"[]", b'{"a/ledger/b.jsonl": ["x", "y"]}', b"\xff"])
+def test_places_that_are_damaged_are_named(tmp_path, file):
+    (tmp_path / PLACES).write_bytes(file)
     with pytest.raises(ValueError, match=r"places\.json is damaged .* restore it"):
         OwnBudget(tmp_path, 2.0, 1e-5).used()
+
+
+def test_a_ledger_that_is_put_back_while_a_node_answers_is_missed(tmp_path):
+    """Its place was taken from the file that lay there, and what was charged was free."""
+    budget, run, rounds = OwnBudget(tmp_path, 2.0, 1e-5), tmp_path / "a", 0
+    path, charge = run / "ledger" / "group-0000.jsonl", ([0], {Gaussian(9.0): 1})
+
+    def train(asked: TrainRequest) -> None:
+        before = path.read_bytes() if path.exists() else b""
+        paid(tmp_path, "a", *[charge] * rounds)
+        path.write_bytes(before)
+
+    plans = PlanTable((Rounds(),), np.zeros(3, np.int64))
+    node = Budgeted(budget, run, plans, lambda: SimpleNamespace(train=train))
+    for rounds in (1, 2):
+        with pytest.raises(ValueError, match=r"a/ledger was put back while .* restore it"):
+            node.train(request([0]))
+        paid(tmp_path, "a", *[charge] * rounds)
+        budget.remember(run)
 
 
 def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path):

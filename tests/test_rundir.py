@@ -95,6 +95,7 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path):
     with rundir.lock(folder):
         with pytest.raises(ValueError, match="in use by another process"), rundir.lock(folder):
             pass
+        (folder / rundir.LOCK).unlink()  # as if it were stale: two went on
         with pytest.raises(ValueError, match="in use by another process"):
             train(parse(["--resume", str(folder), "--quiet"], "run", ""))
     train(parse(["--resume", str(folder), "--quiet"], "run", ""))

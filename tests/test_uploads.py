@@ -76,6 +76,9 @@ def test_a_torn_upload_is_none(tmp_path, uploads, length):
     path = min((tmp_path / "uploads").iterdir())
     path.write_bytes(path.read_bytes()[:length])
     assert [u.group for u in uploads.finished(4, MODEL)] == [2]
+    path.unlink()
+    path.symlink_to(path)
+    assert [u.group for u in uploads.finished(4, MODEL)] == [2]
 
 
 def test_a_damaged_upload_is_none(tmp_path, uploads):

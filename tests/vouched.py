@@ -15,12 +15,14 @@ SUMMARY = Summary(0.5, 1.0, (), (), 1e-5, None, (), (), 0, 1, 1.0, "", False)
 
 def vouch(folder: Path, finished: bool = False) -> Path:
     """Write a manifest of the files that are there, and seal the summary: the one that is there, or
-    one that says next to nothing if the run is to be ``finished``. An empty ledger has a charge of
-    next to nothing in the last round that is written down."""
-    rounds = [one.round for one in read_rounds(folder / ROUNDS) if one.epsilon_certified_max]
+    one that says next to nothing if the run is to be ``finished``. If there is no ledger, those
+    who took part in the rounds that are written down have paid next to nothing."""
+    rounds = [one for one in read_rounds(folder / ROUNDS) if one.epsilon_certified_max]
     if rounds and not list(folder.glob("ledger/*.jsonl")):
         with Ledger(folder / "ledger" / "group-0000.jsonl") as ledger:
-            ledger.charge("release", max(rounds), [0], {SampledGaussian(1.0, 1e4): 1})
+            for one in rounds:
+                event = {SampledGaussian(1.0, 1e4): 1}
+                ledger.charge(f"round-{one.round}", one.round, range(one.participants or 1), event)
     if (folder / ROUNDS).exists():
         (folder / "ledger").mkdir(exist_ok=True)
     named = [name for name in manifest.FIXED if (folder / name).exists()]

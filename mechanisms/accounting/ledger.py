@@ -96,6 +96,11 @@ class Ledger:
             ]
         return total(moved, order)
 
+    @property
+    def place(self) -> Place:
+        """Where the file ends, by what this process has read and written."""
+        return self._journal.place
+
     def close(self) -> None:
         """Close the file; charging afterwards is refused. Idempotent."""
         self._journal.close()

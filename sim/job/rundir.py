@@ -139,9 +139,11 @@ def lock(folder: Path) -> Iterator[None]:
     Raises:
         RunInUse: another process holds it.
     """
+    held = [folder / LOCK, *folder.glob(manifest.FILE)]  # the first can be taken for stale
     with ExitStack() as stack:
         try:
-            stack.enter_context(durable.locked(folder / LOCK, wait=False))
+            for path in held:
+                stack.enter_context(durable.locked(path, wait=False))
         except BlockingIOError:
             raise RunInUse(
                 f"{folder} is in use by another process: wait until it ends, or end it"

@@ -44,10 +44,9 @@ def look(run_dir: Path) -> dict[str, Any]:
         row = _row(run_dir, path, partial(tensors.read, path))
         rows[path] = row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD}
     whole = all(row["state"] in (WHOLE, NEWER) for row in rows.values())
-    if whole:  # else the damage to one of its files would be told twice
-        row = _row(run_dir, run_dir / "ledger", partial(paid.check_rounds, run_dir))
-        if row["state"] != WHOLE:
-            whole, rows[run_dir / "ledger"] = False, row
+    for path, check in _together(run_dir, stores[0]):
+        if whole and (row := _row(run_dir, path, check))["state"] != WHOLE:
+            whole, rows[path] = False, row  # else its damage would be told twice
     return {"whole": whole, "files": list(rows.values())}
 
 
@@ -125,14 +124,26 @@ def _rounds(store: Store) -> Iterator[Check]:
     if newest is not None:
         yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
         yield store.rounds, store.check_rounds
-    elif store.rounds.exists() and not (store.folder / closing.FILE).exists():
-        yield store.rounds, partial(store.check_length, 1)
     for path in sorted(store.folder.glob("uploads/*.safetensors")):
         yield path, partial(store.uploads.read, path)
 
 
 def _checkpoint(store: Store, label: Path) -> None:
     store.label(checkpoints.read(label).round)
+
+
+def _together(run_dir: Path, training: Store) -> Iterator[Check]:
+    """What files say of each other."""
+    yield run_dir / "ledger", partial(paid.check_rounds, run_dir)
+    if not (run_dir / closing.FILE).exists():
+        yield training.folder / "checkpoints", partial(_resumable, training)
+
+
+def _resumable(training: Store) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        newest = training.checkpoints.newest()
+    finished = newest.round if newest else 0
+    training.check_ahead(finished, finished)
 
 
 def _ahead(store: Store) -> list[Path]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mechanisms.durable import check_file
+
 PARTS = {"train": ("x", "y", "client"), "test": ("x_test", "y_test", "")}
 """Folder of a part -> its arrays."""
 
@@ -73,9 +75,12 @@ def _pixels(paths: list[Path]) -> np.ndarray:
     first: tuple[int, int] | None = None
     pixels = []
     for path in paths:
+        check_file(path, ": correct or remove it")
         try:
             bomb = warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning)
             with bomb, Image.open(path) as image:
+                if image.mode[0] in "IF":  # converting would cut them off
+                    raise ValueError("its pixels have more than 8 bits")
                 grey = image.mode in ("1", "L")
                 read = np.asarray(image.convert("L" if grey else "RGB"))
         except Exception as error:  # decoders raise whatever a damaged file leads them to

@@ -37,10 +37,14 @@ def _part(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     records: list[Any] = []
     labels: list[Any] = []
     clients: list[str] = []
+    known: set[str] = set()
     for path in paths:
         try:
             content = json.loads(path.read_bytes())
             for user in content["users"]:
+                if str(user) in known:
+                    raise ValueError(f"user {user} is there twice, so each record counts twice")
+                known.add(str(user))
                 own = content["user_data"][user]
                 if len(own["x"]) != len(own["y"]):
                     raise ValueError(f"{len(own['x'])} records and {len(own['y'])} labels")
@@ -53,7 +57,10 @@ def _part(paths: list[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
                 "LEAF's preprocess.sh"
             ) from error
     try:
-        x, y = np.array(records, dtype=np.float32), np.array(labels, dtype=np.int64)
+        x, numbers = np.array(records, dtype=np.float32), np.array(labels, dtype=np.float64)
+        y = numbers.astype(np.int64)
+        if (odd := numbers[y != numbers]).size:
+            raise ValueError(f"{odd[0]:g} is none")
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{paths[0].parent}: records are no numbers of one shape, or labels no integers "
