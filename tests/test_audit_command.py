@@ -102,6 +102,7 @@ def test_the_same_seed_gives_the_same_result_whatever_the_groups(tmp_path, capsy
     found = [audited(tmp_path / str(groups), *flags, f"--groups={groups}") for groups in (1, 2)]
     other = audited(tmp_path / "other", *flags, "--seed=1")
     for one in (*found, other):
+        assert len(one["run"]) == 64
         del one["run_dir"], one["run"]
     assert found[0] == found[1] != other
 

@@ -666,6 +666,7 @@ LOST = {
 def test_a_finished_run_knows_what_was_paid_without_its_checkpoints(finished, capsys, lost):
     """They were gone, and an empty ledger was whole and cost nothing."""
     shutil.rmtree(finished / "checkpoints")
+    shutil.rmtree(finished / "uploads")
     assert states(finished, capsys)[0] == 0
     lost(finished / FIRST)
     asks = {ask: ASKS[ask] for ask in ("ledger", "report")}  # the report left its figures out

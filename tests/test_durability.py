@@ -283,6 +283,7 @@ def test_copies_beside_the_files_of_rounds_are_nobody_s(tmp_path):
     """One that a sync client had left ended each command without naming it."""
     names = ("round-000002.json", "round--00001.json", "round-1000000.json")
     others = ("round-000003 (1).json", "round-x.json", "round-.json", "round-000004.json.part")
+    others += ("round-000007.json.old.json",)
     for name in (*names, *others, "around-000005.json", "round-000006.safetensors"):
         (tmp_path / name).touch()
     found = durable.numbered(tmp_path, ".json")
