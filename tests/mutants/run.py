@@ -49,7 +49,7 @@ SAID = "said.txt"
 """What pytest has said, in the tree in which it ran."""
 IGNORED = shutil.ignore_patterns(".*", "runs", "__pycache__", "*.egg-info")
 HANGS = 120
-"""Seconds after which a test counts as failed: an edit can make a loop endless."""
+"""Seconds after which a test counts as failed with a mutant: an edit can make a loop endless."""
 FAILED = 1
 """pytest's exit code where a test failed; others mean that no test could be run."""
 BROKEN = 3
@@ -79,7 +79,7 @@ class Attempt:
         sys.stdout.flush()
         began, process = time.monotonic(), os.fork()
         if process == 0:
-            _run(tree, tests)
+            _run(tree, tests, [f"--timeout={HANGS}"] if mutant else [])
         return cls(tree, mutant, whole, process, began)
 
     def end(self, status: int) -> tuple[bool, str]:
@@ -102,7 +102,7 @@ class Attempt:
         return hung or (code == FAILED and bool(failed)), by
 
 
-def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
+def _run(tree: Path, tests: Sequence[str], limit: Sequence[str]) -> NoReturn:
     """Run tests in a tree and leave; no byte code is kept: an edit may leave the file's time as it
     was."""
     code = -1
@@ -117,8 +117,7 @@ def _run(tree: Path, tests: Sequence[str]) -> NoReturn:
         os.dup2(said, 1)
         os.dup2(said, 2)
         words = ["-x", "-q", "--tb=no", "-n", "0", "-p", "no:cacheprovider", f"--rootdir={tree}"]
-        words.append(f"--timeout={HANGS}")
-        code = pytest.main([*words, *(f"tests/{test}" for test in tests)])
+        code = pytest.main([*words, *limit, *(f"tests/{test}" for test in tests)])
     finally:
         sys.stdout.flush()
         os._exit(code)
