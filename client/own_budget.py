@@ -100,21 +100,16 @@ class OwnBudget:
         return [path.parent for path in self.folder.glob(f"*/{LEDGER}")]
 
     def remember(self, run: Path) -> None:
-        """Write down where the ledgers end now, after an answer in the run at ``run``.
+        """Write down where the ledger of the run at ``run`` ends now, after an answer in it.
 
         Raises:
-            ValueError: that run's ledger has no more lines than after the last answer: what was
-                charged is gone.
+            ValueError: it has no more lines than after the last answer: what was charged is gone.
         """
-        file, ledgers = self.folder / PLACES, self.folder.glob(f"*/{LEDGER}/*.jsonl")
-        now, known = {path: last_place(path) for path in ledgers}, places.known(file)
-        added = [
-            path.parent == run / LEDGER and place.number > known.get(path, start(path)).number
-            for path, place in now.items()
-        ]
-        if not any(added):
+        known = places.known(self.folder / PLACES)
+        now = {path: last_place(path) for path in (run / LEDGER).glob("*.jsonl")}
+        if not any(now[path].number > known.get(path, start(path)).number for path in now):
             raise ValueError(f"{run / LEDGER} was put back while it was in use: restore it")
-        places.remember(file, now)
+        places.remember(self.folder / PLACES, known | now)
 
 
 def _divergences(charges: Charges, orders: tuple[float, ...]) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 from mechanisms import durable
 from server import labels, manifest, paid
 from server.records import Evaluation, Summary
-from server.store import MODEL, ROUNDS
+from server.store import MODEL, ROUNDS, newest_kept
 
 FILE = paid.SUMMARY
 EVALUATION = "evaluation.json"
@@ -16,9 +16,10 @@ REMEDY = "restore it from a copy, or resume the run, which writes it again"
 
 
 def write(run_dir: Path, summary: Summary, names: Sequence[str]) -> None:
-    """Write the summary, which vouches for these files, for the rounds' records, for the places of
-    the ledger's files, and for the manifest: it is of this run."""
-    vouched = [manifest.FILE, *names, *(path.name for path in run_dir.glob(ROUNDS))]
+    """Write the summary, which vouches for these files, for the rounds' records and what clients
+    keep, for the places of the ledger's files, and for the manifest: it is of this run."""
+    kept = [str(path.relative_to(run_dir)) for path in newest_kept(run_dir)]
+    vouched = [manifest.FILE, *names, *kept, *(path.name for path in run_dir.glob(ROUNDS))]
     files = {name: manifest.digest(run_dir / name) for name in vouched}
     beside = {"ledger": paid.places(run_dir / "ledger"), "files": files}
     durable.write(run_dir / FILE, labels.sealed({**summary.to_json(), **beside}))
@@ -57,6 +58,17 @@ def read(run_dir: Path) -> Summary | None:
     files = {name: entries["files"][name] for name in (MODEL, ROUNDS) if name in entries["files"]}
     manifest.compare(run_dir, files, REMEDY)
     return Summary.from_json(entries)
+
+
+def check_kept(run_dir: Path) -> None:
+    """Compare what clients keep with what it was when the run was finished.
+
+    Raises:
+        ValueError: a file is damaged, missing, or of another run.
+    """
+    files = (load(run_dir) or {"files": {}})["files"]
+    kept = {name: digest for name, digest in files.items() if "/" in name}
+    manifest.compare(run_dir, kept)
 
 
 def evaluation(run_dir: Path) -> Evaluation | None:

@@ -22,6 +22,12 @@ KEPT = "clients/group-*"
 """Folders of what the clients of a group keep."""
 
 
+def newest_kept(run_dir: Path) -> list[Path]:
+    """What the clients of each group keep, after the newest round of the group."""
+    kept = [durable.numbered(one, ".safetensors") for one in sorted(run_dir.glob(KEPT))]
+    return [found[max(found)] for found in kept if found]
+
+
 class Store:
     """The server's view of a run directory, or of one phase in it with the whole run's ledger."""
 
@@ -44,19 +50,15 @@ class Store:
         Raises:
             ValueError: a ledger file was put back since the checkpoint before.
         """
-        kept = [durable.numbered(one, ".safetensors") for one in sorted(self.folder.glob(KEPT))]
-        newest = [found[max(found)] for found in kept if found]
         results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
-        files = {
-            str(path.relative_to(self.folder)): manifest.digest(path)
-            for path in [*newest, *sorted(results), *self.folder.glob(orders.FILE)]
-        }
+        beside = [*newest_kept(self.folder), *sorted(results), *self.folder.glob(orders.FILE)]
+        files = {str(path.relative_to(self.folder)): manifest.digest(path) for path in beside}
         self._advance(places := paid.places(self.ledger))
         size = self.rounds.stat().st_size if self.rounds.exists() else 0
         rounds = [size, manifest.digest(self.rounds)] if size else None
         run = manifest.run_of(self.ledger.parent)
-        beside = {manifest.RUN: run, "ledger": places, "files": files, "rounds": rounds}
-        self.checkpoints.save(checkpoint, beside)
+        label = {manifest.RUN: run, "ledger": places, "files": files, "rounds": rounds}
+        self.checkpoints.save(checkpoint, label)
 
     def _advance(self, places: dict[str, Place]) -> None:
         """Refuse a ledger file that ends before it did at the last checkpoint, or otherwise.

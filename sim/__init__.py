@@ -16,8 +16,9 @@ hidden.check()
 if TYPE_CHECKING:
     from sim.library.api import audit_run, price, train, train_central
     from sim.library.result import Result
+    from sim.models.norms import to_group_norm
 
-__all__ = ["Result", "audit_run", "price", "train", "train_central"]
+__all__ = ["Result", "audit_run", "price", "to_group_norm", "train", "train_central"]
 
 
 def __getattr__(name: str) -> Any:

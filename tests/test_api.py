@@ -388,6 +388,13 @@ def test_nothing_is_printed(tmp_path, arrays, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_report_is_drawn_of_the_run_as_it_is(tmp_path):
+    """A page from before the run went on, or of another run, was handed out."""
+    folder = unequal.run_directory(tmp_path / "run")
+    (folder / "report.html").write_text("of another run")
+    assert "Privacy spent" in sim.Result(folder).report().read_text()
+
+
 # --- arrays --------------------------------------------------------------------------------------
 
 

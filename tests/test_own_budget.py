@@ -256,6 +256,24 @@ def test_a_ledger_that_is_put_back_while_a_node_answers_is_missed(tmp_path):
         budget.remember(run)
 
 
+def test_a_ledger_of_another_run_that_is_put_back_meanwhile_is_missed(tmp_path):
+    """The answer in one run had remembered all ledgers as they were."""
+    budget, plans = OwnBudget(tmp_path, 2.0, 1e-5), PlanTable((Rounds(),), np.zeros(3, np.int64))
+    other = tmp_path / "a" / "ledger" / "group-0000.jsonl"
+
+    def node(run: str) -> Budgeted:
+        def train(asked: TrainRequest) -> None:
+            paid(tmp_path, run, ([0], {Gaussian(9.0): 1}))
+            other.write_bytes(other.read_bytes() if run == "a" else b"")
+
+        return Budgeted(budget, tmp_path / run, plans, lambda: SimpleNamespace(train=train))
+
+    node("a").train(request([0]))
+    node("b").train(request([0]))
+    with pytest.raises(ValueError, match=r"a/ledger/group-0000\.jsonl has 0 lines, but had 1"):
+        budget.used()
+
+
 def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path):
     plans = PlanTable((Rounds(),), np.zeros(4, np.int64))
     claim = PaperClaim(0.5, 2.0)

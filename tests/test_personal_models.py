@@ -216,6 +216,18 @@ def test_a_release_has_personal_models_that_are_read_by_client(tmp_path, no_repo
             run.model(client)
 
 
+def test_a_client_s_model_is_the_one_that_the_run_ended_with(tmp_path, no_report):
+    """The newest state was lost, and the one of a round before was taken."""
+    flags = "--clients=10 --rounds=2 --engine=inline --quiet --name=run --strategy=mrmtl"
+    command([*flags.split(), f"--out={tmp_path}"])
+    result = Result(tmp_path / "run")
+    result.model(3)
+    (newest,) = (tmp_path / "run").glob("clients/group-0000/round-000002.safetensors")
+    newest.unlink()
+    with pytest.raises(ValueError, match=r"group-0000/round-000002\.safetensors is missing"):
+        result.model(3)
+
+
 REFUSED = {
     "--personal-layers=1 --strategy=fedprox": "personal_layers is '1', but strategy = fedprox",
     "--personal-layers=1 --strategy=mrmtl": "personal_layers is '1', but strategy = mrmtl",

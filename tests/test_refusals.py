@@ -287,7 +287,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: refuse_mixing_layers(nn.BatchNorm1d(3)),
         "the model (BatchNorm1d) mixes the records of a batch, so a record's influence "
-        "cannot be bounded: replace it by GroupNorm or LayerNorm",
+        "cannot be bounded: replace it by GroupNorm or LayerNorm, as sim.to_group_norm does",
     ),
     (
         lambda: refuse_mixing_layers(nn.Sequential(nn.Embedding(3, 2, sparse=True))),

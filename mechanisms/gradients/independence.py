@@ -28,7 +28,7 @@ def refuse_mixing_layers(module: nn.Module) -> None:
         if isinstance(layer, _NormBase) and not _is_per_record(layer):
             raise ValueError(
                 f"{place} mixes the records of a batch, so a record's influence cannot be bounded: "
-                "replace it by GroupNorm or LayerNorm"
+                "replace it by GroupNorm or LayerNorm, as sim.to_group_norm does"
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and (
             layer.max_norm is not None or layer.sparse

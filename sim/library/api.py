@@ -23,9 +23,10 @@ from sim.engines import start
 from sim.job import rundir
 from sim.library.caller import lent
 from sim.library.result import Result
+from sim.models.norms import to_group_norm
 from sim.phases.prices import figures_of, outlook_of, prices
 
-__all__ = ["Result", "audit_run", "price", "train", "train_central"]
+__all__ = ["Result", "audit_run", "price", "to_group_norm", "train", "train_central"]
 
 DEFAULTS: Mapping[str, Any] = {"engine": "inline", "quiet": True}
 """Defaults that differ from those of the commands."""

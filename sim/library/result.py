@@ -10,10 +10,9 @@ from safetensors.torch import load as load_tensors
 from mechanisms import durable
 from mechanisms.layout import Layout
 from server import closing, orders, paid
-from server.checkpoints import Checkpoints
 from server.guarantees import Guarantee, guarantees
 from server.records import Evaluation, RoundRecord, Summary, finite, largest
-from server.store import MODEL
+from server.store import MODEL, Store
 from sim.config.fields import Config
 from sim.data import features
 from sim.data.words import words_of
@@ -134,9 +133,8 @@ class Result:
         return audit.read(self.folder)
 
     def report(self) -> Path:
-        """The path of the report, one HTML page, which is written if missing."""
-        path = self.folder / "report.html"
-        return path if path.exists() else write_report(self.folder)
+        """The path of the report, one HTML page, which is drawn anew."""
+        return write_report(self.folder)
 
     def model(self, client: int | None = None) -> torch.nn.Module:
         """The model with the weights of the last finished round, on the CPU, in evaluation mode; or
@@ -165,6 +163,7 @@ class Result:
 
     def _personalise(self, module: torch.nn.Module, client: int) -> None:
         """Give the server's model the parameters that are a client's own."""
+        closing.check_kept(self.folder)
         layout, parameters = Layout.of(module), dict(module.named_parameters())
         params = layout.initial(module).numpy()
         found = personal.models(self.folder, self.config, layout, params)
@@ -196,7 +195,7 @@ class Result:
         """The last model's tensors by name, or the flat parameters of the newest checkpoint."""
         if self.finished:
             return load_tensors(durable.read(self.folder / MODEL))
-        newest = Checkpoints(self.folder / "checkpoints", keep=1).newest()
+        newest = Store(self.folder, 2).newest()
         if newest is None:
             raise ValueError(f"{self.folder} has no finished round: sim.train(resume=...) resumes")
         return torch.from_numpy(newest.params)
