@@ -99,6 +99,19 @@ class OwnBudget:
     def _runs(self) -> list[Path]:
         return [path.parent for path in self.folder.glob(f"*/{LEDGER}")]
 
+    def begin(self) -> None:
+        """Write the file of places before the first charge, so that it is missed if it is lost.
+
+        Raises:
+            ValueError: it is lost.
+        """
+        if not (file := self.folder / PLACES).exists():
+            if any(last_place(path).number for path in self.folder.glob(f"*/{LEDGER}/*.jsonl")):
+                raise ValueError(
+                    f"{file} is missing, which says where ledgers ended: restore it from a copy"
+                )
+            places.remember(file, {})
+
     def remember(self, run: Path) -> None:
         """Write down where the ledger of the run at ``run`` ends now, after an answer in it.
 
@@ -143,6 +156,7 @@ class Budgeted:
         """
         durable.make_folder(self.budget.folder, private=True)
         with durable.locked(self.budget.folder / LOCK):  # also from other runs
+            self.budget.begin()
             after = self.budget.after(self.run, planned(self.plans, request))
             if not after <= self.budget.epsilon:
                 less = "ask for less, or have the node's owner raise epsilon in its policy file"

@@ -120,11 +120,11 @@ class OwnLedger:
         Raises:
             ValueError: it is lost.
         """
-        if not self._place.exists():
+        if self.path not in places.known(self._place):
             if ledger.place.number:
                 raise ValueError(
-                    f"{self._place} is missing, which says where the ledger ended: restore it from "
-                    "a copy"
+                    f"{self._place} is missing or damaged, which says where the ledger ended: "
+                    "restore it from a copy"
                 )
             places.remember(self._place, {self.path: ledger.place})
 

@@ -44,6 +44,15 @@ def read(path: Path, **named: str) -> tuple[dict[str, str], dict[str, np.ndarray
     return labels, tensors
 
 
+def labels_of(path: Path) -> dict[str, str]:
+    """A file's labels, whether or not they are as they were; none if it is damaged."""
+    try:
+        with safe_open(path, "np") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
 def _digest(labels: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> str:
     found = hashlib.blake2b(repr(sorted(labels.items())).encode())
     for name in sorted(tensors):

@@ -48,6 +48,8 @@ def check_rounds(run_dir: Path) -> None:
     """
     paid = _payers(run_dir)
     for path in (path for pattern in ROUNDS for path in run_dir.glob(pattern)):
+        if path.parent != run_dir and (path.parent / manifest.FILE).exists():
+            continue  # another run lies inside
         for one in read_rounds(path):
             took_part = 1 if one.participants is None else one.participants
             payers = paid.get(one.round, 0)
@@ -88,6 +90,7 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
     Damaged files vouch for nothing; checkpoints are kept in twos at least.
     """
     begun = (run_dir / manifest.FILE).exists()  # a store of its own has no manifest
+    run = manifest.run_of(run_dir)
     found = [_places(manifest.load(run_dir))] if begun else []
     for pattern in LABELS:
         for path in run_dir.glob(pattern):
@@ -95,16 +98,17 @@ def known(run_dir: Path) -> list[dict[str, Place]]:
                 label = unsealed(durable.read(path))
             except (FileNotFoundError, ValueError):
                 continue
-            found.append(_places(label))
+            if label.get(manifest.RUN) in (None, run):
+                found.append(_places(label))
     for pattern in TENSORS:
-        found += [_places(_entries(run_dir, path)) for path in run_dir.glob(pattern)]
+        found += [_places(_entries(path, run or "")) for path in run_dir.glob(pattern)]
     return found
 
 
-def _entries(run_dir: Path, path: Path) -> dict[str, Any]:
+def _entries(path: Path, run: str) -> dict[str, Any]:
     """What a file of tensors says of the ledger; nothing if it is damaged, or of another run."""
     try:
-        labels, _ = tensors.read(path, **{tensors.RUN: manifest.run_of(run_dir) or ""})
+        labels, _ = tensors.read(path, **{tensors.RUN: run})
         return {"ledger": json.loads(labels[tensors.LEDGER])}
     except (ValueError, KeyError, FileNotFoundError):
         return {}

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from client import tensors
 from client.uploads import Uploads
 from mechanisms import durable
 from mechanisms.accounting import ledger as ledgers
@@ -26,6 +27,11 @@ def newest_kept(run_dir: Path) -> list[Path]:
     """What the clients of each group keep, after the newest round of the group."""
     kept = [durable.numbered(one, ".safetensors") for one in sorted(run_dir.glob(KEPT))]
     return [found[max(found)] for found in kept if found]
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is what a phase has left, and neither somebody's own nor a copy."""
+    return path.stem.isidentifier() and tensors.RUN in tensors.labels_of(path)
 
 
 class Store:
@@ -50,7 +56,7 @@ class Store:
         Raises:
             ValueError: a ledger file was put back since the checkpoint before.
         """
-        results = [path for path in self.folder.glob("*.safetensors") if path.name != MODEL]
+        results = [path for path in self.folder.glob("*.safetensors") if _is_result(path)]
         beside = [*newest_kept(self.folder), *sorted(results), *self.folder.glob(orders.FILE)]
         files = {str(path.relative_to(self.folder)): manifest.digest(path) for path in beside}
         self._advance(places := paid.places(self.ledger))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
@@ -746,6 +747,31 @@ def test_a_phase_s_result_knows_what_was_paid_for_it(whole, tmp_path, capsys):
     asks = {ask: ASKS[ask] for ask in ("resume", "ledger", "verify", "report")}
     check_refused(run, run / FIRST, capsys, asks, model=False)
     assert states(run, capsys)[1][FIRST] == "older"
+
+
+def test_a_run_inside_another_one_is_nothing_to_it(run, whole, capsys):
+    """It was moved there by mistake, and its ledger was asked for."""
+    before = states(run, capsys)
+    shutil.copytree(whole[0] / "runs" / "run", run / "inside")
+    assert ASKS["ledger"](run) == ASKS["resume"](run) == before[0] == 0
+
+
+def test_files_of_others_belong_to_no_checkpoint(whole, tmp_path):
+    """Whoever tidies up would end the run."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    operations = start(tmp_path, flags=flags).operations
+    shutil.rmtree(tmp_path / "runs")
+    run = died((tmp_path, operations), tmp_path, "statistics.safetensors", 2, flags)
+    copy, own = run / "statistics (1).safetensors", run / "own.safetensors"
+    shutil.copy(run / "statistics.safetensors", copy)
+    own.write_bytes(save({"a": np.zeros(2)}))
+    assert ASKS["resume"](run) == 0
+    copy.unlink(), own.unlink()
+    (run / "summary.json").unlink()
+    assert ASKS["resume"](run) == 0
+    (run / "statistics.safetensors").unlink()
+    assert ASKS["resume"](run) == 2
 
 
 @pytest.mark.parametrize("name", ["orders.json", "audit.json"])

@@ -281,12 +281,15 @@ class TestWhatItCosts:
         reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
         assert "has 0 lines, but had 1 before" in reply.error.reason and not seen
 
-    @pytest.mark.parametrize("lost", ["clients", "client-000000.place"])
+    @pytest.mark.parametrize("lost", ["clients", "client-000000.place", "what it says"])
     def test_a_lost_file_beside_a_ledger_is_missed(self, tmp_path, lost):
         """Another division of the data was taken, or an emptied ledger began anew."""
         app, seen = app_of(ClientDpMod(tmp_path, rounds=9), lambda a: a), []
         app(message(), context())
-        (tmp_path / lost).unlink()
+        if lost == "what it says":
+            (tmp_path / (lost := "client-000000.place")).write_text("{}")
+        else:
+            (tmp_path / lost).unlink()
         reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
         assert f"{tmp_path / lost} is missing" in reply.error.reason and not seen
 

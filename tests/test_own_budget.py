@@ -169,6 +169,7 @@ def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
     plans = PlanTable((Rounds(),), np.zeros(3, np.int64))
     budget = OwnBudget(tmp_path, 2.0, 1e-5)
     node = Budgeted(budget, tmp_path / "a", plans, Doing)
+    budget.begin()
     paid(tmp_path, "other", ([0], {Gaussian(4.0): 1}))
     allowed = max(n for n in range(1, 99) if by_hand(budget.orders, (n + 1) / 32, 1e-5) <= 2.0)
     first = request([0, 2], nth=allowed)
@@ -272,6 +273,9 @@ def test_a_ledger_of_another_run_that_is_put_back_meanwhile_is_missed(tmp_path):
     node("b").train(request([0]))
     with pytest.raises(ValueError, match=r"a/ledger/group-0000\.jsonl has 0 lines, but had 1"):
         budget.used()
+    (tmp_path / PLACES).unlink()
+    with pytest.raises(ValueError, match=r"places\.json is missing, .* restore it"):
+        node("b").train(request([0]))
 
 
 def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from server.records import RoundRecord, Summary, largest, middle
 from sim.commands.guard import main_guard
 from sim.config.configuration import load, save
+from sim.library.result import Result
 from sim.report import command
 from sim.showing import page, plots, wording
 from sim.showing.report import write_report
@@ -118,7 +119,8 @@ def test_of_an_unfinished_run_the_budget_is_what_is_proved(tmp_path):
     assert tile.search(half).group(1) == "8" != tile.search(whole).group(1)
     assert wording.UNFINISHED in half and wording.UNFINISHED not in whole
     free = text_of(make(tmp_path / "free", finished=False, epsilon=None, noise_multiplier=3.0))
-    assert tile.search(free).group(1) == "7.5" and "for 3 rounds. A round in progress" in free
+    spent = wording.epsilon(Result(tmp_path / "free").epsilon)
+    assert tile.search(free).group(1) == spent and "so far. It includes a round in" in free
 
 
 def test_a_run_without_rounds(tmp_path):

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
+
 from mechanisms.accounting.events import SampledGaussian
-from mechanisms.accounting.ledger import Ledger
+from mechanisms.accounting.ledger import Ledger, read
+from mechanisms.accounting.ranges import format_ranges
 from mechanisms.journal import start
-from server import closing, labels, manifest
+from server import closing, labels, manifest, orders
 from server.records import Summary, read_rounds
 from server.store import MODEL, ROUNDS
 
@@ -23,6 +26,9 @@ def vouch(folder: Path, finished: bool = False) -> Path:
             for one in rounds:
                 event = {SampledGaussian(1.0, 1e4): 1}
                 ledger.charge(f"round-{one.round}", one.round, range(one.participants or 1), event)
+    if not (path := folder / orders.FILE).exists() and list(folder.glob("ledger/*.jsonl")):
+        whose = format_ranges(np.array(sorted(read(folder / "ledger"))))
+        path.write_text(json.dumps([{"orders": [8.0], "clients": whose}]))
     if (folder / ROUNDS).exists():
         (folder / "ledger").mkdir(exist_ok=True)
     named = [name for name in manifest.FIXED if (folder / name).exists()]

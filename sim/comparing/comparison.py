@@ -10,7 +10,7 @@ from sim.config.caveats import TRIES
 from sim.config.fields import SETTINGS
 from sim.config.use import in_use
 from sim.showing import page, wording
-from sim.showing.run import Run, read_run
+from sim.showing.run import Run, read_run, so_far
 
 FILE = "comparison.html"
 """The page's name, in the folder that holds the first run directory."""
@@ -88,14 +88,15 @@ def _accuracy(run: Run) -> float | None:
 
 
 def _epsilon(run: Run) -> str:
-    """The largest of all clients; of an unfinished run, what its finished rounds have spent."""
+    """The largest of all clients; of an unfinished run, what is spent so far."""
     if run.summary:
         whose = " (largest client's)" if run.summary.budgets else ""
         return wording.epsilon(largest(run.summary.epsilon_certified)) + whose
     if not run.records:
         return "unknown"
-    spent = wording.epsilon(run.records[-1].epsilon_certified_max)
-    return f"{spent}, not finished" if run.config.private else spent
+    if not run.config.private:
+        return wording.epsilon(None)
+    return f"{wording.epsilon(so_far(run.folder, run.config, run.paid))}, not finished"
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:

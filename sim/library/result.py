@@ -9,7 +9,7 @@ from safetensors.torch import load as load_tensors
 
 from mechanisms import durable
 from mechanisms.layout import Layout
-from server import closing, orders, paid
+from server import closing, paid
 from server.guarantees import Guarantee, guarantees
 from server.records import Evaluation, RoundRecord, Summary, finite, largest
 from server.store import MODEL, Store
@@ -25,7 +25,7 @@ from sim.showing import audit
 from sim.showing.audit import Audit
 from sim.showing.ledger import spent
 from sim.showing.report import write_report
-from sim.showing.run import read_run
+from sim.showing.run import read_run, so_far
 
 
 class Result:
@@ -82,30 +82,19 @@ class Result:
     def epsilon(self) -> float:
         """The largest certified epsilon of any client; infinite without privacy.
 
-        For an unfinished run it comes from the ledger, at the Renyi order fixed before the run
-        began, and is at most a certified budget: it includes a round in progress, and holds
-        whatever made the run stop.
+        For an unfinished run it comes from the ledger (`sim.showing.run.so_far`): it includes a
+        round in progress, and holds whatever made the run stop.
 
         Raises:
             ValueError: a ledger file or the file of orders is damaged or missing.
         """
-        summary, privacy = self.summary, self.config.privacy
+        summary = self.summary
         if not self.config.private:
             return math.inf
         if summary is not None:
             found = largest(summary.epsilon_certified)
             return math.inf if found is None else found
-        order_of, spent = orders.read(self.folder), paid.read(self.folder)
-        if unknown := sorted(set(spent) - set(order_of)):
-            file = self.folder / orders.FILE
-            raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")
-        targets = self.config.targets
-        budgets = targets if privacy.budget == "certified" else np.full(len(targets), math.inf)
-        epsilons = (
-            orders.running(charges, privacy.delta, order_of[client], float(budgets[client])).epsilon
-            for client, charges in spent.items()
-        )
-        return max(epsilons, default=0.0)
+        return so_far(self.folder, self.config, paid.read(self.folder))
 
     @property
     def guarantees(self) -> tuple[Guarantee, ...]:

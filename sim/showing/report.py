@@ -21,7 +21,7 @@ from sim.config.use import used_by_table
 from sim.showing import audit as audit_result
 from sim.showing import page, wording
 from sim.showing import sharing as sharing_report
-from sim.showing.run import Run, read_run
+from sim.showing.run import Run, read_run, so_far
 
 _epsilon = functools.partial(wording.epsilon, infinite="∞ (not private)")
 
@@ -185,11 +185,11 @@ def _scores(run_dir: Path) -> list[str]:
 
 
 def _before_the_end(run: Run) -> tuple[Epsilon, str]:
-    """An unfinished run's proved epsilon, the budget or what its rounds have spent; and a note."""
+    """An unfinished run's proved epsilon, the budget or what is spent so far; and a note."""
     if run.target is not None and run.config.privacy.budget == "certified":
         return run.target, f". {wording.UNFINISHED}"
-    spent = run.records[-1].epsilon_certified_max
-    return spent, f", for {len(run.records)} rounds. {wording.UNDER_WAY}"
+    spent = so_far(run.folder, run.config, run.paid) if run.config.private else None
+    return spent, f", so far. {wording.UNDER_WAY}"
 
 
 def _privacy(run: Run) -> str:

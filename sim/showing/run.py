@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mechanisms.accounting.accountant import Charges
-from server import closing, paid
+from server import closing, orders, paid
 from server.guarantees import by_group
 from server.records import Epsilon, RoundRecord, Summary, finite, read_rounds
 from server.store import ROUNDS, Store
@@ -60,6 +60,31 @@ class Run:
         proved = self.config.privacy.budget == "certified"
         spent = self.config.targets if proved else np.full(len(self.sizes), math.inf)
         return by_group(self.config.groups, spent.tolist())
+
+
+def so_far(folder: Path, config: Config, spent: Mapping[int, Charges]) -> float:
+    """The largest certified epsilon of what clients have paid in a private run that is not
+    finished, a round in progress included; at most a certified budget. It comes from the Renyi
+    orders that were fixed before the run began, and holds whatever makes it end.
+
+    Raises:
+        ValueError: the file of orders is damaged, or lacks a client.
+    """
+    order_of, privacy = orders.read(folder), config.privacy
+    if unknown := sorted(set(spent) - set(order_of)):
+        file = folder / orders.FILE
+        raise ValueError(f"client {unknown[0]} has no Renyi order in {file}: restore the file")
+    targets = config.targets
+    budgets = targets if privacy.budget == "certified" else np.full(len(targets), math.inf)
+    kinds = {
+        (frozenset(charges.items()), order_of[client], float(budgets[client]))
+        for client, charges in spent.items()
+    }
+    found = (
+        orders.running(dict(charges), privacy.delta, order, budget).epsilon
+        for charges, order, budget in kinds
+    )
+    return max(found, default=0.0)
 
 
 def read_run(run_dir: Path, summary: Summary | None = None) -> Run:

@@ -17,9 +17,7 @@ AT_ONE_ORDER = (
     "The run is not finished: its certified epsilons are at Renyi orders that were fixed before "
     "it began, and hold whatever made it end. They cover every charged round, finished or not."
 )
-UNDER_WAY = (
-    "A round in progress may be charged in addition; python -m sim.account --ledger includes it."
-)
+UNDER_WAY = "It includes a round in progress."
 MAX_TEXT = 300
 """Characters of a setting's value that a report shows; all of it is in ``config.toml``."""
 RELEASED = (
