@@ -82,6 +82,26 @@ def test_what_is_used_of_a_round_is_its_own_sum(tmp_path, seed):
         upload = Upload(number, 0, np.array([0]), total, 1)
         found = server.release(number, 1, 4, [upload]) * 40.0 / -0.3 / 0.5
         assert found == pytest.approx(np.full(4, value), abs=1e-4)
+    upload = Upload(2, 0, np.array([0]), np.full(4, int(0.25 * grid.PART)), 1)
+    again = server.release(2, 1, 4, [upload]) * 40.0 / -0.3 / 0.5
+    assert again == pytest.approx(np.full(4, 0.25), abs=1e-4)  # the first of new noise
+
+
+def test_noise_makes_up_for_rounding_to_the_grid(monkeypatch):
+    """By as much as the grid says, which is too little to be seen."""
+    monkeypatch.setattr(grid, "slack", lambda count, multiplier, bits: 0.25)
+    draws = torch.full((1, 3), 2**28)
+    found = bands.Correlated(2).released(torch.zeros(1, 3, dtype=torch.int64), 2.0, draws)
+    assert found.tolist() == [[2.5] * 3]
+
+
+def test_a_round_s_mean_is_over_those_whose_turn_it_is(tmp_path):
+    """Kills steps that are as much shorter as there are turns."""
+    alone, by_turns = (
+        training.federation(World(tmp_path / str(n), CORRELATED | given).job, tmp_path).curator
+        for n, given in enumerate(({"noise_bands": 1}, {}))
+    )
+    assert by_turns.expected == pytest.approx(alone.expected / TURNS)
 
 
 @functools.cache

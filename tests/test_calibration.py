@@ -38,6 +38,13 @@ def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, d
     )
 
 
+@pytest.mark.parametrize("least", [1.234, 0.02, 9.99])
+def test_from_above_the_least_that_meets_is_found(least):
+    """In strides that grow. Kills an end that misses the budget."""
+    found = calibration._descend(lambda s: s >= least, 10.0)
+    assert least <= found <= least * (1 + calibration.TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("rate", "steps", "noise"), [(0.01, 1000, 1.5), (0.2, 60, 4.0), (1.0, 7, 9.0)]
 )

@@ -114,6 +114,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_ledger_is_neither_continued_nor_priced(run, whole, capsys, damage):
+    shutil.rmtree(run / "uploads")  # which know of it, too
     ledgers = {run / name: (run / name).read_bytes() for name in (FIRST, SECOND)}
     damage(run, whole)
     before = {path: path.read_bytes() for path in (run / "ledger").iterdir()}
@@ -157,6 +158,8 @@ def test_a_charge_of_an_earlier_phase_is_known_before_training(whole, tmp_path):
     folder = died((tmp_path, operations), tmp_path, "round--00001.json", 2, flags)
     assert list(folder.glob("*/checkpoints/*.json")) and not list(folder.glob("checkpoints/*"))
     (folder / FIRST).write_bytes(b"")
+    shutil.rmtree(folder / "statistics" / "uploads")  # which know of it, too
+    (folder / "statistics.safetensors").unlink()
     with pytest.raises(ValueError, match=r"group-0000\.jsonl has 0 lines, but had 1"):
         train(parse(["--resume", str(folder), "--quiet"], "run", ""))
 

@@ -94,7 +94,9 @@ def test_no_other_directions_of_two_records_are_worse(adding):
             assert float(np.maximum(p - math.exp(loss) * r, 0.0).sum()) <= limit
 
 
-@pytest.mark.parametrize(("q", "s", "k"), [(0.1, 1.0, 2), (0.3, 1.5, 3), (1.0, 4.0, 3)])
+@pytest.mark.parametrize(
+    ("q", "s", "k"), [(0.1, 1.0, 2), (0.3, 1.5, 3), (1.0, 4.0, 3), (0.5, 1.0, 5)]
+)
 def test_two_steps_have_their_exact_epsilon_for_several_records(q, s, k):
     """By an integral over both steps."""
     with_records, without = densities(q, s, k, 0.02)

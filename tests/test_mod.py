@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -384,6 +384,14 @@ class TestOwnLedger:
             file.charge("round-2-a", 2, [0], {Gaussian(4.0): 2})
         with pytest.raises(ValueError, match="is of another plan"):
             own.pay(Two(), 9)
+
+    def test_a_request_waits_for_the_one_before(self, tmp_path):
+        """Which may train meanwhile."""
+        own = OwnLedger(tmp_path, 3, 5)
+        with ThreadPoolExecutor(1) as pool, own.next_round(Two(), 9):
+            other = pool.submit(own.pay, Two(), 9)
+            assert not wait([other], 0.2).done
+        assert other.result() == 1
 
     def test_requests_at_once_have_rounds_of_their_own(self, tmp_path):
         """Kills a ledger that is read before the lock is held."""
