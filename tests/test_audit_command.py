@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from torch import nn
 
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
@@ -21,6 +22,7 @@ from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.job import whole
 from sim.library.result import Result
+from sim.models.initial import start_from
 from sim.phases import build as jobs
 from sim.phases.course import present
 from sim.showing import wording
@@ -141,6 +143,15 @@ def test_an_audited_run_is_not_resumed(tmp_path, capsys):
     assert "canaries = 0 is not what" in capsys.readouterr().err
     assert main_guard(command, ["--resume", str(tmp_path / "a")]) == 2
     assert "an audit is one training from its beginning" in capsys.readouterr().err
+
+
+def test_nobody_goes_on_with_a_model_that_has_learnt_canaries(tmp_path):
+    """Card and `--init-from` took it for any other."""
+    audited(tmp_path, "--clients", "1", "--canaries", "20")
+    said = "| canaries | 20 of an audit, which it has learnt: do not use it |"
+    assert said in (tmp_path / "a" / "model_card.md").read_text()
+    with pytest.raises(ValueError, match="is an audited run, whose model has learnt canaries"):
+        start_from(nn.Linear(2, 2), str(tmp_path / "a"))
 
 
 def test_json_prints_the_file_and_nothing_else(tmp_path, capsys):

@@ -30,7 +30,7 @@ def write(folder: Path, job: Job, summary: Summary) -> None:
     run = read_run(folder, summary)
     parts = [
         f"# {folder.resolve().name}: {run.config.data.model} for {run.config.data.dataset}",
-        _facts(run),
+        _facts(run, job.canaries),
         "## Guarantee",
         _guarantee(run),
         "## Use",
@@ -40,7 +40,7 @@ def write(folder: Path, job: Job, summary: Summary) -> None:
     durable.write(folder / FILE, ("\n\n".join(parts) + "\n").encode())
 
 
-def _facts(run: Run) -> str:
+def _facts(run: Run, canaries: int) -> str:
     config, sizes = run.config, run.sizes
     rounds = f"{len(run.records)} rounds of {config.strategy.strategy}"
     divided = "" if run.alone else f", {len(sizes)} clients, partition {config.data.partition}"
@@ -51,6 +51,8 @@ def _facts(run: Run) -> str:
         ("trained by", f"{config.data.loss}, {rounds}"),
         (config.data.metric_name, f"{judged}, which is not protected"),
     ]
+    if canaries:
+        rows.append(("canaries", f"{canaries} of an audit, which it has learnt: do not use it"))
     return _table(("Model", config.data.model), rows)
 
 

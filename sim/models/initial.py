@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from server import closing
+from server import closing, manifest
 from server.store import MODEL
 from sim.sources.backbones import read_weights
 
@@ -20,7 +20,7 @@ def start_from(model: nn.Module, path: str) -> None:
 
     Raises:
         ValueError: the file is missing, damaged, or not the model that the run ended with, or it
-            has not ended; or none of its tensors is the model's.
+            has not ended, or is an audit's; or none of its tensors is the model's.
 
     Warns:
         UserWarning: some of the model's parameters are not in the file, and stay as they are.
@@ -29,6 +29,11 @@ def start_from(model: nn.Module, path: str) -> None:
     if file.is_dir():
         if closing.read(file) is None:
             raise ValueError(f"init_from = {path!r} is a run that is not finished: resume it first")
+        if manifest.load(file).get("canaries"):
+            raise ValueError(
+                f"init_from = {path!r} is an audited run, whose model has learnt canaries: name "
+                "another run"
+            )
         file /= MODEL
     tensors = read_weights(file)
     own = dict(model.named_parameters()) | dict(model.named_buffers())
