@@ -46,18 +46,22 @@ def check_rounds(run_dir: Path) -> None:
     Raises:
         ValueError: a ledger file or the records of rounds are damaged; `Older`, if that is it.
     """
-    paid = _payers(run_dir)
-    for path in (path for pattern in ROUNDS for path in run_dir.glob(pattern)):
-        if path.parent != run_dir and (path.parent / manifest.FILE).exists():
-            continue  # another run lies inside
-        for one in read_rounds(path):
-            took_part = 1 if one.participants is None else one.participants
-            payers = paid.get(one.round, 0)
-            if one.epsilon_certified_max and payers < took_part:
-                raise ledger.Older(
-                    f"{run_dir / 'ledger'} has charges of {payers} clients in round {one.round}, "
-                    f"but {path} tells of {took_part}: {manifest.REMEDY}"
-                )
+    written = [
+        (path, one)
+        for pattern in ROUNDS
+        for path in run_dir.glob(pattern)
+        if path.parent == run_dir or not (path.parent / manifest.FILE).exists()  # of another run
+        for one in read_rounds(path)
+    ]
+    paid = _payers(run_dir)  # read later than what it has paid for, as the run may go on
+    for path, one in written:
+        took_part = 1 if one.participants is None else one.participants
+        payers = paid.get(one.round, 0)
+        if one.epsilon_certified_max and payers < took_part:
+            raise ledger.Older(
+                f"{run_dir / 'ledger'} has charges of {payers} clients in round {one.round}, but "
+                f"{path} tells of {took_part}: {manifest.REMEDY}"
+            )
 
 
 def last_round(run_dir: Path) -> int | None:

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
-from server import labels, loop, orders
+from server import labels, loop, orders, paid
 from server.manifest import run_of
 from server.records import read_rounds
 from sim import account, report
@@ -712,6 +712,22 @@ def test_what_another_run_has_finished_is_not_this_one_s(whole, tmp_path, capsys
     assert said.count("\n") == 1
     if state != "a phase's result":
         assert "damaged" in states(run, capsys)[1].values()
+
+
+def test_a_round_that_ends_while_a_ledger_is_read_is_no_loss(finished, monkeypatch):
+    """A report of a run that goes on: what must be there is read before what must have it."""
+    files, real = [finished / name for name in (ROUNDS, FIRST, SECOND)], paid.read_rounds
+    whole = {path: path.read_bytes() for path in files}
+    for path in files:
+        path.write_bytes(b"".join(lines_of(path)[:3]))
+
+    def goes_on(path: Path) -> tuple:
+        for one, content in whole.items():
+            one.write_bytes(content)
+        return real(path)
+
+    monkeypatch.setattr(paid, "read_rounds", goes_on)
+    paid.check_rounds(finished)
 
 
 @pytest.mark.parametrize("back", [(FIRST, SECOND), (SECOND,)], ids=["of all", "of one group"])
