@@ -265,6 +265,17 @@ def test_a_result_that_is_lost_is_missed_before_training(tmp_path, given):
         before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_each_of_several_results_is_missed(tmp_path, lost):
+    """That of a later phase was there, and the run trained without the earlier one's."""
+    world, _ = prepared(tmp_path, {"standardize": "private", "shared_source": "prototypes"})
+    results = sorted(world.run_dir.glob("*.safetensors"))
+    assert len(results) == 2
+    results[lost].unlink()
+    with pytest.raises(ValueError, match=rf"{results[lost].name} is missing, the result of a"):
+        before_training(world.job, world.run_dir, world.exchange(world.run_dir, None))
+
+
 def test_a_phase_that_is_over_is_not_begun_anew(tmp_path):
     """Its result was lost with its folder while training went on: clients shared a second time."""
     world, _ = prepared(tmp_path, {"shared_source": "prototypes"})

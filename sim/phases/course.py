@@ -68,6 +68,9 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
                 "raise --epsilon"
             )
         _check_there(phase, run_dir)
+    for phase in BEFORE:  # a later one's result says that it is over, not that it is there
+        if phase.name in job.plans_of:
+            _check_there(phase, run_dir)
     return present(job, run_dir)
 
 
