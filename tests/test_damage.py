@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import save
 
+from client import tensors
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from server import labels, loop, orders, paid
@@ -296,7 +297,13 @@ def test_what_clients_keep_is_as_it_was_or_the_run_does_not_go_on(run, capsys, c
     assert str(path) in said and "restore" in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("change", [flip, Path.unlink])
+def sealed_anew(path: Path) -> None:
+    """Another result of the same run."""
+    said, arrays = tensors.read(path)
+    path.write_bytes(tensors.sealed({name: one + 1 for name, one in arrays.items()}, said))
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink, sealed_anew])
 def test_the_result_of_an_earlier_phase_is_as_it_was_or_the_run_does_not_go_on(
     whole, tmp_path, capsys, change
 ):
