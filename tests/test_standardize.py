@@ -45,6 +45,16 @@ def job(folder, **given) -> Job:
     return build(config.load(None, SETTINGS | {"dataset": str(folder / "records.npz")} | given))
 
 
+def test_statistics_are_as_they_were_or_nobody_is_scaled_by_them(tmp_path):
+    """A worker reads them, too."""
+    here, _ = run(tmp_path)
+    path = next(tmp_path.rglob(FILE))
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+    with pytest.raises(ValueError, match=rf"{FILE} is damaged"):
+        standardized(here, path.parent)
+
+
 def run(folder, **given) -> tuple[Job, dict[str, np.ndarray]]:
     built = job(folder, **given)
     rundir.create(folder / "run", built)
