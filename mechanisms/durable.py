@@ -43,13 +43,14 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def check_file(path: Path, remedy: str = ": restore it from a copy") -> None:
+def check_file(path: Path, remedy: str = ": restore it from a copy", links: bool = True) -> None:
     """Refuse something else than a file, such as a folder, or a pipe for which nobody writes.
 
     Raises:
-        ValueError: there is such a thing; the message ends with the ``remedy``.
+        ValueError: there is such a thing, or a link unless ``links`` are allowed; the message ends
+            with the ``remedy``.
     """
-    if path.exists() and not path.is_file():
+    if (path.exists() and not path.is_file()) or (path.is_symlink() and not links):
         raise ValueError(f"{path} is no file{remedy}")
 
 
@@ -168,8 +169,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         BlockingIOError: another process holds it, if this one is not to ``wait``.
         ValueError: there is something else than a file.
     """
-    check_file(path)
-    file = open(path, "a", opener=_open_itself)  # noqa: SIM115, as the block's faults are not its
+    check_file(path, ": remove it", links=False)
+    file = open(path, "a")  # noqa: SIM115, as the block's faults are not its
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
@@ -188,11 +189,6 @@ def _flushed(
         yield file
         file.flush()
         os.fsync(file.fileno())
-
-
-def _open_itself(path: str, flags: int) -> int:
-    """A file, but not what a link of its name leads to."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 _open_private = functools.partial(os.open, mode=PRIVATE_FILE)

@@ -53,28 +53,23 @@ def check_rounds(run_dir: Path) -> None:
         if path.parent == run_dir or not (path.parent / manifest.FILE).exists()  # of another run
         for one in read_rounds(path)
     ]
-    paid = _payers(run_dir)  # read later than what it has paid for, as the run may go on
+    paid = payers(run_dir)  # read later than what it has paid for, as the run may go on
     for path, one in written:
         took_part = 1 if one.participants is None else one.participants
-        payers = paid.get(one.round, 0)
-        if one.epsilon_certified_max and payers < took_part:
+        have_paid = paid.get(one.round, 0)
+        if one.epsilon_certified_max and have_paid < took_part:
             raise ledger.Older(
-                f"{run_dir / 'ledger'} has charges of {payers} clients in round {one.round}, but "
-                f"{path} tells of {took_part}: {manifest.REMEDY}"
+                f"{run_dir / 'ledger'} has charges of {have_paid} clients in round {one.round}, "
+                f"but {path} tells of {took_part}: {manifest.REMEDY}"
             )
 
 
-def last_round(run_dir: Path) -> int | None:
-    """The last round for which anybody has paid, of any phase; None before the first charge.
+def payers(run_dir: Path) -> dict[int, int]:
+    """How many clients have paid in each round, of any phase.
 
     Raises:
         ValueError: a ledger file is damaged.
     """
-    return max(_payers(run_dir), default=None)
-
-
-def _payers(run_dir: Path) -> dict[int, int]:
-    """How many clients have paid in each round."""
     clients: dict[int, list[np.ndarray]] = {}
     for path in (run_dir / "ledger").glob("*.jsonl"):
         for one in ledger.entries(path, {}):

@@ -34,7 +34,7 @@ def command(argv: Sequence[str], program: str = "python -m sim.account") -> None
 
         result, show = verify(question.verify), shown.show_verified
     elif question.check is not None:
-        from sim.job.whole import look
+        from sim.library.whole import look
 
         result, show = look(question.check), shown.show_whole
     elif question.ledger is not None:

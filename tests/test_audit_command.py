@@ -20,7 +20,7 @@ from sim.auditing.session import _plant
 from sim.commands.audit import parse
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
-from sim.job import whole
+from sim.library import whole
 from sim.library.result import Result
 from sim.models.initial import start_from
 from sim.phases import build as jobs

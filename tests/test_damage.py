@@ -412,6 +412,41 @@ def test_a_check_finds_damage_in_uploads_and_in_earlier_phases(whole, tmp_path, 
     assert {run / file for file, state in found.items() if state == "damaged"} == damaged
 
 
+@pytest.mark.parametrize("name", ["lost", "flipped"])
+def test_a_check_misses_the_result_of_a_phase_that_is_over(whole, tmp_path, capsys, name):
+    """It said that all was whole, and no resumed run would go on."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    flags = FLAGS.replace("--keep-state --momentum=0.5", "--standardize=private")
+    operations = start(tmp_path, flags=flags).operations
+    shutil.rmtree(tmp_path / "runs")
+    run = died((tmp_path, operations), tmp_path, "round-000001.json", -2, flags)
+    result = run / "statistics.safetensors"
+    assert not list(run.glob("checkpoints/*.json")) and states(run, capsys)[0] == 0
+    if name == "lost":
+        result.unlink()
+        shutil.rmtree(run / "statistics")
+    else:
+        flip(result)
+    status, found = states(run, capsys)
+    state = "missing" if name == "lost" else "damaged"
+    assert status == 1 and found[result.name] == state
+    assert main_guard(command, ["--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert str(result) in said and "restore" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("lost")])
+def test_a_lock_that_nobody_can_hold_is_not_whole(run, capsys, make):
+    lock = run / "lock"
+    lock.unlink()
+    assert states(run, capsys)[0] == 0
+    make(lock)
+    status, found = states(run, capsys)
+    assert status == 1 and found["lock"] == "damaged"
+    assert main_guard(command, ["--resume", str(run)]) == 2
+    assert "is no file: remove it" in capsys.readouterr().err
+
+
 def test_a_state_that_a_dead_round_left_is_newer_and_loses_nothing(whole, tmp_path, capsys):
     run = died(whole, tmp_path, STATE.replace("02", "03")[-24:], 1)
     path = STATE.replace("02", "03")

@@ -52,11 +52,11 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
 
     Raises:
         ValueError: training a generator diverged, no client's budget pays for a release, or a
-            result is lost.
+            result is lost or damaged.
     """
+    for result in results(job.config, run_dir):  # else a phase would begin anew
+        check_result(result)
     for phase, last in _ahead(job, run_dir):
-        if (paid.last_round(run_dir) or last) > last:
-            _check_there(phase, run_dir)
         federation = phase.federation(present(job, run_dir), run_dir)
         first = last - phase.rounds(job.config)
         federation = replace(federation, before=first, rounds=last)
@@ -67,39 +67,39 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
                 f"epsilon = {job.config.target:g} is spent before training: start a new run, or "
                 "raise --epsilon"
             )
-        _check_there(phase, run_dir)
+        if phase.result:
+            check_result(run_dir / phase.result)
     for phase in BEFORE:  # a later one's result says that it is over, not that it is there
-        if phase.name in job.plans_of:
-            _check_there(phase, run_dir)
+        if phase.name in job.plans_of and phase.result:
+            check_result(run_dir / phase.result)
     return present(job, run_dir)
 
 
-def _check_there(phase: Phase, run_dir: Path) -> None:
-    """Refuse to go on without what a phase has left that is over.
+def results(config: Config, run_dir: Path) -> list[Path]:
+    """The results of phases that are there, and those that are lost: of rounds that somebody has
+    paid for, as for later ones.
 
     Raises:
-        ValueError: it is lost.
+        ValueError: a ledger file is damaged.
     """
-    if phase.result and not (run_dir / phase.result).exists():
-        raise ValueError(
-            f"{run_dir / phase.result} is missing, the result of a phase that is over: restore "
-            "it from a copy, or start a new run"
-        )
+    rounds, first, found = paid.payers(run_dir), 0, []
+    for phase in reversed(BEFORE):
+        last, first = first, first - phase.rounds(config)
+        over = max(rounds, default=last) > last and any(first < one <= last for one in rounds)
+        if phase.result and (over or (run_dir / phase.result).exists()):
+            found.append(run_dir / phase.result)
+    return found
 
 
 def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:
     """The unfinished phases before training, with the numbers of their last rounds.
 
     A phase is finished if its result, or that of a later phase, exists.
-
-    Raises:
-        ValueError: that result is damaged, or of another run.
     """
     ahead: list[tuple[Phase, int]] = []
     last = 0
     for phase in reversed(BEFORE):
-        if phase.result and (result := run_dir / phase.result).exists():
-            check_result(result)
+        if phase.result and (run_dir / phase.result).exists():
             break
         ahead += [(phase, last)] if phase.name in job.plans_of else []
         last -= phase.rounds(job.config)

@@ -145,11 +145,16 @@ def write_result(path: Path, result: Mapping[str, np.ndarray]) -> None:
 
 
 def check_result(path: Path) -> None:
-    """Compare the run that a result names with the one in whose directory it is.
+    """Refuse to go on without what a phase has left that is over.
 
     Raises:
-        ValueError: it is damaged, or of another run.
+        ValueError: it is lost, damaged, or of another run.
     """
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing, the result of a phase that is over: restore it from a copy, or "
+            "start a new run"
+        )
     manifest.check_run(path.parent, path, tensors.read(path)[0].get(tensors.RUN))
 
 

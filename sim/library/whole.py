@@ -12,7 +12,11 @@ from mechanisms import durable
 from mechanisms.accounting import ledger
 from server import checkpoints, closing, manifest, orders, paid
 from server.store import KEPT, Store
-from sim.job import inputs
+from sim.config.configuration import load
+from sim.config.fields import SETTINGS
+from sim.job import inputs, rundir
+from sim.phases import course
+from sim.phases.phase import check_result
 from sim.showing import audit
 
 WHOLE, MISSING, OLDER, NEWER, DAMAGED = "whole", "missing", "older", "newer", "damaged"
@@ -44,9 +48,10 @@ def look(run_dir: Path) -> dict[str, Any]:
         row = _row(run_dir, path, partial(tensors.read, path))
         rows[path] = row if row["state"] == DAMAGED else row | {"state": NEWER, "detail": AHEAD}
     whole = all(row["state"] in (WHOLE, NEWER) for row in rows.values())
-    for path, check in _together(run_dir, stores[0]):
-        if whole and (row := _row(run_dir, path, check))["state"] != WHOLE:
-            whole, rows[path] = False, row  # else its damage would be told twice
+    for path, check in _together(run_dir, stores[0]) if whole else ():  # or it is told twice
+        if (row := _row(run_dir, path, check))["state"] != WHOLE:
+            whole, rows[path] = False, row
+            break
     return {"whole": whole, "files": list(rows.values())}
 
 
@@ -60,8 +65,13 @@ def _row(run_dir: Path, path: Path, check: Callable[[], object]) -> dict[str, st
         except ledger.Older as fault:
             state, detail = OLDER, str(fault)
         except (OSError, ValueError, KeyError, TypeError) as fault:
-            state, detail = DAMAGED if path.exists() else MISSING, str(fault)
+            state, detail = DAMAGED if _is_there(path) else MISSING, str(fault)
     return {"file": str(path.relative_to(run_dir)), "state": state, "detail": detail}
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file of this name, if only a link that leads nowhere."""
+    return path.exists() or path.is_symlink()
 
 
 def _checkpoint_folders(run_dir: Path) -> list[Path]:
@@ -77,6 +87,8 @@ def _fixed(run_dir: Path) -> Iterator[Check]:
     except ValueError:
         named = {}
     yield from _named(run_dir, named)
+    if _is_there(path := run_dir / rundir.LOCK):
+        yield path, partial(durable.check_file, path, ": remove it", links=False)
     yield run_dir / inputs.KEY, partial(inputs.read_key, run_dir)
     if (run_dir / orders.FILE).exists():
         yield run_dir / orders.FILE, partial(orders.read, run_dir)
@@ -135,6 +147,9 @@ def _checkpoint(store: Store, label: Path) -> None:
 def _together(run_dir: Path, training: Store) -> Iterator[Check]:
     """What files say of each other."""
     yield run_dir / "ledger", partial(paid.check_rounds, run_dir)
+    config = load(run_dir / "config.toml", {}, lenient=SETTINGS)
+    for path in course.results(config, run_dir):
+        yield path, partial(check_result, path)
     if not (run_dir / closing.FILE).exists():
         yield training.folder / "checkpoints", partial(_resumable, training)
 
