@@ -46,7 +46,16 @@ class Store:
         self._places: dict[str, Place] = {}
 
     def append(self, record: RoundRecord) -> None:
-        """Add a round's record; it is on the disk on return."""
+        """Add a round's record; it is on the disk on return.
+
+        Raises:
+            ValueError: the run directory is gone.
+        """
+        if not self.ledger.is_dir():
+            raise ValueError(
+                f"{self.ledger.parent} was moved or removed while the run went on: resume the run "
+                "where it is now, or start a new one"
+            )
         durable.append(self.rounds, (json.dumps(record.to_json()) + "\n").encode())
 
     def save(self, checkpoint: Checkpoint) -> None:

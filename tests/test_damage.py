@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from server import labels, loop, orders, paid
 from server.manifest import run_of
-from server.records import read_rounds
+from server.records import RoundRecord, read_rounds
+from server.store import Store
 from sim import account, report
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
@@ -690,6 +692,35 @@ def test_an_empty_summary_makes_no_run_finished(run, capsys):
     """At its end a run is priced at the best order: a lower epsilon than while it is under way."""
     (run / "summary.json").touch()
     check_refused(run, run / "summary.json", capsys, WITHOUT_RESUME)
+
+
+def test_a_model_of_an_earlier_round_is_told(run):
+    with warnings.catch_warnings(action="error"):
+        Result(run).model()
+    for path in run.glob("checkpoints/round-000002.*"):
+        path.unlink()
+    with pytest.warns(UserWarning, match="model is that of round 1 of 2"):
+        Result(run).model()
+
+
+def test_a_run_that_is_moved_while_it_goes_on_leaves_nothing_where_it_was(whole, tmp_path):
+    """A folder with one line was left there, and the ledger was said to be put back."""
+    shutil.copy(whole[0] / "data.npz", tmp_path)
+    run, moved = tmp_path / "runs" / "run", tmp_path / "elsewhere"
+    store = Store.append
+
+    def moving(self: Store, record: RoundRecord) -> None:
+        if record.round == 2:
+            run.rename(moved)
+        store(self, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "append", moving)
+        with pytest.raises(ValueError, match=f"{run} was moved or removed .* where it is now"):
+            start(tmp_path)
+    assert not run.exists()
+    train(parse([f"--resume={moved}"], "run", ""))
+    assert Result(moved).finished
 
 
 def test_a_model_that_no_summary_vouches_for_is_not_used(finished):

@@ -1,6 +1,7 @@
 """The result of a run, read from its directory, finished or not."""
 
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +128,8 @@ class Result:
 
     def model(self, client: int | None = None) -> torch.nn.Module:
         """The model with the weights of the last finished round, on the CPU, in evaluation mode; or
-        a client's own, where clients have models of their own.
+        a client's own, where clients have models of their own. A warning says if a checkpoint is
+        missing, so that they are of an earlier round.
 
         It takes records as in training: pixels of a built-in data set are normalised, your own
         arrays are as you gave them (``uint8`` divided by 255).
@@ -187,6 +189,12 @@ class Result:
         newest = Store(self.folder, 2).newest()
         if newest is None:
             raise ValueError(f"{self.folder} has no finished round: sim.train(resume=...) resumes")
+        if newest.round < (known := len(self.rounds)):
+            warnings.warn(
+                f"the model is that of round {newest.round} of {known}, as later checkpoints are "
+                "missing: sim.train(resume=...) repeats what can be",
+                stacklevel=3,
+            )
         return torch.from_numpy(newest.params)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from mechanisms.accounting import ledger
 from mechanisms.accounting.allotment import payable
-from sim.job import whole
+from sim.library import whole
 from tests.faults.runs import Kind, Outcome
 
 TIMES = {"seconds", "seconds_training"}
