@@ -21,7 +21,7 @@ class TrainRequest:
         release: the name of the round's draws; the ledger charges it once.
         clients: int64 client numbers, all of this group, ascending.
         nth: int64, each client's count of rounds, this one included.
-        params: the model, float32 ``[P]``.
+        params: the model, float32 ``[P]``, and the clip norm of updates, if it moves.
         phase: what the clients do: train the model (``train``), or a phase that prepares training.
     """
 

@@ -74,13 +74,14 @@ class Training:
         )
 
     def sent_by(
-        self, cohort: Cohort, start: torch.Tensor, end: LocalState, who: np.ndarray
+        self, cohort: Cohort, told: torch.Tensor, end: LocalState, who: np.ndarray
     ) -> torch.Tensor:
-        """What the clients ``who [K]`` of a cohort send, ``[K, P + extra]``."""
-        rows = self.sent.rows(cohort, start, end)
+        """What the clients ``who [K]`` of a cohort send, ``[K, P + extra]``, after they were
+        ``told [P]`` or more."""
+        rows = self.sent.rows(cohort, told, end)
         if self.attackers:
             attacks = [client in self.attackers for client in who.tolist()]
-            rows[attacks, : len(start)] *= self.attack_factor
+            rows[attacks, : len(told)] *= self.attack_factor
         return rows
 
     def answering(self, allowed: Allowance) -> np.ndarray | slice:
@@ -161,9 +162,11 @@ class Node:
             ValueError: training diverged.
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
-        start = place(torch.tensor(request.params), data.x.device)
+        size = training.gradients.layout.size
+        told = place(torch.tensor(request.params), data.x.device)
+        start = told[:size]
         sum_of = WholeSum if training.sent.whole else WeightedSum
-        total = sum_of(training.gradients.layout.size + training.sent.extra)
+        total = sum_of(size + training.sent.extra)
         metrics = Metrics()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
             for part in data.parts(request.clients):
@@ -174,7 +177,7 @@ class Node:
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 metrics.add(training.mechanism.metrics(cohort, end))
-                rows = training.sent_by(cohort, start, end, allowed.clients)
+                rows = training.sent_by(cohort, told, end, allowed.clients)
                 here = training.answering(allowed)
                 if training.dropout and not training.sent.whole:  # who enters a sum stays hidden
                     answers, asked = len(allowed.clients[here]), len(allowed.clients)

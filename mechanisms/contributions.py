@@ -10,6 +10,12 @@ With L2 bound C and contributions v_k, one for each client of a round:
   others tosses a coin of its own besides, of probability r, and sends 0 if that fails: p is then r
   times as large.
 
+- unit client with a moving clip norm (Andrew, Thakkar, McMahan, Ramaswamy 2021): ``v_k =
+  (sqrt(1 - h) clip(w_k - w, C), sqrt(h) C b_k)`` with ``b_k`` 1 if ``|w_k - w| <= C`` and -1 if
+  not, and h = `quantile.SHARE`. Its norm is at most C, so a client still moves the sum by at most
+  C. The next C follows from released sums (`server/clip_norm.py`), and the charge does not depend
+  on it.
+
 So with noise of standard deviation s C on the sum, a round is SGM(q, s) for each record, or SGM(p,
 s) for each client, whether it entered or not (p is 1 where the adversary sees who did).
 Contributions are in whole units of ``2^-44 C``
@@ -36,6 +42,7 @@ from mechanisms.grid import whole_parts
 from mechanisms.mechanism import Mechanism
 from mechanisms.metric import IDENTITY
 from mechanisms.plan import Plan, Terms, least_noises, steady
+from mechanisms.quantile import SHARE
 from mechanisms.sampling import threshold
 from mechanisms.updates import Sent
 
@@ -156,6 +163,16 @@ def clipped_update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
     return clipped(moved, bound, cohort.plans[0].clipping) * entering(cohort).to(moved.device)
 
 
+def voting_update(cohort: Cohort, told: Tensor, end: LocalState) -> Tensor:
+    """Updates of a model clipped to a moving norm, ``told [P + 1]``, times ``sqrt(1 - h)``, and the
+    votes on it: int64 ``[K, P + 1]``."""
+    moved, bound = (end.params - told[:-1]).double(), told[-1:].double().expand(len(cohort.plans))
+    within = moved.norm(dim=1) <= bound  # false for what is not finite
+    vote = whole_parts(math.sqrt(SHARE) * torch.where(within, bound, -bound)[:, None], bound)
+    update = clipped(moved, bound, cohort.plans[0].clipping, math.sqrt(1.0 - SHARE))
+    return torch.cat([update, vote], dim=1) * entering(cohort).to(moved.device)
+
+
 def entering(cohort: Cohort) -> Tensor:
     """Int64 ``[K, 1]``: 1 for clients whose own coin lets them enter the sum, else 0."""
     coins = np.array([draws.random(1) for draws in cohort.streams.of("own coin")])
@@ -163,19 +180,20 @@ def entering(cohort: Cohort) -> Tensor:
     return torch.from_numpy((coins < threshold(rates)).astype(np.int64))
 
 
-def clipped(moved: Tensor, bound: Tensor, clipping: str = "flat") -> Tensor:
-    """Updates ``moved [K, P]`` (float64) clipped to norms ``bound [K]`` as a whole, int64 ``[K,
-    P]``."""
-    factors = CLIPPING[clipping](moved.norm(dim=1, keepdim=True), bound)
+def clipped(moved: Tensor, bound: Tensor, clipping: str = "flat", share: float = 1.0) -> Tensor:
+    """Updates ``moved [K, P]`` (float64) clipped to norms ``bound [K]`` as a whole and multiplied
+    by a ``share``, int64 ``[K, P]``."""
+    factors = CLIPPING[clipping](moved.norm(dim=1, keepdim=True), bound) * share
     return whole_parts(torch.where(factors > 0, moved * factors, 0.0), bound)
 
 
 RECORD_SUM = Sent(lambda cohort, start, end: end.memory["sum"], whole=True)
 CLIPPED_UPDATE = Sent(clipped_update, whole=True)
+VOTING_UPDATE = Sent(voting_update, extra=1, whole=True)
 
 
 def of_unit(
-    unit: str, client_rate: float, failure: float = 0.0, reach: float = 1.0
+    unit: str, client_rate: float, failure: float = 0.0, reach: float = 1.0, votes: bool = False
 ) -> tuple[Mechanism, Sent]:
     """How clients train and what they send, if the unit is ``record`` or ``client``.
 
@@ -184,6 +202,7 @@ def of_unit(
         client_rate: probability that a client enters a round, by coins that nobody sees.
         failure: part of delta that a round uses up.
         reach: norm of what a contribution of norm 1 moves in all.
+        votes: whether clients vote on their clip norm.
     """
 
     def plan(terms: Terms, noise: float) -> ContributionPlan:
@@ -204,4 +223,5 @@ def of_unit(
     if unit == "record":
         start, sent = dpsgd.start, RECORD_SUM
         return Mechanism(plan, add_up, start=start, calibrate=calibrate, lasting=()), sent
-    return Mechanism(plan, none.step, calibrate=calibrate, lasting=()), CLIPPED_UPDATE
+    sent = VOTING_UPDATE if votes else CLIPPED_UPDATE
+    return Mechanism(plan, none.step, calibrate=calibrate, lasting=()), sent

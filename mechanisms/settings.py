@@ -99,7 +99,8 @@ class Privacy(Settings):
     clipping: Literal["flat", "auto"] = "flat"
     """min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"""
     clip_quantile: float | None = Field(None, gt=0, lt=1)
-    """share of records that a moving clip bound leaves whole; 'none': it stays"""
+    """share of records, or with --unit client of clients, that a moving clip bound leaves whole;
+    'none': it stays"""
     noise_decay: float = Field(0.0, ge=0)
     """fall of the noise multiplier's logarithm from a client's round to its next [per round]"""
     strict_delta: bool = False

@@ -19,7 +19,7 @@ covers a protocol in which it shows. `docs/theory/sums.md` has the proofs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -118,9 +118,9 @@ def shares_of(
 
 def shared(sent: Sent, shares: Shares) -> Sent:
     """What clients send, with their share of the noise."""
-    return Sent(
-        lambda cohort, start, end: shares.added(
+    return replace(
+        sent,
+        rows=lambda cohort, start, end: shares.added(
             sent.rows(cohort, start, end), cohort.streams.rounded("noise", shares.entries)
         ),
-        whole=True,
     )

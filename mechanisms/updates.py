@@ -19,8 +19,8 @@ class Sent:
     """What clients send.
 
     Attributes:
-        rows: from the cohort, the server's model ``[P]`` and the state at the round's end to ``[K,
-            P + extra]``.
+        rows: from the cohort, what the server has told (its model ``[P]``, and the clip norm, if
+            it moves) and the state at the round's end to ``[K, P + extra]``.
         extra: number of columns besides the parameters'.
         whole: whether the rows are int64, in units of their own, and not to be weighted.
     """

@@ -20,7 +20,7 @@ class Aggregator:
 
     Attributes:
         shares: how the clients make the noise.
-        bound: C, clip norm of a contribution.
+        bound: C, clip norm of a contribution, in the first round.
         expected: float64 ``[clients]``, how many contributions of norm C each of them is expected
             to make in a round.
         factor: from a round's number to what the mean is multiplied by.
@@ -35,13 +35,16 @@ class Aggregator:
         """Whether a sum of so many uploads has the noise that it is charged for."""
         return answers >= self.shares.least
 
-    def mean(self, number: int, uploads: Sequence[Upload]) -> np.ndarray | None:
+    def mean(
+        self, number: int, uploads: Sequence[Upload], clip_norm: float | None = None
+    ) -> np.ndarray | None:
         """The noisy mean contribution times the factor, float64 ``[P]``; None if too few clients
         have answered.
 
         Args:
             number: the round's.
             uploads: the groups' sums, modulo 2^b.
+            clip_norm: C, if it has moved.
         """
         answers = sum(upload.weight for upload in uploads)
         if not self.enough(answers):
@@ -49,7 +52,7 @@ class Aggregator:
         total = sum(torch.from_numpy(upload.total) for upload in uploads)  # modulo 2^64
         asked = np.concatenate([upload.clients for upload in uploads])
         expected = self.expected[asked].mean() * answers
-        noisy = self.shares.opened(torch.as_tensor(total)).numpy() * self.bound
+        noisy = self.shares.opened(torch.as_tensor(total)).numpy() * (clip_norm or self.bound)
         return np.asarray(noisy * (self.factor(number) / expected))
 
     def metrics(self, uploads: Sequence[Upload]) -> dict[str, float]:

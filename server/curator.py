@@ -38,7 +38,7 @@ class Curator:
     Attributes:
         path: its ledger file.
         plans: the clients' plans.
-        bound: C, clip norm of a contribution, the same for all.
+        bound: C, clip norm of a contribution, the same for all, in the first round.
         multiplier: from the clients' count of rounds to the noise multiplier s, likewise.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
         fraction: probability that a client enters a round.
@@ -95,7 +95,14 @@ class Curator:
         )
         return np.flatnonzero(coins < threshold(self.fraction))
 
-    def release(self, number: int, nth: int, size: int, uploads: Sequence[Upload]) -> np.ndarray:
+    def release(
+        self,
+        number: int,
+        nth: int,
+        size: int,
+        uploads: Sequence[Upload],
+        clip_norm: float | None = None,
+    ) -> np.ndarray:
         """The noisy mean contribution times the factor, float64 ``[size]``.
 
         Args:
@@ -103,21 +110,22 @@ class Curator:
             nth: the clients' count of rounds, this one included.
             size: of a contribution.
             uploads: the groups' sums, possibly none, in units of ``2^-44 C``.
+            clip_norm: C, if it has moved.
         """
         total, arithmetic = torch.zeros(1, size, dtype=torch.int64), of_seed(self.seed)
         for upload in uploads:
             total += torch.from_numpy(upload.total)
-        mean = self.factor(number) / self.expected
+        mean, now = self.factor(number) / self.expected, clip_norm or self.bound
         if self.bands > 1:
-            return self._correlated(number, self.multiplier(nth), total) * mean
-        bound = torch.tensor([self.bound], dtype=torch.float64)
+            return self._correlated(number, self.multiplier(nth), total) * now * mean
+        bound = torch.tensor([now], dtype=torch.float64)
         streams = self._streams(number)
         exact = total if self.seed is None else total.double() * (bound / PART)
         noisy = arithmetic.noised(exact, bound, self.multiplier(nth) * bound, streams, "noise")
         return noisy[0].numpy() * mean
 
     def _correlated(self, number: int, multiplier: float, total: torch.Tensor) -> np.ndarray:
-        """A sum with noise that depends on that of the rounds before.
+        """A sum with noise that depends on that of the rounds before, in units of C.
 
         A simulation draws that again where it resumes; a release begins anew, as if its rounds were
         the first ones.
@@ -131,7 +139,7 @@ class Curator:
         while self._noise.last < number:
             draws = self._streams(self._noise.last + 1).normal("noise", size)
             noisy = total.double() / PART + self._noise.found(draws.double() * multiplier)
-        return noisy[0].numpy() * self.bound
+        return noisy[0].numpy()
 
     def _streams(self, number: int) -> Draws:
         if self.seed is None:

@@ -15,6 +15,7 @@ import numpy as np
 from client import metrics, sums
 from client.messages import TrainRequest, Upload
 from mechanisms.randomness import fresh_key, generator, seed_key
+from server import clip_norm
 from server.budgets import Budgets
 from server.checkpoints import Checkpoint
 from server.curator import Curator
@@ -83,7 +84,7 @@ def run(
         federation.collect(uploads)
         trained = time.perf_counter() - began
         now = _advance(federation, standing, uploads)
-        record = _record(federation, standing.budgets, now, uploads, began, trained)
+        record = _record(federation, standing, now, uploads, began, trained)
         store.append(record)
         store.save(now)
         standing = replace(standing, now=now, records=(*standing.records, record))
@@ -157,7 +158,7 @@ def _asked(
             release,
             members,
             standing.budgets.taken[members] + 1,
-            standing.now.params,
+            clip_norm.told(standing.now.params, standing.now.state),
             federation.phase,
         )
         for g in np.unique(group_of)
@@ -184,9 +185,10 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
     update: np.ndarray | None
     if federation.curator is not None:
         nth = int(taken[federation.curator.paying(number)[0]])
-        update = federation.curator.release(number, nth, len(params), uploads)
+        size = len(clip_norm.told(params, state))
+        update = federation.curator.release(number, nth, size, uploads, clip_norm.current(state))
     elif federation.aggregator is not None:
-        update = federation.aggregator.mean(number, uploads)
+        update = federation.aggregator.mean(number, uploads, clip_norm.current(state))
     elif federation.strategy.each is not None:
         update, answered = None, [upload for upload in uploads if upload.weight]
         if answered:
@@ -203,12 +205,13 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
 
 def _record(
     federation: Federation,
-    budgets: Budgets,
+    before: Standing,
     now: Checkpoint,
     uploads: Sequence[Upload],
     began: float,
     trained: float,
 ) -> RoundRecord:
+    budgets, bound = before.budgets, clip_norm.current(before.now.state)
     left = _eligible(federation, budgets, now.round + 1)
     over = now.round >= federation.rounds or not left.any()
     due = over or now.round % federation.evaluate_every == 0
@@ -228,5 +231,6 @@ def _record(
         seconds=time.perf_counter() - began if federation.timed else None,
         seconds_training=trained if federation.timed else None,
         metrics=metrics.means(u.metrics for u in uploads)
-        | (federation.aggregator.metrics(uploads) if federation.aggregator else {}),
+        | (federation.aggregator.metrics(uploads) if federation.aggregator else {})
+        | ({} if bound is None else {"clip_norm": bound}),
     )

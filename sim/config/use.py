@@ -156,7 +156,10 @@ USES: dict[str, tuple[Way, ...]] = {
     "noise_bands": ((_one_of("trust", "server"), _one_of("unit", "client")),),
     "sampling": ((_mechanism("dpsgd"), LOCAL),),
     "clipping": ((_mechanism_but("none", "dpis"),),),
-    "clip_quantile": ((_mechanism_but("none", "dpis", "dpagd"), LOCAL),),
+    "clip_quantile": (
+        (_mechanism_but("none", "dpis", "dpagd"), LOCAL),
+        (PRIVATE, SUMS, _one_of("unit", "client")),
+    ),
     "noise_decay": (
         (_mechanism_but("none", "dpis", "dpagd"), _one_of("trust", "local", "server")),
     ),

@@ -81,7 +81,7 @@ def attackers(config: Config) -> frozenset[int]:
 
 def federation(job: Job, run_dir: Path = Path()) -> Federation:
     """The configured rounds, numbered from 1."""
-    config, rounds = job.config, job.config.rounds
+    rounds = job.config.rounds
     own: dict[str, Any] = {
         "evaluate": functools.partial(evaluate, job),
         "fraction": rounds.fraction,
@@ -89,7 +89,7 @@ def federation(job: Job, run_dir: Path = Path()) -> Federation:
         "aggregator": trust.aggregator(job),
     }
     initial = job.gradients.layout.initial(job.model).numpy().copy()
-    return phase.federation(job, TRAIN, strategy_of(config.strategy, config.fedfed), initial, **own)
+    return phase.federation(job, TRAIN, trust.aggregated(job), initial, **own)
 
 
 def evaluate(job: Job, params: np.ndarray) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import SCHEDULES
 from mechanisms.registry import mechanism_of
 from mechanisms.updates import Sent, without
+from server import clip_norm
 from server.aggregator import Aggregator
 from server.curator import LEDGER, Curator
 from server.federation import asked
@@ -20,17 +21,26 @@ from sim.config.fields import Config
 from sim.job.job import Job
 from sim.models import personal
 from strategies.registry import strategy_of
+from strategies.strategy import Strategy
 
 
 def trained_by(config: Config) -> tuple[Mechanism, Sent]:
     """How clients train, and what they send before there is any share of noise in it."""
-    privacy = config.privacy
+    privacy, votes = config.privacy, config.privacy.clip_quantile is not None
     if privacy.trust == "server":
         reach = bands.norm(privacy.noise_bands)
-        return contributions.of_unit(privacy.unit, config.rounds.fraction, reach=reach)
+        return contributions.of_unit(privacy.unit, config.rounds.fraction, reach=reach, votes=votes)
     if privacy.trust == "aggregate":  # the server knows whom it asks
-        return contributions.of_unit(privacy.unit, 1.0, shares.FAILURE)
+        return contributions.of_unit(privacy.unit, 1.0, shares.FAILURE, votes=votes)
     return mechanism_of(privacy), strategy_of(config.strategy, config.fedfed).sent
+
+
+def aggregated(job: Job) -> Strategy:
+    """The strategy along what comes of the clients' sums."""
+    strategy, privacy = strategy_of(job.config.strategy, job.config.fedfed), job.config.privacy
+    if privacy.trust == "local" or privacy.clip_quantile is None:
+        return strategy
+    return clip_norm.moving(strategy, privacy.clip_norm, privacy.clip_quantile)
 
 
 def sent_by(job: Job) -> Sent:
@@ -105,7 +115,8 @@ def _shares(job: Job) -> shares.Shares:
     privacy, sizes = job.config.privacy, job.partition.sizes
     number = asked(job.config.rounds.fraction, len(sizes))
     largest = np.sort(sizes)[-number:].sum() if privacy.unit == "record" else number
-    noise, entries = _plan(job).noise_multiplier, job.gradients.layout.size
+    noise = _plan(job).noise_multiplier
+    entries = job.gradients.layout.size + trained_by(job.config)[1].extra
     return shares.shares_of(
         noise, number, privacy.honest, float(largest), entries, privacy.aggregate_bits
     )
