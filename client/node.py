@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from client.client_state import ClientState, NoState
+from client.dropouts import Dropouts
 from client.messages import TrainRequest, Upload
 from client.metrics import Metrics
 from client.purse import Allowance, Purse
@@ -21,7 +22,7 @@ from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable
-from mechanisms.sampling import CohortData, threshold
+from mechanisms.sampling import CohortData
 from mechanisms.updates import UPDATE, Sent
 
 ANSWERED = "answered"
@@ -39,7 +40,7 @@ class Training:
         learning_rate: from (round, steps taken in it ``[K]``, steps of a round ``[K]``) to rates
             ``[K]``.
         seed: of a simulation; None for a release, which draws from the operating system's entropy.
-        dropout: probability that a client trains and pays, but does not answer.
+        dropouts: which clients train and pay, but do not answer; None for nobody.
         attackers: numbers of the clients that multiply what they send by ``attack_factor``.
         sent: what a client sends after a local round.
         guide: what steers its steps besides its own records.
@@ -50,7 +51,7 @@ class Training:
     optimizer: Optimizer
     learning_rate: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
     seed: int | None
-    dropout: float = 0.0
+    dropouts: Dropouts | None = None
     attackers: frozenset[int] = frozenset()
     attack_factor: float = 1.0
     sent: Sent = UPDATE
@@ -85,11 +86,10 @@ class Training:
         return rows
 
     def answering(self, allowed: Allowance) -> np.ndarray | slice:
-        """Which of the allowed clients answer: all without dropout, else by a coin of each."""
-        if not self.dropout:
+        """Which of the allowed clients answer."""
+        if self.dropouts is None:
             return slice(None)
-        coins = [draws.random(1)[0] for draws in allowed.draws.of("dropout")]
-        return np.flatnonzero(np.array(coins) >= threshold(self.dropout))
+        return np.flatnonzero(~self.dropouts.lost(allowed))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Node:
                 metrics.add(training.mechanism.metrics(cohort, end))
                 rows = training.sent_by(cohort, told, end, allowed.clients)
                 here = training.answering(allowed)
-                if training.dropout and not training.sent.whole:  # who enters a sum stays hidden
+                if training.dropouts and not training.sent.whole:  # who enters a sum stays hidden
                     answers, asked = len(allowed.clients[here]), len(allowed.clients)
                     metrics.merge({ANSWERED: (float(answers), asked)})
                 total.add(rows[here], data.weights[allowed.clients][here])

@@ -6,7 +6,6 @@ The setting ``budgets`` gives groups by their shares of all clients,
 and ``epsilon``. Who has which budget is public.
 """
 
-import csv
 import functools
 import math
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
+from mechanisms.client_rows import client_of, is_file, reading
 from mechanisms.settings import Privacy
 
 EXAMPLE = "conservative=1:0.5,liberal=8:0.5"
@@ -38,11 +38,6 @@ class Group:
     name: str
     epsilon: float
     clients: np.ndarray
-
-
-def is_file(text: str) -> bool:
-    """Whether the budgets are in a file."""
-    return text.lower().endswith(".csv")
 
 
 def resolved(text: str, clients: int, rng: np.random.Generator) -> str:
@@ -160,25 +155,12 @@ def _numbered(parts: list[Part], clients: int) -> Iterator[Group]:
 def _of_file(path: Path, clients: int) -> list[Group]:
     """A group for each epsilon of a CSV file, which names it."""
     found: dict[int, float] = {}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, strict=True)
-            if not {*COLUMNS} <= {*(rows.fieldnames or ())}:
-                raise ValueError("its first row lacks the columns client and epsilon")
-            for row in rows:
-                number = row["client"] or ""
-                if not re.fullmatch(r"\d{1,7}", number, re.ASCII) or int(number) >= clients:
-                    raise ValueError(f"client {number[:60]!r} is no number below {clients}")
-                if int(number) in found:
-                    raise ValueError(f"client {number} has two rows")
-                found[int(number)] = _epsilon(row["epsilon"] or "", f"client {number}")
-    except OSError as fault:
-        raise ValueError(
-            f"budgets = {path} cannot be read ({fault.strerror}): give a CSV file with the columns "
-            f"client and epsilon, or groups such as {EXAMPLE}"
-        ) from None
-    except (ValueError, csv.Error) as fault:
-        raise ValueError(f"budgets = {path}: {fault}: correct the file") from None
+    with reading("budgets", path, COLUMNS, f"groups such as {EXAMPLE}") as rows:
+        for row in rows:
+            client = client_of(row, clients)
+            if client in found:
+                raise ValueError(f"client {client} has two rows")
+            found[client] = _epsilon(row["epsilon"] or "", f"client {client}")
     numbers, budgets = np.array([*found], dtype=np.int64), np.array([*found.values()])
     return [
         Group(repr(epsilon), epsilon, np.sort(numbers[budgets == epsilon]))

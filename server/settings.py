@@ -1,6 +1,8 @@
 """The settings of the round loop. No torch here: the command line imports this."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from mechanisms.settings import MAX_TIMES, Settings
 
@@ -15,6 +17,10 @@ class Rounds(Settings):
     dropout: float = Field(0.0, ge=0, lt=1)
     """probability that a client trains and pays, but its answer is lost or late, simulated by a
     coin of its own [per round]"""
+    dropout_trace: str | None = None
+    """rounds in which clients' answers are lost, in place of dropout: clients and rounds, such as
+    0@2-4,7;5-6@1-3, or a .csv file with the columns client, first_round and last_round
+    (docs/howto/heterogeneity.md)"""
     attackers: float = Field(0.0, ge=0, lt=1)
     """share of the clients that attack the training, the same in all rounds, for simulations
     [share, rounded up to clients]"""
@@ -26,3 +32,12 @@ class Rounds(Settings):
     """rounds from one look at the test part to the next; the last model is always seen [rounds]"""
     keep_checkpoints: int = Field(2, ge=2)
     """finished rounds kept on disk [checkpoints]"""
+
+    @model_validator(mode="after")
+    def _one_kind_of_dropout(self) -> Self:
+        if self.dropout and self.dropout_trace is not None:
+            raise ValueError(
+                f"dropout is {self.dropout:g} and dropout_trace is {self.dropout_trace[:60]!r}, "
+                "but only one may be given: drop one"
+            )
+        return self

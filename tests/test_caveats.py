@@ -59,6 +59,7 @@ HOLDS = {
     caveats.OWN_LAYERS: [{"personal_layers": "1.bias"}],
     caveats.TEST: [{}, {"release": True}, {"public_records": 5}],
     caveats.AGGREGATED: [{"trust": "aggregate"}, {"trust": "aggregate", "unit": "client"}],
+    caveats.TRACED: [{"dropout_trace": "0@1"}, {"dropout_trace": "a.csv", "release": True}],
     caveats.TRUSTED: [{"trust": "server"}, {"trust": "server", "unit": "client"}],
     caveats.TIMES: [
         {},
@@ -108,6 +109,7 @@ FAILS = {
     caveats.OWN_LAYERS: [{}, {"strategy": "mrmtl"}],
     caveats.TEST: [{"validation_records": 5, "evaluate_on": "validation"}],
     caveats.AGGREGATED: [{}, {"trust": "server"}],
+    caveats.TRACED: [{}, {"dropout": 0.5}],
     caveats.TRUSTED: [{}, {"release": True}, {"trust": "aggregate"}],
     caveats.TIMES: [
         {"mechanism": "dpsur", "dpsur_accounting": "selective", "release": True},

@@ -45,6 +45,7 @@ def values_of(setting: Setting) -> st.SearchStrategy:
 
 def overrides() -> st.SearchStrategy:
     bound = ("epochs", "partition", "shards_per_client", "client_column", "batch_size", "budgets")
+    bound += ("dropout_trace",)
     # those contradict others
     free = {name: values_of(s) for name, s in SETTINGS.items() if name not in bound}
     return st.fixed_dictionaries({}, optional=free)

@@ -118,6 +118,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "rounds": (20, (1, 10**6), (0, 10**6 + 1)),
         "fraction": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "dropout": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
+        "dropout_trace": (None, (None, "0@1"), (3,)),
         "attackers": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
         "attack_factor": (-1.0, (-1e3, 1e3), (-1001.0, 1001.0)),
         "max_participations": (None, (None, 1, 10**9), (0, 10**9 + 1)),

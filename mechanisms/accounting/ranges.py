@@ -30,6 +30,18 @@ def parse_ranges(text: str) -> NDArray[np.int64]:
     """
     if text == "":
         return np.empty(0, dtype=np.int64)
+    firsts, lasts = parse_pairs(text)
+    lengths = lasts - firsts + 1
+    starts = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum(), dtype=np.int64) + np.repeat(firsts - starts, lengths)
+
+
+def parse_pairs(text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first and the last id of each range, of which there is at least one.
+
+    Raises:
+        ValueError: as :func:`parse_ranges`.
+    """
     if not PATTERN.fullmatch(text):
         raise ValueError(
             f"ranges = {text[:60]!r} must be ids below 10^7 and first-last pairs; write 0-99,105"
@@ -39,6 +51,4 @@ def parse_ranges(text: str) -> NDArray[np.int64]:
     lasts = np.array([last or first for first, _, last in pairs], dtype=np.int64)
     if (firsts > lasts).any() or (firsts[1:] <= lasts[:-1]).any():
         raise ValueError(f"ranges = {text[:60]!r} must ascend without overlap; write 0-99,105")
-    lengths = lasts - firsts + 1
-    starts = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum(), dtype=np.int64) + np.repeat(firsts - starts, lengths)
+    return firsts, lasts

@@ -140,7 +140,7 @@ def _settings(runs: dict[str, Run]) -> str:
     for name in SETTINGS:
         shown = [_shown(run, name) for run in runs.values()]
         if name not in OUTPUT and len(set(shown)) > 1:
-            rows.append((name, *shown))
+            rows.append((name, *map(wording.shortened, shown)))
     if not rows:
         return page.paragraph("None but where results go.")
     return page.table(("Setting", *runs), rows)

@@ -31,6 +31,10 @@ AGGREGATED = (
     "client sends, but only sums to which at least the share --honest of the asked clients has "
     "added its noise, as it was told. Who answers may depend on nobody's records."
 )
+TRACED = (
+    "Who answers follows from a trace, which counts as public and is taken to depend on nobody's "
+    "records."
+)
 OWN_MODEL = (
     "The model's own Python code is trusted: it must not pass anything from one record to "
     "another by files, global variables or other means outside PyTorch."
@@ -163,6 +167,7 @@ CAVEATS: dict[str, Callable[[Config], bool]] = {
     HIDDEN: hides_rejections,
     TRUSTED: lambda c: c.privacy.trust == "server",
     AGGREGATED: lambda c: c.privacy.trust == "aggregate",
+    TRACED: lambda c: c.rounds.dropout_trace is not None,
     OWN_MECHANISM: _own_mechanism,
     OWN_MODEL: lambda c: ":" in c.data.model,
     OWN_LOSS: lambda c: ":" in c.data.loss,

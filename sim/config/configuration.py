@@ -20,7 +20,10 @@ from sim.config.use import USES, refusal, unused, used_by_table
 Values = dict[str, Any]
 """Settings by name."""
 
-RIVALS = (("steps", "epochs"), ("sample_rate", "batch_size"), ("epsilon", "budgets"))
+RIVALS = (
+    *(("steps", "epochs"), ("sample_rate", "batch_size"), ("epsilon", "budgets")),
+    ("dropout", "dropout_trace"),
+)
 """Pairs that exclude each other: a layer that sets one unsets the other in the layers below."""
 
 IMPLIED = {

@@ -67,6 +67,7 @@ FIXED: dict[str, Any] = {
     "personal_layers": None,
     "fraction": 1.0,
     "dropout": 0.0,
+    "dropout_trace": None,
     "attackers": 0.0,
     "max_participations": None,
     "workers": 1,

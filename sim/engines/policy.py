@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError, field_validator
 
-from mechanisms.personal import is_file
+from mechanisms.client_rows import is_file
 from mechanisms.plugins import plugin
 from mechanisms.settings import Settings
 from sim.config.fields import Config
@@ -133,8 +133,9 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
         _check_folder("data_dir", expanded(config.data.data_dir), home)
     if config.data.init_from:
         _check_folder("init_from", expanded(config.data.init_from), home)
-    if config.privacy.budgets and is_file(config.privacy.budgets):
-        _check_folder("budgets", expanded(config.privacy.budgets), home)
+    for setting in ("budgets", "dropout_trace"):
+        if is_file(text := config.value(setting) or ""):
+            _check_folder(setting, expanded(text), home)
     for setting, module in _modules(config):
         allowed = [*listed, FLOWER] if setting in CALLED else [*PACKAGES, *listed]
         if not _below(module, allowed):

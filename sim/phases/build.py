@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client import trace
 from mechanisms import personal
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_delta, check_parts, check_sizes
@@ -51,6 +52,7 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     check_parts(config)
     dataset, parts, holdout, held = split(config, features)
     config = with_budgets(_with_clients(config, parts.clients), parts.clients)
+    config = _with_trace(config)
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
@@ -100,6 +102,19 @@ def with_budgets(config: Config, clients: int) -> Config:
             "privacy": privacy.model_copy(update={"budgets": budgets}),
         }
     )
+
+
+def _with_trace(config: Config) -> Config:
+    """The configuration with the trace of dropouts as a text, if it has one.
+
+    Raises:
+        ValueError: it is no trace of the run's clients.
+    """
+    rounds = config.rounds
+    if rounds.dropout_trace is None:
+        return config
+    text = trace.resolved(rounds.dropout_trace, config.data.clients, rounds.rounds)
+    return config.model_copy(update={"rounds": rounds.model_copy(update={"dropout_trace": text})})
 
 
 def split(

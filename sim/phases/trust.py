@@ -7,6 +7,8 @@ from typing import cast
 import numpy as np
 import torch
 
+from client import trace
+from client.dropouts import Coins, Dropouts
 from mechanisms import bands, contributions, shares
 from mechanisms.contributions import ContributionPlan
 from mechanisms.mechanism import Mechanism
@@ -56,7 +58,9 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
     if job.config.privacy.trust != "server":
         return None
     plan, fraction, turns = _plan(job), job.config.rounds.fraction, job.config.privacy.noise_bands
-    answering = fraction / turns * (1 - job.config.rounds.dropout)  # in the divisor alone
+    expected, lost = _expected(job), dropouts(job.config)
+    arriving = 1 if lost is None else lost.share(expected, job.config.rounds.rounds)
+    answering = fraction / turns * arriving  # in the divisor alone
     return Curator(
         path=run_dir / "ledger" / LEDGER,
         plans=job.plans,
@@ -64,7 +68,7 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
         multiplier=plan.multiplier,
         seed=job.seed,
         fraction=fraction,
-        expected=answering * float(_expected(job).sum()),
+        expected=answering * float(expected.sum()),
         factor=_factor(job.config),
         bands=turns,
     )
@@ -75,6 +79,14 @@ def aggregator(job: Job) -> Aggregator | None:
     if job.config.privacy.trust != "aggregate":
         return None
     return Aggregator(_shares(job), _plan(job).clip_norm, _expected(job), _factor(job.config))
+
+
+def dropouts(config: Config) -> Dropouts | None:
+    """Which clients do not answer: by the trace, or by coins; None if all answer."""
+    rounds = config.rounds
+    if rounds.dropout_trace is not None:
+        return trace.parse(rounds.dropout_trace, config.data.clients)
+    return Coins(rounds.dropout) if rounds.dropout else None
 
 
 def rate(config: Config, round_: int, taken: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:

@@ -135,6 +135,8 @@ TRUST = {
     "--clipping=auto --clip-norm=0.3 --strategy=fedprox --momentum=0.4",
     "server-turns": f"{GIVEN} --trust=server --unit=client --noise-bands=2 --steps=3 --epsilon=9 "
     "--clip-norm=0.4 --dropout=0.2",
+    "trace": f"{SMALL} --dropout-trace=1-2@2;3@1,3-9",
+    "server-trace": f"{GIVEN} --trust=server --dropout-trace=1-2@2;3@1,3-9 --epsilon=6",
     "attackers": f"{GIVEN} --attackers=0.3 --attack-factor=-4 --noise-multiplier=1 --steps=2",
     "aggregate": (
         f"{GIVEN} --trust=aggregate --noise-multiplier=2 --epsilon=20 --dropout=0.2 --honest=0.5 "

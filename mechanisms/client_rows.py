@@ -1,0 +1,65 @@
+"""CSV files that a setting may name in place of its text; each row is about one client."""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+Row = dict[str, str | None]
+"""A row by its columns; None where it ends too early."""
+_NUMBER = re.compile(r"\d{1,7}", re.ASCII)
+
+
+def is_file(text: str) -> bool:
+    """Whether a setting's text names a file."""
+    return text.lower().endswith(".csv")
+
+
+@contextmanager
+def reading(
+    setting: str, path: Path, columns: Sequence[str], instead: str
+) -> Iterator[Iterable[Row]]:
+    """The rows of a setting's file, without lines that begin with ``#``; whatever is wrong with
+    them is told in one line that names the setting and the file.
+
+    Args:
+        setting: name of the setting.
+        path: the file.
+        columns: those that it must have.
+        instead: what may be given in place of a file.
+
+    Raises:
+        ValueError: the file cannot be read or lacks a column, or the caller refuses a row.
+    """
+    named = f"the columns {', '.join(columns[:-1])} and {columns[-1]}"
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader((line for line in file if line[0] != "#"), strict=True)
+            if not {*columns} <= {*(rows.fieldnames or ())}:
+                raise ValueError(f"its first row lacks {named}")
+            yield rows
+    except OSError as fault:
+        raise ValueError(
+            f"{setting} = {path} cannot be read ({fault.strerror}): give a CSV file with {named}, "
+            f"or {instead}"
+        ) from None
+    except (ValueError, csv.Error) as fault:
+        raise ValueError(f"{setting} = {path}: {fault}: correct the file") from None
+
+
+def number(text: str | None) -> int:
+    """The whole number below 10^7 that a cell has; -1 if it has none."""
+    return int(text) if text and _NUMBER.fullmatch(text) else -1
+
+
+def client_of(row: Row, clients: int) -> int:
+    """The number in the column ``client``.
+
+    Raises:
+        ValueError: it is no number below ``clients``.
+    """
+    found = number(row["client"])
+    if not 0 <= found < clients:
+        raise ValueError(f"client {(row['client'] or '')[:60]!r} is no number below {clients}")
+    return found
