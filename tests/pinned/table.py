@@ -136,6 +136,8 @@ TRUST = {
     "server-turns": f"{GIVEN} --trust=server --unit=client --noise-bands=2 --steps=3 --epsilon=9 "
     "--clip-norm=0.4 --dropout=0.2",
     "trace": f"{SMALL} --dropout-trace=1-2@2;3@1,3-9",
+    "server-moving": f"{GIVEN} --trust=server --unit=client --clip-quantile=0.5 --steps=3 "
+    "--epsilon=9 --strategy=fedadam",
     "server-trace": f"{GIVEN} --trust=server --dropout-trace=1-2@2;3@1,3-9 --epsilon=6",
     "attackers": f"{GIVEN} --attackers=0.3 --attack-factor=-4 --noise-multiplier=1 --steps=2",
     "aggregate": (
