@@ -336,14 +336,14 @@ def test_a_record_of_a_round_survives_and_a_torn_one_is_removed(tmp_path):
     goes."""
     root = tmp_path / "disk"
     root.mkdir()
-    noting, found = every_crash(root, lambda: Store(root / "share", 2).append(round_record(1)))
+    noting, found = every_crash(root, lambda: Store(root / "share", 2, root).append(round_record(1)))
     for crash in found:
         lay_out(root, crash.tree)
         if crash.done == len(noting.operations):
             assert recorded(root) == 1
         else:
             assert Store(root / "share", 2).records(first=0) == []
-            Store(root / "share", 2).append(round_record(1))
+            Store(root / "share", 2, root).append(round_record(1))
             assert recorded(root) == 1
 
 
@@ -422,7 +422,7 @@ def test_the_harness_finds_what_is_not_flushed(tmp_path):
 
 
 def test_several_lines_of_records_read_back_and_what_follows_is_cut(tmp_path):
-    store = Store(tmp_path, 2)
+    store = Store(tmp_path, 2, tmp_path)
     for number in range(1, 5):
         store.append(round_record(number))
     assert store.records(first=4) == [round_record(n) for n in range(1, 5)]
@@ -432,7 +432,7 @@ def test_several_lines_of_records_read_back_and_what_follows_is_cut(tmp_path):
 
 
 def test_a_damaged_last_record_is_passed_over(tmp_path):
-    store = Store(tmp_path, 2)
+    store = Store(tmp_path, 2, tmp_path)
     for number in (1, 2):
         store.append(round_record(number))
     path = tmp_path / "rounds.jsonl"
