@@ -336,7 +336,9 @@ def test_a_record_of_a_round_survives_and_a_torn_one_is_removed(tmp_path):
     goes."""
     root = tmp_path / "disk"
     root.mkdir()
-    noting, found = every_crash(root, lambda: Store(root / "share", 2, root).append(round_record(1)))
+    noting, found = every_crash(
+        root, lambda: Store(root / "share", 2, root).append(round_record(1))
+    )
     for crash in found:
         lay_out(root, crash.tree)
         if crash.done == len(noting.operations):

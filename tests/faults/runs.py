@@ -44,8 +44,11 @@ MORE = {
     "budgets": "--budgets=a=20:0.5,b=50:0.5",
     "statistics": f"{MECHANISMS['dpsgd']} --standardize=private --strategy=fedfed",
     "noise bands": f"{MECHANISMS['dpsgd']} --noise-bands=2",
+    "moving clip norm": f"{MECHANISMS['dpsgd']} --clip-quantile=0.5",
 }
 """What else there is, instead of a mechanism's own settings."""
+FOR_CLIENTS = "noise bands", "moving clip norm"
+"""What of it needs a trusted server that protects clients."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ KINDS += [
     for release in (False, True)
 ]
 KINDS += [
-    Kind("dpsgd", release, False, *(("server", "client") if "bands" in more else ()), more=more)
+    Kind("dpsgd", release, False, *(("server", "client") if more in FOR_CLIENTS else ()), more=more)
     for more in MORE
     for release in (False, True)
     if not (release and "evaluation" in MORE[more])
