@@ -34,7 +34,7 @@ def reading(
     """
     named = f"the columns {', '.join(columns[:-1])} and {columns[-1]}"
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.expanduser().open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader((line for line in file if line[0] != "#"), strict=True)
             if not {*columns} <= {*(rows.fieldnames or ())}:
                 raise ValueError(f"its first row lacks {named}")
@@ -44,7 +44,7 @@ def reading(
             f"{setting} = {path} cannot be read ({fault.strerror}): give a CSV file with {named}, "
             f"or {instead}"
         ) from None
-    except (ValueError, csv.Error) as fault:
+    except (ValueError, RuntimeError, csv.Error) as fault:  # nobody has such a home folder
         raise ValueError(f"{setting} = {path}: {fault}: correct the file") from None
 
 
@@ -59,6 +59,8 @@ def client_of(row: Row, clients: int) -> int:
     Raises:
         ValueError: it is no number below ``clients``.
     """
+    if None in row:
+        raise ValueError("a row has more cells than the first one")
     found = number(row["client"])
     if not 0 <= found < clients:
         raise ValueError(f"client {(row['client'] or '')[:60]!r} is no number below {clients}")

@@ -11,7 +11,7 @@ With L2 bound C and contributions v_k, one for each client of a round:
   times as large.
 
 - unit client with a moving clip norm (Andrew, Thakkar, McMahan, Ramaswamy 2021): ``v_k =
-  (sqrt(1 - h) clip(w_k - w, C), sqrt(h) C b_k)`` with ``b_k`` 1 if ``|w_k - w| <= C`` and -1 if
+  (sqrt(1 - h) clip(w_k - w, C), sqrt(h) C b_k)`` with ``b_k`` 0 if ``|w_k - w| <= C`` and 1 if
   not, and h = `quantile.SHARE`. Its norm is at most C, so a client still moves the sum by at most
   C. The next C follows from released sums (`server/clip_norm.py`), and the charge does not depend
   on it.
@@ -167,8 +167,8 @@ def voting_update(cohort: Cohort, told: Tensor, end: LocalState) -> Tensor:
     """Updates of a model clipped to a moving norm, ``told [P + 1]``, times ``sqrt(1 - h)``, and the
     votes on it: int64 ``[K, P + 1]``."""
     moved, bound = (end.params - told[:-1]).double(), told[-1:].double().expand(len(cohort.plans))
-    within = moved.norm(dim=1) <= bound  # false for what is not finite
-    vote = whole_parts(math.sqrt(SHARE) * torch.where(within, bound, -bound)[:, None], bound)
+    beyond = ~(moved.norm(dim=1) <= bound)  # so is what is not finite
+    vote = whole_parts(math.sqrt(SHARE) * torch.where(beyond, bound, 0.0)[:, None], bound)
     update = clipped(moved, bound, cohort.plans[0].clipping, math.sqrt(1.0 - SHARE))
     return torch.cat([update, vote], dim=1) * entering(cohort).to(moved.device)
 

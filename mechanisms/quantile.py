@@ -11,8 +11,9 @@ equation 3, with records for clients):
 Sum and count come from the same batch, so together they are one sampled Gaussian whose multiplier s
 satisfies ``1/s^2 = 1/s_g^2 + 1/s_b^2`` (their Theorem 1). The count gets ``SHARE`` of the
 right-hand side, and s is what the plan charges: nothing else has to be charged, and since noise
-scales with C, s does not depend on C. C stays above a share of the configured bound: if most
-gradients vanish, it would otherwise fall to where norms have no digits left.
+scales with C, s does not depend on C. C stays within a range around the configured bound: if most
+gradients vanish, it would otherwise fall to where norms have no digits left, and if noise is all
+that there is in a count, C wanders.
 """
 
 import math
@@ -25,8 +26,8 @@ SHARE = 0.01
 """Share of the step's privacy (of 1/s^2) that the count gets."""
 RATE = 0.2
 """eta, the bound's learning rate."""
-MIN_BOUND = 1e-3
-"""Floor of the bound, in units of the configured one."""
+MIN_BOUND, MAX_BOUND = 1e-3, 1e3
+"""Floor and ceiling of the bound, in units of the configured one."""
 
 
 def split(multiplier: float) -> tuple[float, float]:
@@ -54,4 +55,5 @@ def adapt(
         quantile: gamma ``[K]``, in (0, 1).
         within: b ``[K]``, the noisy share of records within the bound.
     """
-    return torch.maximum(bound * torch.exp(-RATE * (within - quantile)), MIN_BOUND * configured)
+    moved = bound * torch.exp(-RATE * (within - quantile))
+    return torch.clamp(moved, MIN_BOUND * configured, MAX_BOUND * configured)

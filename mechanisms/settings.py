@@ -86,7 +86,7 @@ class Privacy(Settings):
     it; what is proved is printed either way"""
     noise_multiplier: float | None = Field(None, ge=0)
     """noise standard deviation over the clip norm; 'none': the smallest that meets epsilon"""
-    clip_norm: float = Field(1.0, ge=1e-6)
+    clip_norm: float = Field(1.0, ge=1e-6, le=1e30)
     """bound on a record's gradient, or with --unit client on a client's update [Euclidean norm, all
     parameters]"""
     sample_rate: float = Field(1.0, gt=0, le=1)

@@ -37,7 +37,7 @@ def moving(strategy: Strategy, first: float, wanted: float) -> Strategy:
         state: ServerState, params: np.ndarray, mean: np.ndarray
     ) -> tuple[ServerState, np.ndarray]:
         bound = torch.from_numpy(state[NAME]).double()
-        within = 0.5 + 0.5 * mean[-1] / (math.sqrt(SHARE) * bound)
+        within = 1.0 - mean[-1] / (math.sqrt(SHARE) * bound)
         following = adapt(bound, configured, torch.tensor([wanted]), within).float()
         own = {name: one for name, one in state.items() if name != NAME}
         after, params = strategy.aggregate(own, params, mean[:-1] / math.sqrt(1.0 - SHARE))

@@ -26,6 +26,12 @@ def run(folder, *flags: str):
     return folder / "run"
 
 
+def test_a_card_says_that_a_clip_norm_moves(tmp_path):
+    folder = run(tmp_path, "--epsilon=none", "--model=mlp", "--clip-quantile=0.25")
+    said = "| mechanism | dpsgd, clip norm 1, moving to the quantile 0.25, noise 3 |"
+    assert said in (folder / "model_card.md").read_text()
+
+
 def test_a_card_says_what_is_proved_and_what_is_not(tmp_path):
     folder = run(tmp_path, "--epsilon=none", "--model=mlp")
     summary = read_run(folder).summary

@@ -162,6 +162,11 @@ def test_a_trusted_server_divides_by_what_the_trace_leaves_and_hides_how_many(tm
     released = curator.release(1, 1, len(total), found)
     scale = curator.bound * curator.factor(1) * ROUNDS / left
     assert released == pytest.approx(total * scale, abs=1e-6)
+    few = World(tmp_path / "c", given | {"max_participations": 1})
+    answers = training.federation(few.job, few.folder).curator.expected / sizes.sum()
+    assert answers == pytest.approx(
+        sizes[[client not in LOST.get(1, ()) for client in range(CLIENTS)]].sum() / sizes.sum()
+    )  # no other round is paid for
     standing = World(tmp_path / "b", given).run()
     assert all("answered" not in record.metrics for record in standing.records)
     assert all(record.participants is None for record in standing.records)
@@ -212,6 +217,7 @@ FILES = {
     "zero": "client,first_round,last_round\n1,0,2\n",
     "word": "client,first_round,last_round\n1,1,soon\n",
     "short": "client,first_round,last_round\n1,1\n",
+    "wide": "client,first_round,last_round\n1,1,2,3\n",
     "reversed": "client,first_round,last_round\n1,3,2\n",
     "head": "client,first,last_round\n1,1,2\n",
     "none": "client,first_round,last_round\n",
@@ -238,6 +244,8 @@ FAULTS = {
     "signed.csv": ["client '-1'"],
     "zero.csv": ["first_round of client 1 is '0'", "from 1 to 9999999"],
     "word.csv": ["last_round of client 1 is 'soon'"],
+    "wide.csv": ["more cells than the first one"],
+    "~nobody/of/this/name.csv": ["dropout_trace = ~nobody"],
     "short.csv": ["last_round of client 1 is ''"],
     "reversed.csv": ["client 1 has first_round 3, which is above last_round 2"],
     "head.csv": ["head.csv", "lacks the columns client, first_round and last_round"],

@@ -49,7 +49,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "unit": ("record", ("client",), ("person",)),
         "budget": ("certified", ("published",), ("paper",)),
         "noise_multiplier": (None, (None, TINY), (0.0, -TINY)),
-        "clip_norm": (1.0, (1e-6,), (0.99e-6,)),
+        "clip_norm": (1.0, (1e-6, 1e30), (0.99e-6, 1.01e30)),
         "sample_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "batch_size": (None, (None, 1, 10**9), (0, 10**9 + 1)),
         "sampling": ("poisson", ("fixed", "shuffled"), ("none",)),

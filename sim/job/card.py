@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mechanisms import durable
+from mechanisms.settings import Privacy
 from server.records import Epsilon, Summary, largest
 from sim.data.dataset import Dataset
 from sim.job.job import Job
@@ -65,7 +66,7 @@ def _guarantee(run: Run) -> str:
         ("certified epsilon", _proved(largest(summary.epsilon_certified), summary.method)),
         ("delta", f"{summary.delta:g}"),
         ("unit", _UNITS[privacy.unit]),
-        ("mechanism", f"{privacy.mechanism}, clip norm {privacy.clip_norm:g}, noise {noise}"),
+        ("mechanism", f"{privacy.mechanism}, clip norm {_clip_norm(privacy)}, noise {noise}"),
         ("noise", wording.RELEASED if summary.release else "A simulation: see the limits."),
     ]
     for group, budget, clients, spent in wording.budgets(summary.budgets):
@@ -74,6 +75,11 @@ def _guarantee(run: Run) -> str:
     said = "What it does not cover, or takes for granted:"
     against = _table(wording.AGAINST, wording.guarantees(summary.guarantees))
     return "\n\n".join((_table(("Privacy", "proved"), rows), against, said, limits))
+
+
+def _clip_norm(privacy: Privacy) -> str:
+    moves = f", moving to the quantile {privacy.clip_quantile:g}" if privacy.clip_quantile else ""
+    return f"{privacy.clip_norm:g}{moves}"
 
 
 def _proved(epsilon: Epsilon, method: str) -> str:

@@ -58,8 +58,9 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
     if job.config.privacy.trust != "server":
         return None
     plan, fraction, turns = _plan(job), job.config.rounds.fraction, job.config.privacy.noise_bands
-    expected, lost = _expected(job), dropouts(job.config)
-    arriving = 1 if lost is None else lost.share(expected, job.config.rounds.rounds)
+    expected, lost, rounds = _expected(job), dropouts(job.config), job.config.rounds
+    length = min(rounds.rounds, (rounds.max_participations or rounds.rounds) * turns)
+    arriving = 1 if lost is None else lost.share(expected, length)
     answering = fraction / turns * arriving  # in the divisor alone
     return Curator(
         path=run_dir / "ledger" / LEDGER,
