@@ -734,6 +734,15 @@ def test_a_hook_on_a_layer_is_no_operation_of_the_list() -> None:
     assert not together(module, (4,))
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_a_layer_with_a_hook_of_any_kind_has_no_program(kind: str) -> None:
+    """One on the way back may mix what records send to the weights."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    assert program.traced(module) is not None
+    getattr(module[0], f"register_{kind}_hook")(lambda *given: None)
+    assert program.traced(module) is None
+
+
 def test_the_program_runs_and_not_the_model() -> None:
     """Real records never meet the model's own Python where they are computed together."""
     calls = []

@@ -112,6 +112,14 @@ def no_strategy():
     return NUMBER
 
 
+def forgetful(weights):
+
+    def aggregate(state, params, update):
+        return {}, (params + state["rate"] * update).astype(np.float32)
+
+    return Strategy(weights, lambda params: {"rate": np.ones(1)}, aggregate)
+
+
 def needy(weights, other):
     return slow(weights)
 
@@ -299,6 +307,7 @@ REFUSED = [
     ("--strategy mine:NUMBER", "strategy = 'mine:NUMBER' is a int: name a function that returns"),
     ("--strategy mine:no_strategy", "strategy = 'mine:no_strategy' gives a int: name a function"),
     ("--strategy mine:needy", "it needs other, and is given no more than those of weights that"),
+    ("--strategy mine:forgetful", "fails on made-up updates (KeyError: 'rate'): correct it"),
     ("--strategy mine:slow --strategy-settings b=1", "with strategy_settings = {'b': 1} fails (Ty"),
     ("--strategy mine:slow --server-lr 2", "server_lr is 2.0, which strategy = mine:slow does not"),
     ("--strategy mine:searching --mechanism dpagd", "but dpagd chooses the size of its steps by"),
