@@ -109,8 +109,9 @@ def shown(capsys, *argv: str, **others) -> str:
 
 
 def test_help_of_all_has_every_flag_with_its_default(capsys):
-    text = shown(capsys, "--help", "all")
-    assert {setting.flag for setting in SETTINGS.values()} <= flags_of(text)
+    text = shown(capsys, "--help", "all", own=OWN)
+    settings = {setting.flag for setting in SETTINGS.values()}
+    assert settings | {*OWN, "--config", "--resume"} <= flags_of(text)
     text = " ".join(text.split())
     assert "(default: 100)" in text and "(default: off)" in text and "[privacy]" in text
 
