@@ -65,6 +65,13 @@ def workers(process: subprocess.Popen) -> list[int]:
     return [pid for pid, title in found if title.startswith("ray::Actor")]
 
 
+def kill_one(process: subprocess.Popen, rng: random.Random) -> None:
+    """Kill one of the workers that live; there may be none for a moment."""
+    while not (living := workers(process)):
+        assert process.poll() is None, process.communicate()[0]
+    os.kill(rng.choice(living), signal.SIGKILL)
+
+
 def after(process: subprocess.Popen, folder: Path, more: int) -> None:
     """Once so many rounds more are finished."""
     begun = rounds(folder)
@@ -78,8 +85,7 @@ def test_four_workers_and_two_drivers_die_and_the_run_has_the_same_bits(tmp_path
         process = go_on(folder, calm.parent / "records.npz")
         for _ in range(WORKERS):
             after(process, folder, rng.randint(1, 9))
-            wait_for(lambda process=process: workers(process), process)
-            os.kill(rng.choice(workers(process)), signal.SIGKILL)
+            kill_one(process, rng)
         after(process, folder, rng.randint(1, 9))
         process.send_signal(signal.SIGKILL)
         said = process.communicate()[0]
