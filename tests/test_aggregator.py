@@ -132,6 +132,21 @@ def test_the_multiplier_is_at_least_the_charged_one(entries, bits, noise):
     assert float((one - other).norm()) <= moved
 
 
+def test_a_sum_has_room_for_the_clients_with_the_most_records(tmp_path):
+    """Whoever is asked. Kills room for the smallest, whose modulus lets larger sums wrap around."""
+    given = RECORD | {"fraction": 0.5, "partition": "quantity", "dirichlet": 0.5}
+    given |= {"noise_multiplier": 0.3, "epsilon": None, "aggregate_bits": 16, "honest": 0.7}
+    job = World(tmp_path, given | {"sample_rate": 1.0}).job
+    sizes, number = np.sort(job.partition.sizes), CLIENTS // 2
+    entries = job.gradients.layout.size
+    most, least = (
+        shares_of(0.3, number, 0.7, float(some.sum()), entries, 16)
+        for some in (sizes[-number:], sizes[:number])
+    )
+    assert most != least
+    assert training.federation(job, tmp_path).aggregator.shares == most
+
+
 def test_sums_fit_but_for_a_probability_that_is_charged():
     """The largest sum, and noise of all who are asked; the next finer grid has no room for them."""
     own, asked, norms = shares_of(2.0, 100, 0.7, 1437.0, 650, 32), 100, 1437.0

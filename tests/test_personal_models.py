@@ -167,6 +167,7 @@ def test_what_is_held_back_is_a_share_of_each_client(tmp_path):
     for x, y in ((rest.x, rest.y), (held.x, held.y)):
         assert all(known[tuple(row)] == label for row, label in zip(x, y, strict=True))
     assert np.array_equal(of(0.3)[2].x, held.x) and not np.array_equal(of(0.3, 4)[2].x, held.x)
+    assert of(0.14)[2].partition.sizes.tolist() == [0, 1, 1, 7, 9]  # 0.14 * 50 is above 7
     assert of(0.0) == (dataset, parts, None) and of(0.999)[1].sizes.min() == 1
 
 

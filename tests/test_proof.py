@@ -51,6 +51,11 @@ OTHERS = {
 }
 
 
+def test_records_of_different_scales_are_proved_at_the_smallest_noise():
+    (law,) = laws.laws(events.HeterogeneousGaussian(0.2, 2.0, 0.7))
+    assert law.rate == 0.2 and 1.4 * (1 - 1e-15) <= law.noise <= 1.4
+
+
 def ball(event: events.Event, order: float) -> tuple[float, float]:
     with ctx.workprec(proof.BITS):
         found = divergences.divergence(event, arb(order))
