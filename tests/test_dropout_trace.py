@@ -15,10 +15,10 @@ from client import trace
 from mechanisms import grid
 from server import loop
 from sim import central, run
-from sim.commands.guard import main_guard
 from sim.config import caveats, configuration
 from sim.engines import policy
 from sim.phases import training
+from tests.refusing import refusal
 from tests.test_curator import CLIENT_UNIT, CLIENTS, ROUNDS
 from tests.test_dropout import LOCAL, SINGLE, SUMMED, World, uploads
 
@@ -257,14 +257,6 @@ FAULTS = {
 ARGV = ["--engine=inline", "--quiet", "--clients=3", "--rounds=4", "--out=runs"]
 
 
-def refusal(capsys, argv: list[str], command=run.command) -> str:
-    """What a command says when it refuses: a single line, and exit code 2."""
-    assert main_guard(command, argv) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-    return err
-
-
 @pytest.mark.parametrize("text", FAULTS)
 def test_a_bad_trace_is_one_line_and_leaves_nothing(tmp_path, capsys, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
@@ -272,14 +264,14 @@ def test_a_bad_trace_is_one_line_and_leaves_nothing(tmp_path, capsys, monkeypatc
     for name, content in FILES.items():
         own = content if isinstance(content, bytes) else content.encode()
         (tmp_path / f"{name}.csv").write_bytes(own)
-    said = refusal(capsys, [*ARGV, f"--dropout-trace={text}"])
+    said = refusal(capsys, run.command, [*ARGV, f"--dropout-trace={text}"])
     assert [part for part in FAULTS[text] if part not in said] == [] and "dropout_trace" in said
     assert not list(tmp_path.glob("runs/*"))
 
 
 def test_coins_and_a_trace_exclude_each_other(tmp_path, capsys):
     """In one place; else the later one counts, as everywhere."""
-    said = refusal(capsys, [*ARGV, "--dropout=0.3", "--dropout-trace=0@1"])
+    said = refusal(capsys, run.command, [*ARGV, "--dropout=0.3", "--dropout-trace=0@1"])
     assert "dropout is 0.3 and dropout_trace is '0@1'" in said and "drop one" in said
     path = tmp_path / "c.toml"
     for in_file, by_flag in itertools.permutations((("dropout", 0.3), ("dropout_trace", "0@1"))):
@@ -291,7 +283,7 @@ def test_coins_and_a_trace_exclude_each_other(tmp_path, capsys):
 
 
 def test_central_training_has_no_trace(capsys):
-    said = refusal(capsys, ["--dropout-trace=0@1"], central.command)
+    said = refusal(capsys, central.command, ["--dropout-trace=0@1"])
     assert "--dropout-trace has no effect with one client" in said
 
 

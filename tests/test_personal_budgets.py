@@ -38,6 +38,7 @@ from sim.showing import wording
 from tests import small, unequal
 from tests import test_curator as curated
 from tests.gaussian import SPOILERS, alarms
+from tests.refusing import refusal
 
 CLIENTS = curated.CLIENTS
 TEXT = "conservative=1@0-3,6,moderate=2@4-5,7-8,liberal=8@9-11"
@@ -185,13 +186,7 @@ FAULTS = {
 }
 
 
-def refusal(capsys, *argv: str) -> str:
-    """What a command says when it refuses: a single line, and exit code 2."""
-    capsys.readouterr()
-    assert main_guard(run.command, ["--engine=inline", "--quiet", "--clients=3", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-    return err
+ARGV = ["--engine=inline", "--quiet", "--clients=3"]
 
 
 @pytest.mark.parametrize("text", FAULTS)
@@ -200,7 +195,7 @@ def test_bad_budgets_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatc
     for name, content in FILES.items():
         own = content if isinstance(content, bytes) else content.encode()
         (tmp_path / name).write_bytes(own)
-    said = refusal(capsys, f"--budgets={text}", "--out=runs")
+    said = refusal(capsys, run.command, [*ARGV, f"--budgets={text}", "--out=runs"])
     assert [part for part in FAULTS[text] if part not in said] == [] and "budgets" in said
     assert not list(tmp_path.glob("runs/*"))
 
@@ -216,7 +211,8 @@ def test_bad_budgets_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatc
     ],
 )
 def test_what_budgets_do_not_go_with(tmp_path, capsys, line, parts):
-    said = refusal(capsys, "--budgets=a=1:1", f"--out={tmp_path}", *line.split())
+    words = [*ARGV, "--budgets=a=1:1", f"--out={tmp_path}", *line.split()]
+    said = refusal(capsys, run.command, words)
     assert [part for part in parts if part not in said] == []
 
 

@@ -73,8 +73,8 @@ def before_training(job: Job, run_dir: Path, exchange: Exchange) -> Job:
 
 
 def results(config: Config, run_dir: Path) -> list[Path]:
-    """The results of phases that are there, and those that are lost: of rounds that somebody has
-    paid for, as for later ones.
+    """The results of the phases before training that are there, and of those that are over, there
+    or lost: somebody has paid for their rounds, and for later ones.
 
     Raises:
         ValueError: a ledger file is damaged.
@@ -89,10 +89,8 @@ def results(config: Config, run_dir: Path) -> list[Path]:
 
 
 def _ahead(job: Job, run_dir: Path) -> list[tuple[Phase, int]]:
-    """The unfinished phases before training, with the numbers of their last rounds.
-
-    A phase is finished if its result, or that of a later phase, exists.
-    """
+    """The unfinished phases before training, with the numbers of their last rounds; one is finished
+    if its result, or that of a later phase, exists."""
     ahead: list[tuple[Phase, int]] = []
     last = 0
     for phase in reversed(BEFORE):
