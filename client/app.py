@@ -17,6 +17,7 @@ from mechanisms.accounting.events import from_dict, to_dict
 from mechanisms.accounting.ranges import format_ranges, parse_ranges
 
 DIGEST = "digest"
+EARLIER = "earlier."
 KEEPS = "keeps-ledger"
 """The part of a node's answer that says whether it keeps its ledger to itself."""
 NodeOf = Callable[[Mapping[str, Any], Context], Answering]
@@ -28,6 +29,9 @@ def encode_request(request: TrainRequest, run: dict[str, str]) -> RecordDict:
     ask: dict[str, Any] = {"round": request.round, "group": request.group}
     ask |= {"release": request.release, "phase": request.phase}
     arrays = {"params": request.params, "clients": request.clients, "nth": request.nth}
+    if request.behind is not None:
+        arrays["behind"] = request.behind
+        arrays |= {f"{EARLIER}{behind}": model for behind, model in request.earlier.items()}
     return _sealed(RecordDict({"arrays": _arrays(arrays), "config": ConfigRecord(ask | run)}))
 
 
@@ -39,10 +43,12 @@ def decode_request(content: RecordDict) -> TrainRequest:
     """
     _check(content, "a request")
     arrays, ask = content.array_records["arrays"], settings_of(content)
-    clients, nth, params = (arrays[name].numpy() for name in ("clients", "nth", "params"))
-    return TrainRequest(
-        ask["round"], ask["group"], ask["release"], clients, nth, params, ask["phase"]
-    )
+    named = {name: array.numpy() for name, array in arrays.items()}
+    clients, nth, params = (named.pop(name) for name in ("clients", "nth", "params"))
+    head = (ask["round"], ask["group"], ask["release"], clients, nth, params, ask["phase"])
+    behind = named.pop("behind", None)
+    earlier = {int(name.removeprefix(EARLIER)): model for name, model in named.items()}
+    return TrainRequest(*head, behind, earlier)
 
 
 def encode_upload(upload: Upload) -> RecordDict:

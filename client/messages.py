@@ -23,6 +23,9 @@ class TrainRequest:
         nth: int64, each client's count of rounds, this one included.
         params: the model, float32 ``[P]``, and the clip norm of updates, if it moves.
         phase: what the clients do: train the model (``train``), or a phase that prepares training.
+        behind: int64, how many models each client's own is older than ``params``; None for clients
+            that all work on that.
+        earlier: the older models ``[P]`` of these clients, by how many models they are behind.
     """
 
     round: int
@@ -32,6 +35,8 @@ class TrainRequest:
     nth: np.ndarray
     params: np.ndarray
     phase: str = "train"
+    behind: np.ndarray | None = None
+    earlier: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

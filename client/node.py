@@ -1,6 +1,7 @@
 """A Flower node's work: train a group's clients in chunks, pay from its purse, sum the updates."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -25,8 +26,9 @@ from mechanisms.plan import PlanTable
 from mechanisms.sampling import CohortData
 from mechanisms.updates import UPDATE, Sent
 
-ANSWERED = "answered"
-"""The metric for the share of a round's clients that have answered."""
+ANSWERED, STALENESS = "answered", "staleness"
+"""The metrics for the share of a round's clients that have answered, and for how many models theirs
+were behind."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,13 @@ class Training:
         )
 
     def sent_by(
-        self, cohort: Cohort, told: torch.Tensor, end: LocalState, who: np.ndarray
+        self, cohort: Cohort, told: torch.Tensor, end: LocalState, who: np.ndarray, behind: int
     ) -> torch.Tensor:
         """What the clients ``who [K]`` of a cohort send, ``[K, P + extra]``, after they were
-        ``told [P]`` or more."""
+        ``told [P]`` or more; an update counts less the more models theirs is behind."""
         rows = self.sent.rows(cohort, told, end)
+        if behind:
+            rows[:, : len(told)] /= math.sqrt(1 + behind)
         if self.attackers:
             attacks = [client in self.attackers for client in who.tolist()]
             rows[attacks, : len(told)] *= self.attack_factor
@@ -163,28 +167,39 @@ class Node:
         """
         training, data, kept = self._training, self._data, self._client_state or NoState()
         size = training.gradients.layout.size
-        told = place(torch.tensor(request.params), data.x.device)
-        start = told[:size]
+        models = {0: request.params, **request.earlier}
+        told = {n: place(torch.tensor(one), data.x.device) for n, one in models.items()}
         sum_of = WholeSum if training.sent.whole else WeightedSum
         total = sum_of(size + training.sent.extra)
         metrics = Metrics()
         with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
-            for part in data.parts(request.clients):
-                allowed = opened.allow(part)
+            for part, behind in self._parts(request):
+                allowed, start = opened.allow(part), told[behind][:size]
                 cohort = training.cohort(allowed, data, start)
                 end = kept.keep(
                     allowed.clients, partial(local_round, training.mechanism, cohort, start)
                 )
                 opened.note(allowed.clients, training.mechanism.realized(cohort, end))
                 metrics.add(training.mechanism.metrics(cohort, end))
-                rows = training.sent_by(cohort, told, end, allowed.clients)
+                rows = training.sent_by(cohort, told[behind], end, allowed.clients, behind)
                 here = training.answering(allowed)
                 if training.dropouts and not training.sent.whole:  # who enters a sum stays hidden
                     answers, asked = len(allowed.clients[here]), len(allowed.clients)
                     metrics.merge({ANSWERED: (float(answers), asked)})
+                if request.behind is not None:
+                    metrics.merge({STALENESS: (float(behind * len(part)), len(part))})
                 total.add(rows[here], data.weights[allowed.clients][here])
         sums = (total.total, total.weight, metrics.pairs)
         upload = Upload(request.round, request.group, request.clients, *sums, opened.unpaid)
         if training.seed is None and self._uploads is not None:
             self._uploads.keep(upload, request.params)
         return upload
+
+    def _parts(self, request: TrainRequest) -> Iterator[tuple[np.ndarray, int]]:
+        """Positions of clients that are computed together, and how many models theirs is behind."""
+        for part in self._data.parts(request.clients):
+            if request.behind is None:
+                yield part, 0
+            else:
+                ages = request.behind[part]
+                yield from ((part[ages == age], int(age)) for age in np.unique(ages))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from server import labels
 if TYPE_CHECKING:  # it loads torch, and a report reads labels
     from strategies.strategy import ServerState
 
+STATE, FLIGHT = "state.", "flight."
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -34,12 +36,15 @@ class Checkpoint:
         params: the model, float32 ``[P]``.
         state: the strategy's state.
         taken: int64 ``[clients]``, the number of rounds in which each client took part.
+        flight: who is at work on which model (`server.buffer.Flight`), if the server does not wait
+            for all.
     """
 
     round: int
     params: np.ndarray
     state: ServerState
     taken: np.ndarray
+    flight: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -55,7 +60,8 @@ class Checkpoints:
         """
         durable.make_folder(self._folder)
         tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
-        tensors |= {f"state.{name}": value for name, value in checkpoint.state.items()}
+        tensors |= {f"{STATE}{name}": value for name, value in checkpoint.state.items()}
+        tensors |= {f"{FLIGHT}{name}": value for name, value in checkpoint.flight.items()}
         content = save(tensors)
         path = self.path(checkpoint.round)
         durable.write(path, content)
@@ -114,6 +120,8 @@ def read(label: Path) -> Checkpoint:
     if label.stem != f"round-{fields['round']:06d}":
         raise ValueError("it names another round")
     tensors = load(content)
-    named = {name: value for name, value in tensors.items() if name.startswith("state.")}
-    state = {name.removeprefix("state."): value for name, value in named.items()}
-    return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"])
+    state, flight = (
+        {name.removeprefix(kind): one for name, one in tensors.items() if name.startswith(kind)}
+        for kind in (STATE, FLIGHT)
+    )
+    return Checkpoint(fields["round"], tensors["params"], state, tensors["taken"], flight)

@@ -9,6 +9,7 @@ import numpy as np
 from client.messages import TrainRequest, Upload
 from mechanisms.plan import PlanTable
 from server.aggregator import Aggregator
+from server.buffer import Buffer
 from server.curator import Curator
 from server.orders import Course
 from strategies.strategy import Strategy
@@ -46,6 +47,7 @@ class Federation:
         timed: whether records say how long rounds took.
         curator: the server's part in each round if the clients trust it, else None.
         aggregator: the server's part if it learns sums of the clients alone, else None.
+        buffer: when clients answer, if the server does not wait for all; else None.
     """
 
     group_of: np.ndarray
@@ -67,6 +69,7 @@ class Federation:
     timed: bool = True
     curator: Curator | None = None
     aggregator: Aggregator | None = None
+    buffer: Buffer | None = None
 
     @property
     def clients(self) -> int:

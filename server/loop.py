@@ -17,6 +17,7 @@ from client.messages import TrainRequest, Upload
 from mechanisms.randomness import fresh_key, generator, seed_key
 from server import clip_norm
 from server.budgets import Budgets
+from server.buffer import Buffer, Flight
 from server.checkpoints import Checkpoint
 from server.curator import Curator
 from server.federation import Exchange, Federation, asked
@@ -24,6 +25,8 @@ from server.records import RoundRecord
 from server.store import Store
 
 Observer = Callable[[RoundRecord], None]
+CLOCK = "clock"
+"""The metric for the virtual time at which a round ended."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,13 @@ class Standing:
         now: the model and the strategy's state.
         records: of all finished rounds.
         budgets: what the clients have spent; updated as the run goes on.
+        flight: who is at work, likewise; nobody where the server waits for all.
     """
 
     now: Checkpoint
     records: tuple[RoundRecord, ...]
     budgets: Budgets
+    flight: Flight
 
 
 def restore(federation: Federation, store: Store) -> Standing:
@@ -61,7 +66,8 @@ def restore(federation: Federation, store: Store) -> Standing:
     budgets = Budgets(federation.plans, *terms, spent, now.taken, federation.column)
     first = now.round - federation.before
     store.check_ahead(now.round, first)
-    return Standing(now, tuple(store.records(first)), budgets)
+    flight = Flight(federation.clients, now.flight)
+    return Standing(now, tuple(store.records(first)), budgets, flight)
 
 
 def run(
@@ -120,9 +126,14 @@ def _train(
     for upload in finished:
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
-    clients = _pick(federation, number, eligible)
+    clients = (
+        _pick(federation, number, eligible, asked(federation.fraction, federation.clients))
+        if federation.buffer is None
+        else _due(federation, federation.buffer, standing, eligible)
+    )
     uploads = _asked(federation, exchange, standing, clients)
     budgets.charge(clients)
+    standing.flight.land(clients)
     for upload in uploads:
         for payers, charges in upload.realized:
             budgets.add(payers, charges)
@@ -160,6 +171,7 @@ def _asked(
             standing.budgets.taken[members] + 1,
             clip_norm.told(standing.now.params, standing.now.state),
             federation.phase,
+            *(standing.flight.models_of(members, number - 1) if federation.buffer else ()),
         )
         for g in np.unique(group_of)
         if (members := clients[group_of == g]).size
@@ -167,12 +179,23 @@ def _asked(
     return list(exchange(requests)) if requests else []
 
 
-def _pick(federation: Federation, number: int, eligible: np.ndarray) -> np.ndarray:
-    """The round's clients, ascending: ``ceil(fraction * clients)`` distinct ones, if eligible."""
+def _due(
+    federation: Federation, buffer: Buffer, standing: Standing, eligible: np.ndarray
+) -> np.ndarray:
+    """The clients that answer next, ascending, after idle ones have begun."""
+    now, flight = standing.now, standing.flight
+    idle, wanted = eligible & ~flight.working, buffer.at_once - int(flight.working.sum())
+    beginning = _pick(federation, now.round + 1, idle, wanted)
+    flight.begin(beginning, buffer.durations(now.round + 1), now.round, now.params)
+    return flight.next(buffer.size)
+
+
+def _pick(federation: Federation, number: int, eligible: np.ndarray, wanted: int) -> np.ndarray:
+    """The ``wanted`` clients of a round, or fewer, if fewer are eligible; ascending."""
     able = np.flatnonzero(eligible)
-    wanted = min(len(able), asked(federation.fraction, federation.clients))
+    wanted = min(len(able), wanted)
     if not wanted:
-        return able
+        return able[:0]
     key = fresh_key() if federation.seed is None else seed_key(federation.seed)
     return np.sort(generator(key, "pick", number).choice(able, wanted, replace=False))
 
@@ -200,7 +223,8 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
         update = sums.mean([u.total for u in uploads], weight) if weight else None
     if update is not None:
         state, params = federation.strategy.aggregate(state, params, update)
-    return Checkpoint(number, params, state, taken.copy())
+    flight = standing.flight.tensors() if federation.buffer else {}
+    return Checkpoint(number, params, state, taken.copy(), flight)
 
 
 def _record(
@@ -232,5 +256,6 @@ def _record(
         seconds_training=trained if federation.timed else None,
         metrics=metrics.means(u.metrics for u in uploads)
         | (federation.aggregator.metrics(uploads) if federation.aggregator else {})
-        | ({} if bound is None else {"clip_norm": bound}),
+        | ({} if bound is None else {"clip_norm": bound})
+        | ({CLOCK: before.flight.clock} if federation.buffer else {}),
     )

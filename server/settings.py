@@ -13,7 +13,8 @@ class Rounds(Settings):
     rounds: int = Field(20, ge=1, le=MAX_TIMES)
     """length of the run [rounds]"""
     fraction: float = Field(1.0, gt=0, le=1)
-    """share of the clients picked in each round"""
+    """share of the clients picked in each round; with a buffer, of those that work at the same
+    time"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """probability that a client trains and pays, but its answer is lost or late, simulated by a
     coin of its own [per round]"""
@@ -21,6 +22,13 @@ class Rounds(Settings):
     """rounds in which clients' answers are lost, in place of dropout: clients and rounds, such as
     0@2-4,7;5-6@1-3, or a .csv file with the columns client, first_round and last_round
     (docs/howto/heterogeneity.md)"""
+    buffer: int | None = Field(None, ge=1)
+    """answers that end a round, while clients that are slower go on with earlier models (FedBuff);
+    'none': the server waits for all that it asked [answers]"""
+    stragglers: float = Field(0.0, ge=0, lt=1)
+    """share of the clients that are slow, the same in all rounds [share, rounded up to clients]"""
+    straggler_factor: float = Field(10.0, ge=1, le=1e6)
+    """how much longer a slow client needs than others need on average [times]"""
     attackers: float = Field(0.0, ge=0, lt=1)
     """share of the clients that attack the training, the same in all rounds, for simulations
     [share, rounded up to clients]"""

@@ -35,6 +35,7 @@ NEWER = {
     **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0, "evaluation": "basic"},
     **{"noise_bands": 1, "attackers": 0.0, "attack_factor": -1.0, "budgets": None},
     **{"personal_layers": None, "client_holdout": 0.0, "dropout_trace": None},
+    **{"buffer": None, "stragglers": 0.0, "straggler_factor": 10.0},
 }
 """Settings that results of earlier versions lack, and the values that those were made with."""
 

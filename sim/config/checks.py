@@ -30,6 +30,7 @@ def check_parts(config: Config) -> None:
     _check_trust(config)
     _check_turns(config)
     _check_attackers(config)
+    _check_buffer(config)
     _check_personal(config)
 
 
@@ -98,6 +99,30 @@ def _check_attackers(config: Config) -> None:
         raise ValueError(
             f"attackers is {config.rounds.attackers:g}, and a release has none that are simulated: "
             "leave out --attackers or --release"
+        )
+
+
+def _check_buffer(config: Config) -> None:
+    """Refuse a buffer that nobody fills, or whose late answers would be taken for what they are
+    not."""
+    size, at_once = config.rounds.buffer, asked(config.rounds.fraction, config.data.clients)
+    if size is None:
+        return
+    if size > at_once:
+        raise ValueError(
+            f"buffer is {size}, but only {at_once} clients work at the same time: use at most "
+            f"--buffer {at_once}, or a larger --fraction"
+        )
+    if config.run.release:
+        raise ValueError(
+            f"buffer is {size}, and a release has no answers that are simulated to come late: "
+            "leave out --buffer or --release"
+        )
+    if strategy_of(config.strategy, config.fedfed).personal:
+        raise ValueError(
+            f"buffer is {size}, but strategy = {config.strategy.strategy} takes the mean of the "
+            "clients' own models, which must be of one round: use --strategy fedavg, or leave "
+            "--buffer out"
         )
 
 

@@ -68,6 +68,7 @@ FIXED: dict[str, Any] = {
     "fraction": 1.0,
     "dropout": 0.0,
     "dropout_trace": None,
+    "buffer": None,
     "attackers": 0.0,
     "max_participations": None,
     "workers": 1,

@@ -112,6 +112,8 @@ STANDARD = _one_of("standardize", "private")
 LOCAL, SUMS = _one_of("trust", "local"), _one_of("trust", "server", "aggregate")
 AGGREGATE = _one_of("trust", "aggregate")
 ATTACKED = Need("attackers", (0.1,), bool, "--attackers above 0", owns=False)
+BUFFERED = _given("buffer", 1)
+SLOW = Need("stragglers", (0.1,), bool, "--stragglers above 0", owns=False)
 LOCAL_STEPS: tuple[Way, ...] = ((LOCAL,), (SUMS, _one_of("unit", "client")))
 IMDB, RAY = _one_of("dataset", "imdb"), _one_of("engine", "auto", "ray")
 
@@ -151,6 +153,9 @@ USES: dict[str, tuple[Way, ...]] = {
     "unit": ((SUMS,),),
     "honest": ((AGGREGATE,),),
     "aggregate_bits": ((AGGREGATE,),),
+    "buffer": ((LOCAL,),),
+    "stragglers": ((BUFFERED,),),
+    "straggler_factor": ((BUFFERED, SLOW),),
     "attackers": ((LOCAL,),),
     "attack_factor": ((LOCAL, ATTACKED),),
     "noise_bands": ((_one_of("trust", "server"), _one_of("unit", "client")),),

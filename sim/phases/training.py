@@ -18,7 +18,8 @@ from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import plan_table, settings_of
 from mechanisms.settings import MAX_TIMES
 from server import manifest
-from server.federation import Federation
+from server.buffer import Buffer
+from server.federation import Federation, asked
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
 from sim.models import personal
@@ -67,16 +68,32 @@ def participations(config: Config) -> int:
     rounds = config.rounds
     by_coins = config.privacy.trust == "server"  # all clients pay for every round, or by turns
     share = 1.0 / config.privacy.noise_bands if by_coins else rounds.fraction
+    share = share if rounds.buffer is None else rounds.buffer / config.data.clients
     expected = math.ceil(round(share * rounds.rounds, 9))
     return min(rounds.rounds, rounds.max_participations or expected)
 
 
 def attackers(config: Config) -> frozenset[int]:
     """The clients that attack a simulation, drawn once by its seed."""
+    return frozenset(_drawn(config, "attackers", config.rounds.attackers).tolist())
+
+
+def buffer_of(config: Config) -> Buffer | None:
+    """When clients answer, if the server does not wait for all; slow ones are drawn once by the
+    seed."""
+    rounds, clients = config.rounds, config.data.clients
+    if rounds.buffer is None:
+        return None
+    slowness = np.ones(clients)
+    slowness[_drawn(config, "stragglers", rounds.stragglers)] = rounds.straggler_factor
+    return Buffer(rounds.buffer, asked(rounds.fraction, clients), slowness, config.run.seed)
+
+
+def _drawn(config: Config, purpose: str, share: float) -> np.ndarray:
+    """The numbers of a share of the clients, rounded up."""
     clients = config.data.clients
-    count = math.ceil(round(config.rounds.attackers * clients, 9))
-    rng = generator(seed_key(config.run.seed), "attackers")
-    return frozenset(rng.choice(clients, count, replace=False).tolist())
+    count = math.ceil(round(share * clients, 9))
+    return generator(seed_key(config.run.seed), purpose).choice(clients, count, replace=False)
 
 
 def federation(job: Job, run_dir: Path = Path()) -> Federation:
@@ -87,6 +104,7 @@ def federation(job: Job, run_dir: Path = Path()) -> Federation:
         "fraction": rounds.fraction,
         "curator": trust.curator(job, run_dir),
         "aggregator": trust.aggregator(job),
+        "buffer": buffer_of(job.config),
     }
     initial = job.gradients.layout.initial(job.model).numpy().copy()
     return phase.federation(job, TRAIN, trust.aggregated(job), initial, **own)
