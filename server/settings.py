@@ -27,7 +27,7 @@ class Rounds(Settings):
     'none': the server waits for all that it asked [answers]"""
     stragglers: float = Field(0.0, ge=0, lt=1)
     """share of the clients that are slow, the same in all rounds [share, rounded up to clients]"""
-    straggler_factor: float = Field(10.0, ge=1, le=1e6)
+    straggler_factor: float = Field(10.0, gt=0, le=1e6)
     """how much longer a slow client needs than others need on average [times]"""
     attackers: float = Field(0.0, ge=0, lt=1)
     """share of the clients that attack the training, the same in all rounds, for simulations

@@ -160,13 +160,16 @@ def test_whoever_answers_pays_once_and_nobody_else_does(tmp_path):
 
 
 def test_groups_and_resumption_change_no_bit(tmp_path):
-    """Kills a flight that a checkpoint forgets, or that groups change."""
+    """Kills a flight that a checkpoint forgets, and clients of a chunk that are all as late as its
+    first."""
     given = BUFFERED | {"stragglers": 0.3}
     whole = World(tmp_path / "a", given)
     params = whole.run().now.params
     one = World(tmp_path / "b", given | {"groups": 1, "chunk_clients": 4}).run()
     two = World(tmp_path / "c", given | {"groups": 2, "chunk_clients": 4}).run()
     assert np.array_equal(one.now.params, two.now.params)
+    single = World(tmp_path / "d", given | {"groups": CLIENTS}).run()
+    assert single.now.params == pytest.approx(one.now.params, rel=1e-4, abs=1e-5)
     for number in (2, 6):
         world = World(tmp_path / str(number), given)
         group = next(r.group for r in reversed(whole.asked) if r.round == number)
@@ -193,6 +196,20 @@ def test_a_budget_is_planned_for_the_answers_that_there_are(tmp_path):
     assert not longer.flight.working.any() and not longer.flight.models
 
 
+def test_no_more_work_at_once_than_the_fraction_says(tmp_path):
+    """After each round, those who have answered are away until the next."""
+    world, at_work = World(tmp_path, BUFFERED | {"fraction": 0.5, "buffer": 2}), []
+    federation, store = training.federation(world.job, world.folder), world.store
+    start, exchange = loop.restore(federation, store), world.exchange(world.folder, None)
+
+    def watch(record):
+        begun = store.checkpoints.newest().flight["begun"]
+        at_work.append(int((begun != -1).sum()))
+
+    loop.run(federation, exchange, store, start, [watch])
+    assert at_work == [CLIENTS // 2 - 2] * 8
+
+
 def test_who_is_slow_is_drawn_once_and_a_buffer_waits_for_them_less(tmp_path):
     given = BUFFERED | {"rounds": 10}
     slow = training.buffer_of(World(tmp_path, given | {"stragglers": 0.2}).job.config)
@@ -201,6 +218,7 @@ def test_who_is_slow_is_drawn_once_and_a_buffer_waits_for_them_less(tmp_path):
     another = training.buffer_of(World(tmp_path, given | other).job.config)
     assert set(another.slowness) == {1.0, 3.0}
     assert not np.array_equal(another.slowness > 1, slow.slowness > 1)
+    assert (another.seed, another.size, another.at_once) == (1, 3, CLIENTS)
     times = {
         size: World(tmp_path / str(size), given | {"buffer": size, "stragglers": 0.2}).run()
         for size in (3, CLIENTS)
@@ -246,4 +264,4 @@ def test_python_knows_it(tmp_path, no_report):
     late = sim.train(**common, buffer=4, rounds=9, name="late")
     clock = [run.rounds[-1].metrics["clock"] for run in (waits, late)]
     assert clock[1] < clock[0] and max(one.metrics["staleness"] for one in late.rounds) > 0
-    assert max(late.epsilon_certified) <= 20
+    assert max(late.summary.epsilon_certified) <= 20

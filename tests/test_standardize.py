@@ -12,6 +12,7 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.events import Gaussian, Unprotected
 from mechanisms.plan import merge, planned
 from sim.config import configuration as config
+from sim.data.holdout import Held
 from sim.engines import session
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
@@ -75,13 +76,16 @@ def test_without_noise_every_channel_ends_at_mean_0_and_variance_1(tmp_path):
     built, found = run(tmp_path, mechanism="none")
     assert np.allclose(found["mean"], X.mean(axis=(0, 2, 3)), atol=1e-4)
     assert np.allclose(found["scale"], X.std(axis=(0, 2, 3)), atol=1e-3)
-    scaled = standardized(replace(built, holdout=(X[:5], np.arange(5))), tmp_path / "run")
-    data, public = scaled.dataset, scaled.holdout
+    held = Held(X[5:9], np.arange(4), built.partition)
+    more = replace(built, holdout=(X[:5], np.arange(5)), held=held)
+    scaled = standardized(more, tmp_path / "run")
+    data, public, back = scaled.dataset, scaled.holdout, scaled.held
     assert np.allclose(data.x.mean(axis=(0, 2, 3)), 0, atol=1e-3) and np.allclose(
         data.x.std(axis=(0, 2, 3)), 1, atol=1e-3
     )
-    assert public is not None
-    for records, scaled in ((built.dataset.x_test, data.x_test), (X[:5], public[0])):
+    assert public is not None and back is not None
+    of = ((built.dataset.x_test, data.x_test), (X[:5], public[0]), (X[5:9], back.x))
+    for records, scaled in of:
         by_hand = (records - found["mean"][:, None, None]) / found["scale"][:, None, None]
         assert np.allclose(scaled, by_hand, atol=1e-5)
 

@@ -125,7 +125,7 @@ OF_DPSGD = (
     "clip_quantile noise_decay"
 )
 OF_BUILT_IN = "server_lr server_momentum"
-OF_LOCAL_TRUST = "optimizer momentum keep_state personal_layers weighting attackers"
+OF_LOCAL_TRUST = "optimizer momentum keep_state personal_layers weighting buffer attackers"
 OF_DPSUR = (
     "dpsur_accounting dpsur_validation_rate dpsur_validation_noise dpsur_loss_clip dpsur_beta"
 )
@@ -145,7 +145,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     (
         {"trust": "server", "unit": "client"},
         "unit noise_bands",
-        "sampling keep_state personal_layers weighting attackers",
+        "sampling keep_state personal_layers weighting buffer attackers",
     ),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),

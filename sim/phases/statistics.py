@@ -89,7 +89,8 @@ def standardized(job: Job, run_dir: Path) -> Job:
 
     dataset = replace(job.dataset, x=scaled(job.dataset.x), x_test=scaled(job.dataset.x_test))
     holdout = None if job.holdout is None else (scaled(job.holdout[0]), job.holdout[1])
-    return replace(job, dataset=dataset, holdout=holdout)
+    held = None if job.held is None else replace(job.held, x=scaled(job.held.x))
+    return replace(job, dataset=dataset, holdout=holdout, held=held)
 
 
 PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=FILE, apply=standardized)
