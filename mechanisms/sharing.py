@@ -177,17 +177,19 @@ class ClassSums:
 
 @dataclass(frozen=True)
 class Sum:
-    """The noisy sum of clipped features, whatever the label, ``[K, size]``."""
+    """The noisy sum of clipped features, whatever the label, ``[K, size]``; its noise is drawn for
+    a ``purpose``."""
 
     plan: SharingPlan
     features: Features
     size: int
+    purpose: str = "sum"
 
     def __call__(self, x: Tensors, y: Tensors, streams: Draws, arithmetic: Arithmetic) -> Released:
         """One Gaussian release of each client."""
         arithmetic = self.plan.arithmetic(arithmetic)
         sums = [_parts(self.plan, self.features(own), arithmetic).sum(dim=0) for own in x]
-        noisy = _noised(self.plan, torch.stack(sums), streams, "sum", arithmetic)
+        noisy = _noised(self.plan, torch.stack(sums), streams, self.purpose, arithmetic)
         return Released(noisy, {})
 
 

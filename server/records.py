@@ -141,14 +141,17 @@ class Evaluation(Record):
         auroc: the mean of ``auroc_by_class``.
         calibration_error: expected calibration error, in 15 bins of equal width, in [0, 1].
         perplexity: of a word, for the next word.
-        unprotected: what to know of the scores by client, where there are any.
+        unprotected: what to know of scores by client that have no noise, where there are any.
         clients_on: the records of scores by client: ``held-out`` ones of each, or its ``training``.
-        accuracy_by_client: of each client, on these; of its own model, if it has one. Not
-            protected.
-        client_mean: their mean, each client counting the same. Not protected.
-        client_deviation: their standard deviation. Not protected.
-        client_worst_tenth: the mean of the worst tenth of clients. Not protected.
-        client_worst: the worst client's. Not protected.
+        accuracy_by_client: of each client, on these; of its own model, if it has one. With the
+            noise of released scores it may be below 0 or above 1.
+        client_mean: their mean, each client counting the same.
+        client_deviation: their standard deviation, without what noise adds to it.
+        client_worst_tenth: the mean of the worst tenth of clients; not of released scores.
+        client_worst: the worst client's; likewise.
+        score_noise: standard deviation of the noise on a client's number of found records, if
+            scores are released; those are protected, and paid for.
+        client_mean_noise: standard deviation of what that noise adds to ``client_mean``.
     """
 
     evaluated_on: str
@@ -166,6 +169,8 @@ class Evaluation(Record):
     client_deviation: float | None = None
     client_worst_tenth: float | None = None
     client_worst: float | None = None
+    score_noise: float | None = None
+    client_mean_noise: float | None = None
 
 
 @dataclass(frozen=True)

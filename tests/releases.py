@@ -214,6 +214,7 @@ RELEASES = {name: row(name.split(",")[0], plan) for name, plan in PLANS.items()}
     "dpsgd, falling noise": row("dpsgd", dataclasses.replace(_DPSGD, noise_decay=0.3), nth=3),
     "class sums": _shared(ClassSums(_SHARE, _features, CLASSES, WIDTH)),
     "statistics": _shared(Sum(_SHARE, _features, WIDTH)),
+    "scores": _shared(Sum(SharingPlan(NOISE, 1.0), _features, WIDTH, "scores")),
     "single records": _shared(
         SingleRecords(dataclasses.replace(_SHARE, singly=True), _features, CLASSES)
     ),

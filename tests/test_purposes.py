@@ -24,6 +24,8 @@ LAWS = {
     "test_the_noise_of_every_release_is_gaussian_with_the_scale_that_is_charged",
     "class sums": "test_phases.py::"
     "test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
+    "scores": "test_released_scores.py::"
+    "test_scores_are_the_records_that_are_found_behind_the_noise_that_is_charged",
     "sum": "test_phases.py::test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",
     "slot noise": "test_phases.py::"
     "test_the_noise_of_every_phase_has_the_scale_that_its_ledger_says",

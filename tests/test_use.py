@@ -197,6 +197,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ({"strategy": "fedprox"}, "proximal_mu", ""),
     ({"strategy": "mrmtl"}, "proximal_mu", OF_BUILT_IN),
     ({"evaluation": "clients"}, "client_holdout", ""),
+    ({"evaluation": "released"}, "client_holdout score_noise", ""),
     ({"strategy": "fedadagrad"}, "server_tau", ""),
     ({"strategy": "fedadam"}, "server_beta2 server_tau", ""),
     ({"strategy": "fedyogi"}, "server_beta2 server_tau", ""),

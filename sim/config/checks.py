@@ -72,7 +72,13 @@ def _check_evaluation(config: Config) -> None:
     if asked == "clients" and config.run.release:
         raise ValueError(
             "evaluation is clients, whose scores come from private records without noise: use "
-            "--evaluation detailed, or leave out --release"
+            "--evaluation released or detailed, or leave out --release"
+        )
+    if asked == "released" and (not config.private or config.privacy.trust != "local"):
+        given = f"trust is {config.privacy.trust}" if config.private else "mechanism is none"
+        raise ValueError(
+            f"evaluation is released, for which each client adds noise of its own, but {given}: "
+            "use --evaluation clients, or a private --mechanism with --trust local"
         )
     if asked != "basic" and config.data.loss not in (CROSS_ENTROPY, NEXT_WORD):
         raise ValueError(
@@ -144,9 +150,10 @@ def _check_personal(config: Config) -> None:
             f"{given}, but mechanism = {mechanism} may begin a round by a look at the server's "
             "model, which is not the client's: use --mechanism dpsgd"
         )
-    if config.data.evaluation == "clients" and not config.data.client_holdout:
+    judged = config.data.evaluation
+    if judged in ("clients", "released") and not config.data.client_holdout:
         raise ValueError(
-            f"{given} and evaluation is clients, but the records that a client's own model was "
+            f"{given} and evaluation is {judged}, but the records that a client's own model was "
             "trained on are no test of it: add --client-holdout 0.2"
         )
 

@@ -120,9 +120,12 @@ class Data(Settings):
     [records]"""
     evaluate_on: Literal["test", "validation"] = "test"
     """records that models are evaluated on; choose settings by validation, never by test"""
-    evaluation: Literal["basic", "detailed", "clients"] = "basic"
+    evaluation: Literal["basic", "detailed", "clients", "released"] = "basic"
     """of the final model: accuracy and loss alone; also by class, with F1, AUROC and calibration,
-    or perplexity; also by client on its own records, unprotected (docs/howto/evaluation.md)"""
+    or perplexity; also by client on its own records, unprotected, or released with noise and
+    charged (docs/howto/evaluation.md)"""
+    score_noise: float = Field(8.0, gt=0)
+    """released scores: noise on the number of a client's records that are found [records]"""
     client_holdout: float = Field(0.0, ge=0, lt=1)
     """what a client does not train on, for scores by client: drawn from its records, at least one
     stays [share of them, rounded up]"""

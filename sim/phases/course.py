@@ -15,10 +15,10 @@ from server.orders import Paid
 from server.store import Store
 from sim.config.fields import Config
 from sim.job.job import TRAIN, Job
-from sim.phases import generator, sharing, statistics, training
+from sim.phases import evaluation, generator, sharing, statistics, training
 from sim.phases.phase import Outlook, Phase, check_result
 
-BEFORE = (statistics.PHASE, generator.PHASE, sharing.PHASE)
+BEFORE = (evaluation.PHASE, statistics.PHASE, generator.PHASE, sharing.PHASE)
 PHASES = (*BEFORE, training.PHASE)
 
 

@@ -1,18 +1,34 @@
-"""What a finished model is judged by beside accuracy and loss: by class and by client."""
+"""What a finished model is judged by beside accuracy and loss: by class and by client.
 
+Scores by client may be released: of each client, the number of its records that the model finds,
+with Gaussian noise. A record moves it by at most 1. A phase before training pays for that, so that
+training is calibrated to what is left of the budget, and the charge is on disk long before the
+scores are drawn, once in a run.
+"""
+
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from client import tensors
+from client.messages import Upload
+from client.sharing import Nothing, SharingNode
 from mechanisms import durable
+from mechanisms.arithmetic import of_seed
 from mechanisms.placing import place
+from mechanisms.plan import PlanTable
+from mechanisms.randomness import Streams, SystemStreams, seed_key
+from mechanisms.sharing import SharingPlan, Sum
+from server import closing
 from server.closing import EVALUATION
+from server.federation import Federation
 from server.records import Evaluation
 from sim.config.settings import UNPROTECTED
 from sim.data.holdout import Held
@@ -20,21 +36,34 @@ from sim.job.copies import copy_on
 from sim.job.job import Job
 from sim.models import personal
 from sim.models.objectives import LOSSES, PADDING
+from sim.phases.phase import (
+    Costs,
+    Outlook,
+    Phase,
+    check_result,
+    files,
+    group_data,
+    release,
+    write_result,
+)
 from sim.phases.training import EVALUATION_BATCH
 from sim.sources.targets import CLASSES
 
+NAME, PAID, FILE = "scores", "scores.safetensors", "released_scores.safetensors"
+CPU = torch.device("cpu")
 CALIBRATION_BINS = 15
 """Bins of equal width for the confidence of predictions."""
 
 
 def write(folder: Path, job: Job, params: np.ndarray) -> tuple[str, ...]:
     """Write the evaluation of the final model ``[P]``, as configured; the names of the files."""
-    if job.config.data.evaluation == "basic":
+    asked = job.config.data.evaluation
+    if asked == "basic":
         return ()
     found = evaluate(job, params, folder)
     content = (json.dumps(found.to_json(), indent=1) + "\n").encode()
     durable.write(folder / EVALUATION, content, private=bool(found.unprotected))
-    return (EVALUATION,)
+    return (EVALUATION, FILE) if asked == "released" else (EVALUATION,)
 
 
 def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation:
@@ -51,6 +80,9 @@ def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation
         scores = {"perplexity": _perplexity(job, params)}
     if data.evaluation == "clients":
         scores |= by_client(*_rights(job, params, run_dir))
+    if data.evaluation == "released":
+        scores |= with_noise(*_released(job, params, run_dir), data.score_noise)
+    if "accuracy_by_client" in scores:
         scores["clients_on"] = "training" if job.held is None else "held-out"
     return Evaluation(evaluated_on=data.evaluate_on, **scores)
 
@@ -182,3 +214,78 @@ def _mean(values: np.ndarray) -> float:
     """Of those that are numbers; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
+
+
+def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
+    """Every client's scores, of one record each at most; None if they are not released."""
+    data = outlook.config.data
+    return (
+        outlook.same(SharingPlan(data.score_noise, 1.0)) if data.evaluation == "released" else None
+    )
+
+
+def federation(job: Job, run_dir: Path) -> Federation:
+    """One round, in which clients pay."""
+
+    def write(uploads: Sequence[Upload]) -> None:
+        write_result(run_dir / PAID, {"noise": np.array([job.config.data.score_noise])})
+
+    return release(job, NAME, np.zeros(0, np.float32), collect=write)
+
+
+def node(job: Job, group: int, run_dir: Path) -> SharingNode:
+    """The clients of a group, which pay for their scores."""
+    plans, data = job.plans_of[NAME], group_data(job, group)
+    return SharingNode(lambda _: Nothing(), data, plans, *files(run_dir, group, NAME), job.seed)
+
+
+def _released(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
+    """How many records of each client the model ``[P]`` finds, float32 ``[clients]``, with noise;
+    and how many each holds. On disk before anybody sees it, and drawn once.
+
+    Raises:
+        ValueError: they were drawn, and the file is lost, damaged, or of another model or run.
+    """
+    path, (right, sizes) = run_dir / FILE, _rights(job, params, run_dir)
+    model = np.frombuffer(hashlib.blake2b(params.tobytes()).digest(), np.uint8)
+    if not path.exists() and not (run_dir / closing.FILE).exists():
+        plan = cast(SharingPlan, job.plans_of[NAME].plans[0])
+        own = torch.from_numpy(right)[:, None].split(sizes.tolist())
+        draws = (
+            SystemStreams(len(sizes), CPU)
+            if job.seed is None
+            else Streams(seed_key(job.seed), 0, range(len(sizes)), CPU)
+        )
+        found = Sum(plan, lambda rights: rights, 1, "scores")(own, own, draws, of_seed(job.seed))
+        write_result(path, {"right": found.sums[:, 0].numpy(), "model": model})
+    check_result(path)
+    _, known = tensors.read(path)
+    if not np.array_equal(known["model"], model):
+        raise ValueError(
+            f"{path} has the scores of another model of this run, and they were paid for once: "
+            "start a new run"
+        )
+    return known["right"], sizes
+
+
+def with_noise(right: np.ndarray, sizes: np.ndarray, noise: float) -> dict[str, Any]:
+    """Accuracy of each client by released scores, and how it is spread.
+
+    Args:
+        right: float32 ``[clients]``, how many records of each are found, with noise.
+        sizes: int64 ``[clients]``, records of each client, at least 1 of one of them.
+        noise: its standard deviation.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        accuracy = np.where(sizes > 0, right.astype(np.float64) / sizes, math.nan)
+    known, variance = accuracy[sizes > 0], np.square(noise / sizes[sizes > 0])
+    return {
+        "score_noise": noise,
+        "accuracy_by_client": tuple(accuracy.tolist()),
+        "client_mean": float(known.mean()),
+        "client_mean_noise": float(np.sqrt(variance.sum()) / len(known)),
+        "client_deviation": float(np.sqrt(max(0.0, known.var() - variance.mean()))),
+    }
+
+
+PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=PAID)

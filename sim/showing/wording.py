@@ -125,7 +125,8 @@ def figure(value: float | None, digits: int = 4) -> str:
 
 
 def scores(found: Evaluation) -> list[tuple[str, str]]:
-    """A model's further scores as (name, value); those of clients are marked as unprotected."""
+    """A model's further scores as (name, value); those of clients say whether they are
+    protected."""
     rows = [("perplexity", figure(found.perplexity))]
     if found.accuracy_by_class:
         rows = [
@@ -139,6 +140,12 @@ def scores(found: Evaluation) -> list[tuple[str, str]]:
             ("standard deviation", figure(found.client_deviation)),
             ("worst tenth", figure(found.client_worst_tenth)),
             ("worst client", figure(found.client_worst)),
+        ]
+    elif found.score_noise is not None:
+        rows += [
+            ("released: mean of clients", figure(found.client_mean)),
+            ("standard deviation of its noise", figure(found.client_mean_noise)),
+            ("standard deviation", figure(found.client_deviation)),
         ]
     return rows
 
