@@ -30,6 +30,7 @@ from sim.phases.course import BEFORE
 from sim.phases.prices import outlook_of
 from sim.run import command as run
 
+pytestmark = pytest.mark.usefixtures("no_report")
 COMMON = (
     "--clients 5 --partition quantity --batch-size 40 --steps 2 --rounds 3 --epsilon 6 --delta 1e-4"
 )
