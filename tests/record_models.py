@@ -2,8 +2,9 @@
 plain autograd."""
 
 import copy
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -341,6 +342,17 @@ def problem(case: Case, clients: int = 2, records: int = 3, **options: int) -> P
         shape = (clients, records, *case.shape)
         x = torch.randint(0, 7, shape) if case.indices else torch.randn(shape, dtype=torch.float64)
         return Problem(module, gradients, params, x, torch.randint(0, 3, (clients, records)))
+
+
+def shared(case: Case, clients: int = 2, records: int = 3, **options: int) -> Problem:
+    """A problem whose engine all tests share, so that its route is searched once: that takes longer
+    than most tests. Tests of routes, and of what is asked first, take `problem`."""
+    return replace(problem(case, clients, records, **options), gradients=_engine(case, **options))
+
+
+@functools.cache
+def _engine(case: Case, **options: int) -> RecordGradients:
+    return problem(case, **options).gradients
 
 
 def plain_gradients(module: nn.Module, params: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ released, guesses who holds it.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -121,13 +122,18 @@ def _module() -> nn.Module:
     return module
 
 
+@functools.cache
+def _gradients() -> RecordGradients:
+    return RecordGradients(_module())
+
+
 def cohort(
     plan: Any, records: list[np.ndarray], streams: Streams, arithmetic: Watched, nth: int = 1
 ) -> Cohort:
     """Clients of one plan in their ``nth`` round."""
     clients, adaptive = len(records), isinstance(plan, AdaptivePlan)
     return Cohort(
-        gradients=RecordGradients(_module()),
+        gradients=_gradients(),
         data=CohortData(X, Y, records),
         plans=[plan] * clients,
         streams=streams,

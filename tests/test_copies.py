@@ -55,9 +55,9 @@ def test_all_groups_of_a_process_have_the_same_records(tmp_path, monkeypatch):
     assert job.tests[0] is job.tests[0] and job.tests[1].device == META
 
 
-def test_workers_are_not_sent_the_records_of_the_evaluation_twice(tmp_path):
-    """They are in the data set already."""
+def test_workers_are_not_sent_what_is_made_of_the_rest(tmp_path):
+    """The records of the evaluation are in the data set already, and gradients are the model's."""
     job = built(tmp_path)
     assert job.tests and job.gradients and "tests" in vars(job)
     sent = vars(copy.copy(job))
-    assert "tests" not in sent and sent.keys() == vars(job).keys() - {"tests"}
+    assert "tests" not in sent and sent.keys() == vars(job).keys() - {"tests", "gradients"}

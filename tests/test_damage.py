@@ -71,13 +71,19 @@ def died(whole, root: Path, name: str, after: int, flags: str = FLAGS) -> Path:
     return root / "runs" / "run"
 
 
-@pytest.fixture
-def run(whole, tmp_path):
+@pytest.fixture(scope="module")
+def unfinished(whole, tmp_path_factory):
     """Its newest checkpoint is of round 2, and the first group's charge of round 3 is ahead."""
-    folder = died(whole, tmp_path, "round-000002.json", 6)
+    folder = died(whole, tmp_path_factory.mktemp("unfinished"), "round-000002.json", 6)
     lines = (folder / FIRST).read_bytes().splitlines()
     assert b'"round": 3' in lines[-1] and b'"round": 2' in (folder / SECOND).read_bytes()
     return folder
+
+
+@pytest.fixture
+def run(unfinished, tmp_path):
+    """A copy of the unfinished run."""
+    return shutil.copytree(unfinished, tmp_path / "runs" / "run")
 
 
 def flipped(data: bytes) -> bytes:

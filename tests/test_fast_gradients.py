@@ -19,7 +19,16 @@ from mechanisms.gradients.tapped import Tapped
 from mechanisms.gradients.taps import LinearTap, Untappable
 from mechanisms.layout import Layout
 from mechanisms.metric import IDENTITY
-from tests.record_models import GENERAL, TAPPED, Apply, Case, averaged, plain_gradients, problem
+from tests.record_models import (
+    GENERAL,
+    TAPPED,
+    Apply,
+    Case,
+    averaged,
+    plain_gradients,
+    problem,
+    shared,
+)
 from tests.test_gradients import ROUNDING, by_case, clip
 
 
@@ -230,7 +239,7 @@ def test_how_windows_are_copied_changes_no_bit(
     name: str, module: ModuleType, constant: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record by record, with windows laid out all at once, or one dimension after the other."""
-    p = problem(TAPPED[name])
+    p = shared(TAPPED[name])
     expected = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
     monkeypatch.setattr(module, constant, value)
     found = p.gradients.scaled_sum(p.params, p.x, p.y, clip)

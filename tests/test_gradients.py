@@ -8,7 +8,15 @@ from mechanisms.gradients.factors import Unscaled
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.record_gradients import RecordGradients
 from mechanisms.metric import transform
-from tests.record_models import GENERAL, TAPPED, Case, Problem, plain_gradients, problem
+from tests.record_models import (
+    GENERAL,
+    TAPPED,
+    Case,
+    Problem,
+    plain_gradients,
+    problem,
+    shared,
+)
 
 CASES = {**TAPPED, **GENERAL}
 CORE = ("mlp", "conv2d, stride, padding", "gram", "embedding", "groupnorm", "tied", "lstm")
@@ -69,7 +77,7 @@ def test_each_record_has_the_gradient_of_plain_autograd(case: Case) -> None:
 
 @by_case(CASES)
 def test_norms_and_clipped_sums(case: Case) -> None:
-    p = problem(case)
+    p = shared(case)
     expected = plain_gradients(p.module, p.params, p.x, p.y)
     total, norms = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
     torch.testing.assert_close(norms, expected.norm(dim=2), **ROUNDING)
@@ -79,7 +87,7 @@ def test_norms_and_clipped_sums(case: Case) -> None:
 
 @by_case(CASES)
 def test_a_cohort_is_its_clients_one_by_one(case: Case) -> None:
-    p = problem(case, clients=3)
+    p = shared(case, clients=3)
     together = p.gradients.scaled_sum(p.params, p.x, p.y, clip)
     alone = [p.gradients.scaled_sum(p.params[[k]], p.x[[k]], p.y[[k]], clip) for k in range(3)]
     for joint, parts in zip(together, zip(*alone, strict=True), strict=True):
@@ -88,9 +96,9 @@ def test_a_cohort_is_its_clients_one_by_one(case: Case) -> None:
 
 @by_case(SOME)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("factor", [1.0, 0.0, torch.inf, torch.nan])
-def test_a_non_finite_record_adds_nothing(case: Case, bad: float, factor: float) -> None:
-    p = problem(case)
+def test_a_non_finite_record_adds_nothing(case: Case, bad: float) -> None:
+    """Whatever factor its norm gives it."""
+    p = shared(case)
     norms = p.gradients.norms(p.params, p.x, p.y)
     without = p.gradients.scaled_sum(
         p.params, p.x, p.y, lambda n: ones(n).index_fill(1, torch.tensor(1), 0.0)
@@ -103,18 +111,19 @@ def test_a_non_finite_record_adds_nothing(case: Case, bad: float, factor: float)
 
     poisoned = RecordGradients(p.module, loss)
     marked = p.y + 3 * (torch.arange(3) == 1)
-    total, found = poisoned.scaled_sum(
-        p.params, p.x, marked, lambda n: torch.where(n.isinf(), factor, 1.0)
-    )
-    torch.testing.assert_close(total, without, **ROUNDING)
-    assert torch.isinf(found[:, 1]).all()
-    torch.testing.assert_close(found[:, [0, 2]], norms[:, [0, 2]], **ROUNDING)
+    for factor in (1.0, 0.0, torch.inf, torch.nan):
+        total, found = poisoned.scaled_sum(
+            p.params, p.x, marked, lambda n, factor=factor: torch.where(n.isinf(), factor, 1.0)
+        )
+        torch.testing.assert_close(total, without, **ROUNDING)
+        assert torch.isinf(found[:, 1]).all()
+        torch.testing.assert_close(found[:, [0, 2]], norms[:, [0, 2]], **ROUNDING)
 
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e300])
 def test_a_non_finite_input_leaves_the_others_as_they_are(name: str, bad: float) -> None:
-    p = problem(CASES[name])
+    p = shared(CASES[name])
     others = p.gradients.scaled_sum(p.params, p.x[:, 1:], p.y[:, 1:], clip)
     x = p.x.clone()
     x[:, 0] = bad
@@ -138,7 +147,7 @@ def test_no_records(case: Case) -> None:
 
 @by_case(SOME)
 def test_one_record(case: Case) -> None:
-    p = problem(case, clients=1, records=1)
+    p = shared(case, clients=1, records=1)
     expected = plain_gradients(p.module, p.params, p.x, p.y)
     torch.testing.assert_close(
         p.gradients.scaled_sum(p.params, p.x, p.y, ones)[0], expected[:, 0], **ROUNDING
@@ -147,7 +156,7 @@ def test_one_record(case: Case) -> None:
 
 @by_case(SOME)
 def test_padding_adds_nothing(case: Case) -> None:
-    p = problem(case)
+    p = shared(case)
     kept = p.gradients.scaled_sum(p.params, p.x[:, :2], p.y[:, :2], clip)[0]
     padded = p.gradients.scaled_sum(p.params, p.x, p.y, lambda n: clip(n) * (torch.arange(3) < 2))[
         0
@@ -158,7 +167,7 @@ def test_padding_adds_nothing(case: Case) -> None:
 @by_case(CASES)
 def test_factors_that_look_at_no_norm_give_the_plain_weighted_sum(case: Case) -> None:
     """Also where a record has weight 0, and where one is not finite, which must add nothing."""
-    p = problem(case, clients=2)
+    p = shared(case, clients=2)
     weights = torch.arange(p.y.shape[:2].numel()).view(p.y.shape[:2]).to(p.params) % 3
     broken = p.x.clone() if p.x.is_floating_point() else p.x
     if p.x.is_floating_point():
@@ -172,7 +181,7 @@ def test_factors_that_look_at_no_norm_give_the_plain_weighted_sum(case: Case) ->
 
 @by_case({name: TAPPED[name] for name in ("mlp", "conv2d, groups", "groupnorm")})
 def test_factors_that_look_at_no_norm_cost_none(case: Case) -> None:
-    p = problem(case)
+    p = shared(case)
     assert not p.gradients.scaled_sum(p.params, p.x, p.y, Unscaled(torch.ones(p.y.shape[:2])))[
         1
     ].any()
@@ -201,7 +210,7 @@ def test_a_memory_limit_bounds_what_a_pass_holds_and_leaves_the_result_alone() -
 @by_case(SOME)
 @pytest.mark.parametrize("max_records", [1, 2, 4, 7])
 def test_the_cut_into_passes_does_not_matter(case: Case, max_records: int) -> None:
-    p, cut = problem(case), problem(case, max_records=max_records)
+    p, cut = shared(case), shared(case, max_records=max_records)
     mask = torch.tensor([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     whole = p.gradients.scaled_sum(p.params, p.x, p.y, lambda n: clip(n) * mask)
     for one, other in zip(
@@ -219,7 +228,7 @@ def test_the_cut_into_passes_does_not_matter_where_no_norm_is_looked_at(
     case: Case, max_records: int
 ) -> None:
     """Kills a later pass that replaces what an earlier one has summed."""
-    p, cut = problem(case), problem(case, max_records=max_records)
+    p, cut = shared(case), shared(case, max_records=max_records)
     weights = Unscaled(torch.tensor([[1.0, 0.0, 3.0], [2.0, 1.0, 0.5]]))
     whole, parts = (q.gradients.scaled_sum(p.params, p.x, p.y, weights)[0] for q in (p, cut))
     torch.testing.assert_close(parts, whole, **ROUNDING)
@@ -283,7 +292,7 @@ def test_a_norm_is_never_underestimated_by_underflow() -> None:
 
 @by_case({name: CASES[name] for name in MAPPED})
 def test_a_metric_maps_the_output_index_of_its_layers(case: Case) -> None:
-    p = problem(case)
+    p = shared(case)
     layout = p.gradients.layout
     expected, metric = plain_gradients(p.module, p.params, p.x, p.y), {}
     for name, shape in list(zip(layout.names, layout.shapes, strict=True))[:-1]:
@@ -309,7 +318,7 @@ def test_a_metric_maps_the_output_index_of_its_layers(case: Case) -> None:
 
 
 def test_factors_that_look_at_no_norm_are_applied_under_the_metric_too() -> None:
-    p, weights = problem(CASES["mlp"]), torch.tensor([0.5, 0.0, 2.0])
+    p, weights = shared(CASES["mlp"]), torch.tensor([0.5, 0.0, 2.0])
     layout, weights = p.gradients.layout, weights.to(p.params).expand(p.y.shape)
     outputs = layout.shapes[0][0]
     metric = {
@@ -323,7 +332,7 @@ def test_factors_that_look_at_no_norm_are_applied_under_the_metric_too() -> None
 
 
 def test_wrong_metrics_are_refused() -> None:
-    p = problem(CASES["mlp"])
+    p = shared(CASES["mlp"])
     with pytest.raises(ValueError, match="layer 'fc'"):
         p.gradients.norms(p.params, p.x, p.y, {"fc": torch.ones(2, 5, 5)})
     with pytest.raises(ValueError, match=r"layer '1' has shape \(2, 6, 6\).*\(2, 5, 5\)"):
@@ -333,7 +342,7 @@ def test_wrong_metrics_are_refused() -> None:
 
 
 def test_wrong_shapes_are_refused() -> None:
-    p = problem(CASES["linear"])
+    p = shared(CASES["linear"])
     with pytest.raises(ValueError, match="P = 15"):
         p.gradients.norms(p.params[:, 1:], p.x, p.y)
     with pytest.raises(ValueError, match=r"x has shape \(1, 3, 4\)"):

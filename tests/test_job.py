@@ -11,6 +11,7 @@ import torch
 
 from mechanisms import grid
 from mechanisms.accounting.accountant import epsilon
+from mechanisms.gradients.routes import Routes
 from mechanisms.plan import planned
 from mechanisms.randomness import generator, seed_key
 from sim.config import configuration as config
@@ -125,6 +126,14 @@ def test_passes_are_as_large_as_the_settings_allow(tmp_path):
     x = torch.from_numpy(job.dataset.x)[None]
     assert job.gradients._passes.held(x) == 3 * 2**20 // 4
     assert {b.stop - b.start for _, b in job.gradients._passes.cut(x, 1, alone=True)} == {2}
+
+
+def test_a_model_is_tried_once(tmp_path, monkeypatch):
+    """Before the run; kills a trial that the first round makes again."""
+    job = built(tmp_path)
+    x, y = torch.from_numpy(job.dataset.x[None]), torch.from_numpy(job.dataset.y[None])
+    monkeypatch.setattr(Routes, "_find", lambda self, x, y: pytest.fail("tried again"))
+    job.gradients.norms(parameters(job.model)[None], x, y)
 
 
 # --- what each client plans

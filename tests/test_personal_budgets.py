@@ -522,7 +522,7 @@ def test_an_unfinished_run_shows_budgets_as_what_is_proved(tmp_path):
 
 
 @pytest.mark.parametrize("trust", ["local", "server", "aggregate"])
-def test_the_ledger_is_priced_by_each_ones_budget(tmp_path, records, capsys, trust):
+def test_the_ledger_is_priced_by_each_ones_budget(tmp_path, records, capsys, no_report, trust):
     """Of a finished run, of one that goes on, and by the second path; and all files are whole."""
     folder = finished(records, tmp_path, SHARES, f"--trust={trust}", "--steps=1", "--quiet")
     groups = personal.groups(text_of(folder), 6)
@@ -562,7 +562,7 @@ def test_a_price_is_that_of_each_group(records):
     assert [row["clients"] for row in of_owners["phases"]] == ["0-2", "3"]
 
 
-def test_workers_and_engines_change_no_bit(tmp_path, records):
+def test_workers_and_engines_change_no_bit(tmp_path, records, no_report):
     """In this process and in two of Ray's."""
     line = (SHARES, "--groups=2", "--chunk-clients=2", "--quiet", "--steps=2")
     here = finished(records, tmp_path / "a", *line)
@@ -571,7 +571,7 @@ def test_workers_and_engines_change_no_bit(tmp_path, records):
     assert text_of(here) == text_of(there)
 
 
-def test_a_changed_budget_is_not_resumed(tmp_path, records):
+def test_a_changed_budget_is_not_resumed(tmp_path, records, no_report):
     folder = finished(records, tmp_path, SHARES, "--quiet")
     (folder / "summary.json").unlink()
     path = folder / "config.toml"

@@ -282,7 +282,7 @@ def test_a_file_of_another_model_is_refused(
 
 
 def test_a_run_starts_there_and_says_what_is_not_covered(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture, no_report: None
 ) -> None:
     """Without a step of its own: the model that is written is the one that it started from."""
     common = ("--clients=4", "--rounds=1", "--engine=inline", f"--out={tmp_path}", "--model=mlp")

@@ -102,5 +102,7 @@ class Job:
         return copy_on(self.device, data.x_test), copy_on(self.device, data.y_test)
 
     def __getstate__(self) -> dict[str, object]:
-        """What is sent to workers: without `tests`, which only the server uses."""
-        return {name: value for name, value in vars(self).items() if name != "tests"}
+        """What is sent to workers: without `tests`, which only the server uses, and `gradients`,
+        which each makes of the model."""
+        made = ("tests", "gradients")
+        return {name: value for name, value in vars(self).items() if name not in made}

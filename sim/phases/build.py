@@ -204,7 +204,9 @@ def in_groups(job: Job, workers: int | None = None) -> Job:
         _check_single(config, len(sizes))
         workers = len(sizes)
     config = with_groups(config, width, chunks, workers or workers_of(config.run))
-    return replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
+    grouped = replace(job, config=config, groups=group(sizes, width, config.run.groups or 1))
+    vars(grouped)["gradients"] = job.gradients  # of the same model, which was tried here
+    return grouped
 
 
 def _check_single(config: Config, clients: int) -> None:
