@@ -246,3 +246,8 @@ def test_what_has_no_room_beside_turns_is_refused_in_one_line(flags, tmp_path):
     said = str(caught.value)
     assert said.startswith(REFUSED[flags]) and "\n" not in said and "--" in said
     assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_as_many_turns_as_clients_are_possible(tmp_path):
+    world = World(tmp_path, CORRELATED | {"noise_bands": CLIENTS, "rounds": CLIENTS})
+    assert world.run().now.taken.tolist() == [1] * CLIENTS

@@ -254,6 +254,18 @@ def test_a_given_noise_multiplier_is_held_against_the_figure_that_the_budget_bou
         plan_table(privacy.model_copy(update={"epsilon": 0.5}), own, 2, 3, np.array([9]))
 
 
+def test_the_price_of_a_round_is_that_of_the_figure_that_the_budget_bounds():
+    """Kills the certified price, which is lower, beside a budget for the published figure."""
+    plan, own = DpsgdPlan(1.0, 0.5, 1.0, 2), Privacy(epsilon=1.0, noise_multiplier=0.5)
+    costs = set()
+    for column in ("certified", "published"):
+        cost = epsilon(plan.round_charges(1), own.delta, column).epsilon
+        costs.add(f"{cost:.4g}")
+        with pytest.raises(ValueError, match=rf"single round, which costs {cost:.4g} at"):
+            plan_table(own.model_copy(update={"budget": column}), None, 2, 5, np.array([9]))
+    assert len(costs) == 2
+
+
 def tensors(of: LocalState) -> list[torch.Tensor]:
     """All of them, whatever the fields are called."""
     values = [getattr(of, f.name) for f in dataclasses.fields(of)]

@@ -294,3 +294,13 @@ def test_a_node_reads_no_trace_outside_its_folder(tmp_path, monkeypatch):
         policy.check(config, tmp_path / "node" / "run")
     inside = configuration.load(None, {"dropout_trace": str(tmp_path / "node" / "own.csv")})
     policy.check(inside, tmp_path / "node" / "run")
+
+
+def test_by_turns_a_run_is_as_long_as_its_clients_can_take_part(tmp_path):
+    """Kills a divisor for as many rounds as one client takes part in, and for all that are asked
+    for."""
+    turns = {**SUMMED, **CLIENT_UNIT, "fraction": 1.0, "noise_bands": 2}
+    given = turns | {"max_participations": 3, "rounds": 10, "dropout_trace": f"0-{CLIENTS - 1}@5-6"}
+    world = World(tmp_path, given)
+    curator = training.federation(world.job, world.folder).curator
+    assert curator.expected == pytest.approx(CLIENTS / 2 * 4 / 6)

@@ -406,6 +406,13 @@ def test_a_folder_of_images_has_a_folder_for_each_class(tmp_path):
     np.testing.assert_allclose(255 * x[:, 0, 0, 0], [0, 80, 160, 40, 120, 200], rtol=1e-6)
 
 
+def test_images_of_one_bit_have_one_channel(tmp_path):
+    for name in ("cat", "dog"):
+        picture(tmp_path / name / "1.png", 1, mode="1")
+    x = whole(str(tmp_path))[0]
+    assert x.shape == (2, 1, 3, 4) and (x == 1).all()
+
+
 def test_clients_and_parts_are_folders_above_the_classes(tmp_path):
     for client, label, value in (("w", "dog", 9), ("v", "cat", 8), ("v", "dog", 7)):
         picture(tmp_path / "train" / client / label / "1.png", value, mode="RGB")

@@ -34,6 +34,7 @@ from sim.engines import policy
 from sim.library.api import price
 from sim.library.result import Result
 from sim.phases import training
+from sim.showing import run as shown
 from sim.showing import wording
 from tests import small, unequal
 from tests import test_curator as curated
@@ -406,6 +407,11 @@ def test_the_figures_of_a_running_run_are_bounded_by_each_ones_budget(tmp_path):
     for client, budget in enumerate(EPSILONS):
         fixed = orders.running(world.paid[client], DELTA, found[client], budget)
         assert so_far[client] == fixed.epsilon <= budget
+    config, paid = world.job.config, {client: world.paid[client] for client in range(9)}
+    assert shown.so_far(tmp_path, config, paid) == pytest.approx(max(so_far[:9]))
+    claims = config.privacy.model_copy(update={"budget": "published"})
+    claimed = shown.so_far(tmp_path, config.model_copy(update={"privacy": claims}), paid)
+    assert claimed > max(so_far[:9])  # no budget bounds a proved figure
     published = replace(federation, column="published")
     standing = loop.restore(published, world.store)
     assert (standing.budgets.so_far()[:9] > so_far[:9]).all()

@@ -248,6 +248,16 @@ def test_training_starts_from_the_tensors_of_a_file_or_run(
     assert not recwarn
 
 
+def test_buffers_start_from_a_file_too(tmp_path: Path) -> None:
+    """The running mean of a frozen layer, for instance."""
+    ours = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    other = {name: torch.full_like(one, 3) for name, one in ours.state_dict().items()}
+    save_file(other, tmp_path / "model.safetensors")
+    start_from(ours, str(tmp_path / "model.safetensors"))
+    assert ours.state_dict()["1.running_mean"].tolist() == [3.0, 3.0]
+    assert ours.state_dict()["1.num_batches_tracked"] == 3
+
+
 def test_what_a_file_lacks_starts_as_without_it_and_is_named(tmp_path: Path) -> None:
     def edit(tensors: dict) -> None:
         tensors["3.bias"] = torch.zeros(7)
