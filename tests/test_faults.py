@@ -98,7 +98,7 @@ def test_runs_whose_calls_go_wrong_are_resumed_to_the_same_bits_and_charges(tmp_
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["kinds"] == 27 and found["kills"]["died"] == 16
+    assert found["kinds"] == 30 and found["kills"]["died"] == 16
     assert found["kills"]["broken"] == found["errors"]["broken"] == []
     assert found["errors"]["exit code 1"] > 10
 
