@@ -1,5 +1,4 @@
-"""Protected clients at a trusted server (DP-FedAvg) in pfl-research, in Flower and here, at the same
-noise.
+"""DP-FedAvg at a trusted server in pfl-research, in Flower and here, at the same noise.
 
     python benchmarks/compare_dpfedavg.py --pfl-python .venv-pfl/bin/python --data-dir DATA \\
         --out benchmarks/results/dpfedavg.json
@@ -10,9 +9,10 @@ noise.
              as this project's own
     ours     `python -m sim.run --trust server --unit client`
 
-Whole commands in turns, each with one thread. The example is pfl's own in its numbers: 1,000 clients
-of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1,
-updates clipped to 0.4, a plain mean at the server, a look at the test part every 10 rounds.
+Whole commands in turns, each with one thread. The example is pfl's own in its numbers: 1,000
+clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected) at
+rate 0.1, updates clipped to 0.4, a plain mean at the server, a look at the test part every 10
+rounds.
 
     mnist    a small net and noise of one clip norm on each sum, as it is charged
     cifar10  pfl's benchmark: its net, and its noise, which is that of 1,000 clients a round of a
@@ -94,7 +94,7 @@ def write_records(path: Path, dataset: str, data_dir: str | None) -> None:
 
 
 def run_peer(python: str, script: str, task: Task, common: list[str]) -> tuple[dict, dict]:
-    """One run of a peer, and what does not differ between its runs. Flower says its own CPU time."""
+    """One run of a peer, and what its runs have in common. Flower says its own CPU time."""
     command = [python, f"benchmarks/peers/{script}.py", f"--net={task.net}", *common]
     command += [f"--noise-multiplier={task.noise_multiplier}", f"--delta={task.delta}"]
     command += [f"--noise-cohort={task.noise_cohort}", f"--population={task.population}"]
@@ -114,7 +114,7 @@ def run_peer(python: str, script: str, task: Task, common: list[str]) -> tuple[d
 
 
 def run_ours(task: Task, rounds: int, common: list[str]) -> tuple[dict, dict]:
-    """One run of ours, and what does not differ between its runs."""
+    """One run of ours, and what its runs have in common."""
     noise = task.noise_multiplier * COHORT / task.noise_cohort
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sim.run", "--trust=server", "--unit=client"]

@@ -13,12 +13,12 @@ Gaussian releases without amplification alone. What the same accountant gives fo
 reported beside that: draws without replacement, which are what happens, for users that are replaced
 by others; and independent coins, which are not what happens, for users that are added or removed.
 
-In its favour: no telemetry, no logs, no wait for nodes, no evaluation on clients, an actor that reads
-its records once, apps that are pickled by reference. CPU time is that of the driver and of the
-actor's training alone; Ray's own processes are not counted.
+In its favour: no telemetry, no logs, no wait for nodes, no evaluation on clients, an actor that
+reads its records once, apps that are pickled by reference. CPU time is that of the driver and of
+the actor's training alone; Ray's own processes are not counted.
 
-The last line of the output is a JSON object: `round_seconds` of each round, `cpu` seconds, accuracy,
-epsilon by sampling, versions.
+The last line of the output is a JSON object: `round_seconds` of each round, `cpu` seconds,
+accuracy, epsilon by sampling, versions.
 """
 
 import os
