@@ -10,9 +10,9 @@
     ours     `python -m sim.run --trust server --unit client`
 
 Whole commands in turns, each with one thread. The example is pfl's own in its numbers: 1,000
-clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected) at
-rate 0.1, updates clipped to 0.4, a plain mean at the server, a look at the test part every 10
-rounds.
+clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected, or
+with `--sampling shuffled` as theirs) at rate 0.1, updates clipped to 0.4, a plain mean at the server, a
+look at the test part every 10 rounds.
 
     mnist    a small net and noise of one clip norm on each sum, as it is charged
     cifar10  pfl's benchmark: its net, and its noise, which is that of 1,000 clients a round of a
@@ -113,7 +113,7 @@ def run_peer(python: str, script: str, task: Task, common: list[str]) -> tuple[d
     return run, {"epsilon": report["epsilon"], "versions": report["versions"]}
 
 
-def run_ours(task: Task, rounds: int, common: list[str]) -> tuple[dict, dict]:
+def run_ours(task: Task, rounds: int, sampling: str, common: list[str]) -> tuple[dict, dict]:
     """One run of ours, and what its runs have in common."""
     noise = task.noise_multiplier * COHORT / task.noise_cohort
     with tempfile.TemporaryDirectory() as folder:
@@ -121,6 +121,7 @@ def run_ours(task: Task, rounds: int, common: list[str]) -> tuple[dict, dict]:
         command += [f"--model=benchmarks.peers.yardstick:{task.net}", f"--clients={USERS}"]
         command += ["--partition=iid", f"--fraction={COHORT / USERS}", f"--lr={RATE}"]
         command += [f"--sample-rate={BATCH / IMAGES}", f"--steps={IMAGES // BATCH}"]
+        command.append(f"--sampling={sampling}")
         command += [f"--clip-norm={CLIP_NORM}", f"--noise-multiplier={noise}", "--epsilon=none"]
         command += [f"--delta={task.delta}", "--server-momentum=0", "--evaluate-every=10"]
         command += ["--engine=inline", "--quiet", f"--out={folder}", "--name=run"]
@@ -153,12 +154,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--pfl-python", required=True)
+    parser.add_argument("--pfl-python", default="python")
     parser.add_argument("--flower-python", default=sys.executable)
     parser.add_argument("--data-dir")
     parser.add_argument("--task", choices=TASKS, default="mnist")
     parser.add_argument("--rounds", type=int, help="the task's, if not given")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each side, of seeds from 0")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument(
+        "--sampling",
+        choices=("poisson", "shuffled"),
+        default="poisson",
+        help="of our local batches",
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     task = TASKS[arguments.task]
@@ -171,10 +179,12 @@ def main() -> None:
         for seed in range(arguments.seeds):
             common = [f"--rounds={rounds}", f"--seed={seed}"]
             peers = [f"--records={records}", *common]
-            for side in SIDES:
+            for side in arguments.sides:
                 load_average = os.getloadavg()[0]
                 if side == "ours":
-                    run, facts[side] = run_ours(task, rounds, [f"--dataset={records}", *common])
+                    run, facts[side] = run_ours(
+                        task, rounds, arguments.sampling, [f"--dataset={records}", *common]
+                    )
                 else:
                     python = arguments.pfl_python if side == "pfl" else arguments.flower_python
                     script = "pfl_yardstick" if side == "pfl" else "flower_dpfedavg"
@@ -192,7 +202,7 @@ def main() -> None:
             "round": statistics.median(of(side, "round")),
             **facts[side],
         }
-        for side in SIDES
+        for side in arguments.sides
     }
     result = {
         "command": "python " + " ".join(sys.argv),
@@ -200,7 +210,7 @@ def main() -> None:
         "processor": chip(),
         "sides": sides,
         "over_ours": {
-            figure: {side: sides[side][figure] / sides["ours"][figure] for side in SIDES[:2]}
+            figure: {s: sides[s][figure] / sides["ours"][figure] for s in sides if s != "ours"}
             for figure in ("cpu", "round")
         },
         "runs": runs,
