@@ -10,14 +10,15 @@
     ours     `python -m sim.run --trust server --unit client`
 
 Whole commands in turns, each with one thread. The example is pfl's own in its numbers: 1,000
-clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected, or
-with `--sampling shuffled` as theirs) at rate 0.1, updates clipped to 0.4, a plain mean at the server, a
-look at the test part every 10 rounds.
+clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected, or as
+theirs with `--sampling shuffled`) at rate 0.1, updates clipped to 0.4, a plain mean at the server,
+a look at the test part every 10 rounds.
 
     mnist    a small net and noise of one clip norm on each sum, as it is charged
     cifar10  pfl's benchmark: its net, and its noise, which is that of 1,000 clients a round of a
              million (`noise_cohort_size`), scaled down to 50. Epsilon is that of the planned
-             training, 3,000 rounds, not that of the rounds that are trained here
+             training, 3,000 rounds, not that of the rounds that are trained here. No result of
+             it is kept
 
 Taken of each: accuracy of the last model, CPU seconds of the whole command (of Flower without Ray's
 own processes), median seconds of a round that ends without a look at the test part. Epsilon is what
