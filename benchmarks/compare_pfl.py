@@ -3,7 +3,7 @@
     python benchmarks/compare_pfl.py --pfl-python .venv-pfl/bin/python --data-dir DATA \\
         --out benchmarks/results/pfl.json
 
-    pfl      benchmarks/peers/pfl_cifar10.py, in an environment of its own
+    pfl      benchmarks/peers/pfl_yardstick.py, in an environment of its own
              (`pip install 'pfl[pytorch]'`)
     none     `python -m sim.run --mechanism none`: the same without privacy
     dpsgd    the same under local DPSGD, for what privacy adds
@@ -90,7 +90,7 @@ def run_pfl(python: str, processes: int, records: Path, rounds: int) -> dict:
     torchrun = (str(Path(python).with_name("torchrun")), f"--nproc-per-node={processes}")
     command = [
         *(torchrun if processes > 1 else (python,)),
-        "benchmarks/peers/pfl_cifar10.py",
+        "benchmarks/peers/pfl_yardstick.py",
         f"--records={records}",
         f"--rounds={rounds}",
     ]

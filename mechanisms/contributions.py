@@ -66,6 +66,9 @@ class ContributionPlan:
         failure: part of delta that a round uses up (`mechanisms.shares`); 0 for none.
         reach: norm of what a contribution of norm 1 moves in all (`mechanisms.bands`).
         own_rate: r, probability of the client's own coin, its part of ``unit_rate``.
+        sampling: how records enter a local step's batch, a name of `batches.CHARGES`. Where the
+            unit is a client it costs nothing, since whatever a client does is clipped as a whole.
+        records: the client's number of records; 0 for Poisson batches.
     """
 
     sample_rate: float
@@ -78,6 +81,8 @@ class ContributionPlan:
     failure: float = 0.0
     reach: float = 1.0
     own_rate: float = 1.0
+    sampling: str = "poisson"
+    records: int = 0
 
     def multiplier(self, nth: int) -> float:
         """The noise multiplier of the ``nth`` round (from 1): ``s exp(-decay (nth - 1))``."""
@@ -156,6 +161,11 @@ def add_up(cohort: Cohort, state: LocalState) -> LocalState:
     return replace(state.remember(sum=whole), taken=state.taken + 1)
 
 
+def walk(cohort: Cohort, state: LocalState) -> LocalState:
+    """A local step without privacy, on a batch that is drawn as planned."""
+    return none.step_on(cohort, state, dpsgd.draw_as_planned(cohort))
+
+
 def clipped_update(cohort: Cohort, start: Tensor, end: LocalState) -> Tensor:
     """Updates clipped to norm C as a whole, int64 ``[K, P]``."""
     moved = (end.params - start).double()
@@ -209,7 +219,8 @@ def of_unit(
         p = terms.privacy
         own = noise, p.clip_norm, p.clipping, p.noise_decay
         rate = p.sample_rate if unit == "record" else client_rate
-        return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure, reach)
+        drawn = p.sampling, terms.size if p.sampling != "poisson" else 0
+        return ContributionPlan(p.sample_rate, terms.steps, *own, rate, failure, reach, 1.0, *drawn)
 
     def rarer(plan: ContributionPlan, rate: float) -> ContributionPlan:
         if rate >= plan.unit_rate:
@@ -224,4 +235,4 @@ def of_unit(
         start, sent = dpsgd.start, RECORD_SUM
         return Mechanism(plan, add_up, start=start, calibrate=calibrate, lasting=()), sent
     sent = VOTING_UPDATE if votes else CLIPPED_UPDATE
-    return Mechanism(plan, none.step, calibrate=calibrate, lasting=()), sent
+    return Mechanism(plan, walk, calibrate=calibrate, lasting=()), sent

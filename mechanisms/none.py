@@ -16,6 +16,7 @@ from mechanisms.dpsgd import draw, expected_size
 from mechanisms.gradients.factors import Unscaled
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms, steady
+from mechanisms.sampling import Batch
 
 
 @steady
@@ -37,8 +38,12 @@ class NonPrivatePlan:
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:
+    """One step of every client on a Poisson batch."""
+    return step_on(cohort, state, draw(cohort))
+
+
+def step_on(cohort: Cohort, state: LocalState, batch: Batch) -> LocalState:
     """One step of every client along its mean gradient, over the expected batch size."""
-    batch = draw(cohort)
     shares = Unscaled(batch.mask / expected_size(cohort)[:, None])
     gradient, _ = cohort.gradients.scaled_sum(state.params, batch.x, batch.y, shares)
     return state.descend(cohort, gradient)

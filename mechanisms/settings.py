@@ -95,7 +95,8 @@ class Privacy(Settings):
     """expected batch of every client, instead of sample_rate; at most all it has [records]"""
     sampling: Literal["poisson", "fixed", "shuffled"] = "poisson"
     """how records enter batches: each by a coin of its own; a fixed number drawn afresh in each
-    step; or in shuffled passes, as from a data loader. The last two need more noise"""
+    step; or in shuffled passes, as from a data loader. The last two need more noise, but not with
+    --unit client"""
     clipping: Literal["flat", "auto"] = "flat"
     """min(1, C/|g|), or AUTO-S: every record scaled to nearly the clip norm"""
     clip_quantile: float | None = Field(None, gt=0, lt=1)

@@ -105,6 +105,15 @@ def rows(unit: str, plan: object, module=None) -> tuple[torch.Tensor, torch.Tens
     return sent.rows(world, start, end).double() / grid.PART, end.params
 
 
+def test_a_protected_client_draws_its_batches_as_planned_and_pays_for_the_sum():
+    """A shuffled batch of 60 has all records of each client, divided by what is expected."""
+    whole, _ = rows("client", plan_of(0.5, clip=1e3))
+    plan = replace(plan_of(0.5, clip=1e3), sample_rate=0.02, sampling="shuffled", records=3_000)
+    found, _ = rows("client", plan)
+    assert whole.abs().sum() > 0 and torch.allclose(found, 50.0 * whole, rtol=1e-4, atol=1e-7)
+    assert replace(plan, noise_multiplier=1.0).round_charges(1) == {SampledGaussian(0.5, 1.0): 1}
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_client_pays_for_every_round_before_a_request_leaves(tmp_path, unit):
     """Whoever enters it. Kills a charge of those alone who were asked, and one that comes after."""

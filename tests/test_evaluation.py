@@ -205,7 +205,7 @@ def test_nothing_of_clients_is_written_unless_it_is_asked_for(
         (
             ["--release", "--evaluation=clients"],
             "error: evaluation is clients, whose scores come from private records without noise: "
-            "use --evaluation detailed, or leave out --release\n",
+            "use --evaluation released or detailed, or leave out --release\n",
         ),
         (
             ["--loss=tests.test_objectives:classes", "--evaluation=detailed"],

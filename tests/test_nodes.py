@@ -122,7 +122,13 @@ def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_
     tmp_path, release
 ):
     job = built(
-        tmp_path, groups=2, chunk_clients=2, standardize="private", release=release, **DISTILLED
+        tmp_path,
+        groups=2,
+        chunk_clients=2,
+        standardize="private",
+        evaluation="released",
+        release=release,
+        **DISTILLED,
     )
     host, seen = Host(job, tmp_path), set()
     for phase in (phase.name for phase in course.PHASES):
@@ -136,7 +142,7 @@ def test_every_phase_of_a_group_has_its_clients_its_seed_one_ledger_and_uploads_
             )
             assert node._purse.ledger.path == tmp_path / "ledger" / f"group-{group:04d}.jsonl"
             seen.add(node._uploads._folder)
-    assert len(seen) == 4
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -39,6 +39,7 @@ RUNS = {
     "dpsgd noise": "--noise-multiplier 3 --epsilon 3",
     "dpsgd share": "--strategy fedfed --shared-source prototypes",
     "dpsgd statistics": "--standardize private --standardize-noise 30",
+    "dpsgd scores": "--evaluation released --score-noise 20",
     "dpsgd distill": "--strategy fedfed --shared-source distilled --distill-rounds 2",
     "dpsgd fraction": "--max-participations 2 --noise-multiplier 9",
     "dpsur": "--mechanism dpsur",

@@ -97,7 +97,7 @@ def test_all_that_precedes_training_costs_the_share_budget_and_no_more(given):
 def test_a_run_with_every_phase_costs_its_budget_and_what_is_shared_its_share():
     """From the plans of the whole course. Kills a phase that is told of one round of an earlier
     one, or of none."""
-    given = GIVEN | DISTILLED | {"standardize": "private", "rounds": 3}
+    given = GIVEN | DISTILLED | {"standardize": "private", "rounds": 3, "evaluation": "released"}
     settings, sizes = config.load(None, given, lenient=config.SETTINGS), np.array([20, 30])
     plans = course.plan(Outlook(settings, SHAPE, sizes, False))
     paid = {

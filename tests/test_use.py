@@ -145,7 +145,7 @@ CHOSEN: list[tuple[dict, str, str]] = [
     (
         {"trust": "server", "unit": "client"},
         "unit noise_bands",
-        "sampling keep_state personal_layers weighting buffer attackers",
+        "keep_state personal_layers weighting buffer attackers",
     ),
     ({"mechanism": "dpsur", "dpsur_accounting": "visible"}, OF_DPSUR, ""),
     ({"mechanism": "dpsur", "dpsur_accounting": "every-trial"}, OF_DPSUR, ""),

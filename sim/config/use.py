@@ -110,7 +110,7 @@ DISTILS: tuple[Way, ...] = (SINGLY, (*CLASSES, _one_of("prototype_features", "di
 LEADS = (FEDFED, _one_of("shared_source", "prototypes", "distilled", "public"))
 STANDARD = _one_of("standardize", "private")
 LOCAL, SUMS = _one_of("trust", "local"), _one_of("trust", "server", "aggregate")
-AGGREGATE = _one_of("trust", "aggregate")
+AGGREGATE, CLIENTS = _one_of("trust", "aggregate"), _one_of("unit", "client")
 ATTACKED = Need("attackers", (0.1,), bool, "--attackers above 0", owns=False)
 BUFFERED = _given("buffer", 1)
 SLOW = Need("stragglers", (0.1,), bool, "--stragglers above 0", owns=False)
@@ -159,7 +159,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "attackers": ((LOCAL,),),
     "attack_factor": ((LOCAL, ATTACKED),),
     "noise_bands": ((_one_of("trust", "server"), _one_of("unit", "client")),),
-    "sampling": ((_mechanism("dpsgd"), LOCAL),),
+    "sampling": ((_mechanism("dpsgd"), LOCAL), (_mechanism("dpsgd"), SUMS, CLIENTS)),
     "clipping": ((_mechanism_but("none", "dpis"),),),
     "clip_quantile": (
         (_mechanism_but("none", "dpis", "dpagd"), LOCAL),

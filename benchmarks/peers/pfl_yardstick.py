@@ -1,13 +1,22 @@
-"""pfl-research's yardstick in pfl itself: CIFAR-10, 1,000 users of 50 images, 50 users a round,
-without privacy.
+"""pfl-research's yardstick in pfl itself: 1,000 users of 50 images, 50 users a round, without
+privacy or with its central one.
 
-    PFL-PYTHON benchmarks/peers/pfl_cifar10.py --records RECORDS.npz --rounds 30
+    PFL-PYTHON benchmarks/peers/pfl_yardstick.py --records RECORDS.npz --rounds 30
+    PFL-PYTHON benchmarks/peers/pfl_yardstick.py --records RECORDS.npz --net SmallCNN \\
+        --noise-multiplier 1
 
 Written as its own benchmark is (`benchmarks/image_classification/pytorch` of apple/pfl-research):
 `SimulatedBackend`, `FederatedAveraging`, `PyTorchModel` with SGD, local batches of 10 at rate 0.1
 for one epoch, users weighed alike, central evaluation every 10 rounds; one process with one thread.
+With ``--noise-multiplier`` users are protected by its `CentrallyAppliedPrivacyMechanism` around a
+`GaussianMechanism` made from its `PLDPrivacyAccountant`.
+
+Its accountant charges users who enter a round by independent coins, each at most once. Its sampler
+(`get_user_sampler("random", ...)`) draws 50 users with replacement: in 7 of 10 rounds a user enters
+twice and moves the sum by two clip norms.
+
 The last line of the output is a JSON object: seconds of the process up to the end of training,
-`round_seconds` and `round_cpu_seconds` of each round, accuracy.
+`round_seconds` and `round_cpu_seconds` of each round, accuracy, epsilon, versions.
 """
 
 # ruff: noqa: E402
@@ -19,12 +28,14 @@ import argparse
 import json
 import sys
 import types
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
+from central import add_flags, noise_scale
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
@@ -37,10 +48,11 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from pfl.privacy.gaussian_mechanism import GaussianMechanism
+from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
+from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from torch import nn
-from yardstick import TwoLayerCNN
-
-USERS, IMAGES, COHORT, BATCH, RATE = 1_000, 50, 50, 10, 0.1
+from yardstick import BATCH, CLIP_NORM, COHORT, NETS, RATE, USERS, accuracy, records, split
 
 
 class Clock(TrainingProcessCallback):
@@ -54,9 +66,9 @@ class Clock(TrainingProcessCallback):
         return False, Metrics()
 
 
-def network() -> nn.Module:
-    """The net, with the loss and the metrics that pfl asks for."""
-    module = TwoLayerCNN()
+def network(name: str) -> nn.Module:
+    """A net, with the loss and the metrics that pfl asks for."""
+    module = NETS[name]()
 
     def loss(
         self: nn.Module, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False
@@ -75,6 +87,18 @@ def network() -> nn.Module:
     return module
 
 
+def accountant(arguments: argparse.Namespace) -> PLDPrivacyAccountant:
+    """pfl's own, of what is charged."""
+    return PLDPrivacyAccountant(
+        num_compositions=arguments.charged_rounds or arguments.rounds,
+        sampling_probability=arguments.noise_cohort / arguments.population,
+        mechanism="gaussian",
+        noise_parameter=arguments.noise_multiplier,
+        delta=arguments.delta,
+        noise_scale=noise_scale(arguments),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -85,20 +109,22 @@ def main() -> None:
         required=True,
         help=".npz with x, y, x_test, y_test; pixels in uint8",
     )
+    parser.add_argument("--net", choices=NETS, default="TwoLayerCNN")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    add_flags(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     np.random.seed(arguments.seed)  # noqa: NPY002
-    with np.load(arguments.records) as arrays:
-        x, y, x_test, y_test = (
-            torch.from_numpy(arrays[name]) for name in ("x", "y", "x_test", "y_test")
-        )
-    x, x_test = x.float() / 255, x_test.float() / 255
-    parts = torch.randperm(len(y))[: USERS * IMAGES].view(USERS, IMAGES)
-    users = [Dataset(raw_data=[x[part], y[part]]) for part in parts]
-    module = network()
+    x, y, x_test, y_test = records(arguments.records)
+    users = [Dataset(raw_data=[x[part], y[part]]) for part in split(y, arguments.seed)]
+    module = network(arguments.net)
+    postprocessors, charged = [WeightByUser()], None
+    if arguments.noise_multiplier is not None:
+        charged = accountant(arguments)
+        noise = GaussianMechanism.from_privacy_accountant(charged, CLIP_NORM)
+        postprocessors.append(CentrallyAppliedPrivacyMechanism(noise))
     model = PyTorchModel(
         model=module,
         local_optimizer_create=torch.optim.SGD,
@@ -113,9 +139,7 @@ def main() -> None:
             train_cohort_size=COHORT,
             val_cohort_size=0,
         ),
-        backend=SimulatedBackend(
-            training_data=data, val_data=data, postprocessors=[WeightByUser()]
-        ),
+        backend=SimulatedBackend(training_data=data, val_data=data, postprocessors=postprocessors),
         model=model,
         model_train_params=NNTrainHyperParams(
             local_learning_rate=RATE, local_num_epochs=1, local_batch_size=BATCH
@@ -129,10 +153,6 @@ def main() -> None:
         ],
     )
     seconds = time.perf_counter() - START
-    accuracy = sum(
-        module.metrics(a, b)["accuracy"].overall_value * len(b)
-        for a, b in zip(x_test.split(1000), y_test.split(1000), strict=True)
-    ) / len(y_test)
     wall, cpu = (np.diff([end[kind] for end in clock.ends]).tolist() for kind in (0, 1))
     print(
         json.dumps(
@@ -140,7 +160,9 @@ def main() -> None:
                 "seconds": seconds,
                 "round_seconds": wall,
                 "round_cpu_seconds": cpu,
-                "accuracy": accuracy,
+                "accuracy": accuracy(module.eval(), x_test, y_test),
+                "epsilon": charged and charged.epsilon,
+                "versions": {name: version(name) for name in ("pfl", "torch", "dp-accounting")},
             }
         )
     )
