@@ -13,7 +13,9 @@ from client.app import decode_request, encode_request
 from client.sums import SCALE
 from server import loop
 from server.buffer import Buffer, Flight
+from sim.config.configuration import load
 from sim.phases import training
+from sim.phases.build import build
 from sim.run import command
 from tests.refusing import refusal
 from tests.test_dropout import CLIENTS, LOCAL, SINGLE, World
@@ -265,3 +267,29 @@ def test_python_knows_it(tmp_path, no_report):
     clock = [run.rounds[-1].metrics["clock"] for run in (waits, late)]
     assert clock[1] < clock[0] and max(one.metrics["staleness"] for one in late.rounds) > 0
     assert max(late.summary.epsilon_certified) <= 20
+
+
+def of_five(folder, clients: int = 5) -> str:
+    """A data set whose records belong to so many clients, ten to each."""
+    x = np.random.default_rng(0).normal(size=(10 * clients, 3)).astype(np.float32)
+    y, owner = np.arange(10 * clients) % 2, np.repeat(np.arange(clients), 10)
+    np.savez(folder / "five.npz", x=x, y=y, client=owner, x_test=x[:4], y_test=y[:4])
+    return str(folder / "five.npz")
+
+
+def test_a_price_is_for_the_clients_that_there_are(tmp_path, no_report):
+    """Kills a plan for the answers of 100 clients where a data set has five."""
+    given = {"dataset": of_five(tmp_path), "partition": "given", "buffer": 2, "rounds": 10}
+    run = sim.train(**given, engine="inline", out=tmp_path, name="run")
+    for records in ({}, {"records": [10] * 5}):
+        found = sim.price(**given, **records)
+        assert found["noise_multiplier"] == pytest.approx(run.summary.noise_multiplier[0])
+    assert run.summary.rounds == 10
+
+
+def test_the_clients_of_a_data_set_bound_a_buffer(tmp_path, capsys):
+    words = [f"--dataset={of_five(tmp_path)}", "--partition=given", f"--out={tmp_path}"]
+    said = refusal(capsys, command, [*words, "--buffer=6"])
+    assert said.startswith("error: buffer is 6, but only 5 clients work at the same time")
+    many = {"dataset": of_five(tmp_path, 120), "partition": "given", "buffer": 110}
+    assert build(load(None, many)).config.rounds.buffer == 110

@@ -106,19 +106,61 @@ def test_scores_are_drawn_once(tmp_path):
     """In a release, second ones would have noise of their own, for one charge. Kills scores that
     are drawn again, and those of an earlier model that pass for the last one's."""
     run = trained(tmp_path, release=True)
-    before, path = run.evaluation, run.folder / evaluation.FILE
-    again = sim.train(resume=run.folder)
-    assert again.evaluation == before and before is not None
-    model, content = model_of(build(config.load(run.folder / "config.toml", {}))), path.read_bytes()
+    before, places = run.evaluation, [run.folder / evaluation.FILE]
+    places.append(run.folder / evaluation.NAME / evaluation.FILE)
+    content = places[0].read_bytes()
+    assert before is not None and evaluation.FILE in closing.load(run.folder)["files"]
+    for lost in places:
+        lost.unlink()
+        assert sim.train(resume=run.folder).evaluation == before
+        assert [path.read_bytes() for path in places] == [content, content]
     job = build(config.load(run.folder / "config.toml", {}))
     with pytest.raises(ValueError, match="scores of another model of this run"):
-        evaluation._released(job, model + 1, run.folder)
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        evaluation._released(job, model_of(job) + 1, run.folder)
+    places[0].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{evaluation.FILE} is damaged"):
         sim.train(resume=run.folder)
+    for path in places:
+        path.unlink()
+    for made in (closing.FILE, closing.EVALUATION, "model.safetensors"):
+        with pytest.raises(ValueError, match=f"{evaluation.FILE} is missing, and scores are drawn"):
+            sim.train(resume=run.folder)
+        (run.folder / made).unlink()
+
+
+def test_scores_that_a_crash_has_left_are_not_drawn_again(tmp_path, monkeypatch):
+    """Though somebody has read them, and removed the file."""
+
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir, "finish", dies)
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path, release=True)
+    path = tmp_path / "run" / evaluation.FILE
+    seen = path.read_bytes()
     path.unlink()
-    with pytest.raises(ValueError, match=f"{evaluation.FILE} is missing"):
-        sim.train(resume=run.folder)
+    sim.train(resume=tmp_path / "run")
+    assert path.read_bytes() == seen
+
+
+def test_a_release_scores_records_one_by_one(tmp_path, monkeypatch):
+    """Kills batches, in which a record could move the last bits of another's outputs."""
+    sizes = {}
+    for release in (False, True):
+        job, folder = world(tmp_path / str(release), release=release)
+        asked = sizes.setdefault(release, set())
+        logits = job.gradients.logits
+
+        def noted(rows, x, logits=logits, asked=asked):
+            asked.add(x.shape[1])
+            return logits(rows, x)
+
+        monkeypatch.setattr(type(job.gradients), "logits", lambda self, rows, x: noted(rows, x))
+        evaluation._rights(job, model_of(job), folder)
+        monkeypatch.undo()
+    assert sizes[True] == {1} and max(sizes[False]) > 100
 
 
 def test_the_spread_is_that_of_clients_without_the_noise():
@@ -146,7 +188,7 @@ def test_they_are_shown_as_what_they_are(tmp_path):
     assert found is not None and found.clients_on == "held-out" and found.score_noise == 8.0
     assert found.client_worst is None and found.unprotected == ""
     rows = dict(wording.scores(replace(found, client_mean=0.25, client_mean_noise=0.5)))
-    assert rows["released: mean of clients"] == "0.2500"
+    assert rows["released: mean of clients, held-out records"] == "0.2500"
     assert rows["standard deviation of its noise"] == "0.5000"
     write_report(run.folder)
     page = (run.folder / "report.html").read_text()
@@ -162,6 +204,8 @@ def test_they_are_shown_as_what_they_are(tmp_path):
         (["--trust", "server"], "but trust is server"),
         (["--evaluation", "basic", "--score-noise", "3"], "--evaluation released does"),
         (["--score-noise", "0"], "score_noise is 0"),
+        (["--score-noise", "1e7"], "a number in (0, 1000000.0]"),
+        (["--client-holdout=0.3", "--clients=1437", "--partition=iid", "--min-records=1"], "no client has a second record"),
         (["--personal-layers", "1"], "add --client-holdout 0.2"),
     ],
 )

@@ -190,7 +190,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "public_records": (0, (0, 10**9), (-1, 10**9 + 1)),
         "validation_records": (0, (0, 10**9), (-1, 10**9 + 1)),
         "evaluation": ("basic", ("detailed", "clients"), ("all",)),
-        "score_noise": (8.0, (TINY,), (0.0,)),
+        "score_noise": (8.0, (TINY, 1e6), (0.0, 1e6 + 1)),
         "client_holdout": (0.0, (0.0, 1 - TINY), (-TINY, 1.0)),
         "evaluate_on": ("test", ("validation",), ("train",)),
     },

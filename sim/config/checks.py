@@ -32,6 +32,28 @@ def check_parts(config: Config) -> None:
     _check_attackers(config)
     _check_buffer(config)
     _check_personal(config)
+    if config.data.partition != "given":  # else their number is known once the records are
+        check_clients(config)
+
+
+def check_clients(config: Config) -> None:
+    """Refuse more clients at a time than there are.
+
+    Raises:
+        ValueError: names the setting that asks for them.
+    """
+    bands, size, clients = config.privacy.noise_bands, config.rounds.buffer, config.data.clients
+    at_once = asked(config.rounds.fraction, clients)
+    if bands > clients:
+        raise ValueError(
+            f"noise_bands is {bands}, but {clients} clients cannot take so many turns: use at most "
+            f"--noise-bands {clients}"
+        )
+    if size is not None and size > at_once:
+        raise ValueError(
+            f"buffer is {size}, but only {at_once} clients work at the same time: use at most "
+            f"--buffer {at_once}, or a larger --fraction"
+        )
 
 
 def _check_holdout(config: Config) -> None:
@@ -109,16 +131,10 @@ def _check_attackers(config: Config) -> None:
 
 
 def _check_buffer(config: Config) -> None:
-    """Refuse a buffer that nobody fills, or whose late answers would be taken for what they are
-    not."""
-    size, at_once = config.rounds.buffer, asked(config.rounds.fraction, config.data.clients)
+    """Refuse a buffer whose late answers would be taken for what they are not."""
+    size = config.rounds.buffer
     if size is None:
         return
-    if size > at_once:
-        raise ValueError(
-            f"buffer is {size}, but only {at_once} clients work at the same time: use at most "
-            f"--buffer {at_once}, or a larger --fraction"
-        )
     if config.run.release:
         raise ValueError(
             f"buffer is {size}, and a release has no answers that are simulated to come late: "
@@ -208,14 +224,9 @@ def _check_trust(config: Config) -> None:
 
 def _check_turns(config: Config) -> None:
     """Refuse what correlated noise leaves no room for."""
-    bands, clients = config.privacy.noise_bands, config.data.clients
+    bands = config.privacy.noise_bands
     if bands == 1:
         return
-    if bands > clients:
-        raise ValueError(
-            f"noise_bands is {bands}, but {clients} clients cannot take so many turns: use at most "
-            f"--noise-bands {clients}"
-        )
     if config.rounds.fraction < 1:
         raise ValueError(
             f"fraction is {config.rounds.fraction:g}, but with --noise-bands {bands} each client "

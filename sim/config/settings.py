@@ -124,7 +124,7 @@ class Data(Settings):
     """of the final model: accuracy and loss alone; also by class, with F1, AUROC and calibration,
     or perplexity; also by client on its own records, unprotected, or released with noise and
     charged (docs/howto/evaluation.md)"""
-    score_noise: float = Field(8.0, gt=0)
+    score_noise: float = Field(8.0, gt=0, le=1e6)
     """released scores: noise on the number of a client's records that are found [records]"""
     client_holdout: float = Field(0.0, ge=0, lt=1)
     """what a client does not train on, for scores by client: drawn from its records, at least one

@@ -68,7 +68,11 @@ def hold_back(
     dataset: Dataset, parts: Partition, share: float, rng: np.random.Generator
 ) -> tuple[Dataset, Partition, Held | None]:
     """The data set and its partition without a share of each client's records, rounded up, drawn
-    uniformly, and these records; None for a share of 0. At least one of each client's stays."""
+    uniformly, and these records; None for a share of 0. At least one of each client's stays.
+
+    Raises:
+        ValueError: no client has two records.
+    """
     if not share:
         return dataset, parts, None
     sizes, owner = parts.sizes, np.repeat(np.arange(parts.clients), parts.sizes)
@@ -77,6 +81,11 @@ def hold_back(
     place = np.arange(len(owner)) - np.repeat(parts.offsets[:-1], sizes)
     taken = np.zeros(len(owner), dtype=bool)
     taken[order[place < np.repeat(held, sizes)]] = True
+    if not taken.any():
+        raise ValueError(
+            f"client_holdout is {share:g}, but no client has a second record that it could hold "
+            "back: use fewer --clients, or leave --client-holdout out"
+        )
     chosen = np.zeros(len(dataset.y), dtype=bool)
     chosen[parts.indices[taken]] = True
 

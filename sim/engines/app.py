@@ -71,6 +71,7 @@ def _asked(run_config: Mapping[str, bool | int | float | str]) -> Request:
     request = parse(flags(run_config), "flwr run", "")
     if request.resume is None:  # else the nodes refuse it, but for workers of this machine
         policy.refuse_aggregation(request.config)
+        policy.refuse_scores(request.config)
     decided = [name for name in DECIDED_BY_FLOWER if name in request.given]
     if decided and request.resume is None:
         name = decided[0]

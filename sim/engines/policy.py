@@ -184,8 +184,8 @@ def check_alone(job: "Job") -> None:
     if before:
         raise ValueError(
             f"phases before training are {', '.join(before)}, but a Flower node with a policy of "
-            "its own shares no folder in which it would see their results: use --standardize none "
-            "and another --strategy than fedfed"
+            "its own shares no folder in which it would see their results: use --standardize none, "
+            "another --strategy than fedfed and another --evaluation than released"
         )
 
 
@@ -227,6 +227,19 @@ def refuse_aggregation(config: Config) -> None:
         raise ValueError(
             "trust is aggregate, but a Flower node sends the server the sum of its own group, with "
             "too little noise: use python -m sim.run, or --trust local"
+        )
+
+
+def refuse_scores(config: Config) -> None:
+    """Refuse scores by client, whose noise the server's process would add.
+
+    Raises:
+        ValueError: they are to be released.
+    """
+    if config.data.evaluation == "released":
+        raise ValueError(
+            "evaluation is released, but with Flower nodes the server's process would look at the "
+            "clients' records to score them: use python -m sim.run, or --evaluation detailed"
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from client import trace
 from mechanisms import personal
 from mechanisms.randomness import generator, seed_key
-from sim.config.checks import check_delta, check_parts, check_sizes
+from sim.config.checks import check_clients, check_delta, check_parts, check_sizes
 from sim.config.fields import Config
 from sim.config.settings import Data
 from sim.data.dataset import Dataset
@@ -51,8 +51,7 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     """
     check_parts(config)
     dataset, parts, holdout, held = split(config, features)
-    config = with_budgets(_with_clients(config, parts.clients), parts.clients)
-    config = _with_trace(config)
+    config = _with_trace(with_clients(config, parts.clients))
     words = words_of(config.data, dataset)
     model = model_of(config, dataset, words)
     check_delta(config, len(dataset.y))
@@ -71,37 +70,27 @@ def build(config: Config, workers: int | None = None, features: Path | None = No
     return job
 
 
-def _with_clients(config: Config, clients: int) -> Config:
-    """The configuration with the number of clients that a data set gives.
+def with_clients(config: Config, clients: int) -> Config:
+    """The configuration with the number of clients that a data set gives, and personal budgets by
+    their numbers, if it has any.
 
     Raises:
-        ValueError: another number was given.
+        ValueError: another number was given, settings ask for more clients, or the budgets are
+            none of so many.
     """
     data = config.data
     if data.clients not in (clients, Data.model_fields["clients"].default):
         raise ValueError(
             f"clients is {data.clients}, but {data.dataset} has {clients}: leave --clients out"
         )
-    return config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
-
-
-def with_budgets(config: Config, clients: int) -> Config:
-    """The configuration with personal budgets by the clients' numbers, if it has any.
-
-    Raises:
-        ValueError: they are no budgets of so many clients.
-    """
-    data, privacy = config.data, config.privacy
+    config = config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
+    check_clients(config)
+    privacy = config.privacy
     if privacy.budgets is None:
         return config
     rng = generator(seed_key(config.run.seed), "budgets")
     budgets = personal.resolved(privacy.budgets, clients, rng)
-    return config.model_copy(
-        update={
-            "data": data.model_copy(update={"clients": clients}),
-            "privacy": privacy.model_copy(update={"budgets": budgets}),
-        }
-    )
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"budgets": budgets})})
 
 
 def _with_trace(config: Config) -> Config:

@@ -3,7 +3,8 @@
 Scores by client may be released: of each client, the number of its records that the model finds,
 with Gaussian noise. A record moves it by at most 1. A phase before training pays for that, so that
 training is calibrated to what is left of the budget, and the charge is on disk long before the
-scores are drawn, once in a run.
+scores are drawn, once in a run. In a release records are scored one by one, so that none moves the
+last bits of another's outputs.
 """
 
 import hashlib
@@ -26,10 +27,11 @@ from mechanisms.placing import place
 from mechanisms.plan import PlanTable
 from mechanisms.randomness import Streams, SystemStreams, seed_key
 from mechanisms.sharing import SharingPlan, Sum
-from server import closing
+from server import closing, manifest
 from server.closing import EVALUATION
 from server.federation import Federation
 from server.records import Evaluation
+from server.store import MODEL
 from sim.config.settings import UNPROTECTED
 from sim.data.holdout import Held
 from sim.job.copies import copy_on
@@ -40,7 +42,6 @@ from sim.phases.phase import (
     Costs,
     Outlook,
     Phase,
-    check_result,
     files,
     group_data,
     release,
@@ -87,10 +88,12 @@ def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation
     return Evaluation(evaluated_on=data.evaluate_on, **scores)
 
 
-def _outputs(job: Job, params: np.ndarray, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _outputs(
+    job: Job, params: np.ndarray, x: Tensor, y: Tensor, at_a_time: int = EVALUATION_BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Outputs ``[B, ...]`` and targets of so many records at a time, in their order."""
     rows = place(torch.from_numpy(params), job.device)[None]
-    for part in torch.arange(len(y)).split(EVALUATION_BATCH):
+    for part in torch.arange(len(y)).split(at_a_time):
         at = slice(int(part[0]), int(part[-1]) + 1)
         yield job.gradients.logits(rows, x[at][None])[0], y[at]
 
@@ -175,8 +178,10 @@ def _rights(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np
     x, y = (copy_on(job.device, array) for array in (held.x, held.y))
     metric: Callable[[Tensor, Tensor], Tensor] = LOSSES[job.config.data.loss][1]
 
+    at_a_time = 1 if job.config.run.release else EVALUATION_BATCH
+
     def right(model: np.ndarray, x: Tensor, y: Tensor) -> np.ndarray:
-        found = [metric(output, y) for output, y in _outputs(job, model, x, y)]
+        found = [metric(output, y) for output, y in _outputs(job, model, x, y, at_a_time)]
         return torch.cat([y.new_zeros(0).float(), *found]).cpu().numpy()
 
     found = right(params, x, y)
@@ -241,14 +246,18 @@ def node(job: Job, group: int, run_dir: Path) -> SharingNode:
 
 def _released(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, np.ndarray]:
     """How many records of each client the model ``[P]`` finds, float32 ``[clients]``, with noise;
-    and how many each holds. On disk before anybody sees it, and drawn once.
+    and how many each holds. They are drawn once, and on disk twice before anything is made of them:
+    who loses one file has the other, and who loses both while something was made of them goes no
+    further.
 
     Raises:
-        ValueError: they were drawn, and the file is lost, damaged, or of another model or run.
+        ValueError: they were drawn, and are lost, damaged, or of another model or run.
     """
-    path, (right, sizes) = run_dir / FILE, _rights(job, params, run_dir)
+    places = [run_dir / FILE, run_dir / NAME / FILE]
+    made = [run_dir / name for name in (EVALUATION, MODEL, closing.FILE)]
     model = np.frombuffer(hashlib.blake2b(params.tobytes()).digest(), np.uint8)
-    if not path.exists() and not (run_dir / closing.FILE).exists():
+    right, sizes = _rights(job, params, run_dir)
+    if not any(path.exists() for path in (*places, *made)):
         plan = cast(SharingPlan, job.plans_of[NAME].plans[0])
         own = torch.from_numpy(right)[:, None].split(sizes.tolist())
         draws = (
@@ -257,14 +266,20 @@ def _released(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, 
             else Streams(seed_key(job.seed), 0, range(len(sizes)), CPU)
         )
         found = Sum(plan, lambda rights: rights, 1, "scores")(own, own, draws, of_seed(job.seed))
-        write_result(path, {"right": found.sums[:, 0].numpy(), "model": model})
-    check_result(path)
-    _, known = tensors.read(path)
+        write_result(places[0], {"right": found.sums[:, 0].numpy(), "model": model})
+    path = next((path for path in places if path.exists()), places[0])
+    if not path.exists():
+        raise ValueError(f"{path} is missing, and scores are drawn once: restore it from a copy")
+    labels, known = tensors.read(path)
+    manifest.check_run(run_dir, path, labels.get(tensors.RUN))
     if not np.array_equal(known["model"], model):
         raise ValueError(
             f"{path} has the scores of another model of this run, and they were paid for once: "
             "start a new run"
         )
+    for other in places:
+        if not other.exists():
+            durable.write(other, durable.read(path))
     return known["right"], sizes
 
 

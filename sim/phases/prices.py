@@ -21,7 +21,7 @@ from sim.config.fields import Config
 from sim.config.use import unused
 from sim.job.job import TRAIN
 from sim.phases import course
-from sim.phases.build import split, with_budgets
+from sim.phases.build import split, with_clients
 from sim.phases.phase import Outlook
 
 Entries = dict[str, Any]
@@ -64,7 +64,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
     check_parts(config)
     if records is None:
         dataset, parts, holdout, _ = split(config)
-        config = with_budgets(config, parts.clients)
+        config = with_clients(config, parts.clients)
         return Outlook(config, dataset.x.shape[1:], parts.sizes, holdout is not None)
     given = config.data.partition == "given"
     clients = len(records) if given else config.data.clients
@@ -74,7 +74,7 @@ def outlook_of(config: Config, records: Sequence[int] | None) -> Outlook:
             "clients: give one of at least 1 for all of them, or one for each"
         )
     sizes = np.broadcast_to(np.array(records, dtype=np.int64), clients)
-    config = with_budgets(config, clients)
+    config = with_clients(config, clients)
     return Outlook(config, (1,), sizes, config.data.public_records > 0)
 
 

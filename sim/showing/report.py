@@ -158,9 +158,9 @@ def _mechanism(run: Run) -> list[str]:
     """The mechanism's metrics by round; nothing without any."""
     from sim.showing import plots
 
-    caption = "Public metric of the mechanism: mean over each round's clients."
+    mean = "Public metric of the mechanism: mean over each round's clients."
     pictures = [
-        page.picture(plots.svg(figure), f"{name} by round", caption)
+        page.picture(plots.svg(figure), f"{name} by round", wording.METRICS.get(name, mean))
         for name, figure in plots.mechanism_metrics(run.records).items()
     ]
     return [page.section("Mechanism", *pictures)] if pictures else []

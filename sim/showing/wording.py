@@ -18,6 +18,11 @@ AT_ONE_ORDER = (
     "it began, and hold whatever made it end. They cover every charged round, finished or not."
 )
 UNDER_WAY = "It includes a round in progress."
+METRICS = {
+    "clock": "Virtual time at which each round ended [scale of a training's normal duration].",
+    "staleness": "How many models old those of the clients were that answered: mean over a round.",
+}
+"""What metrics of the rounds are that are not the mechanism's."""
 MAX_TEXT = 300
 """Characters of a setting's value that a report shows; all of it is in ``config.toml``."""
 RELEASED = (
@@ -143,7 +148,7 @@ def scores(found: Evaluation) -> list[tuple[str, str]]:
         ]
     elif found.score_noise is not None:
         rows += [
-            ("released: mean of clients", figure(found.client_mean)),
+            (f"released: mean of clients, {found.clients_on} records", figure(found.client_mean)),
             ("standard deviation of its noise", figure(found.client_mean_noise)),
             ("standard deviation", figure(found.client_deviation)),
         ]
