@@ -205,7 +205,10 @@ def test_they_are_shown_as_what_they_are(tmp_path):
         (["--evaluation", "basic", "--score-noise", "3"], "--evaluation released does"),
         (["--score-noise", "0"], "score_noise is 0"),
         (["--score-noise", "1e7"], "a number in (0, 1000000.0]"),
-        (["--client-holdout=0.3", "--clients=1437", "--partition=iid", "--min-records=1"], "no client has a second record"),
+        (
+            ["--client-holdout=0.3", "--clients=1437", "--partition=iid", "--min-records=1"],
+            "no client has a second record",
+        ),
         (["--personal-layers", "1"], "add --client-holdout 0.2"),
     ],
 )
