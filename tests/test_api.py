@@ -384,7 +384,7 @@ def test_a_ray_of_the_callers_is_left_alone(tmp_path, records, monkeypatch):
 
 def test_nothing_is_printed(tmp_path, arrays, capfd):
     result = sim.train(dataset=arrays, model=Net, **SMALL, out=tmp_path)
-    assert repr(result) and result.model() and result.report().is_file()
+    assert ": finished, " in repr(result) and result.model() and result.report().is_file()
     assert capfd.readouterr() == ("", "")
 
 

@@ -363,6 +363,13 @@ def test_intervals_of_likelihood_ratios_hold_where_there_is_nothing_to_find():
     assert of_records / 400 > 0.85 > 0.8 > of_guesses / 400
 
 
+def test_the_paper_s_figure_stands_beside_the_same_attack_on_the_same_data_and_mechanism():
+    found = [SimpleNamespace(tallies={"shadow": Tally(3, 4)}, ratios=None)]
+    asked = {"dataset": "fmnist", "mechanism": "dpsgd", "epsilon": 3.0}
+    shown = session._success("shadow", load(None, asked), found, 0.95)
+    assert shown.paper == 0.493 and shown.right == 3
+
+
 def test_the_papers_figures_are_those_of_its_tables():
     """Every number of Tables 3 and 4 is found in its place, and no other place has one."""
     found = {}

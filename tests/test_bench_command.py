@@ -327,6 +327,8 @@ def test_a_time_limit_in_hours_ends_that_much_later_and_has_defaults_of_its_own(
     assert given.page == PACKAGES / "docs" / "leaderboard.md"
     given = bench_flags.parse(["absent", *words, "--cells=there", "--seeds=3,1"], "")
     assert (given.cells, given.page, given.seeds) == (Path("there"), None, [1, 3])
+    with pytest.raises(ValueError, match="docs is "):
+        bench_flags.parse(["absent", *words, f"--page={PACKAGES / 'docs'}"], "")
     given = bench_flags.parse(["absent", *words, "--cells=there", "--page=p.md"], "")
     assert (given.cells, given.page) == (Path("there"), Path("p.md"))
 

@@ -138,6 +138,7 @@ def test_a_directory_that_is_damaged_meanwhile_is_said_and_tried_again(tmp_path)
         (folder / "partition.npz").write_bytes(b"")
         status, _, text = ask(server)
         assert status == 503 and AGAIN in text and "partition.npz" in text and "43.2%" not in text
+        assert text.index("The report cannot be drawn") < text.index("partition.npz")
         (folder / "partition.npz").write_bytes(whole)
         assert ask(server)[0] == 200
 

@@ -207,6 +207,12 @@ def test_a_resumed_run_keeps_its_kind_of_device(tmp_path):
         inputs.check(folder, build(config.load(folder / "config.toml", {})))
 
 
+def test_a_release_is_of_no_kind_of_processor(tmp_path):
+    """Its rounds are not replayed."""
+    job = build(config.load(None, {"clients": 2, "out": str(tmp_path), "release": True}))
+    assert inputs._inputs(job, b"key")["device"] == "cpu"
+
+
 def starting(folder, **own):
     """A new run's directory by two starts in the same second: the name that both have chosen."""
     job = build(config.load(None, {"out": str(folder), "clients": 2, "groups": 1, **own}))

@@ -17,7 +17,7 @@ from mechanisms.optimizers import adam, sgd
 from mechanisms.registry import MECHANISMS
 from mechanisms.updates import NORMALISED, UPDATE, pace
 from sim.phases import training
-from strategies import fedavg
+from strategies import fedavg, trial
 from strategies.distillation import Distiller, objective
 from strategies.fedfed import union
 from strategies.registry import STRATEGIES
@@ -25,6 +25,17 @@ from strategies.settings import STRATEGIES as NAMES
 from strategies.settings import Aggregation, FedFed
 from tests.small import OWNED, cohort, model, start
 from tests.test_loop import World, outcome
+
+
+def test_a_state_of_texts_is_refused_before_a_run():
+    """No checkpoint can hold it."""
+    plain = fedavg.fedavg(Aggregation())
+    texts = replace(plain, init=lambda params: {"velocity": np.array(["x"])})
+    texts = replace(texts, aggregate=lambda state, params, mean: (state, params))
+    with pytest.raises(ValueError, match="a dictionary of NumPy arrays of numbers"):
+        trial.check("mine", texts, 3)
+    trial.check("plain", plain, 3)
+
 
 UPDATES = np.random.default_rng(0).normal(size=(6, 4))
 """Rounds, parameters."""
