@@ -7,6 +7,7 @@ digests before they are parsed, and parsed without pickle.
 """
 
 import contextlib
+import functools
 import gzip
 import importlib.util
 import io
@@ -193,13 +194,19 @@ def _digits(normalise: bool) -> Dataset:
     if path is None or not path.is_file():
         missing = f"{path or 'it'} is missing: pip install scikit-learn"
         raise ValueError(f"dataset = 'digits' needs scikit-learn, {missing}")
-    content = published(path, "digits.csv.gz")
-    scans = np.loadtxt(io.BytesIO(gzip.decompress(content)), delimiter=",")
+    scans = _scans(published(path, "digits.csv.gz"))
     pixels = (scans[:, :-1] - 8) / 8 if normalise else scans[:, :-1] / 16
     x = pixels.astype(np.float32).reshape(-1, 1, 8, 8)
     y = scans[:, -1].astype(np.int64)
     train, test = fixed_split(len(x), DIGITS_TEST)
     return Dataset("digits", x[train], y[train], x[test], y[test], 10)
+
+
+@functools.lru_cache(maxsize=1)
+def _scans(content: bytes) -> np.ndarray:
+    """The numbers of the file of digits; parsing takes longer than a round, so that a process with
+    many runs does it once."""
+    return np.loadtxt(io.BytesIO(gzip.decompress(content)), delimiter=",")
 
 
 def _images(name: str, root: Path, normalise: bool) -> Dataset:
