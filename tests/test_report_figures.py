@@ -47,7 +47,9 @@ def test_the_tiles_of_a_finished_run(tmp_path):
 def test_the_tiles_of_an_unfinished_run(tmp_path):
     """From the last round. With a certified budget that is what is proved; without, what has been
     spent."""
-    half = unequal.tiles(page_of(unequal.run_directory(tmp_path / "half", finished=False)))
+    folder = unequal.run_directory(tmp_path / "half", finished=False)
+    assert [record.round for record in Result(folder).rounds] == [1, 2, 3]
+    half = unequal.tiles(page_of(folder))
     assert half["Test accuracy"] == ("43.0%", "after round 3 of 9; loss 1.4200")
     assert half["Certified epsilon"] == (
         "9.5",
