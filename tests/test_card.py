@@ -1,6 +1,7 @@
 """What is taken away: a model that loads without the project, its card, and its ONNX file."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from torch import nn
 
 from mechanisms.randomness import generator
 from server.records import largest
+from sim.config.configuration import load
+from sim.job import card
 from sim.library.result import Result
+from sim.phases.build import build
 from sim.run import command
 from sim.showing import wording
 from sim.showing.run import read_run
@@ -30,6 +34,15 @@ def test_a_card_says_that_a_clip_norm_moves(tmp_path):
     folder = run(tmp_path, "--epsilon=none", "--model=mlp", "--clip-quantile=0.25")
     said = "| mechanism | dpsgd, clip norm 1, moving to the quantile 0.25, noise 3 |"
     assert said in (folder / "model_card.md").read_text()
+
+
+def test_a_card_tells_a_group_s_budget_from_what_was_spent_of_it(tmp_path):
+    folder = run(tmp_path, "--epsilon=none")
+    group = {"group": "few", "budget": 2.0, "clients": 4, "largest": 1.25}
+    summary = replace(read_run(folder).summary, budgets=(group,))
+    card.write(folder, build(load(folder / "config.toml", {})), summary)
+    text = (folder / "model_card.md").read_text()
+    assert "| group few | 4 clients, budget 2, largest 1.25 |" in text
 
 
 def test_a_card_says_what_is_proved_and_what_is_not(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from sim.commands import guard
 from sim.commands.account import OWN
-from sim.commands.flags import Request, parse
+from sim.commands.flags import Request, parse, request
 from sim.commands.guard import main_guard
 from sim.commands.parser import build_parser, help_text
 from sim.commands.topics import COMMON, TOPICS
@@ -364,6 +364,13 @@ def test_a_resumed_run_may_have_other_workers(run_dir):
         True,
         2,
     )
+
+
+def test_what_is_given_to_a_resumed_run_goes_before_a_library_s_defaults(run_dir):
+    def asked(**given):
+        return request(given, resume=str(run_dir), defaults={"workers": 7}).config.run.workers
+
+    assert (asked(), asked(workers=3)) == (7, 3)
 
 
 @pytest.mark.parametrize(

@@ -392,6 +392,14 @@ def test_delta_is_compared_with_all_records(tmp_path, delta, said):
     assert (f"Delta {delta:g} is not below 1 / 153 records" in page) is said
 
 
+@pytest.mark.parametrize(("delta", "said"), [(1 / 5, True), (0.999 / 5, False)])
+def test_delta_is_compared_with_the_clients_where_these_are_protected(tmp_path, delta, said):
+    whole = {"trust": "server", "unit": "client", "delta": delta}
+    page = html.unescape(page_of(unequal.run_directory(tmp_path / "run", **whole)))
+    assert (f"Delta {delta:g} is not below 1 / 5 clients" in page) is said
+    assert ("Delta" in page and "records: it allows" in page) is False
+
+
 def test_what_clients_share_and_its_price(tmp_path, figures):
     """The largest price of a client, of what was paid before the first round: not the first, nor
     with the rounds'."""
