@@ -9,16 +9,11 @@
              as this project's own
     ours     `python -m sim.run --trust server --unit client`
 
-Whole commands in turns, each with one thread. The example is pfl's own in its numbers: 1,000
-clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours: of 10 expected, or as
-theirs with `--sampling shuffled`) at rate 0.1, updates clipped to 0.4, a plain mean at the server,
-a look at the test part every 10 rounds.
-
-    mnist    a small net and noise of one clip norm on each sum, as it is charged
-    cifar10  pfl's benchmark: its net, and its noise, which is that of 1,000 clients a round of a
-             million (`noise_cohort_size`), scaled down to 50. Epsilon is that of the planned
-             training, 3,000 rounds, not that of the rounds that are trained here. No result of
-             it is kept
+Whole commands in turns, each with one thread, on MNIST with a small net. The example is pfl's own
+in its numbers: 1,000 clients of 50 images, 50 a round, a local pass in 5 steps of 10 images (ours:
+of 10 expected, or as theirs with `--sampling shuffled`) at rate 0.1, updates clipped to 0.4, a
+plain mean at the server, a look at the test part every 10 rounds. The noise on a round's sum is one
+clip norm.
 
 Taken of each: accuracy of the last model, CPU seconds of the whole command (of Flower without Ray's
 own processes), median seconds of a round that ends without a look at the test part. Epsilon is what
@@ -32,7 +27,6 @@ import os
 import statistics
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -55,52 +49,22 @@ from mechanisms.accounting import accountant, dominating  # noqa: E402
 from mechanisms.accounting.events import SampledGaussian  # noqa: E402
 from sim.data.dataset import load  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained, and what is charged for it.
-
-    Attributes:
-        net: a name of `benchmarks.peers.yardstick.NETS`.
-        noise_multiplier: on the sum of ``noise_cohort`` clients, over the clip norm.
-        noise_cohort: clients a round.
-        population: all clients.
-        charged_rounds: of the whole training; None for those of a run.
-        delta: of the guarantee.
-        rounds: of a run, unless others are asked for.
-    """
-
-    net: str
-    noise_multiplier: float
-    noise_cohort: int
-    population: int
-    charged_rounds: int | None
-    delta: float
-    rounds: int
-
-
-TASKS = {
-    "mnist": Task("SmallCNN", 1.0, COHORT, USERS, None, 1e-5, 100),
-    "cifar10": Task("TwoLayerCNN", 0.6328, 1000, 1_000_000, 3000, 1e-6, 30),
-}
+NET, NOISE, DELTA = "SmallCNN", 1.0, 1e-5
 SIDES = ("pfl", "flower", "ours")
 
 
-def write_records(path: Path, dataset: str, data_dir: str | None) -> None:
+def write_records(path: Path, data_dir: str | None) -> None:
     """As many images as the clients have, as bytes, for all sides."""
-    data = load(dataset, data_dir, normalise=False)
+    data = load("mnist", data_dir, normalise=False)
     x, x_test = (np.rint(part * 255).astype(np.uint8) for part in (data.x, data.x_test))
     most = USERS * IMAGES
     np.savez(path, x=x[:most], y=data.y[:most], x_test=x_test, y_test=data.y_test)
 
 
-def run_peer(python: str, script: str, task: Task, common: list[str]) -> tuple[dict, dict]:
+def run_peer(python: str, script: str, common: list[str]) -> tuple[dict, dict]:
     """One run of a peer, and what its runs have in common. Flower says its own CPU time."""
-    command = [python, f"benchmarks/peers/{script}.py", f"--net={task.net}", *common]
-    command += [f"--noise-multiplier={task.noise_multiplier}", f"--delta={task.delta}"]
-    command += [f"--noise-cohort={task.noise_cohort}", f"--population={task.population}"]
-    if task.charged_rounds:
-        command.append(f"--charged-rounds={task.charged_rounds}")
+    command = [python, f"benchmarks/peers/{script}.py", f"--net={NET}", *common]
+    command += [f"--noise-multiplier={NOISE}", f"--delta={DELTA}"]
     cpu, output = cpu_seconds(command)
     report = json.loads(output.strip().splitlines()[-1])
     seconds = report["round_seconds"]
@@ -114,33 +78,31 @@ def run_peer(python: str, script: str, task: Task, common: list[str]) -> tuple[d
     return run, {"epsilon": report["epsilon"], "versions": report["versions"]}
 
 
-def run_ours(task: Task, rounds: int, sampling: str, common: list[str]) -> tuple[dict, dict]:
+def run_ours(rounds: int, sampling: str, common: list[str]) -> tuple[dict, dict]:
     """One run of ours, and what its runs have in common."""
-    noise = task.noise_multiplier * COHORT / task.noise_cohort
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sim.run", "--trust=server", "--unit=client"]
-        command += [f"--model=benchmarks.peers.yardstick:{task.net}", f"--clients={USERS}"]
+        command += [f"--model=benchmarks.peers.yardstick:{NET}", f"--clients={USERS}"]
         command += ["--partition=iid", f"--fraction={COHORT / USERS}", f"--lr={RATE}"]
         command += [f"--sample-rate={BATCH / IMAGES}", f"--steps={IMAGES // BATCH}"]
         command.append(f"--sampling={sampling}")
-        command += [f"--clip-norm={CLIP_NORM}", f"--noise-multiplier={noise}", "--epsilon=none"]
-        command += [f"--delta={task.delta}", "--server-momentum=0", "--evaluate-every=10"]
+        command += [f"--clip-norm={CLIP_NORM}", f"--noise-multiplier={NOISE}", "--epsilon=none"]
+        command += [f"--delta={DELTA}", "--server-momentum=0", "--evaluate-every=10"]
         command += ["--engine=inline", "--quiet", f"--out={folder}", "--name=run"]
         cpu, _ = cpu_seconds([*command, *common])
         lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
     done = [json.loads(line) for line in lines]
     quiet = quiet_rounds([r["seconds"] for r in done])
     run = {"accuracy": done[-1]["accuracy"], "round": quiet, "cpu": cpu}
-    return run, {"epsilon": our_epsilons(task, rounds), "versions": {"torch": version("torch")}}
+    return run, {"epsilon": our_epsilons(rounds), "versions": {"torch": version("torch")}}
 
 
-def our_epsilons(task: Task, rounds: int) -> dict[str, float]:
+def our_epsilons(rounds: int) -> dict[str, float]:
     """Certified at any time of a run, and at its end alone."""
-    event = SampledGaussian(task.noise_cohort / task.population, task.noise_multiplier)
-    charges = {event: task.charged_rounds or rounds}
+    charges = {SampledGaussian(COHORT / USERS, NOISE): rounds}
     return {
-        "certified": accountant.epsilon(charges, task.delta).epsilon,
-        "end alone": accountant.composed(charges, task.delta, dominating.pairs),
+        "certified": accountant.epsilon(charges, DELTA).epsilon,
+        "end alone": accountant.composed(charges, DELTA, dominating.pairs),
     }
 
 
@@ -158,8 +120,7 @@ def main() -> None:
     parser.add_argument("--pfl-python", default="python")
     parser.add_argument("--flower-python", default=sys.executable)
     parser.add_argument("--data-dir")
-    parser.add_argument("--task", choices=TASKS, default="mnist")
-    parser.add_argument("--rounds", type=int, help="the task's, if not given")
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each side, of seeds from 0")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument(
@@ -170,26 +131,26 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    task = TASKS[arguments.task]
-    rounds = arguments.rounds or task.rounds
     runs: list[dict] = []
     facts: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as folder:
-        records = Path(folder) / f"{arguments.task}.npz"
-        write_records(records, arguments.task, arguments.data_dir)
+        records = Path(folder) / "mnist.npz"
+        write_records(records, arguments.data_dir)
         for seed in range(arguments.seeds):
-            common = [f"--rounds={rounds}", f"--seed={seed}"]
+            common = [f"--rounds={arguments.rounds}", f"--seed={seed}"]
             peers = [f"--records={records}", *common]
             for side in arguments.sides:
                 load_average = os.getloadavg()[0]
                 if side == "ours":
                     run, facts[side] = run_ours(
-                        task, rounds, arguments.sampling, [f"--dataset={records}", *common]
+                        arguments.rounds,
+                        arguments.sampling,
+                        [f"--dataset={records}", *common],
                     )
                 else:
                     python = arguments.pfl_python if side == "pfl" else arguments.flower_python
                     script = "pfl_yardstick" if side == "pfl" else "flower_dpfedavg"
-                    run, facts[side] = run_peer(os.path.abspath(python), script, task, peers)
+                    run, facts[side] = run_peer(os.path.abspath(python), script, peers)
                 runs.append({"side": side, "seed": seed, **run, "load_average": load_average})
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
 
@@ -207,7 +168,13 @@ def main() -> None:
     }
     result = {
         "command": "python " + " ".join(sys.argv),
-        "task": {"name": arguments.task, **asdict(task), "rounds": rounds},
+        "task": {
+            "name": "mnist",
+            "net": NET,
+            "noise_multiplier": NOISE,
+            "delta": DELTA,
+            "rounds": arguments.rounds,
+        },
         "processor": chip(),
         "sides": sides,
         "over_ours": {

@@ -269,17 +269,17 @@ def test_python_knows_it(tmp_path, no_report):
     assert max(late.summary.epsilon_certified) <= 20
 
 
-def of_five(folder, clients: int = 5) -> str:
-    """A data set whose records belong to so many clients, ten to each."""
+def owned_by(folder, clients: int) -> str:
+    """The path of a data set whose records belong to so many clients, ten to each."""
     x = np.random.default_rng(0).normal(size=(10 * clients, 3)).astype(np.float32)
     y, owner = np.arange(10 * clients) % 2, np.repeat(np.arange(clients), 10)
-    np.savez(folder / "five.npz", x=x, y=y, client=owner, x_test=x[:4], y_test=y[:4])
-    return str(folder / "five.npz")
+    np.savez(folder / "owned.npz", x=x, y=y, client=owner, x_test=x[:4], y_test=y[:4])
+    return str(folder / "owned.npz")
 
 
 def test_a_price_is_for_the_clients_that_there_are(tmp_path, no_report):
     """Kills a plan for the answers of 100 clients where a data set has five."""
-    given = {"dataset": of_five(tmp_path), "partition": "given", "buffer": 2, "rounds": 10}
+    given = {"dataset": owned_by(tmp_path, 5), "partition": "given", "buffer": 2, "rounds": 10}
     run = sim.train(**given, engine="inline", out=tmp_path, name="run")
     for records in ({}, {"records": [10] * 5}):
         found = sim.price(**given, **records)
@@ -288,8 +288,8 @@ def test_a_price_is_for_the_clients_that_there_are(tmp_path, no_report):
 
 
 def test_the_clients_of_a_data_set_bound_a_buffer(tmp_path, capsys):
-    words = [f"--dataset={of_five(tmp_path)}", "--partition=given", f"--out={tmp_path}"]
+    words = [f"--dataset={owned_by(tmp_path, 5)}", "--partition=given", f"--out={tmp_path}"]
     said = refusal(capsys, command, [*words, "--buffer=6"])
     assert said.startswith("error: buffer is 6, but only 5 clients work at the same time")
-    many = {"dataset": of_five(tmp_path, 120), "partition": "given", "buffer": 110}
+    many = {"dataset": owned_by(tmp_path, 120), "partition": "given", "buffer": 110}
     assert build(load(None, many)).config.rounds.buffer == 110

@@ -39,7 +39,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from central import add_flags, noise_scale
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -119,19 +118,16 @@ class Rounds:
 
 def accountant(arguments: argparse.Namespace, sampling: SamplingMethod) -> RdpAccountant:
     """Flower's own, before the first round."""
-    population = arguments.population
-    return RdpAccountant(PrivacyConfig(arguments.delta, population, SAMPLINGS[sampling], sampling))
+    return RdpAccountant(PrivacyConfig(arguments.delta, USERS, SAMPLINGS[sampling], sampling))
 
 
 def epsilons(arguments: argparse.Namespace) -> dict[str, float]:
     """What Flower's accountant charges for all rounds, by sampling."""
-    event = GaussianPrivacyEvent(
-        arguments.noise_multiplier, arguments.noise_cohort, arguments.population
-    )
+    event = GaussianPrivacyEvent(arguments.noise_multiplier, COHORT, USERS)
     charged = {}
     for sampling in SAMPLINGS:
         one = accountant(arguments, sampling)
-        one.compose(event, arguments.charged_rounds or arguments.rounds)
+        one.compose(event, arguments.rounds)
         charged[sampling.value] = one.get_privacy_spent().epsilon
     return charged
 
@@ -154,7 +150,7 @@ def build_server(arguments: argparse.Namespace, rounds: Rounds) -> ServerApp:
             FedAvg(
                 fraction_train=COHORT / USERS, fraction_evaluate=0.0, train_metrics_aggr_fn=sum_up
             ),
-            noise_multiplier=arguments.noise_multiplier * noise_scale(arguments),
+            noise_multiplier=arguments.noise_multiplier,
             clipping_norm=CLIP_NORM,
             num_sampled_clients=COHORT,
             accountant=RdpAccountant(config),
@@ -184,7 +180,8 @@ def main() -> None:
     parser.add_argument("--net", choices=NETS, default="SmallCNN")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    add_flags(parser)
+    parser.add_argument("--noise-multiplier", type=float, default=1.0)
+    parser.add_argument("--delta", type=float, default=1e-5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)

@@ -35,7 +35,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
-from central import add_flags, noise_scale
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByUser
 from pfl.algorithm.base import NNAlgorithmParams
@@ -90,12 +89,11 @@ def network(name: str) -> nn.Module:
 def accountant(arguments: argparse.Namespace) -> PLDPrivacyAccountant:
     """pfl's own, of what is charged."""
     return PLDPrivacyAccountant(
-        num_compositions=arguments.charged_rounds or arguments.rounds,
-        sampling_probability=arguments.noise_cohort / arguments.population,
+        num_compositions=arguments.rounds,
+        sampling_probability=COHORT / USERS,
         mechanism="gaussian",
         noise_parameter=arguments.noise_multiplier,
         delta=arguments.delta,
-        noise_scale=noise_scale(arguments),
     )
 
 
@@ -112,7 +110,8 @@ def main() -> None:
     parser.add_argument("--net", choices=NETS, default="TwoLayerCNN")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    add_flags(parser)
+    parser.add_argument("--noise-multiplier", type=float, help="none: without privacy")
+    parser.add_argument("--delta", type=float, default=1e-5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
