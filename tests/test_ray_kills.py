@@ -22,8 +22,9 @@ from tests.processes import NEEDS_PROC, descendants, finish, wait_for
 
 pytestmark = [pytest.mark.slow, NEEDS_PROC]
 ROOT = Path(__file__).parent.parent
-ROUNDS, DRIVERS, WORKERS = 400, 2, 2
-"""Drivers that die, and workers that die under each of them."""
+ROUNDS, DRIVERS, WORKERS = 1000, 2, 2
+"""So many rounds that a fast run does not end before its deaths; drivers that die, and workers that
+die under each of them."""
 FLAGS = (
     f"--rounds={ROUNDS} --clients=20 --sample-rate=0.5 --steps=2 --groups=4 --chunk-clients=5 "
     "--epsilon=none --noise-multiplier=3 --quiet"
