@@ -11,6 +11,7 @@ the same sums. A model that fails there takes the general way.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -217,10 +218,19 @@ class Routes:
         tolerance: float,
         known: bool,
     ) -> Trial:
-        start = self._layout.initial(module)
-        params, sizes = (start + 0.1 * wave(start)).unsqueeze(0), SIZES[: 2 if known else None]
+        params, sizes = self._made_up(module).unsqueeze(0), SIZES[: 2 if known else None]
         own = module, self._loss, self._layout
         return Trial(*own, params, batches, targets, tolerance, sizes)
+
+    def _made_up(self, module: nn.Module) -> Tensor:
+        """`[P]`: parameters none of which is 0; a unit changes by at most about 1, however many
+        inputs of at most 1 it has, so that losses of the smallest records are not saturated."""
+        start = self._layout.initial(module)
+        changes = {
+            name: change / max(10, math.prod(change.shape[1:]))
+            for name, change in self._layout.unflatten(wave(start)).items()
+        }
+        return start + self._layout.flatten(changes)
 
     def _judge(self, trial: Trial, tried: nn.Module | None, x: Tensor, y: Tensor) -> Route:
         """The route, given the program in the trial's type; the general one without gradients."""
