@@ -77,6 +77,19 @@ def test_a_run_goes_on_with_the_same_inputs_only(tmp_path, name):
         inputs.check(tmp_path, replace(job, **{whole: other}))
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_run_goes_on_with_the_same_public_records_only(tmp_path, part):
+    """Clients train on them, so a replayed round would be a second release."""
+    given = {"strategy": "fedfed", "shared_source": "public", "public_records": 8, "clients": 4}
+    job = build(config.load(None, {"dataset": records(tmp_path / "data.npz", 0.0), **given}))
+    inputs.write(tmp_path, job)
+    inputs.check(tmp_path, job)
+    other = list(job.holdout)
+    other[part] = changed(other[part])
+    with pytest.raises(ValueError, match="records = "):
+        inputs.check(tmp_path, replace(job, holdout=tuple(other)))
+
+
 @pytest.mark.parametrize("model", [buffered, frozen])
 def test_a_run_goes_on_with_the_same_constants_of_the_model_only(tmp_path, model):
     """What is trained is no input: a resumed run has it from its checkpoint."""
