@@ -110,6 +110,17 @@ def test_a_late_update_is_that_of_its_model_and_counts_less(tmp_path, strategy):
     assert plain.paid == late.paid != {}
 
 
+def test_each_late_client_counts_in_the_mean_of_how_late_they_are(tmp_path):
+    """Of a group with several of one age. Kills a client that stands for all of its age."""
+    world = World(tmp_path, LOCAL | {"groups": 1})
+    begun = training.federation(world.job, world.folder).initial
+    who, nth = np.arange(3), np.ones(3, dtype=np.int64)
+    ask = loop.TrainRequest(5, 0, "round-5", who, nth, begun)
+    late = replace(ask, behind=np.array([2, 0, 2]), earlier={2: begun})
+    (upload,) = world.exchange(world.folder, None)([late])
+    assert upload.metrics["staleness"] == (4.0, 3)
+
+
 def test_the_model_is_that_of_answers_one_by_one(tmp_path):
     """Each by itself, from the model of the round in which it began, over the weight of all that
     came. Kills a step along a sum of other rounds' answers, and a wrong divisor."""
