@@ -158,6 +158,8 @@ def test_what_cannot_be_compared_is_said(tmp_path, changed, note):
     held = {"evaluate_on": "validation", "validation_records": 9}
     again = [unequal.run_directory(tmp_path / f"v{s}", **held, seed=s) for s in (1, 2)]
     assert comparison._OTHER_RECORDS in sections(again)["Results"], "drawn by another seed"
+    fewer = unequal.run_directory(tmp_path / "v3", **held | {"validation_records": 8}, seed=1)
+    assert comparison._OTHER_RECORDS in sections([again[0], fewer])["Results"], "fewer of them"
     half = unequal.run_directory(tmp_path / "d", finished=False)
     assert (
         wording.UNDER_WAY not in alike and wording.UNDER_WAY in sections([*runs, half])["Results"]

@@ -3,6 +3,7 @@ what the literature says, goes on after a crash, and sees nothing that clients h
 
 import itertools
 import json
+import logging
 import random
 import re
 import sys
@@ -321,9 +322,20 @@ def test_a_round_that_is_repeated_has_the_state_that_it_had():
 
 def test_flower_s_generator_and_logs_are_left_alone(caplog):
     random.seed(3)
-    before = random.getstate()
+    before, level = random.getstate(), logging.getLogger("flwr").level
     path(named("FedAdam"))
-    assert random.getstate() == before and not caplog.records
+    assert (
+        random.getstate() == before
+        and not caplog.records
+        and logging.getLogger("flwr").level == level
+    )
+
+
+def test_a_strategy_sees_as_many_nodes_as_it_waits_for():
+    """More than those that answer, and than it is shown at least."""
+    assert np.array_equal(path(named("FedAvg", "min_available_nodes = 30")), path(named("FedAvg")))
+    few = named("FedAvg", "min_train_nodes = 12, min_available_nodes = 12")
+    assert np.array_equal(path(few), path(named("FedAvg")))
 
 
 REFUSED = [

@@ -210,6 +210,13 @@ class TestWhatLeaves:
         assert f"a {kind} message is refused" in reply.error.reason
         assert not seen and paid(tmp_path) == {}
 
+    def test_each_category_of_training_is_answered(self, tmp_path):
+        """Flower's apps have several functions that train, as `train` and `train.head`."""
+        asked = message(kind="train.head")
+        trained = lambda asked, _: Message(asked.content, reply_to=asked)  # noqa: E731
+        reply = loose(tmp_path)(asked, context(), trained)
+        assert np.abs(moved(reply)).max() < 0.2 and list(paid(tmp_path)) == [0]
+
     @pytest.mark.parametrize("arrays", [{}, {"seen": np.array(3)}])
     def test_a_message_without_floats_costs_nothing(self, tmp_path, arrays):
         reply = app_of(loose(tmp_path), lambda a: a)(message(arrays), context())
