@@ -894,3 +894,11 @@ def test_secure_aggregation_is_refused_where_the_server_would_see_the_sums_of_gr
     monkeypatch.delenv(policy.FOLDER, raising=False)
     with pytest.raises(ValueError, match="trust is aggregate, but a Flower node"):
         policy.check(parse(flags.split(), "run", "").config, Path("runs/one"))
+
+
+def test_released_scores_are_refused_by_nodes_too(monkeypatch):
+    """Also where a run is resumed that `python -m sim.run` began."""
+    asked = parse(["--evaluation=released", "--clients=20", "--name=one"], "run", "").config
+    monkeypatch.delenv(policy.FOLDER, raising=False)
+    with pytest.raises(ValueError, match="evaluation is released, but with Flower nodes"):
+        policy.check(asked, Path("runs/one"))

@@ -115,9 +115,10 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
 
     Raises:
         ValueError: the run directory or the data directory is not below the node's own folder, a
-            module is not on the node's list, secure aggregation is asked for, or, by the node's own
-            policy file, what is not protected from the server.
+            module is not on the node's list, secure aggregation or released scores are asked for,
+            or, by the node's own policy file, what is not protected from the server.
     """
+    refuse_scores(config)
     refuse_aggregation(config)
     home = expanded(os.environ.get(FOLDER) or DEFAULT_FOLDER).resolve()
     listed = [name for part in os.environ.get(MODULES, "").split(",") if (name := part.strip())]
