@@ -172,6 +172,15 @@ def test_whoever_answers_pays_once_and_nobody_else_does(tmp_path):
     assert standing.now.taken.tolist() == answers.tolist() and answers.sum() == 8 * 3
 
 
+def test_who_is_slow_says_nothing_of_who_attacks():
+    """Shares that are alike are drawn apart."""
+    shares = {"stragglers": 0.3, "attackers": 0.3, "fraction": 0.5}
+    config = load(None, {"clients": 60, "buffer": 4, **shares})
+    slow = set(np.flatnonzero(training.buffer_of(config).slowness > 1).tolist())
+    attacking = training.attackers(config)
+    assert len(slow) == len(attacking) == 18 and slow != attacking
+
+
 def test_groups_and_resumption_change_no_bit(tmp_path):
     """Kills a flight that a checkpoint forgets, and clients of a chunk that are all as late as its
     first."""

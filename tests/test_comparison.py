@@ -155,6 +155,11 @@ def test_what_cannot_be_compared_is_said(tmp_path, changed, note):
     other = unequal.run_directory(tmp_path / "c", **changed)
     alike, unlike = sections(runs)["Results"], sections([runs[0], other])["Results"]
     assert note in unlike and note not in alike and caveats.TRIES in alike
+    units = [
+        unequal.run_directory(tmp_path / unit, trust="server", unit=unit)
+        for unit in ("record", "client")
+    ]
+    assert comparison._OTHER_GUARANTEE in sections(units)["Results"], "records and clients"
     held = {"evaluate_on": "validation", "validation_records": 9}
     again = [unequal.run_directory(tmp_path / f"v{s}", **held, seed=s) for s in (1, 2)]
     assert comparison._OTHER_RECORDS in sections(again)["Results"], "drawn by another seed"

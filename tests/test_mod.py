@@ -300,6 +300,13 @@ class TestWhatItCosts:
         reply = app_of(ClientDpMod(tmp_path, rounds=9), seen.append)(message(), context())
         assert f"{tmp_path / lost} is missing" in reply.error.reason and not seen
 
+    def test_how_data_are_divided_is_missed_by_whoever_has_not_paid_yet_too(self, tmp_path):
+        own, plan = OwnLedger(tmp_path, 0, 2), ClientDpMod(tmp_path, rounds=9).plan
+        own.pay(plan, 9)
+        (tmp_path / "clients").unlink()
+        with pytest.raises(ValueError, match="is missing, which says how the data are divided"):
+            OwnLedger(tmp_path, 1, 3).pay(plan, 9)
+
     def test_a_ledger_that_is_put_back_during_a_round_is_missed(self, tmp_path):
         """Its place was taken from the file that lay there, and the round was free."""
         own, plan = OwnLedger(tmp_path), ClientDpMod(tmp_path, rounds=9).plan
