@@ -56,9 +56,9 @@ def constants(job: Job) -> dict[str, torch.Tensor]:
 def _inputs(job: Job, key: bytes) -> dict[str, str]:
     data, parts = job.dataset, job.partition
     digest = hashlib.blake2b(key=key, digest_size=16)
-    held: tuple[np.ndarray, ...] = () if job.held is None else (job.held.x, job.held.y)
-    held += job.holdout or ()
-    for array in (data.x, data.y, data.x_test, data.y_test, parts.indices, parts.offsets, *held):
+    beside: tuple[np.ndarray, ...] = () if job.held is None else (job.held.x, job.held.y)
+    beside += job.holdout or ()
+    for array in (data.x, data.y, data.x_test, data.y_test, parts.indices, parts.offsets, *beside):
         digest.update(np.ascontiguousarray(array).data)
     for tensor in constants(job).values():
         digest.update(tensor.numpy().data)
