@@ -207,6 +207,16 @@ def protected(rows) -> list[str]:
     return [f"{name:<18} {value}" for name, value in wording.protections(rows)]
 
 
+def test_a_model_that_tells_nothing_is_protected_and_only_one_without_privacy_is_not():
+    """Kills an epsilon of 0 taken for none."""
+    row = {"adversary": "the server", "sees": "every upload", "unit": "one record"}
+    assert wording.protections([row | {"epsilon": 0.0}]) == [
+        ("protected", "one record"),
+        ("from the server", "epsilon 0, seeing every upload"),
+    ]
+    assert wording.protections([row | {"epsilon": None}]) == [("protected", "nothing")]
+
+
 def test_each_first_word_is_priced_here_or_by_what_a_run_pays():
     """DPAGD's plan has a price of its own alone: its allotment (tests/test_prices.py)."""
     assert {case.split()[0] for case in CASES} | {"dpagd"} == FIRST_WORDS.keys()

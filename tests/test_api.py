@@ -713,6 +713,17 @@ def test_a_price_of_wrong_sizes_is_refused_in_the_words_of_the_command():
         sim.price(clients=3, records=[4, 5])
 
 
+@pytest.mark.parametrize("sizes", [600.5, "600", [600, None]])
+def test_a_price_is_of_whole_numbers_of_records_of_any_kind(sizes):
+    """Kills sizes of other programs' kinds refused, and parts of records cut off."""
+    settings = {"clients": 2, "batch_size": 20, "epsilon": 2.0}
+    alike = [600, np.int32(600), np.array(600), (600, 600), np.array([600, 600])]
+    first, *others = (sim.price(records=one, **settings) for one in alike)
+    assert all(other == first for other in others)
+    with pytest.raises(ValueError, match=r"records = .*600.* must be whole numbers"):
+        sim.price(records=sizes, **settings)
+
+
 def test_of_a_finished_run_the_figures_are_its_summary_s(tmp_path):
     """No two figures agree. Kills the first client or round, a last round that stands for the
     summary, and a client without a guarantee who counts as nothing."""

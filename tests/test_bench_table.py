@@ -223,7 +223,7 @@ def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
         board("A", "3", FIRST, *says(60.5), *says(71.25), **mnist, epsilon=3.0, clients=20),
         board("A", "1", SECOND, **mnist, epsilon=1.0),
         board("B|C", "3", FIRST[1:2], **mnist, epsilon=3.0),
-        board("B|C", "2", FIRST[2:], **mnist, epsilon=2.0),
+        board("B|C", "2", FIRST[2:], **mnist, epsilon=2),
         board("B|C", "1", (), **mnist, epsilon=1.0),
         reach,
     ]

@@ -58,7 +58,7 @@ def _place(entry: tuple[Table, Line]) -> tuple[object, ...]:
     line = entry[1]
     spent, data = line.epsilon("certified"), str(line.cell.settings.get("dataset", "digits"))
     target = line.cell.settings.get("epsilon", "none")
-    known = isinstance(target, float) and spent is not None
+    known = isinstance(target, int | float) and spent is not None
     return data, not known, target if known else 0.0, -(line.mean or 0.0)
 
 

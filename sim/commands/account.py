@@ -221,17 +221,18 @@ def _check_run(question: Question, request: Request) -> None:
         )
     if question.group is not None and question.ledger is None:
         raise ValueError(f"--group {question.group} is about what a run has paid: add --ledger")
-    tries = {"tries"} if question.tries is not None else set()
-    others = (request.given | tries) - {"delta"}
-    if question.ledger is not None and others:
-        raise ValueError(f"--ledger prices what a run has paid: drop {', '.join(sorted(others))}")
-    asked = {name for name in ("ledger", "verify", "check") if getattr(question, name) is not None}
-    for name, does in _ALONE.items():
-        if name in asked and (names := sorted(request.given | tries | asked - {name})):
-            raise ValueError(f"--{name} {does}: drop {', '.join(names)}")
+    asked = request.given | (request.own.keys() - {"json"})
+    for name, (does, kept) in _OF_A_RUN.items():
+        if name in asked and (others := sorted(asked - kept - {name})):
+            raise ValueError(f"--{name} {does}: drop {', '.join(others)}")
 
 
-_ALONE = {"verify": "proves what a run has printed", "check": "looks at a run's files"}
+_OF_A_RUN = {
+    "ledger": ("prices what a run has paid", {"delta", "group"}),
+    "verify": ("proves what a run has printed", set[str]()),
+    "check": ("looks at a run's files", set[str]()),
+}
+"""Flags about a run that has been -> what they do, and the flags that may stand beside them."""
 
 
 def _check_one_client(question: Question, request: Request) -> None:
@@ -247,6 +248,11 @@ def _check_one_client(question: Question, request: Request) -> None:
             f"give one of {flag} (to price it) and --epsilon (to calibrate it), and not both"
         )
     if question.word == SHARED:
+        if question.found != (None, None, None):
+            raise ValueError(
+                f"--trials, --norm-sum and --eigenvalues are for a mechanism, not for {SHARED}: "
+                "leave them out"
+            )
         return
     if not given & {"sample_rate", "batch_size"}:
         raise ValueError("--sample-rate is missing: give it, or --batch-size and --records")

@@ -118,9 +118,14 @@ def price(
         ValueError: a user error, with the command's message.
     """
     asked = _request(settings, config, preset, None, central).config
-    sizes = [records] if isinstance(records, int) else records
+    sizes = None if records is None else np.atleast_1d(records)
+    if sizes is not None and not np.issubdtype(sizes.dtype, np.integer):
+        raise ValueError(
+            f"records = {records!r} must be whole numbers: one for all clients, or one for each"
+        )
     with lent():
-        return figures_of(asked, prices(outlook_of(asked, sizes)), orders)
+        outlook = outlook_of(asked, None if sizes is None else sizes.tolist())
+        return figures_of(asked, prices(outlook), orders)
 
 
 def _trained(asked: Request) -> Result:

@@ -94,7 +94,7 @@ def guaranteed(privacy: Privacy, alone: bool) -> list[str]:
 
 def protections(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The same as lines (name, value); without privacy, one."""
-    if not any(row["epsilon"] for row in rows):
+    if all(row["epsilon"] is None for row in rows):
         return [("protected", "nothing")] if rows else []
     lines = [("protected", rows[0]["unit"])]
     for row in rows:
