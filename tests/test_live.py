@@ -143,6 +143,17 @@ def test_a_directory_that_is_damaged_meanwhile_is_said_and_tried_again(tmp_path)
         assert ask(server)[0] == 200
 
 
+def test_a_file_that_is_away_for_a_moment_is_said_and_tried_again(tmp_path, monkeypatch):
+    """As between two writes of the run that draws it."""
+    folder = unequal.run_directory(tmp_path / "run")
+    with serving(folder) as server:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(live, "live_report", lambda *_: Path("rounds.gone").read_text())
+            status, _, text = ask(server)
+        assert status == 503 and AGAIN in text and "rounds.gone" in text
+        assert ask(server)[0] == 200
+
+
 def test_a_browser_that_asks_nothing_keeps_nobody_waiting(tmp_path):
     """Browsers open connections in advance."""
     folder = unequal.run_directory(tmp_path / "run")

@@ -265,6 +265,15 @@ def test_from_python_settings_are_a_dictionary(tmp_path):
         sim.train(strategy="__main__:f", engine="ray")
 
 
+@pytest.mark.parametrize(
+    "setting", ["mechanism", "strategy", "partition", "features", "model", "loss", "metric"]
+)
+def test_whatever_code_of_ones_own_a_run_names_it_is_held_to(setting):
+    """`manifest.check` compares the code of each setting of ``own``."""
+    found = parse([f"--{setting}=own.code:PART"], "sim.run", "").config
+    assert found.own == {setting: "own.code:PART"}
+
+
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("changed", [HALF, SLOW, BY_LABEL], ids=lambda flags: flags[0])
 def test_a_run_is_not_resumed_with_other_code(mine, changed):
