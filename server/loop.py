@@ -126,8 +126,10 @@ def _train(
     for upload in finished:
         eligible[federation.group_of == upload.group] = False
         budgets.taken[upload.clients] += 1
+    answered = sum(len(upload.clients) for upload in finished)
+    wanted = asked(federation.fraction, federation.clients) - answered
     clients = (
-        _pick(federation, number, eligible, asked(federation.fraction, federation.clients))
+        _pick(federation, number, eligible, wanted)
         if federation.buffer is None
         else _due(federation, federation.buffer, standing, eligible)
     )

@@ -253,10 +253,14 @@ def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
 
 def test_a_round_in_a_result_file_has_its_figures_in_one_order():
     """That of the files that there are, which hold no names. Kills certified and published that
-    change places in writing and in reading alike."""
+    change places in writing and in reading alike, and an epsilon that is rounded down."""
     record = unequal.ROUNDS[0]
     stored = [1, 0.31, 2.75, 3.875, {"acceptance_rate": 0.75, "noise": 1.5}]
     assert kept._short(record.to_json()) == stored
+    thirds = dataclasses.replace(
+        record, accuracy=1 / 3, epsilon_certified_max=1 / 3, metrics={"noise": 1 / 3}
+    )
+    assert kept._short(thirds.to_json()) == [1, 0.333333, 1 / 3, 3.875, {"noise": 0.333333}]
     found = RoundRecord.from_json(kept._long(stored))
     assert (found.round, found.accuracy, found.metrics) == (1, 0.31, record.metrics)
     assert (found.epsilon_certified_max, found.epsilon_published_max) == (2.75, 3.875)

@@ -851,6 +851,7 @@ def test_a_run_inside_another_one_is_nothing_to_it(run, whole, capsys):
     """It was moved there by mistake, and its ledger was asked for."""
     before = states(run, capsys)
     shutil.copytree(whole[0] / "runs" / "run", run / "inside")
+    assert states(run, capsys) == before
     assert ASKS["ledger"](run) == ASKS["resume"](run) == before[0] == 0
 
 

@@ -273,6 +273,10 @@ def test_a_parquet_table_is_the_same_as_in_text(tmp_path):
     parquet.write_table(missing, tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="row 4, column 'age': None is a missing value"):
         read(str(tmp_path / "t.parquet"), **settings)
+    words = pyarrow.array(["a", "b", "c", " NaN ", "d", "e"])
+    parquet.write_table(content.set_column(1, "age", words), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="row 5, column 'age': ' NaN ' is a missing value"):
+        read(str(tmp_path / "t.parquet"), **settings)
 
 
 def test_without_pyarrow_a_parquet_table_says_what_to_install(tmp_path, monkeypatch):
@@ -342,7 +346,8 @@ def flowers(tmp_path):
         "grower": [f"g{n % 4}" for n in range(12)],
     }
     parts = {"train": datasets.Dataset.from_dict(columns)}
-    parts["test"] = datasets.Dataset.from_dict({name: v[:4] for name, v in columns.items()})
+    nobodys = {name: v[:4] for name, v in columns.items() if name != "grower"}
+    parts["test"] = datasets.Dataset.from_dict(nobodys)
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "flowers")
     return tmp_path / "flowers", parts["train"]
 
@@ -355,6 +360,8 @@ def test_a_data_set_of_hugging_face_s_has_columns(flowers):
     assert found.y.tolist() == [0, 1, 2] * 4 and found.owner.tolist() == [0, 1, 2, 3] * 3
     with pytest.raises(ValueError, match="neither an image nor numbers"):
         read(f"hf:{folder}")
+    with pytest.raises(ValueError, match="'gardener' is no column of the data set"):
+        read(f"hf:{folder}", client_column="gardener")
     with pytest.raises(ValueError, match="'class' is no column of the data set"):
         read(f"hf:{folder}", label_column="class")
     with pytest.raises(ValueError, match=r"'hf:.*nowhere' cannot be loaded"):

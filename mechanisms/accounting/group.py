@@ -69,8 +69,8 @@ def epsilon(charges: Charges, delta: float, records: int) -> Guarantee:
 @functools.lru_cache(maxsize=10_000)
 def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: int) -> Guarantee:
     charges = dict(items)
-    own_delta = (1.0 - accountant.IN_PROGRESS) * delta
-    found = accountant.composed(charges, own_delta, lambda event: pairs(event, records))
+    delta *= accountant.share_of_the_end(event for event, count in items if count)
+    found = accountant.composed(charges, delta, lambda event: pairs(event, records))
     if math.isfinite(found):
         return Guarantee(found, "loss distributions" if found else "")
     lost = accountant.cap_delta(charges)

@@ -133,8 +133,10 @@ ROUND = ("round", "accuracy", "epsilon_certified_max", "epsilon_published_max", 
 
 
 def _short(record: dict[str, Any]) -> list[Any]:
-    figures = {name: _rounded(value) for name, value in record["metrics"].items()}
-    return [*(_rounded(record[name]) for name in ROUND[:-1]), figures]
+    """Accuracy and metrics to six digits; epsilons, which are bounds, as they are."""
+    number, accuracy, *epsilons, metrics = (record[name] for name in ROUND)
+    figures = {name: _rounded(value) for name, value in metrics.items()}
+    return [number, _rounded(accuracy), *epsilons, figures]
 
 
 def _rounded(value: Any) -> Any:

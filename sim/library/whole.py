@@ -75,8 +75,10 @@ def _is_there(path: Path) -> bool:
 
 
 def _checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Those of training and of the phases before it."""
-    return [run_dir / "checkpoints", *sorted(run_dir.glob("*/checkpoints"))]
+    """Those of training and of the phases before it, but of no run inside this one."""
+    inside = sorted(run_dir.glob("*/checkpoints"))
+    phases = [one for one in inside if not (one.parent / manifest.FILE).exists()]
+    return [run_dir / "checkpoints", *phases]
 
 
 def _fixed(run_dir: Path) -> Iterator[Check]:

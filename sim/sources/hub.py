@@ -54,8 +54,10 @@ def arrays(
     if "train" not in parts:
         raise ValueError(f"the data set has the parts {', '.join(parts)}, not train: rename one")
     train = parts["train"]
+    if client is not None:
+        _check_column(train, client)
     found = dict(zip(("x", "y"), _part(train, label, client), strict=True))
-    if "test" in parts:
+    if "test" in parts:  # nobody's records: it may lack the column of clients
         test = _part(parts["test"], label, client)
         found |= dict(zip(("x_test", "y_test"), test, strict=True))
     if client is not None:
@@ -65,14 +67,18 @@ def arrays(
     return found
 
 
+def _check_column(data: Any, name: str) -> None:
+    """Refuse a column that is not there."""
+    if name not in data.column_names:
+        raise ValueError(
+            f"{name!r} is no column of the data set ({', '.join(data.column_names)}): give "
+            "--label-column and --client-column"
+        )
+
+
 def _part(data: Any, label: str, client: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Records ``[N, ...]`` and labels ``[N]`` of a ``datasets.Dataset``."""
-    for name in (label, client):
-        if name is not None and name not in data.column_names:
-            raise ValueError(
-                f"{name!r} is no column of the data set ({', '.join(data.column_names)}): give "
-                "--label-column and --client-column"
-            )
+    _check_column(data, label)
     features = [name for name in data.column_names if name not in (label, client)]
     images = [name for name in features if type(data.features[name]).__name__ == "Image"]
     if images:
