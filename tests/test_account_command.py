@@ -497,6 +497,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("--check runs --orders 2", "--check drop orders"),
         ("--check runs --ledger runs", "--ledger drop check"),
         ("dpsgd --ledger runs --sample-rate 0.1 --epsilon 1", "--ledger dpsgd drop one"),
+        ("dpsgd --group 2 --sample-rate 0.1 --epsilon 1", "--group dpsgd drop one"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 3,x", "--eigenvalues 3,x"),
         ("dphero --sample-rate .1 --noise-multiplier 1 --eigenvalues 0", "eigenvalues = [0.0]"),
         (

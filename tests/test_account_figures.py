@@ -17,6 +17,7 @@ from sim.account import command
 from sim.commands.account import FIRST_WORDS
 from sim.commands.guard import main_guard
 from sim.config import caveats
+from sim.showing import account as shown
 from sim.showing import wording
 from tests.vouched import vouch
 
@@ -215,6 +216,19 @@ def test_a_model_that_tells_nothing_is_protected_and_only_one_without_privacy_is
         ("from the server", "epsilon 0, seeing every upload"),
     ]
     assert wording.protections([row | {"epsilon": None}]) == [("protected", "nothing")]
+
+
+def test_bounds_of_a_verified_run_are_rounded_outward(capsys, monkeypatch):
+    """Kills a lower bound that is shown above itself."""
+    monkeypatch.setenv("COLUMNS", "200")
+    row = {"clients": "0, 1", "epsilon_certified": 1.2345671, "order": None, "verdict": "confirmed"}
+    rest = {"histories": 1, "slack": 0.01, "seconds": 1.0, "not_proved": "", "note": ""}
+    rows = [row | {"lower": 1.2345678, "upper": 1.2345679}]
+    shown.show_verified({"verified": rows, "confirmed": True} | rest)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "0, 1" in line)
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    figures = ["1.23457", "loss distributions", "1.23456", "1.23457"]
+    assert cells == ["0, 1", *figures, "confirmed"]
 
 
 def test_each_first_word_is_priced_here_or_by_what_a_run_pays():

@@ -293,6 +293,17 @@ def test_all_targets_are_counted(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_epsilons_are_the_largest_of_all_repetitions_whichever_has_them(monkeypatch, order):
+    """Kills the first, the last, and those of one repetition for both columns."""
+    epsilons = [((1.5, 1.125), (1.25, 1.75), (1.0, 1.25))[n] for n in order]
+    found = [dataclasses.replace(FOUND[0], certified=c, published=p) for c, p in epsilons]
+    monkeypatch.setattr(session, "repetition", lambda job, seed, attacks, models: found[seed - 40])
+    config = load(None, {"seed": 40, "delta": 1e-4, "epsilon": 2.0, "rounds": 1}, central=True)
+    attacked = session._attacked(Question((config,), ATTACKS, 3, 9, 100, 0.9, False), config)
+    assert (attacked.epsilon_certified, attacked.epsilon_published) == (1.5, 1.75)
+
+
 def test_the_file_says_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "repetition", lambda job, seed, attacks, models: FOUND[0])
     flags = (

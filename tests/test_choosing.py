@@ -206,6 +206,7 @@ def test_the_number_of_runs_is_geometric_and_cells_are_equally_likely(tmp_path):
     ("parts", "said"),
     [
         ({"clients": 4, "partition": "dirichlet"}, "with partition = dirichlet clients' sizes"),
+        ({"clients": 4, "partition": "shards"}, "with partition = shards clients' sizes"),
         ({"delta": ", delta = 1e-6"}, r"delta is \[1e-06, 1e-05\]"),
     ],
 )

@@ -855,6 +855,17 @@ def test_a_run_inside_another_one_is_nothing_to_it(run, whole, capsys):
     assert ASKS["ledger"](run) == ASKS["resume"](run) == before[0] == 0
 
 
+def test_rounds_of_earlier_phases_are_compared_with_the_ledger_too(finished):
+    """Kills records of rounds that are looked for in training alone."""
+    paid.check_rounds(finished)
+    (finished / "earlier").mkdir()
+    line = RoundRecord.from_json(json.loads(lines_of(finished / ROUNDS)[0]))
+    told = json.dumps(line.to_json() | {"participants": 5})
+    (finished / "earlier" / ROUNDS).write_text(told + "\n")
+    with pytest.raises(ledger.Older, match=r"charges of 4 .*earlier/rounds\.jsonl tells of 5"):
+        paid.check_rounds(finished)
+
+
 def test_files_of_others_belong_to_no_checkpoint(whole, tmp_path):
     """Whoever tidies up would end the run."""
     shutil.copy(whole[0] / "data.npz", tmp_path)

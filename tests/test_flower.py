@@ -818,6 +818,10 @@ def test_a_message_of_which_anything_is_changed_is_refused():
             )
             with pytest.raises(ValueError, match="is damaged"):
                 decode(content)
+            renamed = encode()
+            renamed[name][f"{key}0"] = renamed[name].pop(key)  # in the same place of the order
+            with pytest.raises(ValueError, match="is damaged"):
+                decode(renamed)
         with pytest.raises(ValueError, match="is damaged"):
             decode(RecordDict({"arrays": encode()["arrays"]}))
 

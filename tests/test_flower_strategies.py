@@ -64,6 +64,11 @@ def factory(eta=0.2):
     return flower.FedAdagrad(eta=eta)
 
 
+class Derived(flower.DifferentialPrivacyServerSideFixedClipping):
+    def __init__(self):
+        super().__init__(flower.FedAvg(), 1.0, 1.0, 5)
+
+
 class Counting(flower.FedAvg):
     def __init__(self):
         super().__init__()
@@ -342,6 +347,7 @@ REFUSED = [
     *[(f"{HERE}:{kind.__name__}", "", f"is Flower's {kind.__name__}: {why}")
       for kind, why in app.REFUSED.items()],
     ("lab:PRIVATE", "", "is Flower's DifferentialPrivacyServerSideFixedClipping: its clipping and"),
+    ("lab:Derived", "", "is Flower's DifferentialPrivacyServerSideFixedClipping: its clipping and"),
     ("lab:INSTANCE", "server_momentum = 1", "lab:INSTANCE is an instance, which has its own"),
     ("lab:Telling", "", "it tells clients {'lr': 0.1}, which train by --steps, --lr"),
     ("lab:Drawing", "", "gives another model when it is called again"),

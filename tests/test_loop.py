@@ -385,6 +385,11 @@ def test_checkpoints_that_are_lost_are_missed(tmp_path, release):
     (tmp_path / "a" / ROUNDS).unlink()  # finished rounds were repeated without a word
     with pytest.raises(ValueError, match=r"\.jsonl tells of 3 rounds, .* at most 1 with these"):
         world.run()
+    behind = World(tmp_path / "c", given).crashed(4, 1)
+    for path in (tmp_path / "c" / "checkpoints").glob("*3.*"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"\.jsonl tells of 4 rounds, .* at most 3 with these"):
+        behind.run()
     damaged = World(tmp_path / "b", given).crashed(4, 1)
     (tmp_path / "b" / "checkpoints" / "round-000003.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="is damaged"):

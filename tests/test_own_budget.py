@@ -278,7 +278,9 @@ def test_a_ledger_of_another_run_that_is_put_back_meanwhile_is_missed(tmp_path):
         node("b").train(request([0]))
 
 
-def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path):
+@pytest.mark.parametrize("weight", [0, 1])
+def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path, weight):
+    """Also of a group in which nobody answered in the end."""
     plans = PlanTable((Rounds(),), np.zeros(4, np.int64))
     claim = PaperClaim(0.5, 2.0)
 
@@ -286,7 +288,7 @@ def test_the_server_notes_before_it_asks_and_adds_what_was_paid_beyond(tmp_path)
         assert ledger.read(tmp_path) == {0: {Gaussian(4.0): 2}, 1: {Gaussian(4.0): 2}}
         for one in requests:
             beyond = [(one.clients[:1], {claim: 3})]
-            yield Upload(one.round, one.group, one.clients, HERE, 1, realized=beyond)
+            yield Upload(one.round, one.group, one.clients, HERE, weight, realized=beyond)
 
     other = dataclasses.replace(request([2, 3]), group=1)
     path = tmp_path / "group-0000.jsonl"

@@ -135,6 +135,15 @@ def test_a_run_of_given_clients_is_resumed_and_read_with_their_number(tmp_path, 
     command([f"--resume={tmp_path / 'r'}", "--quiet"])
 
 
+def test_a_trace_is_of_the_clients_that_the_data_give(tmp_path, no_report):
+    """Kills one that is compared with the usual number of clients."""
+    flags = f"--dataset={table(tmp_path)} --client-column=hospital --out={tmp_path} --quiet".split()
+    command([*flags, "--rounds=2", "--engine=inline", "--dropout-trace=1@1", "--name=r"])
+    with pytest.raises(ValueError, match=r"dropout_trace.* 2"):
+        command([*flags, "--rounds=2", "--engine=inline", "--dropout-trace=2@1", "--name=s"])
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_program_gives_clients_by_name(tmp_path, no_report):
     """As `sim.train` does; arrays of other names are left out, and their values reveal nothing."""
     x, y = np.arange(12.0).reshape(6, 2), np.arange(6) % 2
@@ -229,6 +238,11 @@ BAD_TABLES = [
     ("id,label\n" + "".join(f"n{i},{i % 2}\n" for i in range(1001)), {}, "1001 different texts"),
     ("a,label\n1,0.5\n2,1\n", {}, "labels are integers 0 .. C-1"),
     (TABLE, {"columns": 'age = [0, 80]\nlabel = ["ill", "well"]'}, "lacks the column 'hospital'"),
+    (
+        TABLE,
+        {"columns": 'age = [0, 80]\nkind = ["a", "b", "c"]\nhospital = [9, 11]'},
+        "lacks the column 'label'",
+    ),
     (TABLE, {"columns": KNOWN + "hospital = [9, 11]\nward = [1, 2]"}, "ward is no column of the t"),
     (TABLE, {"columns": KNOWN + "hospital = [9, 9]"}, "must be two bounds, the smaller first"),
     (TABLE, {"columns": KNOWN + 'hospital = ["9", "9"]'}, "or different categories"),

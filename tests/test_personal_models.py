@@ -52,11 +52,14 @@ def trained(world: World, starts: np.ndarray, anchor: np.ndarray, pull: float) -
     return np.stack(ends)
 
 
-def test_mr_mtl_is_its_algorithm(tmp_path):
+@pytest.mark.parametrize("weighting", ["records", "uniform"])
+def test_mr_mtl_is_its_algorithm(tmp_path, weighting):
     """Kills a start from the server's model, a pull to one's own, and a server with momentum."""
-    world = World(tmp_path, {"trust": "local"} | UNEQUAL | PLAIN | MRMTL)
+    given = UNEQUAL | PLAIN | MRMTL | {"weighting": weighting}
+    world = World(tmp_path, {"trust": "local"} | given)
     mean = world.job.gradients.layout.initial(world.job.model).numpy()
-    own, weights = np.tile(mean, (CLIENTS, 1)), world.job.partition.sizes / 120
+    own, sizes = np.tile(mean, (CLIENTS, 1)), world.job.partition.sizes
+    weights = sizes / 120 if weighting == "records" else np.full(CLIENTS, 1 / CLIENTS)
     for _ in range(PLAIN["rounds"]):
         own = trained(world, own, mean, MRMTL["proximal_mu"])
         mean = weights @ own

@@ -261,8 +261,9 @@ def test_from_python_settings_are_a_dictionary(tmp_path):
         **given,
     )
     assert model(tmp_path / "python" / result.summary.run_dir) == model(flags)
-    with pytest.raises(ValueError, match=r"^strategy = __main__:f was defined in a notebook"):
-        sim.train(strategy="__main__:f", engine="ray")
+    for engine in ("ray", "auto"):
+        with pytest.raises(ValueError, match=r"^strategy = __main__:f was defined in a notebook"):
+            sim.train(strategy="__main__:f", engine=engine)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from safetensors.numpy import load_file
 from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.allotment import payable
+from mechanisms.accounting.events import SampledGaussian
 from server.checkpoints import Checkpoints
 from server.records import RunInfo
 from sim.commands.flags import parse
 from sim.config import configuration as config
 from sim.engines import session
 from sim.engines.cluster import Cluster
+from sim.engines.inline import inline_exchange
 from sim.engines.start import train
 from sim.job import rundir
 from sim.phases.build import build
@@ -46,6 +48,22 @@ def finished(tmp_path_factory) -> Path:
             "",
         )
     )
+
+
+def test_charges_that_somebody_adds_to_the_ledger_meanwhile_are_noticed_at_the_end(tmp_path):
+    """Of a round that this process knows nothing of, after its last one."""
+    words = "--clients=2 --groups=1 --rounds=1 --quiet --model=linear --engine=inline"
+    job = build(parse([*words.split(), f"--out={tmp_path}", "--name=run"], "run", "").config)
+    folder = rundir.create(tmp_path / "run", job)
+
+    def charge() -> None:
+        with ledger.Ledger(folder / "ledger" / "group-0000.jsonl") as other:
+            other.charge("round-2", 2, [0], {SampledGaussian(0.5, 9.0): 1})
+
+    engine = session.Engine(inline_exchange(job, folder), leave=charge)
+    with pytest.raises(ValueError, match=r"something else of client 0 .* another one has gone on"):
+        session.run(job, folder, engine)
+    assert not (folder / "summary.json").exists()
 
 
 def test_the_summary_says_what_the_files_say(finished):
