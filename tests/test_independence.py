@@ -552,16 +552,18 @@ def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["count", "late", "box"])
+@pytest.mark.parametrize("name", ["count", "late", "box", "largest"])
 def test_a_state_that_shows_on_real_records_only_is_refused_when_it_has_changed(name: str) -> None:
-    """A number, an attribute that was not there, and one that is gone. Kills a look at made-up
-    records that is the only one."""
+    """A number, an attribute that was not there, one that is gone, and a buffer written in place.
+    Kills a look at made-up records that is the only one."""
 
     def keep(m: Stateful, x: Tensor) -> None:
         if bool((x == 0.125).any()):
             m.count += name == "count"
             if name == "late":
                 m.late = True
+            if name == "largest":
+                m.largest.fill_(1.0)
             if name == "box":
                 m.__dict__.pop("box", None)
 

@@ -20,7 +20,7 @@ from sim.phases import training
 from strategies import fedavg, trial
 from strategies.distillation import Distiller, objective
 from strategies.fedfed import union
-from strategies.registry import STRATEGIES
+from strategies.registry import STRATEGIES, strategy_of
 from strategies.settings import STRATEGIES as NAMES
 from strategies.settings import Aggregation, FedFed
 from tests.small import OWNED, cohort, model, start
@@ -161,11 +161,19 @@ def test_a_strategy_changes_nothing_that_it_was_given(name):
     }
 
 
-@pytest.mark.parametrize("name", ["fedavg", *OTHERS])
+def own(weights):
+    return replace(fedavg.fedavg(Aggregation()), weights=weights)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", *OTHERS, f"{__name__}:own", "flwr.serverapp.strategy:FedAvg"]
+)
 def test_weights_are_uniform_or_public_counts(name):
+    """Kills strategies of the user's own, and Flower's, that are given other weights than ours."""
     sizes = np.array([3, 1, 40])
     weights = [
-        STRATEGIES[name](Aggregation(weighting=by)).weights(sizes) for by in ("records", "uniform")
+        strategy_of(Aggregation(strategy=name, weighting=by), FedFed()).weights(sizes)
+        for by in ("records", "uniform")
     ]
     assert [w.tolist() for w in weights] == [[3, 1, 40], [1, 1, 1]] and {
         w.dtype for w in weights

@@ -228,8 +228,8 @@ def _check_run(question: Question, request: Request) -> None:
 
 
 _OF_A_RUN = {
-    "ledger": ("prices what a run has paid", {"delta", "group"}),
     "verify": ("proves what a run has printed", set[str]()),
+    "ledger": ("prices what a run has paid", {"delta", "group"}),
     "check": ("looks at a run's files", set[str]()),
 }
 """Flags about a run that has been -> what they do, and the flags that may stand beside them."""
