@@ -268,6 +268,18 @@ def test_a_finished_table_is_written_without_training(tmp_path, records, monkeyp
     assert run(path, out) == first
 
 
+def test_a_table_of_many_clients_goes_on_in_its_folder(tmp_path, records, capsys):
+    """How many clients are computed together is chosen by a run, and saved. Kills a comparison
+    that takes it for another setting; one that is given is."""
+    many = {"[settings]": 'clients = "many"\n[settings]\nclients = 3'}
+    path, cell = recipe(tmp_path, records, **many), ("--rows=DPSGD", "--columns=2")
+    first = run(path, tmp_path / "out", *cell)
+    assert run(path, tmp_path / "out", *cell) == first
+    many["[settings]"] += "\nchunk_clients = 1"
+    run(recipe(tmp_path, records, **many), tmp_path / "out", *cell, expected=2)
+    assert "trained with other settings (chunk_clients)" in capsys.readouterr().err
+
+
 def test_other_settings_need_another_folder(tmp_path, records, capsys):
     run(recipe(tmp_path, records), tmp_path / "out", "--rows=DPSGD", "--columns=2")
     run(recipe(tmp_path, records, rounds="rounds = 4\nsteps"), tmp_path / "out", expected=2)

@@ -53,7 +53,8 @@ class Run:
         if not self.folder.exists():
             return
         saved = load(self.folder / "config.toml", {}, lenient=SETTINGS)
-        other = sorted(set(differences(saved, self.config)) - FREE)
+        chosen = {"chunk_clients"} if self.config.run.chunk_clients is None else set[str]()
+        other = sorted(set(differences(saved, self.config)) - FREE - chosen)
         if other:
             raise ValueError(
                 f"{self.folder} was trained with other settings ({', '.join(other)}): give another "
