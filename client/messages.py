@@ -26,6 +26,10 @@ class TrainRequest:
         behind: int64, how many models each client's own is older than ``params``; None for clients
             that all work on that.
         earlier: the older models ``[P]`` of these clients, by how many models they are behind.
+
+    Raises:
+        ValueError: clients are not whole numbers in ascending order, or have not one count each: a
+            client that is named twice would release twice and pay once.
     """
 
     round: int
@@ -37,6 +41,15 @@ class TrainRequest:
     phase: str = "train"
     behind: np.ndarray | None = None
     earlier: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole = all(array.dtype == np.int64 for array in (self.clients, self.nth))
+        listed = self.clients.ndim == 1 and self.clients.shape == self.nth.shape
+        if not (whole and listed and (np.diff(self.clients) > 0).all()):
+            raise ValueError(
+                f"clients of a request for round {self.round} must be whole numbers in ascending "
+                "order, each once and with its count of rounds: the server has to ask anew"
+            )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from client.messages import TrainRequest, Upload
 from mechanisms import grid, shares
 from mechanisms.accounting import accountant, group, ledger
 from mechanisms.accounting.accountant import epsilon
-from mechanisms.accounting.events import SampledGaussian, SummedShares
+from mechanisms.accounting.calibration import smallest
+from mechanisms.accounting.events import Gaussian, SampledGaussian, SummedShares
 from mechanisms.plan import planned
 from mechanisms.rounded_gaussian import SCALE_BITS, rounded_gaussian
 from mechanisms.shares import FAILURE, Shares, shares_of
@@ -208,6 +210,30 @@ def test_what_a_sum_may_fail_by_is_a_part_of_delta():
         assert epsilon({noisy: 20, failing: count}, delta).epsilon == math.inf
         assert proof.interval({noisy: 20, failing: count}, "1e-5", None, 1.0)[0] == math.inf
         assert group.epsilon({noisy: 20, failing: count}, delta, 2).epsilon == math.inf
+
+
+def test_what_shares_are_proved_for_ends_at_an_epsilon():
+    """Proposition 24 says nothing beyond: by one order, by the best, for groups, by the second
+    path. Kills an end for other charges, too."""
+    noisy, failing = {Gaussian(0.1): 5}, {SummedShares(2.0**-60): 5}
+    few = {Gaussian(0.1): 1}
+    assert 50.0 < epsilon(few | failing, 1e-5).epsilon < SummedShares.REACH
+    assert SummedShares.REACH < epsilon(noisy, 1e-5).epsilon < math.inf
+    assert epsilon(noisy | failing, 1e-5).epsilon == math.inf
+    assert epsilon(noisy | failing, 1e-5, orders=(1.5,)).epsilon == math.inf
+    assert group.epsilon(noisy, 1e-5, 2).epsilon < math.inf
+    for charges, records in ((noisy, 2), (few, 3)):
+        assert group.epsilon(charges | failing, 1e-5, records).epsilon == math.inf
+    for charges, ends in ((noisy, False), (few | failing, False), (noisy | failing, True)):
+        assert (proof.interval(charges, "1e-5", 1.5, 1.0)[1] == math.inf) is ends
+
+
+def test_answers_without_noise_cost_what_the_page_says():
+    """30 of 100 cheat, and 20 of 100 drop out, so that 56 honest answers are left of 70."""
+    noise = smallest(lambda s: {Gaussian(s): 20}, 8.0, 1e-5, "certified", False)
+    left = {Gaussian(noise * math.sqrt((56 - 1) / (70 - 1))): 20}
+    page = (Path(__file__).parents[1] / "docs" / "trust.md").read_text()
+    assert f"epsilon 8 is {epsilon(left, 1e-5).epsilon:.1f}." in page
 
 
 def _pairs(event):

@@ -31,7 +31,7 @@ SCREENING = (
 
 def run(folder, flags: str):
     """A small run of five clients: its directory."""
-    common = f"--clients 5 --groups 1 --engine inline --sample-rate 0.3 --name run --out {folder}"
+    common = f"--clients 5 --groups 1 --workers 1 --sample-rate 0.3 --name run --out {folder}"
     command([*flags.split(), *common.split()])
     return folder / "run"
 
@@ -253,6 +253,7 @@ def test_hidden_rejections_are_said_and_a_release_tells_no_times(tmp_path, capsy
     shown = capsys.readouterr().out
     assert caveats.HIDDEN in shown and caveats.HIDDEN in guarantee(folder)
     assert (re.search(r"^time  ", shown, re.MULTILINE) is None) is release
+    assert (re.search(r"^trained in  ", shown, re.MULTILINE) is None) is release
     found = read_run(folder)
     assert (
         caveats.HIDDEN in found.summary.caveats

@@ -429,10 +429,14 @@ def test_more_than_an_exact_sum_has_room_for_is_refused(tmp_path):
     from sim.config.checks import check_sizes
 
     given = {"clients": 3} | RECORD
-    with pytest.raises(ValueError, match=f"{sizes.sum()} records are added up"):
+    with pytest.raises(ValueError, match=f"{sizes.sum()} parts are added up"):
         check_sizes(configuration.load(None, given), sizes)
     check_sizes(configuration.load(None, given | {"unit": "client"}), sizes)
     check_sizes(configuration.load(None, {"clients": 3}), sizes)
+    many, shares = np.ones(grid.MAX_RECORDS, np.int64), given | {"trust": "aggregate"}
+    check_sizes(configuration.load(None, shares), many[1:])
+    with pytest.raises(ValueError, match=f"{len(many)} parts are added up"):
+        check_sizes(configuration.load(None, shares), many)
 
 
 def test_a_figure_is_given_for_the_trust_that_there_is_alone():

@@ -134,6 +134,17 @@ def test_a_bad_argument_is_refused_by_name_and_nothing_is_written(tmp_path, mess
     assert str(error.value) == message and (tmp_path / "g.jsonl").read_bytes() == b""
 
 
+def test_a_client_is_named_once_for_an_event_of_a_release(tmp_path):
+    """The lines of a release are read as one charge, so that the second would cost nothing."""
+    with Ledger(tmp_path / "g.jsonl") as ledger:
+        for second in ({A: 1}, {B: 2, A: 1}):
+            with pytest.raises(ValueError, match=f"^client = 2 {TWICE}$"):
+                ledger.charge_all("one", 1, [([1, 2], {A: 1}), ([2, 3], second)])
+        assert (tmp_path / "g.jsonl").read_bytes() == b""
+        ledger.charge_all("one", 1, [([1, 2], {A: 1}), ([2, 3], {B: 1})])
+    assert read(tmp_path) == {1: {A: 1}, 2: {A: 1, B: 1}, 3: {B: 1}}
+
+
 def test_the_lines_and_the_files_name_are_flushed_before_charge_returns(tmp_path, monkeypatch):
     flushed = {}
     real = os.fsync

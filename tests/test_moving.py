@@ -77,7 +77,7 @@ def begun(monkeypatch, seconds: list[float], workers: int, groups: int, rounds: 
     exchange = Moving(SimpleNamespace(config=config, groups=[()] * groups), Path(), cluster)
     for number in range(1, rounds + 1):
         requests = [
-            TrainRequest(number, group, "", np.array([]), np.array([]), np.array([]), "train")
+            TrainRequest(number, group, "", *(np.zeros(0, np.int64),) * 2, np.array([]), "train")
             for group in range(groups)
         ]
         assert list(exchange(requests)) == requests

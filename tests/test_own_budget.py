@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
+from client.app import decode_request, encode_request
 from client.messages import TrainRequest, Upload
 from client.own_budget import LOCK, PLACES, Budgeted, OwnBudget
 from mechanisms import durable
@@ -182,6 +183,29 @@ def test_nothing_is_done_that_the_budget_does_not_pay_for(tmp_path):
             node.train(refused)
         assert "\n" not in str(told.value) and "allows 2 over all runs" in str(told.value)
     assert done == [first] and sorted(tmp_path.rglob("*.jsonl")) == before
+
+
+@pytest.mark.parametrize(
+    ("clients", "nth"),
+    [
+        ([2, 2], [1, 2]),
+        ([2, 0], [1, 1]),
+        ([0, 2], [1]),
+        ([[0, 2]], [[1, 1]]),
+        ([0.0, 2.0], [1, 1]),
+        ([0, 2], [1.0, 2.0]),
+    ],
+    ids=["twice", "descending", "one count", "in a row", "float clients", "float counts"],
+)
+def test_a_client_is_named_once_in_a_request(clients, nth):
+    """A client that is named twice, each time with another count, would train twice with noise of
+    its own, and pay once: its charges have the same name."""
+    asked = request([0, 2])
+    assert decode_request(encode_request(asked, {})).clients.tolist() == [0, 2]
+    object.__setattr__(asked, "clients", np.array(clients))  # a server may send what it likes
+    object.__setattr__(asked, "nth", np.array(nth))
+    with pytest.raises(ValueError, match="each once and with its count of rounds"):
+        decode_request(encode_request(asked, {}))
 
 
 def test_nobody_else_enters_a_nodes_folder(tmp_path):

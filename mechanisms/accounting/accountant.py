@@ -23,7 +23,7 @@ from mechanisms.accounting import (
     order_search,
     trial_cap,
 )
-from mechanisms.accounting.events import Allotment, ClassicClaim, Event
+from mechanisms.accounting.events import Allotment, ClassicClaim, Event, SummedShares
 from mechanisms.accounting.known import check_count
 from mechanisms.accounting.profile import Pair
 
@@ -144,7 +144,15 @@ def guarantee(charges: Charges, delta: float, column: str, orders: Sequence[floa
         found = convert(divergences, seen, delta - lost, classic)
     if not lost:
         return found
-    return Guarantee(trial_cap.guarantee(found.epsilon, delta - lost, lost)[0], found.order)
+    total = trial_cap.guarantee(found.epsilon, delta - lost, lost)[0]
+    return Guarantee(total, found.order) if total <= reach(charges) else Guarantee(math.inf, None)
+
+
+def reach(charges: Charges) -> float:
+    """The largest epsilon at which what may fail is a part of delta: infinite but for sums of
+    shares."""
+    shares = any(n and isinstance(event, SummedShares) for event, n in charges.items())
+    return SummedShares.REACH if shares else math.inf
 
 
 def _looked_at(

@@ -86,6 +86,8 @@ def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: 
     least = ways[method]
     if lost:
         least, _ = trial_cap.guarantee(least, delta - lost, lost)
+    if least > accountant.reach(charges):
+        least = math.inf
     return Guarantee(least, method if math.isfinite(least) else "")
 
 

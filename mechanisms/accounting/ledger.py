@@ -6,7 +6,7 @@ then may the update leave. A release name identifies one draw of the noise on on
 recomputed from these files by :func:`read`.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -71,13 +71,17 @@ class Ledger:
         charges) pairs are on the disk on return. Arguments and errors are those of :meth:`charge`.
         """
         fresh = []
+        named: dict[Event, list[Ids]] = defaultdict(list)
         for clients, charges in payments:
             check_charge(release, round, charges)
             ids = sorted_clients(clients)
             for event, count in charges.items():
+                named[event].append(ids)
                 unpaid = self._unpaid((release, event), count, ids)
                 if unpaid.size:
                     fresh.append(Entry(release, int(round), unpaid, event, int(count)))
+        for several in named.values():
+            sorted_clients(np.concatenate(several))  # one that is named twice would pay once
         if fresh:
             self._journal.append([entry.record() for entry in fresh])
             for entry in fresh:

@@ -16,4 +16,6 @@ class SummedShares(Event):
     """
 
     kind: ClassVar[str] = "summed_shares"
+    REACH: ClassVar[float] = 300.0
+    """The largest epsilon at which that is proved (`docs/theory/sums.md`, Proposition 24)."""
     failure: float = share()

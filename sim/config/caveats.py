@@ -28,8 +28,9 @@ TRUSTED = (
 )
 AGGREGATED = (
     "Secure aggregation is assumed, and simulated by adding up in one place: nobody sees what a "
-    "client sends, but only sums to which at least the share --honest of the asked clients has "
-    "added its noise, as it was told. Who answers may depend on nobody's records."
+    "client sends, but only sums. Of the asked clients at least the share --honest has answered, "
+    "added its noise as it was told and, but for one, told nobody what it added: only how many "
+    "answered is checked. Who answers may depend on nobody's records."
 )
 TRACED = (
     "Who answers follows from a trace, which counts as public and is taken to depend on nobody's "

@@ -299,9 +299,9 @@ def check_sizes(config: Config, sizes: np.ndarray) -> None:
         grid.check_sizes(sizes.tolist())
     privacy, parts = config.privacy, len(sizes)
     if privacy.unit == "record":
-        parts = int(sizes.sum() if privacy.trust == "server" else sizes.max())
+        parts = int(sizes.sum() if privacy.trust == "server" else max(sizes.max(), parts))
     if privacy.trust != "local" and parts >= grid.MAX_RECORDS:
         raise ValueError(
-            f"{parts} {privacy.unit}s are added up, but with --trust {privacy.trust} an exact sum "
+            f"{parts} parts are added up, but with --trust {privacy.trust} an exact sum "
             f"has room for fewer than {grid.MAX_RECORDS}: use fewer, or --trust local"
         )

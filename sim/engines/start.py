@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from sim.commands.flags import Request
+from sim.config.caveats import tells_times
 from sim.config.fields import Config
 from sim.engines.cluster import Cluster, from_start, starting
 from sim.engines.drawer import Report
@@ -48,7 +49,10 @@ def train(request: Request, cluster: Cluster | None = None, report: Report | Non
     else:
         folder = create()
         moving = Moving(job, folder, cluster)
-        run(job, folder, Engine(moving, cluster.leave, lambda: moving.where, report))
+        told = tells_times(job.config)  # when it moves depends on how long requests took
+        run(
+            job, folder, Engine(moving, cluster.leave, lambda: moving.where if told else "", report)
+        )
     return folder
 
 

@@ -80,7 +80,9 @@ def _at_order(charges: Charges, delta: arb, order: arb, beside: arb) -> arb:
     if not left > 0:
         return arb("inf")
     found = spent + ((order - 1) / order).log() - (left.log() + order.log()) / (order - 1)
-    return found.max(arb(0)) + lost / (1 - lost)
+    found = found.max(arb(0)) + lost / (1 - lost)
+    shares = any(isinstance(event, events.SummedShares) for event in charges)
+    return found if not shares or found <= events.SummedShares.REACH else arb("inf")
 
 
 def _lost(charges: Charges) -> arb:
