@@ -568,6 +568,7 @@ def test_a_price_is_that_of_each_group(records):
     assert [row["clients"] for row in of_owners["phases"]] == ["0-2", "3"]
 
 
+@pytest.mark.slow  # any run is the same on any engine: tests/test_run.py
 def test_workers_and_engines_change_no_bit(tmp_path, records, no_report):
     """In this process and in two of Ray's."""
     line = (SHARES, "--groups=2", "--chunk-clients=2", "--quiet", "--steps=2")
