@@ -21,7 +21,7 @@ from sim.commands.guard import main_guard
 from sim.config import configuration as config
 from sim.phases import training
 from sim.run import command
-from tests.processes import NEEDS_PROC, descendants, finish, wait_for
+from tests.processes import NEEDS_PROC, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ROOT = Path(__file__).parent.parent
@@ -146,18 +146,32 @@ def test_a_process_computes_with_one_thread_even_where_numpy_was_there_first():
     )
 
 
+ONE_DIES = """
+import os, signal, sys
+from server.store import Store
+from sim.run import command
+from tests.processes import descendants
+append = Store.append
+def appended(self, record):
+    append(self, record)
+    if record.round == 1:
+        workers = [p for p, title in descendants(os.getpid()).items() if "ray::Actor" in title]
+        assert len(workers) == 2, workers
+        os.kill(workers[0], signal.SIGKILL)
+Store.append = appended
+command(sys.argv[1:])
+"""
+
+
 @NEEDS_PROC
 def test_two_ray_workers_of_which_one_dies_give_the_bits_of_the_inline_engine(tmp_path, records):
-    """The run is long, and held while its workers are looked for, so that it is not over before."""
-    flags = (f"--dataset={records}", *RAY, "--rounds=60", "--evaluation=clients")
-    process = child(*flags, "--workers=2", f"--out={tmp_path}", "--name=ray")
-    wait_for(lambda: rounds(tmp_path / "ray") >= 1, process)
-    process.send_signal(signal.SIGSTOP)
-    victims = [p for p, title in descendants(process.pid).items() if title.startswith("ray::Actor")]
-    assert len(victims) == 2
-    os.kill(victims[0], signal.SIGKILL)
-    process.send_signal(signal.SIGCONT)
-    finish(process)
+    """It dies when the first round is on the disk and the second has not begun."""
+    flags = (f"--dataset={records}", *RAY, "--evaluation=clients")
+    ray = ("--quiet", "--workers=2", f"--out={tmp_path}", "--name=ray")
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_DIES, *flags, *ray], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
     alone = run(tmp_path, "inline", *flags, "--engine=inline")
     assert same(alone, tmp_path / "ray")
     scores = [(folder / "evaluation.json").read_bytes() for folder in (alone, tmp_path / "ray")]
