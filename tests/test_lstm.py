@@ -66,6 +66,21 @@ def test_the_recurrence_is_that_of_torch() -> None:
     assert not h[:, 0].any()
 
 
+def test_the_recurrence_by_pytorch_is_that_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes it on a GPU."""
+    generator = torch.Generator().manual_seed(3)
+    z, weight = (torch.randn(s, generator=generator) for s in ((2, 5, 3, 16), (2, 16, 4)))
+    z.requires_grad_()
+
+    def found() -> list[torch.Tensor]:
+        h, c = recurrence(z, weight)
+        return [h, c, *torch.autograd.grad(h.square().sum() + c.sum(), z)]
+
+    expected = found()
+    monkeypatch.setattr("mechanisms.gradients.recurrence.TYPES", ())
+    torch.testing.assert_close(found(), expected)
+
+
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("max_records", [None, 2])

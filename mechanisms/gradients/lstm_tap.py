@@ -44,10 +44,11 @@ class LSTMTap(Tap):
         seen = torch.stack(passes, 1)
         clients, ways, times, records, _ = seen.shape
         rows = seen.flatten(0, 1).flatten(1, 2)
-        z = linear(rows, self._both(_INPUT)).unflatten(1, (times, records))
+        z = linear(rows, self._both(_INPUT))
         if self._layer.bias:
             first, second = (self._both(name).detach() for name in _BIASES)
-            z = z + (first + second)[:, None, None]
+            z = z.add_((first + second)[:, None])
+        z = z.unflatten(1, (times, records))
         # in the first layer, with a frozen input weight, z has no graph yet
         z = z if z.requires_grad else z.requires_grad_()
         h, last = (
