@@ -47,14 +47,16 @@ settings.load_profile("tests")
 
 
 LONG = """
-    account_command aggregator api architecture attack_command attack_figures audit_attacks
-    audit_bounds audit_command audit_dpsur audit_many_run bench bits calibration_many card caveats
-    central choosing crash_points cuda_runs curator deployment door dpagd_budget dpis dpsur
-    dpsur_charges drawer engine fast_gradients faults fedfed flower fuzz gpu_benchmark gradients
-    grid leaderboard ledger loss_distribution lstm mechanisms mod moving mutants objectives
-    order_search own_budget phases pinned plugins prices proof quickstart readme recipe_links
-    record_trial release_files report report_figures rounded_gaussian run run_figures rundir
-    screening selective site strategies summary theory verify workers
+    account_command aggregator api architecture attack_command attack_figures attackers
+    audit_attacks audit_bounds audit_command audit_dpsur audit_many_run bench bits buffer
+    calibration_many card caveats central choosing cli comparison crash_points cuda_runs curator
+    damage deployment door dpagd_budget dpis dpsur dpsur_charges drawer dropout dropout_trace engine
+    fast_gradients faults fedfed flower flower_strategies fuzz gpu_benchmark gradients grid guard
+    leaderboard ledger live loop loss_distribution lstm mechanisms mod moving mutants nodes
+    objectives order_search own_budget own_training personal_budgets personal_models phases pinned
+    plots plugins prices proof quickstart readme recipe_links record_trial release_files
+    released_scores report report_figures rounded_gaussian run run_figures rundir screening
+    selective site strategies summary theory verify workers
 """
 """The files of tests that take longest. `pytest -m fast` runs all others, and does not load
 these."""
