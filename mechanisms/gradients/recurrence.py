@@ -127,7 +127,7 @@ def _constants(z: Tensor, logistic: float, tanh: float) -> Tensor:
 
 
 def _library(*tensors: Tensor) -> tuple[Any, ...]:
-    """What computes with these, which have its functions' names in common, and views for it."""
+    """NumPy or PyTorch, whose functions used here have the same names, and the tensors for it."""
     first = tensors[0]
     if first.device.type != "cpu" or first.dtype not in TYPES:
         return torch, *tensors
