@@ -61,6 +61,38 @@ def test_features_are_computed_of_pixels_between_zero_and_one(images: Path) -> N
     assert np.array_equal(found.y, pixels.y) and np.array_equal(found.y_test, pixels.y_test)
 
 
+def test_colours_are_normalised_by_imagenet_s_and_flips_averaged_if_asked(images: Path) -> None:
+    """As Tramer and Boneh's code prepares CIFAR-10; each choice has a file of its own."""
+    x = torch.from_numpy(datasets.load(str(images)).x)
+    colours = (x - torch.tensor([0.485, 0.456, 0.406])[:, None, None]) / torch.tensor(
+        [0.229, 0.224, 0.225]
+    )[:, None, None]
+    by_imagenet = load(settings(images, feature_pixels="imagenet"), CPU)
+    assert np.array_equal(by_imagenet.x, scatter(colours))
+    both = load(settings(images, feature_pixels="imagenet", feature_flips=True), CPU)
+    assert np.array_equal(both.x, (scatter(colours) + scatter(colours.flip(3))) / 2)
+    flipped = load(settings(images, feature_flips=True), CPU)
+    assert np.array_equal(flipped.x, (scatter(x) + scatter(x.flip(3))) / 2)
+    load(settings(images), CPU)
+    assert len(kept(images)) == 4
+
+
+def test_a_mirror_image_has_the_same_features_with_flips(images: Path) -> None:
+    before = load(settings(images, feature_flips=True), CPU)
+    arrays = dict(np.load(images))
+    np.savez(images, **{**arrays, "x": arrays["x"][..., ::-1]})
+    assert np.array_equal(before.x, load(settings(images, feature_flips=True), CPU).x)
+
+
+def test_gray_images_have_no_colours_to_normalise(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"imagenet, .* \(1, 8, 8\) .* --feature-pixels unit"):
+        load(
+            Data(features="scattering", feature_pixels="imagenet", data_dir=str(tmp_path)),
+            CPU,
+        )
+    assert not (tmp_path / "features").exists()
+
+
 def test_digits_are_between_zero_and_one_too(tmp_path: Path) -> None:
     scans = datasets.load("digits", normalise=False)
     assert scans.x.min() == 0 and scans.x.max() == 1

@@ -169,6 +169,8 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "features": ("pixels", ("scattering", *OWN), ("wavelets", *NOT_OWN)),
         "features_settings": (None, (None, "weights = 'net.safetensors'"), (3,)),
         "init_from": (None, (None, "runs/a"), (3,)),
+        "feature_pixels": ("unit", ("imagenet",), ("cifar10",)),
+        "feature_flips": (False, (True,), (1,)),
         "feature_groups": (0, (0, 10**9), (-1, 10**9 + 1)),
         "model": ("linear", ("package:Class",), (None,)),
         "activation": ("tanh", ("relu",), ("none",)),
@@ -280,7 +282,11 @@ DEFAULTS = {
         {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
         {"batch_size": 2048, "lr": 4.0, "rounds": 20},
     ),
-    "cifar10": ({"model": "cnn-cifar"}, {}, {"batch_size": 4096, "lr": 1.0, "rounds": 30}),
+    "cifar10": (
+        {"model": "cnn-cifar"},
+        {"feature_pixels": "imagenet"},
+        {"batch_size": 4096, "lr": 1.0, "rounds": 30},
+    ),
     "imdb": (
         {"model": "lstm", "lr": 4.0, "rounds": 45},
         {},

@@ -36,7 +36,7 @@ NEWER = {
     **{"noise_bands": 1, "attackers": 0.0, "attack_factor": -1.0, "budgets": None},
     **{"personal_layers": None, "client_holdout": 0.0, "dropout_trace": None},
     **{"buffer": None, "stragglers": 0.0, "straggler_factor": 10.0},
-    **{"score_noise": 8.0},
+    **{"score_noise": 8.0, "feature_pixels": "unit", "feature_flips": False},
 }
 """Settings that results of earlier versions lack, and the values that those were made with."""
 

@@ -23,6 +23,7 @@ SCATTERING: dict[str, Any] = {"model": "linear", "feature_groups": 27}
 SCATTERING_ROWS: dict[str, dict[str, Any]] = {
     "mnist": {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
     "fmnist": {"clip_norm": 5.0, "lr": 0.2, "rounds": 60},
+    "cifar10": {"feature_pixels": "imagenet"},
 }
 """Changes to `SCATTERING` by data set."""
 

@@ -69,6 +69,11 @@ class Data(Settings):
     features_settings: str | None = None
     """arguments of such a network, as in a TOML file but with commas: "weights = 'net.pth'"; '':
     its defaults"""
+    feature_pixels: Literal["unit", "imagenet"] = "unit"
+    """what scattering sees: pixels in [0, 1], or three colours normalised by ImageNet's mean and
+    deviation"""
+    feature_flips: bool = False
+    """scattering features are the mean of an image's and its mirror image's"""
     feature_groups: int = Field(0, ge=0)
     """groups of channels in which each record's features are normalised to mean 0 and variance 1;
     0: none; with --features scattering 27"""

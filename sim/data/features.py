@@ -1,9 +1,9 @@
 """Loads what models see of records: pixels, scattering features, or those of a frozen network.
 
 A record's features depend on that record alone, so clipping and noise protect them like pixels.
-They are computed from pixels in [0, 1], as by Tramer and Boneh (ICLR 2021), and cached beside the
-data set: an `.npz` for each set of records, transform and kind of device, whose checksums reveal
-damage, and which only its owner may read.
+They are computed from pixels in [0, 1], or from colours normalised by public constants, as by
+Tramer and Boneh (ICLR 2021), and cached beside the data set: an `.npz` for each set of records,
+transform and kind of device, whose checksums reveal damage, and which only its owner may read.
 """
 
 import contextlib
@@ -29,6 +29,9 @@ from sim.sources.backbones import Backbone
 
 VERSION = 1
 """Version of the scattering, raised when its output changes."""
+COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Means and deviations of ImageNet's colours, by which Tramer and Boneh's public code
+(ftramer/Handcrafted-DP, data.py) normalises CIFAR-10's pixels."""
 CHUNKS = {"cpu": 16, "cuda": 1024}
 """Records scattered together: few enough for a CPU's cache, enough to fill a GPU."""
 BACKBONE_CHUNK = 1024
@@ -76,12 +79,14 @@ class _Transform(NamedTuple):
 def _transform(data: Data, dataset: Dataset, device: torch.device) -> _Transform:
     first = torch.from_numpy(dataset.x[:1])
     if data.features == "scattering":
-        name, channels, chunk = (
-            f"scattering-{VERSION}",
-            scatter(first).shape[1],
+        name = f"scattering-{VERSION}" + "-imagenet" * (data.feature_pixels == "imagenet")
+        name += "-flips" * data.feature_flips
+        return _Transform(
+            name,
+            lambda x: _scattered(x.to(device), data),
+            _scattered(first, data).shape[1],
             CHUNKS[device.type],
         )
-        return _Transform(name, lambda x: scatter(x.to(device)), channels, chunk)
     if dataset.words:
         raise ValueError(
             f"features = {data.features!r} takes numbers, and the records of {dataset.name} are "
@@ -90,6 +95,19 @@ def _transform(data: Data, dataset: Dataset, device: torch.device) -> _Transform
     backbone = Backbone(data.features, data.features_settings, device)
     channels = backbone(first).shape[1]
     return _Transform(f"backbone-{backbone.digest}", backbone, channels, BACKBONE_CHUNK)
+
+
+def _scattered(x: torch.Tensor, data: Data) -> torch.Tensor:
+    """Scattering features of pixels [N, C, H, W] in [0, 1]."""
+    if data.feature_pixels == "imagenet":
+        if x.ndim != 4 or x.shape[1] != 3:
+            raise ValueError(
+                f"feature_pixels is imagenet, but records of shape {tuple(x.shape[1:])} are not "
+                "images of three colours: set --feature-pixels unit"
+            )
+        mean, deviation = (x.new_tensor(part)[:, None, None] for part in COLOURS)
+        x = (x - mean) / deviation
+    return (scatter(x) + scatter(x.flip(3))) / 2 if data.feature_flips else scatter(x)
 
 
 def grouped(x: np.ndarray, groups: int) -> np.ndarray:
