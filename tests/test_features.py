@@ -84,6 +84,31 @@ def test_a_mirror_image_has_the_same_features_with_flips(images: Path) -> None:
     assert np.array_equal(before.x, load(settings(images, feature_flips=True), CPU).x)
 
 
+def test_scales_are_those_of_means_of_pixels_side_by_side_and_each_is_normalised(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (6, 3, 16, 19), dtype=np.uint8)
+    np.savez(
+        tmp_path / "images.npz", x=pixels, y=np.arange(6) % 3, x_test=pixels[:2], y_test=[0, 1]
+    )
+    found = load(settings(tmp_path / "images.npz", feature_groups=9, feature_scales=2), CPU)
+    x = torch.from_numpy(datasets.load(str(tmp_path / "images.npz")).x)
+    half = (
+        x[:, :, ::2, :18:2] + x[:, :, 1::2, :18:2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]
+    ) / 4
+    parts = [grouped(scatter(one).numpy(), 9).reshape(6, -1) for one in (x, half)]
+    assert found.x.shape == (6, 243 * (4 * 4 + 2 * 2))
+    assert np.allclose(found.x, np.concatenate(parts, axis=1), atol=1e-5)
+    assert np.array_equal(found.x_test, found.x[:2])
+
+
+def test_the_coarsest_scale_has_enough_pixels(images: Path) -> None:
+    with pytest.raises(ValueError, match=r"feature_scales .* \(3, 12, 10\) to 1/2 .* 8x8"):
+        load(settings(images, feature_scales=2), CPU)
+    assert not (images.parent / "features").exists()
+
+
 def test_gray_images_have_no_colours_to_normalise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"imagenet, .* \(1, 8, 8\) .* --feature-pixels unit"):
         load(

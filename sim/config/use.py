@@ -132,7 +132,10 @@ USES: dict[str, tuple[Way, ...]] = {
     "client_column": ((COLUMNS, _one_of("partition", "given")),),
     "columns": ((TABLE,),),
     "categories": ((TABLE,),),
-    **dict.fromkeys(("feature_pixels", "feature_flips"), ((_one_of("features", "scattering"),),)),
+    **dict.fromkeys(
+        ("feature_pixels", "feature_flips", "feature_scales"),
+        ((_one_of("features", "scattering"),),),
+    ),
     "feature_groups": ((FEATURES,),),
     "activation": (
         (Need("model", ("mlp",), _has_activation, "a built-in --model other than linear"),),

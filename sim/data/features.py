@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from mechanisms import durable
 from sim.config.settings import Data
@@ -24,7 +25,7 @@ from sim.data import dataset as datasets
 from sim.data.arrays import stored
 from sim.data.dataset import Dataset
 from sim.data.files import directory
-from sim.data.scattering import scatter
+from sim.data.scattering import MIN_PIXELS, scatter
 from sim.sources.backbones import Backbone
 
 VERSION = 1
@@ -42,7 +43,8 @@ Parts = tuple[np.ndarray, np.ndarray]
 
 
 def load(data: Data, device: torch.device, folder: Path | None = None) -> Dataset:
-    """The data set as configured; scattering maps [N, C, H, W] to [N, 81 C, H // 4, W // 4].
+    """The data set as configured; scattering maps [N, C, H, W] to [N, 81 C, H // 4, W // 4], at
+    several scales to vectors [N, D].
 
     Features are kept in the folder, by default in the data directory.
 
@@ -60,11 +62,22 @@ def load(data: Data, device: torch.device, folder: Path | None = None) -> Datase
             )
         return datasets.load(data.dataset, data.data_dir, settings=data)
     dataset = datasets.load(data.dataset, data.data_dir, normalise=False, settings=data)
-    transform = _transform(data, dataset, device)  # refuses before anything is written
-    _check_groups(groups, transform.channels)
+    transforms = _transforms(data, dataset, device)  # refuses before anything is written
+    _check_groups(groups, transforms[0].channels)
     folder = folder or directory(data.data_dir) / "features"
-    x, x_test = _kept((dataset.x, dataset.x_test), transform, device, folder)
-    return replace(dataset, x=grouped(x, groups), x_test=grouped(x_test, groups))
+    x, x_test = zip(
+        *(_kept((dataset.x, dataset.x_test), one, device, folder) for one in transforms),
+        strict=True,
+    )
+    return replace(dataset, x=_together(x, groups), x_test=_together(x_test, groups))
+
+
+def _together(scales: Sequence[np.ndarray], groups: int) -> np.ndarray:
+    """Features by group: at one scale [N, C, h, w] as they are, at several as vectors [N, D]."""
+    found = [grouped(x, groups) for x in scales]
+    return (
+        found[0] if len(found) == 1 else np.concatenate([x.reshape(len(x), -1) for x in found], 1)
+    )
 
 
 class _Transform(NamedTuple):
@@ -76,17 +89,13 @@ class _Transform(NamedTuple):
     chunk: int
 
 
-def _transform(data: Data, dataset: Dataset, device: torch.device) -> _Transform:
+def _transforms(data: Data, dataset: Dataset, device: torch.device) -> list[_Transform]:
+    """One for each scale."""
     first = torch.from_numpy(dataset.x[:1])
     if data.features == "scattering":
-        name = f"scattering-{VERSION}" + "-imagenet" * (data.feature_pixels == "imagenet")
-        name += "-flips" * data.feature_flips
-        return _Transform(
-            name,
-            lambda x: _scattered(x.to(device), data),
-            _scattered(first, data).shape[1],
-            CHUNKS[device.type],
-        )
+        scales = [2**k for k in range(data.feature_scales)]
+        _check_scales(scales[-1], dataset.x.shape[1:])
+        return [_scattering(data, first, scale, device) for scale in scales]
     if dataset.words:
         raise ValueError(
             f"features = {data.features!r} takes numbers, and the records of {dataset.name} are "
@@ -94,7 +103,25 @@ def _transform(data: Data, dataset: Dataset, device: torch.device) -> _Transform
         )
     backbone = Backbone(data.features, data.features_settings, device)
     channels = backbone(first).shape[1]
-    return _Transform(f"backbone-{backbone.digest}", backbone, channels, BACKBONE_CHUNK)
+    return [_Transform(f"backbone-{backbone.digest}", backbone, channels, BACKBONE_CHUNK)]
+
+
+def _check_scales(coarsest: int, shape: tuple[int, ...]) -> None:
+    if coarsest > 1 and min(shape[1:], default=0) // coarsest < MIN_PIXELS:
+        raise ValueError(
+            f"feature_scales takes records of shape {shape} to 1/{coarsest} of their resolution, "
+            f"and scattering needs {MIN_PIXELS}x{MIN_PIXELS} pixels: lower --feature-scales"
+        )
+
+
+def _scattering(data: Data, first: torch.Tensor, scale: int, device: torch.device) -> _Transform:
+    name = f"scattering-{VERSION}" + "-imagenet" * (data.feature_pixels == "imagenet")
+    name += "-flips" * data.feature_flips + f"-scale-{scale}" * (scale > 1)
+
+    def of(x: torch.Tensor) -> torch.Tensor:
+        return _scattered(F.avg_pool2d(x, scale) if scale > 1 else x, data)
+
+    return _Transform(name, lambda x: of(x.to(device)), of(first).shape[1], CHUNKS[device.type])
 
 
 def _scattered(x: torch.Tensor, data: Data) -> torch.Tensor:
