@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class CohortData:
-    """The records of K clients: views into one data set, never copies of it.
+    """The records of K clients, as places in one data set.
 
     ``x [N, ...]`` and ``y [N]`` live on the device; ``records[k]`` are client k's record numbers.
     """
@@ -54,6 +55,12 @@ class CohortData:
         return Batch(x, y, place(torch.from_numpy(inside), self.x.device))
 
 
+    @cached_property
+    def whole(self) -> Batch:
+        """All records of each client; kept, for the steps of a local round may all take them."""
+        return self.gather(self.records)
+
+
 def threshold(rate: float | np.ndarray) -> float | np.ndarray:
     """The bound below which coins fall with probability ``rate``, rounded down to whole `COIN`s."""
     return np.floor(rate / COIN) * COIN
@@ -62,6 +69,8 @@ def threshold(rate: float | np.ndarray) -> float | np.ndarray:
 def poisson(data: CohortData, sample_rate: Sequence[float], streams: Sequence[Source]) -> Batch:
     """Each record of client k enters independently with probability ``sample_rate[k]``; batches may
     be empty."""
+    if min(sample_rate, default=0.0) >= 1:
+        return data.whole
     chosen = [
         records if rate >= 1 else records[streams[k].random(len(records)) < threshold(rate)]
         for k, (records, rate) in enumerate(zip(data.records, sample_rate, strict=True))

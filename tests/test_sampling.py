@@ -128,6 +128,17 @@ def test_a_cohorts_batches_are_its_clients_batches():
     assert together == alone
 
 
+def test_steps_that_take_all_records_share_one_batch_and_others_draw():
+    """Copies of a large data set cost as much as its gradients."""
+    numbers, own = data([3, 1], [4, 5, 6]), streams(2)
+    first = poisson(numbers, [1.0, 1.0], own)
+    assert chosen(first) == [[3, 1], [4, 5, 6]]
+    drawn = [chosen(poisson(numbers, [1.0, 0.5], own)) for _ in range(50)]
+    assert all(one == [3, 1] for one, _ in drawn)
+    assert {len(other) for _, other in drawn} == {0, 1, 2, 3}
+    assert poisson(numbers, [1.0, 1.0], own) is first
+
+
 def test_batches_are_padded_to_the_largest_and_the_mask_says_where():
     batch = data().gather([np.array([3]), np.array([4, 5, 6]), np.array([], dtype=np.int64)])
     assert batch.mask.tolist() == [[True, False, False], [True, True, True], [False, False, False]]
