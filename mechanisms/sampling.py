@@ -54,7 +54,6 @@ class CohortData:
         x, y = (part.unflatten(0, numbers.shape) for part in rows)
         return Batch(x, y, place(torch.from_numpy(inside), self.x.device))
 
-
     @cached_property
     def whole(self) -> Batch:
         """All records of each client; kept, for the steps of a local round may all take them."""

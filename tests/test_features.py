@@ -71,10 +71,14 @@ def test_colours_are_normalised_by_imagenet_s_and_flips_averaged_if_asked(images
     assert np.array_equal(by_imagenet.x, scatter(colours))
     both = load(settings(images, feature_pixels="imagenet", feature_flips=True), CPU)
     assert np.array_equal(both.x, (scatter(colours) + scatter(colours.flip(3))) / 2)
+    opponent = load(settings(images, feature_pixels="opponent"), CPU)
+    r, g, b = colours.unbind(1)
+    axes = [(r + g + b) / 3**0.5, 3 * (r - b) / 2**0.5, 3 * (r - 2 * g + b) / 6**0.5]
+    assert np.allclose(opponent.x, scatter(torch.stack(axes, dim=1)), atol=1e-5)
     flipped = load(settings(images, feature_flips=True), CPU)
     assert np.array_equal(flipped.x, (scatter(x) + scatter(x.flip(3))) / 2)
     load(settings(images), CPU)
-    assert len(kept(images)) == 4
+    assert len(kept(images)) == 5
 
 
 def test_a_mirror_image_has_the_same_features_with_flips(images: Path) -> None:

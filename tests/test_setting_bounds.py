@@ -169,7 +169,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "features": ("pixels", ("scattering", *OWN), ("wavelets", *NOT_OWN)),
         "features_settings": (None, (None, "weights = 'net.safetensors'"), (3,)),
         "init_from": (None, (None, "runs/a"), (3,)),
-        "feature_pixels": ("unit", ("imagenet",), ("cifar10",)),
+        "feature_pixels": ("unit", ("imagenet", "opponent"), ("cifar10",)),
         "feature_flips": (False, (True,), (1,)),
         "feature_scales": (1, (1, 4), (0, 5)),
         "feature_groups": (0, (0, 10**9), (-1, 10**9 + 1)),

@@ -69,9 +69,9 @@ class Data(Settings):
     features_settings: str | None = None
     """arguments of such a network, as in a TOML file but with commas: "weights = 'net.pth'"; '':
     its defaults"""
-    feature_pixels: Literal["unit", "imagenet"] = "unit"
-    """what scattering sees: pixels in [0, 1], or three colours normalised by ImageNet's mean and
-    deviation"""
+    feature_pixels: Literal["unit", "imagenet", "opponent"] = "unit"
+    """what scattering sees: pixels in [0, 1], three colours normalised by ImageNet's mean and
+    deviation, or brightness and two differences of these colours"""
     feature_flips: bool = False
     """scattering features are the mean of an image's and its mirror image's"""
     feature_scales: int = Field(1, ge=1, le=4)

@@ -33,6 +33,13 @@ VERSION = 1
 COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Means and deviations of ImageNet's colours, by which Tramer and Boneh's public code
 (ftramer/Handcrafted-DP, data.py) normalises CIFAR-10's pixels."""
+OPPONENT = (
+    (3**-0.5, 3**-0.5, 3**-0.5),
+    (4.5**0.5, 0.0, -(4.5**0.5)),
+    (1.5**0.5, -(6**0.5), 1.5**0.5),
+)
+"""Brightness and two differences of colours, the axes of Ohta, Kanade and Sakai (1980) for natural
+images; differences, which are smaller, are taken three times."""
 CHUNKS = {"cpu": 16, "cuda": 1024}
 """Records scattered together: few enough for a CPU's cache, enough to fill a GPU."""
 BACKBONE_CHUNK = 1024
@@ -115,7 +122,7 @@ def _check_scales(coarsest: int, shape: tuple[int, ...]) -> None:
 
 
 def _scattering(data: Data, first: torch.Tensor, scale: int, device: torch.device) -> _Transform:
-    name = f"scattering-{VERSION}" + "-imagenet" * (data.feature_pixels == "imagenet")
+    name = f"scattering-{VERSION}" + f"-{data.feature_pixels}" * (data.feature_pixels != "unit")
     name += "-flips" * data.feature_flips + f"-scale-{scale}" * (scale > 1)
 
     def of(x: torch.Tensor) -> torch.Tensor:
@@ -126,14 +133,16 @@ def _scattering(data: Data, first: torch.Tensor, scale: int, device: torch.devic
 
 def _scattered(x: torch.Tensor, data: Data) -> torch.Tensor:
     """Scattering features of pixels [N, C, H, W] in [0, 1]."""
-    if data.feature_pixels == "imagenet":
+    if data.feature_pixels != "unit":
         if x.ndim != 4 or x.shape[1] != 3:
             raise ValueError(
-                f"feature_pixels is imagenet, but records of shape {tuple(x.shape[1:])} are not "
-                "images of three colours: set --feature-pixels unit"
+                f"feature_pixels is {data.feature_pixels}, but records of shape "
+                f"{tuple(x.shape[1:])} are not images of three colours: set --feature-pixels unit"
             )
         mean, deviation = (x.new_tensor(part)[:, None, None] for part in COLOURS)
         x = (x - mean) / deviation
+    if data.feature_pixels == "opponent":
+        x = torch.einsum("ac,nchw->nahw", x.new_tensor(OPPONENT), x).contiguous()
     return (scatter(x) + scatter(x.flip(3))) / 2 if data.feature_flips else scatter(x)
 
 
