@@ -2,7 +2,7 @@
 
 Pixels are normalised by published constants (below), never by statistics of the records at hand,
 which would be an uncharged release. Images of torchvision's sets stay uint8 until normalised.
-Features are computed from unnormalised pixels in [0, 1]. Published files are checked by their
+Features start from unnormalised pixels in [0, 1] (`features`). Published files are checked by their
 digests before they are parsed, and parsed without pickle.
 """
 
