@@ -326,12 +326,14 @@ def test_a_resumed_release_uses_finished_uploads_and_asks_the_others_again(tmp_p
 
 def test_a_resumed_release_asks_as_many_clients_as_are_missing(tmp_path):
     """Others are drawn in place of those who had not answered. Kills a round that is larger than
-    the fraction, and costs more."""
-    given = {"release": True, "epsilon": None, "noise_multiplier": 1.0, "fraction": 0.6}
+    the fraction, and costs more. Who is drawn is not seeded: of a group of three, one at least is
+    among eight of ten."""
+    given = {"release": True, "epsilon": None, "noise_multiplier": 1.0, "fraction": 0.8}
     world = World(tmp_path, given | {"max_participations": 5}).crashed(2, 2)
+    assert min(len(np.concatenate(group)) for group in world.job.groups) == 3
     standing = world.run()
-    assert [record.participants for record in standing.records] == [6] * 5
-    assert standing.now.taken.sum() == 6 * 5
+    assert [record.participants for record in standing.records] == [8] * 5
+    assert standing.now.taken.sum() == 8 * 5
 
 
 def test_an_upload_whose_charge_is_lost_is_refused(tmp_path):
