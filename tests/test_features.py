@@ -16,6 +16,7 @@ from sim.data import dataset as datasets
 from sim.data import features
 from sim.data.features import grouped, load
 from sim.data.scattering import scatter
+from sim.data.whitening import dead_leaves, moments, whiten
 from sim.models.networks import build
 
 CPU = torch.device("cpu")
@@ -105,6 +106,38 @@ def test_scales_are_those_of_means_of_pixels_side_by_side_and_each_is_normalised
     assert found.x.shape == (6, 243 * (4 * 4 + 2 * 2))
     assert np.allclose(found.x, np.concatenate(parts, axis=1), atol=1e-5)
     assert np.array_equal(found.x_test, found.x[:2])
+
+
+def test_whitening_is_by_the_moments_of_dead_leaves_with_the_same_features(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their moments are kept: one small file for all records of a shape, one for each grouping."""
+    asked = settings(images, feature_flips=True, feature_groups=9, feature_whitening=True)
+    leaves = torch.from_numpy(dead_leaves((3, 12, 10)))
+
+    def prepared(x: torch.Tensor) -> np.ndarray:
+        return grouped(((scatter(x) + scatter(x.flip(3))) / 2).numpy(), 9)
+
+    found = moments(np.concatenate([prepared(some) for some in leaves.split(16)]))
+    first, pixels = load(asked, CPU), datasets.load(str(images))
+    for got, x in ((first.x, pixels.x), (first.x_test, pixels.x_test)):
+        assert np.allclose(got, whiten(prepared(torch.from_numpy(x)), *found), atol=1e-3)
+    assert len(kept(images)) == 2
+    load(asked.model_copy(update={"feature_groups": 27}), CPU)
+    load(asked.model_copy(update={"feature_flips": False}), CPU)
+    assert len(kept(images)) == 5
+    monkeypatch.setattr(features, "_computed", never)
+    assert np.array_equal(first.x, load(asked, CPU).x)
+
+
+def test_each_scale_is_whitened_by_leaves_of_its_own(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 16, 16), dtype=np.uint8)
+    path = tmp_path / "images.npz"
+    np.savez(path, x=pixels, y=np.arange(6) % 3, x_test=pixels[:2], y_test=[0, 1])
+    both = load(settings(path, feature_scales=2, feature_whitening=True), CPU).x
+    one = load(settings(path, feature_whitening=True), CPU).x
+    assert np.array_equal(both[:, : 243 * 16], one.reshape(6, -1))
+    assert len(kept(path)) == 4
 
 
 def test_the_coarsest_scale_has_enough_pixels(images: Path) -> None:

@@ -172,6 +172,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "feature_pixels": ("unit", ("imagenet", "opponent"), ("cifar10",)),
         "feature_flips": (False, (True,), (1,)),
         "feature_scales": (1, (1, 4), (0, 5)),
+        "feature_whitening": (False, (True,), (1,)),
         "feature_groups": (0, (0, 10**9), (-1, 10**9 + 1)),
         "model": ("linear", ("package:Class",), (None,)),
         "activation": ("tanh", ("relu",), ("none",)),

@@ -76,6 +76,8 @@ class Data(Settings):
     """scattering features are the mean of an image's and its mirror image's"""
     feature_scales: int = Field(1, ge=1, le=4)
     """resolutions of an image whose scattering features are taken, each half of the one before"""
+    feature_whitening: bool = False
+    """whiten the channels of scattering features by moments of synthetic images, at no charge"""
     feature_groups: int = Field(0, ge=0)
     """groups of channels in which each record's features are normalised to mean 0 and variance 1;
     0: none; with --features scattering 27"""

@@ -133,7 +133,7 @@ USES: dict[str, tuple[Way, ...]] = {
     "columns": ((TABLE,),),
     "categories": ((TABLE,),),
     **dict.fromkeys(
-        ("feature_pixels", "feature_flips", "feature_scales"),
+        ("feature_pixels", "feature_flips", "feature_scales", "feature_whitening"),
         ((_one_of("features", "scattering"),),),
     ),
     "feature_groups": ((FEATURES,),),

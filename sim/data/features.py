@@ -26,10 +26,11 @@ from sim.data.arrays import stored
 from sim.data.dataset import Dataset
 from sim.data.files import directory
 from sim.data.scattering import MIN_PIXELS, scatter
+from sim.data.whitening import dead_leaves, moments, whiten
 from sim.sources.backbones import Backbone
 
 VERSION = 1
-"""Version of the scattering, raised when its output changes."""
+"""Version of scattering and whitening, raised when the output of one changes."""
 COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Means and deviations of ImageNet's colours, by which Tramer and Boneh's public code
 (ftramer/Handcrafted-DP, data.py) normalises CIFAR-10's pixels."""
@@ -45,8 +46,8 @@ CHUNKS = {"cpu": 16, "cuda": 1024}
 BACKBONE_CHUNK = 1024
 """Records after which a network is looked at once more; it takes them one at a time."""
 
-Parts = tuple[np.ndarray, np.ndarray]
-"""Training and test records, float32 [N, ...] and [M, ...]."""
+Pair = tuple[np.ndarray, np.ndarray]
+"""Features of training and test records, float32 [N, ...] and [M, ...], or what whitens them."""
 
 
 def load(data: Data, device: torch.device, folder: Path | None = None) -> Dataset:
@@ -72,19 +73,15 @@ def load(data: Data, device: torch.device, folder: Path | None = None) -> Datase
     transforms = _transforms(data, dataset, device)  # refuses before anything is written
     _check_groups(groups, transforms[0].channels)
     folder = folder or directory(data.data_dir) / "features"
-    x, x_test = zip(
-        *(_kept((dataset.x, dataset.x_test), one, device, folder) for one in transforms),
-        strict=True,
-    )
-    return replace(dataset, x=_together(x, groups), x_test=_together(x_test, groups))
+    x, x_test = zip(*(_of(dataset, one, data, device, folder) for one in transforms), strict=True)
+    return replace(dataset, x=_together(x), x_test=_together(x_test))
 
 
-def _together(scales: Sequence[np.ndarray], groups: int) -> np.ndarray:
-    """Features by group: at one scale [N, C, h, w] as they are, at several as vectors [N, D]."""
-    found = [grouped(x, groups) for x in scales]
-    return (
-        found[0] if len(found) == 1 else np.concatenate([x.reshape(len(x), -1) for x in found], 1)
-    )
+def _together(scales: Sequence[np.ndarray]) -> np.ndarray:
+    """At one scale features [N, C, h, w] as they are, at several as vectors [N, D]."""
+    if len(scales) == 1:
+        return scales[0]
+    return np.concatenate([x.reshape(len(x), -1) for x in scales], axis=1)
 
 
 class _Transform(NamedTuple):
@@ -167,26 +164,52 @@ def _check_groups(groups: int, channels: int) -> None:
         )
 
 
-def _kept(parts: Parts, transform: _Transform, device: torch.device, folder: Path) -> Parts:
-    """The features of both parts, read from an undamaged cache file, or computed and written."""
+def _of(
+    dataset: Dataset, transform: _Transform, data: Data, device: torch.device, folder: Path
+) -> Pair:
+    """The features of training and test records, normalised and whitened as configured."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
+    for part in (dataset.x, dataset.x_test):
         digest.update(str(part.shape).encode() + np.ascontiguousarray(part).data)
     path = folder / f"{transform.name}-{digest.hexdigest()}-{device.type}.npz"
+    x, x_test = _kept(
+        path, lambda: (_computed(dataset.x, transform), _computed(dataset.x_test, transform))
+    )
+    grouped(x, data.feature_groups)
+    grouped(x_test, data.feature_groups)
+    if data.feature_whitening:
+        found = _whitening(dataset.x.shape[1:], transform, data.feature_groups, device, folder)
+        whiten(x, *found)
+        whiten(x_test, *found)
+    return x, x_test
+
+
+def _whitening(
+    shape: tuple[int, ...], transform: _Transform, groups: int, device: torch.device, folder: Path
+) -> Pair:
+    """Mean and matrix that whiten the features of synthetic images of this shape."""
+    size = "x".join(map(str, shape))
+    path = folder / f"{transform.name}-whitening-{size}-{groups}-{device.type}.npz"
+    return _kept(path, lambda: moments(grouped(_computed(dead_leaves(shape), transform), groups)))
+
+
+def _kept(path: Path, compute: Callable[[], Pair]) -> Pair:
+    """Two arrays, read from an undamaged cache file, or computed and written."""
+    folder = path.parent
     with _lock(folder):
         found = _read(path)
         if found is not None:
             return found
-        x, x_test = (_computed(part, transform) for part in parts)
+        first, second = compute()
         try:
             with durable.writing(path, private=True) as file:
-                np.savez(file, x=x, x_test=x_test)
+                np.savez(file, x=first, x_test=second)
         except OSError as error:
             warnings.warn(
                 f"features cannot be kept in {folder} ({error.strerror}): free space or change it",
                 stacklevel=2,
             )
-        return x, x_test
+        return first, second
 
 
 @contextlib.contextmanager
@@ -199,7 +222,7 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _read(path: Path) -> Parts | None:
+def _read(path: Path) -> Pair | None:
     """The arrays of a file, or None where it is absent or damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
