@@ -26,7 +26,7 @@ OURS = {*MAY_IMPORT, "tests", "benchmarks"}
 
 STAGES = (
     *("config", "commands", "drawing", "showing", "comparing", "serving", "tracking", "verifying"),
-    *("sources", "data", "models", "job", "phases", "engines", "auditing", "benching"),
+    *("sources", "data", "features", "models", "job", "phases", "engines", "auditing", "benching"),
     *("attacking", "library"),
 )
 """The folders of `sim`: each imports itself and those before it. The commands import all."""

@@ -13,10 +13,11 @@ from sim.config.configuration import load as configured
 from sim.config.presets import PRESETS
 from sim.config.settings import Data
 from sim.data import dataset as datasets
-from sim.data import features
-from sim.data.features import grouped, load
-from sim.data.scattering import scatter
-from sim.data.whitening import dead_leaves, moments, whiten
+from sim.features import loading as features
+from sim.features.loading import grouped, load
+from sim.features.pixels import deskewed
+from sim.features.scattering import scatter
+from sim.features.whitening import dead_leaves, moments, whiten
 from sim.models.networks import build
 
 CPU = torch.device("cpu")
@@ -80,6 +81,15 @@ def test_colours_are_normalised_by_imagenet_s_and_flips_averaged_if_asked(images
     assert np.array_equal(flipped.x, (scatter(x) + scatter(x.flip(3))) / 2)
     load(settings(images), CPU)
     assert len(kept(images)) == 5
+
+
+def test_images_are_set_upright_before_anything_else(images: Path) -> None:
+    x = torch.from_numpy(datasets.load(str(images)).x)
+    plain = load(settings(images, feature_flips=True), CPU).x
+    found = load(settings(images, feature_flips=True, feature_deskew=True), CPU).x
+    upright = deskewed(x)
+    assert np.allclose(found, (scatter(upright) + scatter(upright.flip(3))) / 2, atol=1e-6)
+    assert not np.allclose(found, plain, atol=0.01) and len(kept(images)) == 2
 
 
 def test_a_mirror_image_has_the_same_features_with_flips(images: Path) -> None:

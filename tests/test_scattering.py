@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.signal import resample
 
-from sim.data.scattering import FEATURES, STRIDE, scatter
+from sim.features.scattering import FEATURES, STRIDE, scatter
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "scattering.npz"
 """Outputs of kymatio 0.3.0's Scattering2D(J=2), of pixels in [0, 1]."""

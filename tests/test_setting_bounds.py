@@ -170,6 +170,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "features_settings": (None, (None, "weights = 'net.safetensors'"), (3,)),
         "init_from": (None, (None, "runs/a"), (3,)),
         "feature_pixels": ("unit", ("imagenet", "opponent"), ("cifar10",)),
+        "feature_deskew": (False, (True,), (1,)),
         "feature_flips": (False, (True,), (1,)),
         "feature_scales": (1, (1, 4), (0, 5)),
         "feature_whitening": (False, (True,), (1,)),

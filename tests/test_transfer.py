@@ -15,8 +15,8 @@ from mechanisms.randomness import generator, seed_key
 from sim import run
 from sim.commands.guard import main_guard
 from sim.config.settings import Data
-from sim.data import features
-from sim.data.features import load
+from sim.features import loading as features
+from sim.features.loading import load
 from sim.models.initial import start_from
 from sim.models.networks import build
 from sim.sources import backbones

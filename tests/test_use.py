@@ -236,7 +236,8 @@ CHOSEN: list[tuple[dict, str, str]] = [
     ),
     (
         {"features": "scattering"},
-        "feature_pixels feature_flips feature_scales feature_whitening feature_groups",
+        "feature_pixels feature_deskew feature_flips feature_scales feature_whitening "
+        "feature_groups",
         "",
     ),
     ({"features": "own:function"}, "feature_groups features_settings", ""),
@@ -361,6 +362,7 @@ NOT_IN_USE = {
     "feature_pixels": {"features": "own:function"},
     "feature_flips": {"features": "own:function"},
     "feature_scales": {"features": "own:function"},
+    "feature_deskew": {"features": "own:function"},
     "feature_whitening": {"features": "own:function"},
     "gpus_per_worker": {"engine": "inline"},
     "min_records": {"partition": "given"},

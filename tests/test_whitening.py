@@ -4,7 +4,7 @@ own."""
 import numpy as np
 import pytest
 
-from sim.data.whitening import DISCS, POWER, RADII, RIDGE, dead_leaves, moments, radii, whiten
+from sim.features.whitening import DISCS, POWER, RADII, RIDGE, dead_leaves, moments, radii, whiten
 
 
 def test_radii_have_a_density_that_falls_with_the_cube() -> None:

@@ -38,7 +38,7 @@ NEWER = {
     **{"buffer": None, "stragglers": 0.0, "straggler_factor": 10.0},
     **{"score_noise": 8.0},
     **{"feature_pixels": "unit", "feature_flips": False, "feature_scales": 1},
-    "feature_whitening": False,
+    **{"feature_whitening": False, "feature_deskew": False},
 }
 """Settings that results of earlier versions lack, and the values that those were made with."""
 

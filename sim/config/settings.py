@@ -72,6 +72,8 @@ class Data(Settings):
     feature_pixels: Literal["unit", "imagenet", "opponent"] = "unit"
     """what scattering sees: pixels in [0, 1], three colours normalised by ImageNet's mean and
     deviation, or brightness and two differences of these colours"""
+    feature_deskew: bool = False
+    """shear images of bright strokes on black, such as digits, until they stand upright"""
     feature_flips: bool = False
     """scattering features are the mean of an image's and its mirror image's"""
     feature_scales: int = Field(1, ge=1, le=4)

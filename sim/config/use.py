@@ -133,7 +133,10 @@ USES: dict[str, tuple[Way, ...]] = {
     "columns": ((TABLE,),),
     "categories": ((TABLE,),),
     **dict.fromkeys(
-        ("feature_pixels", "feature_flips", "feature_scales", "feature_whitening"),
+        (
+            *("feature_pixels", "feature_deskew", "feature_flips"),
+            *("feature_scales", "feature_whitening"),
+        ),
         ((_one_of("features", "scattering"),),),
     ),
     "feature_groups": ((FEATURES,),),

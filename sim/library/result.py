@@ -15,8 +15,8 @@ from server.guarantees import Guarantee, guarantees
 from server.records import Evaluation, RoundRecord, Summary, finite, largest
 from server.store import MODEL, Store
 from sim.config.fields import Config
-from sim.data import features
 from sim.data.words import words_of
+from sim.features import loading as features
 from sim.job.device import device_of
 from sim.library.caller import lent
 from sim.library.onnx import export

@@ -15,10 +15,10 @@ from sim.config.checks import check_clients, check_delta, check_parts, check_siz
 from sim.config.fields import Config
 from sim.config.settings import Data
 from sim.data.dataset import Dataset
-from sim.data.features import load
 from sim.data.holdout import Held, Holdout, hold_back, hold_out, set_aside
 from sim.data.partition import Partition, given, partition
 from sim.data.words import Words, words_of
+from sim.features.loading import load
 from sim.job.chunks import chunk_width, device_width, group
 from sim.job.copies import copy_on
 from sim.job.device import device_of, memory_of

@@ -60,7 +60,7 @@ def radii(u: np.ndarray, side: int) -> np.ndarray:
 def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean float32 [C] and whitening matrix [C, C] of the channels of features [N, C, ...].
 
-    The matrix is (S + r I)^(-POWER / 2): S are covariances over records and positions, r is a ridge.
+    The matrix is (S + r I)^(-POWER / 2), for covariances S over records and positions, ridge r.
     """
     x = features.reshape(*features.shape[:2], -1).astype(np.float64)
     mean = x.mean(axis=(0, 2))

@@ -1,9 +1,8 @@
 """Loads what models see of records: pixels, scattering features, or those of a frozen network.
 
 A record's features depend on that record alone, so clipping and noise protect them like pixels.
-They are computed from pixels in [0, 1], or from colours normalised by public constants, as by
-Tramer and Boneh (ICLR 2021), and cached beside the data set: an `.npz` for each set of records,
-transform and kind of device, whose checksums reveal damage, and which only its owner may read.
+They are cached beside the data set: an `.npz` for each set of records, transform and kind of
+device, whose checksums reveal damage, and which only its owner may read.
 """
 
 import contextlib
@@ -25,22 +24,13 @@ from sim.data import dataset as datasets
 from sim.data.arrays import stored
 from sim.data.dataset import Dataset
 from sim.data.files import directory
-from sim.data.scattering import MIN_PIXELS, scatter
-from sim.data.whitening import dead_leaves, moments, whiten
+from sim.features.pixels import coloured, deskewed
+from sim.features.scattering import MIN_PIXELS, scatter
+from sim.features.whitening import dead_leaves, moments, whiten
 from sim.sources.backbones import Backbone
 
 VERSION = 1
 """Version of scattering and whitening, raised when the output of one changes."""
-COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Means and deviations of ImageNet's colours, by which Tramer and Boneh's public code
-(ftramer/Handcrafted-DP, data.py) normalises CIFAR-10's pixels."""
-OPPONENT = (
-    (3**-0.5, 3**-0.5, 3**-0.5),
-    (4.5**0.5, 0.0, -(4.5**0.5)),
-    (1.5**0.5, -(6**0.5), 1.5**0.5),
-)
-"""Brightness and two differences of colours, the axes of Ohta, Kanade and Sakai (1980) for natural
-images; differences, which are smaller, are taken three times."""
 CHUNKS = {"cpu": 16, "cuda": 1024}
 """Records scattered together: few enough for a CPU's cache, enough to fill a GPU."""
 BACKBONE_CHUNK = 1024
@@ -120,27 +110,15 @@ def _check_scales(coarsest: int, shape: tuple[int, ...]) -> None:
 
 def _scattering(data: Data, first: torch.Tensor, scale: int, device: torch.device) -> _Transform:
     name = f"scattering-{VERSION}" + f"-{data.feature_pixels}" * (data.feature_pixels != "unit")
-    name += "-flips" * data.feature_flips + f"-scale-{scale}" * (scale > 1)
+    name += "-deskew" * data.feature_deskew + "-flips" * data.feature_flips
+    name += f"-scale-{scale}" * (scale > 1)
 
     def of(x: torch.Tensor) -> torch.Tensor:
-        return _scattered(F.avg_pool2d(x, scale) if scale > 1 else x, data)
+        x = deskewed(x) if data.feature_deskew and x.ndim == 4 else x
+        x = coloured(F.avg_pool2d(x, scale) if scale > 1 else x, data)
+        return (scatter(x) + scatter(x.flip(3))) / 2 if data.feature_flips else scatter(x)
 
     return _Transform(name, lambda x: of(x.to(device)), of(first).shape[1], CHUNKS[device.type])
-
-
-def _scattered(x: torch.Tensor, data: Data) -> torch.Tensor:
-    """Scattering features of pixels [N, C, H, W] in [0, 1]."""
-    if data.feature_pixels != "unit":
-        if x.ndim != 4 or x.shape[1] != 3:
-            raise ValueError(
-                f"feature_pixels is {data.feature_pixels}, but records of shape "
-                f"{tuple(x.shape[1:])} are not images of three colours: set --feature-pixels unit"
-            )
-        mean, deviation = (x.new_tensor(part)[:, None, None] for part in COLOURS)
-        x = (x - mean) / deviation
-    if data.feature_pixels == "opponent":
-        x = torch.einsum("ac,nchw->nahw", x.new_tensor(OPPONENT), x).contiguous()
-    return (scatter(x) + scatter(x.flip(3))) / 2 if data.feature_flips else scatter(x)
 
 
 def grouped(x: np.ndarray, groups: int) -> np.ndarray:
