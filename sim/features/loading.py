@@ -63,7 +63,9 @@ def load(data: Data, device: torch.device, folder: Path | None = None) -> Datase
     transforms = _transforms(data, dataset, device)  # refuses before anything is written
     _check_groups(groups, transforms[0].channels)
     folder = folder or directory(data.data_dir) / "features"
-    x, x_test = zip(*(_of(dataset, one, data, device, folder) for one in transforms), strict=True)
+    x, x_test = zip(
+        *(_features(dataset, one, data, device, folder) for one in transforms), strict=True
+    )
     return replace(dataset, x=_together(x), x_test=_together(x_test))
 
 
@@ -142,7 +144,7 @@ def _check_groups(groups: int, channels: int) -> None:
         )
 
 
-def _of(
+def _features(
     dataset: Dataset, transform: _Transform, data: Data, device: torch.device, folder: Path
 ) -> Pair:
     """The features of training and test records, normalised and whitened as configured."""
