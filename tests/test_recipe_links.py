@@ -162,7 +162,12 @@ def test_what_leads_nowhere_is_said_before_anything_runs(tmp_path, records, caps
 
 
 def config(*words: str):
-    return cli.parse(words, "", "", central="fedfed" not in words[0]).config
+    return cli.parse(words, "", "", central=not many(words[0])).config
+
+
+def many(preset: str) -> bool:
+    """Whether a preset is of many clients."""
+    return "fedfed" in preset or "federated" in preset
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -171,12 +176,12 @@ def test_a_preset_is_the_cell_of_its_recipe(name):
     for budget in ("certified", "published"):
         every = {c.column: c for c in cells(read_project(stem), budget) if c.row == row}
         given = {"budget": budget, "seed": 3}
-        wanted = config_of(every[column], given, central="fedfed" not in name)
+        wanted = config_of(every[column], given, central=not many(name))
         assert (
             differences(config(f"--preset={name}", f"--budget={budget}", "--seed=3"), wanted) == []
         )
         for other in every.values():
-            if "fedfed" not in name and other.reach is None and other.settings["epsilon"] != "none":
+            if not many(name) and other.reach is None and other.settings["epsilon"] != "none":
                 flags = (
                     f"--preset={name}",
                     f"--epsilon={other.settings['epsilon']}",

@@ -19,7 +19,7 @@ FILES = {
     ),
     "--preset": (
         "NAME",
-        "a paper's settings from its recipe, such as dpsur-pvldb-mnist "
+        "settings from a recipe: a paper's, such as dpsur-pvldb-mnist, or linear-mnist "
         "(docs/howto/reproduce.md); file and flags override it",
     ),
     "--resume": ("RUN_DIR", "resume an interrupted run with its saved configuration"),

@@ -1,4 +1,5 @@
-"""Presets of papers (``--preset NAME``): a cell of a recipe as the settings of a run."""
+"""Presets of papers and of this project (``--preset NAME``): a cell of a recipe as the settings of a
+run."""
 
 from sim.config.names import suggest
 from sim.config.papers import RECIPES
@@ -20,6 +21,10 @@ PRESETS: dict[str, str] = {
     },
     **{f"dphero-{data}": f"dphero-{data}/DP-Hero/3" for data in ("mnist", "cifar10")},
     "dphero-fedfed-mnist": "fedfed-alpha/FedFed, DP-Hero/0.5",
+    "linear-mnist": "mnist-scattering/DPSGD linear on upright digits/3",
+    "linear-fmnist": "fmnist-scattering/DPSGD linear on two scales/3",
+    "linear-cifar10": "cifar10-scattering/DPSGD linear on three scales/3",
+    "linear-federated-mnist": "trust-mnist/100: local, record, upright/8",
 }
 """Preset -> recipe/row/column; the column is used unless another has the given epsilon."""
 
