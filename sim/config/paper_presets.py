@@ -1,5 +1,4 @@
-"""Presets of papers and of this project (``--preset NAME``): a cell of a recipe as the settings of a
-run."""
+"""Presets (``--preset NAME``): a cell of a recipe, of a paper or of ours, as settings of a run."""
 
 from sim.config.names import suggest
 from sim.config.papers import RECIPES
