@@ -29,7 +29,8 @@ from server.records import Summary
 from server.store import MODEL
 from sim.config import configuration
 from sim.config.fields import SETTINGS
-from sim.data import arrays, features
+from sim.data import arrays
+from sim.features import loading as features
 from sim.showing import audit
 
 
