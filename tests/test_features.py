@@ -188,6 +188,19 @@ def test_a_record_s_features_do_not_depend_on_other_records(images: Path) -> Non
     assert (before.x != after.x).any(axis=(1, 2, 3)).tolist() == others.tolist()
 
 
+def test_a_record_s_features_do_not_depend_on_its_place_among_others(images: Path) -> None:
+    """Bit for bit: a record that is added moves others and changes none."""
+    asked = settings(
+        images,
+        **{"feature_deskew": True, "feature_flips": True, "feature_pixels": "opponent"},
+        **{"feature_groups": 27, "feature_whitening": True},
+    )
+    before, arrays = load(asked, CPU), dict(np.load(images))
+    order = np.random.default_rng(1).permutation(20)[:17]
+    np.savez(images, **{**arrays, "x": arrays["x"][order], "y": arrays["y"][order]})
+    assert np.array_equal(load(asked, CPU).x, before.x[order])
+
+
 def test_only_their_owner_may_read_features(images: Path, tmp_path: Path) -> None:
     load(settings(images), CPU)
     load(settings(images), CPU, tmp_path / "own")
