@@ -24,6 +24,15 @@ def test_what_is_parsed_is_the_same_value_or_one_line(targets, name):
 
 
 @pytest.mark.parametrize("name", fuzz_targets.MAKERS)
+def test_what_parsers_stumble_over_is_refused_in_one_line(targets, name):
+    """Each of it, as the examples above are too few to try all."""
+    target = targets[name]
+    for token in fuzz_targets.TOKENS:
+        fuzz_targets.law(target, token)
+        fuzz_targets.law(target, token + target.valid)
+
+
+@pytest.mark.parametrize("name", fuzz_targets.MAKERS)
 def test_valid_bytes_are_read(targets, name):
     """Otherwise the law above would hold of a parser that refuses everything."""
     fuzz_targets.law(targets[name], targets[name].valid)
