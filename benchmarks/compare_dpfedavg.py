@@ -102,7 +102,7 @@ def our_epsilons(rounds: int) -> dict[str, float]:
     charges = {SampledGaussian(COHORT / USERS, NOISE): rounds}
     return {
         "certified": accountant.epsilon(charges, DELTA).epsilon,
-        "end alone": accountant.composed(charges, DELTA, dominating.pairs),
+        "end alone": accountant.composed(charges, DELTA, dominating.ways),
     }
 
 

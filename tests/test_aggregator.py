@@ -14,7 +14,7 @@ from scipy import stats
 
 from client.messages import TrainRequest, Upload
 from mechanisms import grid, shares
-from mechanisms.accounting import accountant, group, ledger
+from mechanisms.accounting import accountant, dominating, group, ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.calibration import smallest
 from mechanisms.accounting.events import Gaussian, SampledGaussian, SummedShares
@@ -197,7 +197,7 @@ def test_what_a_sum_may_fail_by_is_a_part_of_delta():
     found = epsilon(charges, delta)
     assert (
         found.epsilon
-        == accountant.composed({noisy: 20}, left, _pairs)
+        == accountant.composed({noisy: 20}, left, dominating.ways)
         > 1.01 * (epsilon({noisy: 20}, delta).epsilon)
     )
     low, high = proof.interval(charges, str(0.98 * delta), None, found.epsilon)
@@ -234,12 +234,6 @@ def test_answers_without_noise_cost_what_the_page_says():
     left = {Gaussian(noise * math.sqrt((56 - 1) / (70 - 1))): 20}
     page = (Path(__file__).parents[1] / "docs" / "trust.md").read_text()
     assert f"epsilon 8 is {epsilon(left, 1e-5).epsilon:.1f}." in page
-
-
-def _pairs(event):
-    from mechanisms.accounting import dominating
-
-    return dominating.pairs(event)
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -9,7 +9,7 @@ import pytest
 from flint import arb, ctx
 from scipy.stats import norm
 
-from mechanisms.accounting import accountant, fixed_batch, profile
+from mechanisms.accounting import accountant, fixed_batch
 from mechanisms.accounting.dominating import pairs
 from mechanisms.accounting.events import FixedBatchGaussian, Gaussian, SampledGaussian
 from sim.verifying import proof
@@ -21,7 +21,7 @@ LOSSES = [-2.0, -0.3, -1e-4, 0.0, 1e-4, 0.02, 0.3, 2.0]
 def hockey_stick(event: FixedBatchGaussian, losses: list[float], adding: bool) -> np.ndarray:
     (pair,) = pairs(event)
     at = np.array(losses)
-    return profile.excess(pair, at, adding)[0] + np.maximum(-np.expm1(at), 0.0)
+    return pair.excess(at, adding)[0] + np.maximum(-np.expm1(at), 0.0)
 
 
 def exact(q: float, s: float, loss: float, adding: bool) -> mpmath.mpf:
@@ -54,7 +54,7 @@ def exact(q: float, s: float, loss: float, adding: bool) -> mpmath.mpf:
 def test_a_batch_has_the_exact_profile_of_its_worst_pair(b, n, s, adding):
     """Within the stated error, at losses on both sides of 0. Kills the pair of the other side."""
     (pair,) = pairs(FixedBatchGaussian(b, n, s))
-    found, error = profile.excess(pair, np.array(LOSSES), adding)
+    found, error = pair.excess(np.array(LOSSES), adding)
     for loss, one, wrong in zip(LOSSES, found, error, strict=True):
         with mpmath.workdps(60):
             true = exact(b / n, s, loss, adding) - max(0, 1 - mpmath.exp(mpmath.mpf(loss)))
@@ -120,7 +120,7 @@ def test_the_renyi_curve_is_the_integral_of_the_profile(q, s, order):
     (pair,) = pairs(FixedBatchGaussian(q * 1000, 1000, s))
     moments = []
     for adding in (False, True):
-        at, _ = profile.excess(pair, losses, adding)
+        at, _ = pair.excess(losses, adding)
         moments.append(
             np.trapezoid(order * (order - 1) * np.exp((order - 1) * losses) * at, losses)
         )

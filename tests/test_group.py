@@ -57,7 +57,7 @@ def test_the_profile_of_several_records_is_the_integral_over_the_best_test(q, s,
     with_records, without = densities(q, s, k, 1e-3)
     p, r = (without, with_records) if adding else (with_records, without)
     pair = profile.both_ways(profile.Part(1.0, 0.0, q, s, k))
-    found, error = profile.excess(pair, LOSSES, adding)
+    found, error = pair.excess(LOSSES, adding)
     found += np.maximum(-np.expm1(LOSSES), 0.0)
     exact = [float(np.maximum(p - math.exp(loss) * r, 0.0).sum()) for loss in LOSSES]
     assert found == pytest.approx(exact, rel=2e-6, abs=1e-11)
@@ -86,7 +86,7 @@ def test_no_other_directions_of_two_records_are_worse(adding):
 
     most = group.epsilon({SampledGaussian(q, s): 1}, DELTA, 2).epsilon
     pair = profile.both_ways(profile.Part(1.0, 0.0, q, s, 2))
-    worst, _ = profile.excess(pair, np.array([0.3, most]), adding)
+    worst, _ = pair.excess(np.array([0.3, most]), adding)
     for a, b in ((0.0, 1.0), (-1.0, 0.0), (0.6, 0.6), (0.5, 0.0)):
         mixed = (1 - q) ** 2 * at(0, 0) + q * (1 - q) * (at(1, 0) + at(a, b)) + q * q * at(1 + a, b)
         p, r = (at(0, 0), mixed) if adding else (mixed, at(0, 0))

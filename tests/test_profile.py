@@ -24,7 +24,7 @@ LOSSES = [-3.0, -0.3, -0.01, -1e-4, 0.0, 1e-4, 0.002, 0.015, 0.05, 0.4, 2.0, 6.0
 
 def value(pair: Pair, losses: list[float], adding: bool) -> np.ndarray:
     at = np.array(losses)
-    return profile.excess(pair, at, adding)[0] + np.maximum(-np.expm1(at), 0.0)
+    return pair.excess(at, adding)[0] + np.maximum(-np.expm1(at), 0.0)
 
 
 def exact(q: float, s: float, loss: float, adding: bool) -> mpmath.mpf:
@@ -45,7 +45,7 @@ def exact(q: float, s: float, loss: float, adding: bool) -> mpmath.mpf:
 @pytest.mark.parametrize("adding", [False, True])
 def test_a_sampled_gaussian_has_its_exact_profile_within_the_stated_error(q, s, adding):
     """Also where it is far below the rounding of 1. Kills tails taken as differences from 1."""
-    found, error = profile.excess(sampled(q, s), np.array(LOSSES), adding)
+    found, error = sampled(q, s).excess(np.array(LOSSES), adding)
     for loss, one, wrong in zip(LOSSES, found, error, strict=True):
         with mpmath.workdps(250):
             true = exact(q, s, loss, adding) - max(0, 1 - mpmath.exp(mpmath.mpf(loss)))

@@ -8,7 +8,7 @@ from flint import arb, ctx
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from mechanisms.accounting import accountant, curves, dominating, events, profile
+from mechanisms.accounting import accountant, curves, dominating, events
 from mechanisms.accounting.acceptance import Acceptance
 from sim.verifying import divergences, lattice, laws, proof, selection
 from sim.verifying.laws import Sampled
@@ -184,7 +184,7 @@ def test_both_paths_have_the_same_worst_case(event, adding):
             exact = float(ours - arb(-loss if adding else loss).exp() * theirs)
             if adding:  # the same pair, turned round
                 exact = 1.0 - math.exp(loss) + math.exp(loss) * exact
-            found = profile.excess(pair, np.array([loss]), adding)[0][0]
+            found = pair.excess(np.array([loss]), adding)[0][0]
             assert found + max(0.0, -math.expm1(loss)) == pytest.approx(exact, rel=1e-9, abs=1e-13)
 
 

@@ -22,6 +22,7 @@ from mechanisms.accounting import (
     acceptance,
     accountant,
     allotment,
+    blocks,
     choosing,
     loss_distribution,
     profile,
@@ -324,6 +325,12 @@ CLAIMS = [
     Claim("numerics", "| {:g} of it and of", lambda: (accountant.ROUNDING,)),
     Claim("numerics", "sums of costs | {:g} of them", lambda: (allotment.ROUNDING,)),
     Claim("numerics", "| {:g} of the terms whose", lambda: (profile.ROUNDING,)),
+    Claim(
+        "numerics",
+        "| {:g} of a profile for each trial, {:g} of a line",
+        lambda: (blocks.MARGIN, blocks.CANCELLED),
+    ),
+    Claim("tested-steps", r"computes $H_{{{:d}}}$ on a grid", lambda: (blocks.TRIALS,)),
     Claim("numerics", "| {:g} of delta", lambda: (loss_distribution.CUT,)),
     Claim("numerics", "| {:g} on each side", lambda: (loss_distribution.OUTSIDE,)),
 ]

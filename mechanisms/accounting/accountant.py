@@ -25,7 +25,6 @@ from mechanisms.accounting import (
 )
 from mechanisms.accounting.events import Allotment, ClassicClaim, Event, SummedShares
 from mechanisms.accounting.known import check_count
-from mechanisms.accounting.profile import Pair
 
 Charges = Mapping[Event, int]
 
@@ -296,25 +295,22 @@ def by_loss_distributions(charges: Charges, delta: float) -> float:
 
 @functools.lru_cache(maxsize=100_000)
 def _by_loss_distributions(items: frozenset[tuple[Event, int]], delta: float) -> float:
-    return composed(dict(items), (1.0 - IN_PROGRESS) * delta, dominating.pairs)
+    return composed(dict(items), (1.0 - IN_PROGRESS) * delta, dominating.ways)
 
 
 def composed(
-    charges: Charges, delta: float, pairs_of: Callable[[Event], Sequence[Pair] | None]
+    charges: Charges, delta: float, ways: Callable[[Charges], Sequence[dominating.Steps]]
 ) -> float:
-    """The epsilon of events that have dominating pairs, beside what uses up delta; infinite for
-    others, for releases that allotments do not cover, for more than `MAX_KINDS` kinds of steps, and
-    above `loss_distribution.MAX_EPSILON`."""
-    if allotment.overdrawn(charges):
+    """The least epsilon of any of the ways in which pairs dominate all events, beside what uses up
+    delta; infinite if there is none, for releases that allotments do not cover, for more than
+    `MAX_KINDS` kinds of steps, and above `loss_distribution.MAX_EPSILON`."""
+    found = ways(charges)
+    if allotment.overdrawn(charges) or (lost := cap_delta(charges)) >= delta:
         return math.inf
-    steps: dict[Pair, int] = {}
-    for event, count in sorted(charges.items(), key=repr):
-        check_count(event, count)
-        pairs = pairs_of(event) if count else ()
-        if pairs is None:
-            return math.inf
-        for pair in pairs:
-            steps[pair] = steps.get(pair, 0) + int(count)
-    if len(steps) > MAX_KINDS or (lost := cap_delta(charges)) >= delta:
+    return min((_of(steps, delta - lost) for steps in found), default=math.inf)
+
+
+def _of(steps: dominating.Steps, delta: float) -> float:
+    if len(steps) > MAX_KINDS:
         return math.inf
-    return loss_distribution.epsilon(steps, delta - lost) if steps else 0.0
+    return loss_distribution.epsilon(steps, delta) if steps else 0.0

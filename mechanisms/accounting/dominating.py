@@ -8,17 +8,64 @@ keeps its Renyi curve alone.
 A tested step (`Acceptance`) with proposals P, Q and probabilities of acceptance a, a' releases
 ``P a`` and the bit. By joint convexity the sampled Gaussian is the worst proposal, and a hockey
 stick is convex in (a, a'), so that at each point a corner is the worst: the expectation of the
-largest of a few lines in the likelihood ratio (`profile.largest`).
+largest of a few lines in the likelihood ratio (`profile.largest`). Many trials with a public bit
+are also taken together (`blocks`).
 """
 
 import functools
 import math
+from collections.abc import Callable, Mapping, Sequence
 
-from mechanisms.accounting import events
+from mechanisms.accounting import blocks, events
 from mechanisms.accounting.acceptance import Acceptance
-from mechanisms.accounting.profile import Case, Pair, Part, both_ways, largest
+from mechanisms.accounting.known import check_count
+from mechanisms.accounting.profile import Case, Dominating, Pair, Part, both_ways, largest
 
 Pairs = tuple[Pair, ...]
+Steps = dict[Dominating, int]
+"""How often each pair is applied."""
+
+
+def each(
+    charges: Mapping[events.Event, int], pairs_of: Callable[[events.Event], Sequence[Pair] | None]
+) -> Steps | None:
+    """The pairs of all applications, each by itself; None if an event has none.
+
+    Raises:
+        ValueError: a count that is not a non-negative integer.
+    """
+    steps: Steps = {}
+    for event, count in sorted(charges.items(), key=repr):
+        check_count(event, count)
+        found = pairs_of(event) if count else ()
+        if found is None:
+            return None
+        for pair in found:
+            steps[pair] = steps.get(pair, 0) + int(count)
+    return steps
+
+
+def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
+    """Sets of pairs that dominate all applications together, each set by itself; none if an event
+    has no pair.
+
+    Trials of one kind may be taken together whatever lies between them, but of other kinds nothing
+    more may depend on what was released (Theorem 28).
+    """
+    steps = each(charges, pairs)
+    if steps is None:
+        return []
+    tested = [
+        event
+        for event, count in charges.items()
+        if count > 1 and isinstance(event, events.DpsurStep) and event.accounting == "visible"
+    ]
+    if not tested:
+        return [steps]
+    most = max(tested, key=lambda event: (charges[event], repr(event)))
+    others = each({event: n for event, n in charges.items() if event != most}, pairs) or {}
+    (single,) = pairs(most) or ()
+    return [steps, others | blocks.split(most, single, int(charges[most]))]
 
 
 @functools.lru_cache(maxsize=100_000)

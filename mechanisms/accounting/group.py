@@ -70,7 +70,7 @@ def epsilon(charges: Charges, delta: float, records: int) -> Guarantee:
 def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: int) -> Guarantee:
     charges = dict(items)
     delta *= accountant.share_of_the_end(event for event, count in items if count)
-    found = accountant.composed(charges, delta, lambda event: pairs(event, records))
+    found = accountant.composed(charges, delta, lambda each: _ways(each, records))
     if math.isfinite(found):
         return Guarantee(found, "loss distributions" if found else "")
     lost = accountant.cap_delta(charges)
@@ -89,6 +89,11 @@ def _epsilon(items: frozenset[tuple[events.Event, int]], delta: float, records: 
     if least > accountant.reach(charges):
         least = math.inf
     return Guarantee(least, method if math.isfinite(least) else "")
+
+
+def _ways(charges: Charges, records: int) -> list[dominating.Steps]:
+    steps = dominating.each(charges, lambda event: pairs(event, records))
+    return [] if steps is None else [steps]
 
 
 def chain(charges: Charges, delta: float, records: int) -> float:

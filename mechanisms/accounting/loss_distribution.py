@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from mechanisms.accounting.profile import Pair, excess, span, variance
+from mechanisms.accounting.profile import Dominating
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class _Losses(NamedTuple):
     infinite: float
 
 
-def epsilon(steps: Mapping[Pair, int], delta: float) -> float:
+def epsilon(steps: Mapping[Dominating, int], delta: float) -> float:
     """An upper bound on the epsilon of all steps together at ``delta``.
 
     Args:
@@ -81,8 +81,8 @@ def epsilon(steps: Mapping[Pair, int], delta: float) -> float:
     Returns:
         Epsilon; infinite where it would be above `MAX_EPSILON`, and for noise out of `NOISES`.
     """
-    for part in (part for pair in steps for part in pair.parts):
-        if not (NOISES[0] <= part.noise <= NOISES[1] or math.isinf(part.noise)):
+    for noise in (noise for pair in steps for noise in pair.noises):
+        if not (NOISES[0] <= noise <= NOISES[1] or math.isinf(noise)):
             return math.inf
     found = 0.0
     for adding in (False, True):
@@ -90,12 +90,12 @@ def epsilon(steps: Mapping[Pair, int], delta: float) -> float:
     return found
 
 
-def _one_way(steps: Mapping[Pair, int], delta: float, adding: bool, known: float) -> float:
+def _one_way(steps: Mapping[Dominating, int], delta: float, adding: bool, known: float) -> float:
     """An upper bound on the epsilon of one direction, close where it is above ``known``."""
     total = sum(steps.values())
     reach = -float(ndtri(CUT * delta / total))
-    spread = sum(n * variance(pair.cases(adding), adding) for pair, n in steps.items()) / total
-    ends = [span(pair.cases(adding), reach, adding) for pair in steps]
+    spread = sum(n * pair.variance(adding) for pair, n in steps.items()) / total
+    ends = [pair.span(reach, adding) for pair in steps]
     widest = max(high - low for low, high in ends)
     if widest > WIDEST:
         return math.inf
@@ -140,16 +140,16 @@ def _bound(
     return max(0.0, found + sum(n for _, n in parts) * LOSS_ERROR), theta
 
 
-def _losses(pair: Pair, spacing: float, reach: float, adding: bool) -> _Losses:
+def _losses(pair: Dominating, spacing: float, reach: float, adding: bool) -> _Losses:
     """One application's losses, discretized upward; ``reach`` standard deviations are looked at.
 
     The masses' profile is a chord between neighbours, and below the first loss up to x = 0.
     What lies at the last loss counts as infinite, as a few large losses would govern the tilt.
     """
-    low, high = span(pair.cases(adding), reach, adding)
+    low, high = pair.span(reach, adding)
     first, last = min(-1, math.floor(low / spacing)), max(1, math.ceil(high / spacing) + 1)
     losses = spacing * np.arange(first, last + 1, dtype=np.float64)
-    delta, error = excess(pair, losses, adding)
+    delta, error = pair.excess(losses, adding)
     fall = -np.diff(delta, prepend=math.exp(-spacing) * delta[0])
     mass = math.exp(spacing) * fall + 4.0 * math.exp(spacing) * error
     mass[:-1] -= fall[1:]

@@ -16,7 +16,7 @@ Gaussians:
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,30 @@ TINY = 1e-300
 """No smaller likelihood ratio is told from 0."""
 CANCELLED = 1e-8
 """Where a likelihood ratio is a smaller difference than this, it is taken for unknown."""
+
+
+class Dominating(Protocol):
+    """A pair of distributions that is at least as far apart as what an application releases, in
+    every hockey stick."""
+
+    @property
+    def noises(self) -> set[float]:
+        """Noise multipliers of all parts; infinite where there is no difference."""
+
+    def excess(self, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
+        """The profile less that of equal distributions, ``max(0, 1 - x)``, and a bound on its
+        error.
+
+        Args:
+            losses: float64 ``[n]``; below 0 it is the other direction's, ``x H'(1 / x)``.
+            adding: whether the record is in Q, not in P.
+        """
+
+    def span(self, reach: float, adding: bool) -> tuple[float, float]:
+        """Least and largest loss within ``reach`` standard deviations of each Gaussian."""
+
+    def variance(self, adding: bool) -> float:
+        """Roughly the variance of the losses; it only sets how close they lie."""
 
 
 class Part(NamedTuple):
@@ -58,7 +82,7 @@ class Case(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """What dominates one application: at each loss the larger case.
+    """What dominates one application, as `Dominating`: at each loss the larger case.
 
     Attributes:
         removing: the record is in P.
@@ -68,13 +92,31 @@ class Pair(NamedTuple):
     removing: tuple[Case, ...]
     adding: tuple[Case, ...]
 
-    def cases(self, adding: bool) -> tuple[Case, ...]:
-        return self.adding if adding else self.removing
-
     @property
-    def parts(self) -> list[Part]:
-        """All parts of all cases."""
-        return [part for cases in self for case in cases for part in case.parts]
+    def noises(self) -> set[float]:
+        return {part.noise for cases in self for case in cases for part in case.parts}
+
+    def excess(self, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
+        return _by_sign(losses, adding, lambda at, way: _largest_case(self._cases(way), at, way))
+
+    def span(self, reach: float, adding: bool) -> tuple[float, float]:
+        found = []
+        for parts, (ours, theirs) in self._cases(adding):
+            if ours > 0.0 < theirs:
+                found.append(math.log(ours / theirs))
+            for part in parts:
+                ends = _ends(part, reach)
+                found += [part.shift + (-one if adding else one) for one in ends]
+        return min(found), max(found)
+
+    def variance(self, adding: bool) -> float:
+        return max(
+            sum(part.weight * _variance(part, adding) for part in case.parts)
+            for case in self._cases(adding)
+        )
+
+    def _cases(self, adding: bool) -> tuple[Case, ...]:
+        return self.adding if adding else self.removing
 
 
 def both_ways(*parts: Part) -> Pair:
@@ -94,17 +136,6 @@ def largest(lines: Iterable[tuple[float, float]], rate: float, noise: float) -> 
         parts.append(Part(steeper - slope, -math.log(lead), rate, noise))
         slope, offset = steeper, further
     return Case(tuple(parts), first)
-
-
-def excess(pair: Pair, losses: Floats, adding: bool) -> tuple[Floats, Floats]:
-    """The profile less that of equal distributions, ``max(0, 1 - x)``, and a bound on its error.
-
-    Args:
-        pair: what dominates a step.
-        losses: float64 ``[n]``; below 0 it is the other direction's, ``x H'(1 / x)``.
-        adding: the direction.
-    """
-    return _by_sign(losses, adding, lambda at, way: _largest_case(pair.cases(way), at, way))
 
 
 def _largest_case(cases: Iterable[Case], losses: Floats, adding: bool) -> tuple[Floats, Floats]:
@@ -173,18 +204,6 @@ def _fixed(q: float, s: float, losses: Floats, adding: bool) -> tuple[Floats, Fl
     return _sampled(q, s, losses, False) if adding else fixed_batch.profile(q, s, losses)
 
 
-def span(cases: Iterable[Case], reach: float, adding: bool) -> tuple[float, float]:
-    """Least and largest loss within ``reach`` standard deviations of each Gaussian."""
-    found = []
-    for parts, (ours, theirs) in cases:
-        if ours > 0.0 < theirs:
-            found.append(math.log(ours / theirs))
-        for part in parts:
-            ends = _ends(part, reach)
-            found += [part.shift + (-one if adding else one) for one in ends]
-    return min(found), max(found)
-
-
 def _ends(part: Part, reach: float) -> list[float]:
     """The losses of its outermost outcomes, in the direction of removing."""
     _, _, rate, noise, records, replaced = part
@@ -195,11 +214,6 @@ def _ends(part: Part, reach: float) -> list[float]:
     if replaced:
         return [-most, float(fixed_batch.log_ratio(ends[1], rate, noise))]
     return [least, most]
-
-
-def variance(cases: Iterable[Case], adding: bool) -> float:
-    """Roughly the variance of the losses; it only sets how close they lie."""
-    return max(sum(part.weight * _variance(part, adding) for part in case.parts) for case in cases)
 
 
 def _variance(part: Part, adding: bool) -> float:

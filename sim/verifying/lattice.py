@@ -140,7 +140,8 @@ def _window(parts: list[tuple[Losses, int]], spacing: arb, delta: arb) -> tuple[
     """First point and number of points of a convolution, and a bound on the mass outside, by
     Chernoff's bound on each side."""
     wish = -math.log(OUTSIDE * float(delta))
-    logs = [(np.log(np.maximum(np.array(p.masses, float), 1e-300)), n) for p, n in parts]
+    most = [(np.array([float(mass.upper()) for mass in part.masses]), n) for part, n in parts]
+    logs = [(np.log(np.maximum(masses, 1e-300)), n) for masses, n in most]
 
     def bound(tilt: float) -> float:
         return (

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from flint import arb, ctx
 
 from mechanisms.accounting import events
-from sim.verifying import lattice
+from sim.verifying import lattice, trials
 from sim.verifying.divergences import divergence, failure
-from sim.verifying.laws import laws
+from sim.verifying.laws import Law, laws
 
 BITS = 192
 """Of every number."""
@@ -20,6 +20,7 @@ FINENESS = (0.0125, 0.006, 0.003)
 """Spacings that are tried, in standard deviations of a step's loss."""
 
 Charges = Mapping[events.Event, int]
+Steps = list[tuple[Law, int]]
 
 
 def dominated(charges: Charges) -> bool:
@@ -48,14 +49,42 @@ def interval(
         left = arb(delta) - _lost(charges)
         if not left > 0:
             return math.inf, math.inf
-        steps = [(law, count) for event, count in charges.items() for law in laws(event) or ()]
+        steps = _steps(charges)
         if not steps:
             return 0.0, 0.0
-        for fineness in FINENESS:
-            low, high = outward(*lattice.epsilon(steps, left, fineness))
-            if printed >= high or printed < low:
-                break
+        found = _together(charges)
+        if found is None:
+            return _tried(steps, left, printed)
+        least, most = found
+        low, _ = outward(*lattice.epsilon(least, left, FINENESS[0]))
+        high = _tried(most, left, printed)[1]
+        if printed < high:  # few trials may cost less by themselves
+            high = min(high, _tried(steps, left, printed)[1])
         return low, high
+
+
+def _tried(steps: Steps, left: arb, printed: float) -> tuple[float, float]:
+    """Bounds on what these laws cost together, close enough to tell."""
+    for fineness in FINENESS:
+        low, high = outward(*lattice.epsilon(steps, left, fineness))
+        if printed >= high or printed < low:
+            break
+    return low, high
+
+
+def _steps(charges: Charges) -> Steps:
+    return [(law, count) for event, count in charges.items() for law in laws(event) or ()]
+
+
+def _together(charges: Charges) -> tuple[Steps, Steps] | None:
+    """Where there are several trials of a kind: what they cost at least, and at most."""
+    tested = {event: n for event, n in charges.items() if n > 1 and trials.follows(event)}
+    if not tested:
+        return None
+    event = max(tested, key=lambda one: tested[one])
+    others = _steps({one: n for one, n in charges.items() if one != event})
+    least, most = trials.bounds(event, tested[event])
+    return [*others, *least], [*others, *most]
 
 
 def outward(low: arb, high: arb) -> tuple[float, float]:
