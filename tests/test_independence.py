@@ -538,10 +538,13 @@ def test_what_a_layer_holds_and_does_not_change_is_no_state() -> None:
     gradients.refuse_mixing(torch.ones(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
 
 
-def test_a_layer_that_writes_into_its_records_has_no_state() -> None:
-    """Each look has records of its own. Kills looks at what an earlier one has left."""
-    module = nn.Sequential(Apply(lambda h: h.mul_(0.5)), nn.Linear(4, 3))
-    refuse_state(module, torch.ones(2, 4))
+@pytest.mark.parametrize("layer", [Apply(lambda h: h.mul_(0.5)), nn.ReLU(inplace=True)])
+def test_a_model_that_writes_into_its_records_is_refused(layer) -> None:
+    """Also where it writes what is there: later steps and scores see the same records. What it
+    writes into numbers of its own is nobody's business."""
+    with pytest.raises(ValueError, match=r"the model \(Sequential\) writes into the records"):
+        refuse_state(nn.Sequential(layer, nn.Linear(4, 3)), torch.ones(2, 4))
+    refuse_state(nn.Sequential(nn.Linear(4, 4), layer), torch.ones(2, 4))
 
 
 def test_a_layer_fitted_to_its_first_batch_is_refused_by_its_path() -> None:

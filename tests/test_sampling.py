@@ -149,6 +149,17 @@ def test_batches_are_padded_to_the_largest_and_the_mask_says_where():
     )
 
 
+def test_one_clients_records_in_a_row_are_not_copied():
+    """All of a data set would take its memory again, in each round."""
+    for numbers, shared in (([3, 4, 5], True), ([5], True), ([3, 5], False), ([5, 4, 3], False)):
+        whole = data(numbers)
+        batch = whole.gather(whole.records)
+        assert chosen(batch) == [numbers] and batch.mask.all()
+        assert (batch.x[0].data_ptr() == whole.x[numbers[0]].data_ptr()) is shared
+    both = data([3, 4], [5, 6])
+    assert chosen(both.gather(both.records)) == [[3, 4], [5, 6]]
+
+
 def test_padding_is_nobodys_record():
     """Kills padding with record 0, which belongs to somebody."""
     numbers = CohortData(torch.arange(1.0, 9.0)[:, None], torch.arange(1, 9), [])

@@ -1,8 +1,9 @@
 """Refusal of modules that keep a state from call to call: it carries records past the clipping.
 
 A layer that counts, caches or averages what it sees, or fits itself to its first batch, gives a
-record a gradient that depends on others. `refuse_state` runs a copy on made-up records, in training
-and in evaluation mode, and compares everything that it holds. `Snapshot` is the cheap comparison
+record a gradient that depends on others; one that writes into the records, too, as later steps see
+them. `refuse_state` runs a copy on made-up records, in training and in evaluation mode, and
+compares everything that it holds. `Snapshot` is the cheap comparison
 for models whose own Python runs on real records.
 """
 
@@ -44,8 +45,8 @@ class Snapshot:
 
 
 def refuse_state(module: nn.Module, records: Tensor) -> None:
-    """Raises ValueError naming the first layer that a forward pass changes, or that computes
-    something else in training mode than in evaluation mode.
+    """Raises ValueError if the module writes into its records, naming the first layer that a
+    forward pass changes, or that computes something else in training mode than in evaluation mode.
 
     `records [n, ...]` are made up. Errors of the module pass through.
     """
@@ -54,8 +55,16 @@ def refuse_state(module: nn.Module, records: Tensor) -> None:
     for training in (True, False):
         tried.train(training)
         before = {place: _kept(value) for place, value in _values(tried)}
+        given = records.clone()
+        version = given._version
         with torch.no_grad():
-            outputs.append(tried(records.clone()))
+            outputs.append(tried(given))
+        if given._version != version:
+            raise ValueError(
+                f"{named(module, '')} writes into the records that it is given, which later steps "
+                "and scores see: copy them first (x.clone()), or leave out inplace=True of what "
+                "it begins with"
+            )
         after = {place: _kept(value) for place, value in _values(tried)}
         for place in [*after, *before]:
             if place not in before or place not in after or not _same(before[place], after[place]):
