@@ -153,7 +153,7 @@ def test_epsilon_rises_with_the_trials_and_is_that_of_the_cheaper_way():
 
 def test_the_second_path_bounds_many_trials_from_both_sides():
     """One test in all trials from below; also beside other steps."""
-    for charges in ({MNIST: 60}, {MNIST: 30, SampledGaussian(0.05, 2.0): 10}):
+    for charges in ({ALL: 40}, {ALL: 20, SampledGaussian(0.05, 2.0): 10}):
         printed = accountant.epsilon(charges, 1e-5).epsilon
         low, high = proof.interval(charges, "0.98e-5", None, printed)
         assert 0.9 * printed < low < high <= printed < 1.005 * high
@@ -202,9 +202,49 @@ def test_what_rounding_bends_does_not_grow():
 
 
 def test_masses_of_next_to_nothing_leave_a_window():
-    """Of a table's law most cells hold none, and their balls would be multiplied by large tilts."""
-    event = DpsurStep(0.0287, 6.009, 0.2059, 0.821, -0.57, "visible")
+    """Most cells of a table hold none, and large tilts would multiply what their balls leave
+    open."""
     with ctx.workprec(proof.BITS):
-        ((_, law),) = _bounds(event, 10)
-        low, high = proof.outward(*lattice.epsilon([(law, 1)], arb("0.98e-5"), 0.0125))
-    assert 3.4 < low < high < 3.45
+        empty = [arb(0, 1e-50)] * 1_000
+        losses = lattice.Losses(arb(-1), [*empty, arb(1), *empty], arb(0), arb(0))
+        _, points, outside = lattice._window([(losses, 1)], arb("0.001"), arb("1e-5"))
+    assert outside < 1e-9 and points <= 2**11
+
+
+SILENT = DpsurStep(0.00159, 5.6, 0.0541, 0.385, -0.373, "visible")
+"""Proposals that say much less than tests."""
+OFTEN = DpsurStep(0.1, 1.0, 0.1, 0.5, 50.0, "visible")
+"""Nothing is ever rejected, as far as floats tell."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (0.001, 10.0, 0.3, 0.5, 0.2),
+        (1e-4, 100.0, 0.3, 0.5, 0.2),
+        (1e-300, 1.0, 1e-300, 0.9, -1.0),
+        (1.0, 3.0, 0.02, 0.02, -1.0),
+        (0.1, 1.0, 0.1, 0.5, -50.0),
+        (0.001, 1e4, 0.001, 1.0, 0.0),
+        (0.1, 0.12, 0.01, 0.9, -1.0),
+    ],
+    ids=["silent", "more silent", "none", "never", "never accepted", "small", "large"],
+)
+@pytest.mark.filterwarnings("error")
+def test_trials_at_the_ends_of_all_ranges_cost_no_more_together(fields):
+    event = DpsurStep(*fields, "visible")
+    for count in (2, 60):
+        alone = loss_distribution.epsilon({single(event): count}, 0.98e-5)
+        together = loss_distribution.epsilon(blocks.split(event, single(event), count), 0.98e-5)
+        assert together <= 1.1 * alone + 1e-9
+
+
+@pytest.mark.parametrize("event", [SILENT, OFTEN], ids=["silent", "often"])
+@pytest.mark.filterwarnings("error")
+def test_both_paths_have_the_same_worst_tests_where_one_part_says_little(event):
+    with ctx.workprec(proof.BITS):
+        ((_, law),) = _bounds(event, 3)
+        losses = np.array([-0.3, 0.0, 0.1, 1.0])
+        for loss, found in zip(losses, profile(event, 3, losses), strict=True):
+            ours, theirs = (1 - one for one in law.below(arb(loss)))
+            assert found == pytest.approx(float(ours - arb(loss).exp() * theirs), rel=0.03)

@@ -45,14 +45,15 @@ FAR = 10.0
 """Standard deviations of a block's losses that are looked at, beyond the largest of a trial."""
 OUTCOMES, REACH = 200, (8.0, 11.0)
 """Outcomes of a proposal, and how many standard deviations they reach below 0 and above 1."""
-CLOSEST = 1 / 20
-"""Least distance of two outcomes' losses, over the spacing of losses."""
+CLOSEST, LEAST_GAP = 1 / 20, 1e-12
+"""Least distance of two outcomes' losses, over the spacing of losses, or over the range of theirs
+if that is less; and the least one for floats."""
 MARGIN = 1e-9
 """Relative bound on what rounding takes from a profile's excess in one trial."""
 CANCELLED = 1e-13
 """Bound on what it takes from a line and from the mean of some hundred outcomes, relative to the
 line's terms."""
-ROUNDING = 1e-14
+ROUNDING = 1e-12
 """Of the value of a profile between two points."""
 
 
@@ -112,7 +113,7 @@ def _grid(single: profile.Pair) -> Floats:
     spread = math.sqrt(2.0 * float(np.trapezoid(single.excess(losses, False)[0], losses)))
     deviation, spacing = math.sqrt(TRIALS) * spread, max(FINENESS * spread, LEAST_SPACING)
     far = FAR * deviation + max(map(abs, single.span(REACH[0], False)))
-    found = [0.0]
+    found = [0.0, spacing]
     while found[-1] < far:
         found.append(found[-1] + spacing + GROWTH * max(0.0, found[-1] - NEAR * deviation))
     return np.array([*(-loss for loss in found[:0:-1]), *found])
@@ -134,6 +135,8 @@ def _outcomes(event: DpsurStep, closest: float) -> _Outcomes:
     y = np.append(-np.inf, np.linspace(-REACH[0] * s, 1.0 + REACH[1] * s, OUTCOMES))
     with np.errstate(divide="ignore"):
         losses, kept = np.append(np.log1p(-q), profile.loss(y[1:], q, s)), [0]
+    # proposals may say much less than tests
+    closest = max(min(closest, CLOSEST * float(losses[-1] - losses[1])), LEAST_GAP)
     for k in range(1, len(y)):
         if losses[k] >= losses[kept[-1]] + closest:
             kept.append(k)
@@ -149,8 +152,11 @@ def _outcomes(event: DpsurStep, closest: float) -> _Outcomes:
     lower = np.maximum(ratios[1:] * absent - present, 0.0) / gaps
     last, with_record = float(below[1][-1]), float(record[1][-1])  # above the last ratio
     weights = np.append(lower, last) + np.append(0.0, upper)
-    lost = 8.0 * np.finfo(np.float64).eps * float((ratios[1:] / gaps).max())
-    return _Outcomes(ratios, (1.0 + lost) * weights, (1.0 - q) * last + q * with_record)
+    unit = 8.0 * np.finfo(np.float64).eps
+    lost = unit * float((ratios[1:] / gaps).max(initial=0.0))
+    above = (1.0 - q) * last + q * with_record
+    beyond = max(0.0, above - float(ratios[-1]) * last) + unit * above
+    return _Outcomes(ratios, (1.0 + lost) * weights, beyond)
 
 
 class _Trial:
@@ -174,8 +180,13 @@ class _Trial:
         ]
         self.below = [np.maximum(ours - theirs, 0.0) for ours, theirs in self.terms]
         self.above = [np.maximum(theirs - ours, 0.0) for ours, theirs in self.terms]
-        with np.errstate(divide="ignore"):
-            self.ratios = [np.minimum(theirs / ours, self.x[-1]) for ours, theirs in self.terms]
+        self.ratios = [
+            np.minimum(
+                np.divide(theirs, ours, out=np.full_like(ours + theirs, np.inf), where=ours > 0.0),
+                self.x[-1],
+            )
+            for ours, theirs in self.terms
+        ]
         self.cells = [np.searchsorted(self.points, r, side="right") - 1 for r in self.ratios]
 
     def before(self, excess: Floats) -> Floats:

@@ -39,6 +39,9 @@ FINENESS, WIDTH = 0.1, 2.0
 trials it takes to grow."""
 FAR = 10.0
 """Standard deviations of all trials, beyond the losses of one, that are looked at."""
+WIDEST, MOST = 300.0, 1e100
+"""Largest loss that is looked at, and what a rejection may move x by at most, of tests that hardly
+ever reject; floats have room for both."""
 OUTCOMES, REACH = 400, 11.0
 """Outcomes of a proposal that are told apart, and the standard deviations that they reach."""
 CLOSE = 1e-3
@@ -182,8 +185,10 @@ def _outcomes(proposal: Sampled, apart: float) -> tuple[Floats, Floats, float]:
     mass between two ratios is given to both, such that each distribution keeps its own."""
     low, high = (side * REACH * proposal.noise for side in (-1.0, 1.0))
     tried = _logs(proposal, np.linspace(low, 1.0 + high, OUTCOMES))
-    losses = [tried[0]]
-    losses += [loss for before, loss in itertools.pairwise(tried) if loss > before + apart]
+    losses, apart = tried[:1], min(apart, (tried[-1] - tried[0]) / OUTCOMES)
+    for loss in tried:
+        if loss > losses[-1] + apart:
+            losses.append(loss)
     ratios = [1 - arb(proposal.rate), *(arb(loss).exp() for loss in losses)]
     up_to = [(arb(0), arb(0)), *(proposal.below(arb(loss)) for loss in losses)]
     weights = [arb(0)] * len(ratios)
@@ -212,10 +217,13 @@ class _Steps:
         self.ratios, self.weights, self.beyond = _outcomes(proposal, CLOSE * spread)
         # no probability of rejection with the record is further from the one without it
         apart = proposal.rate * (2 * normal(1 / (2 * arb(proposal.noise))) - 1) + trial.share
-        moved = 1 + (trial.highest - trial.lowest) * apart.min(1) / (1 - trial.highest)
-        self.reach = float(moved.upper())
+        self.reach, never = MOST, 1 - trial.highest
+        if never > 0:
+            moved = 1 + (trial.highest - trial.lowest) * apart.min(1) / never
+            self.reach = min(float(moved.upper()), MOST)
         deviation = math.sqrt(trials) * spread
-        far = FAR * deviation + math.log(self.reach * self.ratios[-1] * high / low)
+        told = math.log(self.reach * self.ratios[-1] * high / max(low, 1 / MOST))
+        far = min(FAR * deviation + told, WIDEST)
         width, space = WIDTH * deviation, FINENESS * spread
         places = np.arange(math.ceil(width * math.asinh(far / width) / space) + 1)
         side = width * np.sinh(places * space / width)
