@@ -49,8 +49,8 @@ def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
     """Sets of pairs that dominate all applications together, each set by itself; none if an event
     has no pair.
 
-    Trials of one kind may be taken together whatever lies between them, but of other kinds nothing
-    more may depend on what was released (Theorem 28).
+    Trials of one kind may be taken together whatever lies between them, if all else counts as pairs
+    that depend on nothing: so of several kinds, only those that are the most (Theorem 28).
     """
     steps = each(charges, pairs)
     if steps is None:
