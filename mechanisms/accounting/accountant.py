@@ -23,7 +23,13 @@ from mechanisms.accounting import (
     order_search,
     trial_cap,
 )
-from mechanisms.accounting.events import Allotment, ClassicClaim, Event, SummedShares
+from mechanisms.accounting.events import (
+    Allotment,
+    ClassicClaim,
+    Event,
+    SummedShares,
+    TrialCap,
+)
 from mechanisms.accounting.known import check_count
 
 Charges = Mapping[Event, int]
@@ -179,8 +185,9 @@ def epsilon(
     """The (epsilon, delta) guarantee of all charges.
 
     The certified one is by privacy loss distributions if every event has dominating pairs, else by
-    Renyi differential privacy, which ``orders`` ask for by name. Both hold for events that
-    are fixed in advance. Equal charges are computed once, however many clients carry them.
+    Renyi differential privacy, which ``orders`` ask for by name; with hidden rejections, by what
+    gives less. Both hold for events that are fixed in advance. Equal charges are computed once,
+    however many clients carry them.
 
     Args:
         charges: event -> number of applications.
@@ -214,14 +221,17 @@ def epsilon(
 def _epsilon(
     items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...] | None
 ) -> Guarantee:
-    if orders is None:
-        if column == "certified":
-            tighter = _by_loss_distributions(items, delta)
-            if math.isfinite(tighter):
-                return Guarantee(tighter, None)
-            delta *= share_of_the_end(event for event, count in items if count)
-        orders = default_orders(column)
-    return guarantee(dict(items), delta, column, orders)
+    if orders is not None:
+        return guarantee(dict(items), delta, column, orders)
+    if column != "certified":
+        return guarantee(dict(items), delta, column, default_orders(column))
+    used = [event for event, count in items if count]
+    tighter = Guarantee(_by_loss_distributions(items, delta), None)
+    # a few steps with hidden rejections may cost less by an order
+    if math.isfinite(tighter.epsilon) and None not in map(dominating.pairs, used):
+        return tighter
+    by_order = guarantee(dict(items), share_of_the_end(used) * delta, column, ORDERS)
+    return min(by_order, tighter, key=lambda one: one.epsilon)
 
 
 def by_renyi(charges: Charges, delta: float) -> Guarantee:
@@ -307,7 +317,9 @@ def composed(
     found = ways(charges)
     if allotment.overdrawn(charges) or (lost := cap_delta(charges)) >= delta:
         return math.inf
-    return min((_of(steps, delta - lost) for steps in found), default=math.inf)
+    least = min((_of(steps, delta - lost) for steps in found), default=math.inf)
+    capped = cap_delta({event: n for event, n in charges.items() if isinstance(event, TrialCap)})
+    return trial_cap.guarantee(least, delta, capped)[0] if capped else least
 
 
 def _of(steps: dominating.Steps, delta: float) -> float:

@@ -8,26 +8,31 @@ keeps its Renyi curve alone.
 A tested step (`Acceptance`) with proposals P, Q and probabilities of acceptance a, a' releases
 ``P a`` and the bit. By joint convexity the sampled Gaussian is the worst proposal, and a hockey
 stick is convex in (a, a'), so that at each point a corner is the worst: the expectation of the
-largest of a few lines in the likelihood ratio (`profile.largest`). Many trials with a public bit
-are also taken together (`blocks`).
+largest of a few lines in the likelihood ratio (`profile.largest`). Many such steps are also taken
+together, and those with hidden rejections only so (`smoothing`).
 """
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from mechanisms.accounting import blocks, events
+from mechanisms.accounting import curves, events, smoothing
 from mechanisms.accounting.acceptance import Acceptance
+from mechanisms.accounting.finite import Finite
 from mechanisms.accounting.known import check_count
 from mechanisms.accounting.profile import Case, Dominating, Pair, Part, both_ways, largest
+from mechanisms.accounting.tested_step import Trial
 
 Pairs = tuple[Pair, ...]
 Steps = dict[Dominating, int]
 """How often each pair is applied."""
+ORDER = 1.25
+"""Renyi order that the spread of a tested step's losses is estimated from."""
 
 
 def each(
-    charges: Mapping[events.Event, int], pairs_of: Callable[[events.Event], Sequence[Pair] | None]
+    charges: Mapping[events.Event, int],
+    pairs_of: Callable[[events.Event], Sequence[Dominating] | None],
 ) -> Steps | None:
     """The pairs of all applications, each by itself; None if an event has none.
 
@@ -46,26 +51,48 @@ def each(
 
 
 def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
-    """Sets of pairs that dominate all applications together, each set by itself; none if an event
-    has no pair.
+    """Sets of pairs that dominate all applications together, each set by itself; none if there is
+    an event without a pair.
 
-    Trials of one kind may be taken together whatever lies between them, if all else counts as pairs
-    that depend on nothing: so of several kinds, only those that are the most (Theorem 28).
+    Trial steps are taken together or, if their rejections are seen, by themselves.
     """
-    steps = each(charges, pairs)
-    if steps is None:
-        return []
-    tested = [
-        event
-        for event, count in charges.items()
-        if count > 1 and isinstance(event, events.DpsurStep) and event.accounting == "visible"
-    ]
-    if not tested:
-        return [steps]
-    most = max(tested, key=lambda event: (charges[event], repr(event)))
-    others = each({event: n for event, n in charges.items() if event != most}, pairs) or {}
-    (single,) = pairs(most) or ()
-    return [steps, others | blocks.split(most, single, int(charges[most]))]
+    steps = {event: step for event, n in charges.items() if n and (step := tested(event))}
+    hidden = frozenset(event for event, step in steps.items() if step.hidden)
+    several = hidden | {event for event in steps if charges[event] > 1}
+    found = [_way(charges, one) for one in sorted({hidden, several}, key=len)]
+    return [one for one in found if one is not None]
+
+
+def _way(charges: Mapping[events.Event, int], together: frozenset[events.Event]) -> Steps | None:
+    """With so many kinds of steps taken together, each behind a noise of its own."""
+    covers = {event: found for event in together if (found := _together(event))}
+    steps = each(charges, lambda event: covers[event][:1] if event in covers else pairs(event))
+    if steps is not None:
+        for _, noise in covers.values():
+            steps[noise] = steps.get(noise, 0) + 1
+    return steps
+
+
+def _together(event: events.Event) -> tuple[Finite, Finite] | None:
+    step = tested(event)
+    # near order 1 a divergence is half the variance of the losses, times the order
+    variance = 2.0 * curves.at(event, ORDER, "certified") / ORDER
+    return smoothing.together(step, math.sqrt(variance)) if step else None
+
+
+def tested(event: events.Event) -> Trial | None:
+    """The step of an event that is one whose rejected proposals are never seen."""
+    match event:
+        case events.DpsurStep(accounting="visible" | "selective"):
+            test = Acceptance.of_noisy_loss(
+                event.validation_rate, event.validation_noise, event.beta
+            )
+            hidden = event.accounting == "selective"
+            return Trial(event.sample_rate, event.noise_multiplier, test, hidden)
+        case events.ScreenedStep(accounting="clipped"):
+            test = Acceptance(event.lowest_acceptance, 1.0, event.test_rate)
+            return Trial(event.sample_rate, event.noise_multiplier, test, hidden=True)
+    return None
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -109,7 +136,11 @@ def _heterogeneous(event: events.HeterogeneousGaussian) -> Pairs | None:
 
 @pairs.register
 def _free(
-    event: events.PaperClaim | events.PublicLabels | events.Covered | events.SummedShares,
+    event: events.PaperClaim
+    | events.PublicLabels
+    | events.Covered
+    | events.SummedShares
+    | events.TrialCap,
 ) -> Pairs:
     return ()
 
@@ -130,7 +161,7 @@ def _randomized_response(event: events.RandomizedResponse) -> Pairs:
 @pairs.register
 def _screened(event: events.ScreenedStep) -> Pairs | None:
     if event.accounting != "public-test":
-        return None  # hidden rejections: `selective`
+        return None  # hidden rejections
     return (sampled(event.sample_rate, event.noise_multiplier),)
 
 
