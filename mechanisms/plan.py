@@ -16,7 +16,6 @@ import numpy as np
 
 from mechanisms.accounting.accountant import (
     Charges,
-    by_loss_distributions,
     default_orders,
     epsilon,
     guarantee,
@@ -192,9 +191,8 @@ def least_noises(
     def solve(row: int, near: float | None) -> tuple[float, float]:
         noise = search(terms[row], near)
         charges = run_of(terms[row], noise)
-        if tighter and by_loss_distributions(charges, delta) < math.inf:
-            return noise, math.nan
-        return noise, guarantee(charges, delta, column, grid).order or grid[0]
+        known = epsilon(charges, delta) if tighter else guarantee(charges, delta, column, grid)
+        return noise, known.order or (math.nan if tighter else grid[0])
 
     def meets(row: int, noise: float, ends: tuple[float, float]) -> bool:
         orders = [order for order in grid if ends[0] <= order <= ends[1]]

@@ -142,8 +142,8 @@ def test_an_allotment_that_nobody_has_leaves_delta_as_it_is():
 @pytest.mark.parametrize(
     "event",
     [
-        DpsurStep(0.1, 2.0, 0.1, 2.0, -1.0, "selective"),
-        ScreenedStep(0.1, 2.0, 0.1, 0.5, "clipped"),
+        DpsurStep(0.1, 2.0, 0.1, 0.05, -1.0, "selective"),
+        ScreenedStep(0.1, 2.0, 0.1, 0.0, "clipped"),
         Unproved("nothing"),
         HeterogeneousGaussian(0.05, 2.0, 0.0),
         NoisyNormSum(0.1, 2.0),

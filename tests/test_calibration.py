@@ -7,7 +7,7 @@ import pytest
 
 from mechanisms.accounting import accountant, calibration, loss_distribution
 from mechanisms.accounting.calibration import smallest, smallest_near
-from mechanisms.accounting.events import SampledGaussian, Unprotected
+from mechanisms.accounting.events import DpsurStep, SampledGaussian, Unprotected
 from mechanisms.plan import planned
 from mechanisms.registry import plan_table
 from mechanisms.settings import Dpagd, Privacy
@@ -84,6 +84,17 @@ def test_a_search_from_near_the_answer_finds_the_same_and_is_short(times):
         assert found == pytest.approx(noise, rel=calibration.TOLERANCE)
         assert accountant.epsilon(charges_of(found), 1e-5).epsilon <= 4.0
     assert len(calls) <= 10 or abs(times - 1.0) > 0.02
+
+
+def test_a_guess_that_is_paid_by_an_order_is_none():
+    """Few steps with hidden rejections cost less by an order: nothing says that the guess meets the
+    budget."""
+
+    def charges_of(noise: float) -> dict[DpsurStep, int]:
+        return {DpsurStep(0.2, noise, 1.0, 2.0, -1.0, "selective"): 6}
+
+    assert accountant.epsilon(charges_of(0.75), 1e-4).epsilon > 6.0
+    assert smallest_near(0.75, charges_of, 6.0, 1e-4) is None
 
 
 def test_parts_with_fixed_noise_are_paid_first():

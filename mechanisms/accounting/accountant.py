@@ -221,13 +221,10 @@ def epsilon(
 def _epsilon(
     items: frozenset[tuple[Event, int]], delta: float, column: str, orders: tuple[float, ...] | None
 ) -> Guarantee:
-    if orders is not None:
-        return guarantee(dict(items), delta, column, orders)
-    if column != "certified":
-        return guarantee(dict(items), delta, column, default_orders(column))
+    if orders is not None or column != "certified":
+        return guarantee(dict(items), delta, column, orders or default_orders(column))
     used = [event for event, count in items if count]
     tighter = Guarantee(_by_loss_distributions(items, delta), None)
-    # a few steps with hidden rejections may cost less by an order
     if math.isfinite(tighter.epsilon) and None not in map(dominating.pairs, used):
         return tighter
     by_order = guarantee(dict(items), share_of_the_end(used) * delta, column, ORDERS)
@@ -296,11 +293,6 @@ def within(
 def share_of_the_end(events: Iterable[Event]) -> float:
     """The share of delta that pays for a certified epsilon when a run is over, and for caps."""
     return 1.0 if any(isinstance(event, Allotment) for event in events) else 1.0 - IN_PROGRESS
-
-
-def by_loss_distributions(charges: Charges, delta: float) -> float:
-    """What :func:`epsilon` is if every event has dominating pairs, else infinite."""
-    return _by_loss_distributions(frozenset(charges.items()), float(delta))
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -84,11 +84,12 @@ def smallest(
 def smallest_near(
     near: float, charges_of: Callable[[float], Charges], epsilon: float, delta: float
 ) -> float | None:
-    """:func:`smallest` in the certified column by a short search that begins nearby; None where
-    privacy loss distributions have no answer there."""
+    """:func:`smallest` in the certified column by a short search that begins nearby; None where no
+    privacy loss distributions prove the epsilon there."""
     if not LOWER < near < UPPER:
         return None
-    if not 0.0 < accountant.by_loss_distributions(charges_of(near), delta) < math.inf:
+    known = accountant.epsilon(charges_of(near), delta)
+    if known.order is not None or not 0.0 < known.epsilon < math.inf:
         return None
     return _tightened(charges_of, near, epsilon, delta)
 

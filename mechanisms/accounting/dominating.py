@@ -54,7 +54,7 @@ def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
     """Sets of pairs that dominate all applications together, each set by itself; none if there is
     an event without a pair.
 
-    Trial steps are taken together or, if their rejections are seen, by themselves.
+    Tested steps are taken together or, if their rejections are seen, by themselves.
     """
     steps = {event: step for event, n in charges.items() if n and (step := tested(event))}
     hidden = frozenset(event for event, step in steps.items() if step.hidden)
@@ -65,7 +65,8 @@ def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
 
 def _way(charges: Mapping[events.Event, int], together: frozenset[events.Event]) -> Steps | None:
     """With so many kinds of steps taken together, each behind a noise of its own."""
-    covers = {event: found for event in together if (found := _together(event))}
+    ordered = sorted(together, key=repr)
+    covers = {event: found for event in ordered if (found := _together(event))}
     steps = each(charges, lambda event: covers[event][:1] if event in covers else pairs(event))
     if steps is not None:
         for _, noise in covers.values():

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mechanisms.accounting import tested_step
-from mechanisms.accounting.finite import ROUNDING, Finite
+from mechanisms.accounting.finite import Finite
 from mechanisms.accounting.tested_step import Trial
 
 Floats = NDArray[np.float64]
@@ -43,8 +43,9 @@ CERTAIN = 1e-13
 """What S has of infinite losses, on either side."""
 LARGEST = 1e7
 """Number of which a mass is made the reciprocal: the solver takes coefficients below 1e-9 for 0."""
-MARGIN, FEASIBLE = 1e-7, 1e-9
-"""S is asked to dominate by this share more, and the solver to be right to that one."""
+MARGIN, CHECKED, FEASIBLE = 1e-7, 1e-8, 1e-9
+"""S is asked to dominate by this share more, must do so by the second one, which is above what
+floats lose, and the solver is to be right to the third one."""
 SPREADS = (1e-5, 1.0)
 """Least and largest standard deviation of a step's losses: floats tell no smaller ones apart, and
 steps of larger ones are few."""
@@ -139,7 +140,7 @@ def _cover(
     if solved.x is None:
         return None
     masses = _exact(np.maximum(solved.x / scale, 0.0), ratios)
-    if not ((masses >= 0.0).all() and (above @ masses >= level + ROUNDING * LATTICE).all()):
+    if not ((masses >= 0.0).all() and (above @ masses >= level + CHECKED).all()):
         return None
     kept = (masses > 0.0) | (losses == 0.0)
     its_losses, its_masses = tuple(losses[kept].tolist()), tuple(masses[kept].tolist())

@@ -180,7 +180,7 @@ class Before:
         below = x[0] / space ** np.array(before[::-1])
         y = np.concatenate([below, x, [x[-1] * space * self.moved]])
         bounds, falls = self._tangents(y)
-        first = np.searchsorted(y, x / self.moved, side="right") - 1
+        first = np.maximum(np.searchsorted(y, x / self.moved, side="right") - 1, 0)
         last = np.maximum(np.searchsorted(y, x * self.moved, side="left") - 1, first)
         most = np.zeros(len(x))
         for k in range(int((last - first).max()) + 1):
