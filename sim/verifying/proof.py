@@ -4,28 +4,41 @@ It shares nothing with the accountant's: numbers are balls that hold the exact o
 floats, and the methods are others.
 """
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from flint import arb, ctx
 
 from mechanisms.accounting import events
-from sim.verifying import lattice, trials
+from sim.verifying import lattice
+from sim.verifying.covers import cover
 from sim.verifying.divergences import divergence, failure
+from sim.verifying.fixed_test import FixedTest
 from sim.verifying.laws import Law, laws
+from sim.verifying.trials import Trial, tested
 
 BITS = 192
 """Of every number."""
 FINENESS = (0.0125, 0.006, 0.003)
 """Spacings that are tried, in standard deviations of a step's loss."""
+WIDTHS = (2.0, 3.0, 1.5)
+"""Noise that is tried beside tested steps, in standard deviations of a step's loss."""
+NEARLY = 1.01
+"""How many times what is printed a bound is at most for a smaller spacing to be tried."""
+NEAR_ONE = 1.25
+"""The Renyi order at which a step's divergence tells the standard deviation of its loss."""
 
 Charges = Mapping[events.Event, int]
 Steps = list[tuple[Law, int]]
 
 
 def dominated(charges: Charges) -> bool:
-    """Whether every event has dominating laws."""
-    return all(laws(event) is not None for event in charges)
+    """Whether every event has dominating laws, or several of them together have."""
+    return all(
+        laws(event) is not None or tested(event) or isinstance(event, events.TrialCap)
+        for event in charges
+    )
 
 
 def interval(
@@ -49,26 +62,42 @@ def interval(
         left = arb(delta) - _lost(charges)
         if not left > 0:
             return math.inf, math.inf
-        steps = _steps(charges)
-        if not steps:
-            return 0.0, 0.0
-        found = _together(charges)
-        if found is None:
-            return _tried(steps, left, printed)
-        least, most = found
-        low, _ = outward(*lattice.epsilon(least, left, FINENESS[0]))
-        high = _tried(most, left, printed)[1]
-        if printed < high:  # few trials may cost less by themselves
-            high = min(high, _tried(steps, left, printed)[1])
-        return low, high
+        stopped = _lost({e: n for e, n in charges.items() if isinstance(e, events.TrialCap)})
+        capped = stopped / (1 - stopped)
+        spare = float((arb(printed) - capped).lower())
+        low, high = _composed(charges, left, spare)
+        return outward(low + capped, high + capped)
 
 
-def _tried(steps: Steps, left: arb, printed: float) -> tuple[float, float]:
-    """Bounds on what these laws cost together, close enough to tell."""
+def _composed(charges: Charges, left: arb, printed: float) -> tuple[float, float]:
+    """Bounds on what all charges cost together without caps on rejections."""
+    several = {
+        event: trial
+        for event, n in charges.items()
+        if (trial := tested(event)) and (trial.hidden or n > 1)
+    }
+    others = _steps({event: n for event, n in charges.items() if event not in several})
+    if not several:
+        return _tried([others], left, printed) if others else (0.0, 0.0)
+    least: Steps = [(FixedTest(trial), charges[event]) for event, trial in several.items()]
+    low, _ = outward(*lattice.epsilon([*others, *least], left, FINENESS[0]))
+    ways = ([*others, *steps] for steps in _ways(several, charges))
+    return low, _tried(ways, left, printed)[1]
+
+
+def _tried(ways: Iterable[Steps], left: arb, printed: float) -> tuple[float, float]:
+    """Bounds on what the laws of the cheapest way cost together, close enough to tell."""
+    low, high = math.inf, math.inf
     for fineness in FINENESS:
-        low, high = outward(*lattice.epsilon(steps, left, fineness))
-        if printed >= high or printed < low:
-            break
+        close = []
+        for steps in ways:
+            below, above = outward(*lattice.epsilon(steps, left, fineness))
+            low, high = min(low, below), min(high, above)
+            if printed >= high:
+                return low, high
+            if below <= printed and above <= NEARLY * printed:
+                close.append(steps)
+        ways = close
     return low, high
 
 
@@ -76,15 +105,33 @@ def _steps(charges: Charges) -> Steps:
     return [(law, count) for event, count in charges.items() for law in laws(event) or ()]
 
 
-def _together(charges: Charges) -> tuple[Steps, Steps] | None:
-    """Where there are several trials of a kind: what they cost at least, and at most."""
-    tested = {event: n for event, n in charges.items() if n > 1 and trials.follows(event)}
-    if not tested:
-        return None
-    event = max(tested, key=lambda one: tested[one])
-    others = _steps({one: n for one, n in charges.items() if one != event})
-    least, most = trials.bounds(event, tested[event])
-    return [*others, *least], [*others, *most]
+def _ways(several: Mapping[events.Event, Trial], charges: Charges) -> Iterator[Steps]:
+    """Laws that dominate tested steps: those of each kind together, for some widths of the noise
+    beside them; or the fewest of the visible kinds by themselves."""
+    hidden = [event for event, trial in several.items() if trial.hidden]
+    visible = sorted((one for one in several if one not in hidden), key=lambda one: -charges[one])
+    deviations = {event: _deviation(event, trial) for event, trial in several.items()}
+
+    @functools.cache
+    def covered(event: events.Event, width: float) -> Steps | None:
+        found = cover(several[event], deviations[event], width)
+        return found and [(found[0], charges[event]), (found[1], 1)]
+
+    for count in range(len(visible), -1, -1):
+        alone = _steps({event: charges[event] for event in visible[count:]})
+        together = hidden + visible[:count]
+        for width in WIDTHS if together else WIDTHS[:1]:
+            parts = [covered(event, width) for event in together]
+            if all(parts):
+                yield [*alone, *(step for part in parts for step in part or ())]
+
+
+def _deviation(event: events.Event, trial: Trial) -> float:
+    """Roughly the standard deviation of a step's loss."""
+    found = divergence(event, arb(NEAR_ONE))
+    if found.is_finite():
+        return math.sqrt(2 * float(found) / NEAR_ONE)
+    return math.sqrt(FixedTest(trial).variance())
 
 
 def outward(low: arb, high: arb) -> tuple[float, float]:

@@ -1,259 +1,229 @@
-"""Several trials in a row whose bit is public: the law of the worst tests that follow what was
-released.
+"""Tested steps: what the worst test makes of a convex function of an output's densities.
 
-The largest hockey stick of n + 1 trials at x is the supremum over tests of
+``W(u, v) = u H(v / u)`` with H convex stands for what follows an output of densities u with the
+record and v without it, or the other way round (``turned``). Before it, the worst test makes of it
 
-    E[a L H(x a' / (a L))] + (1 - A) H(x (1 - A') / (1 - A)),  H that of n trials.
+    visible bit:        sup E W(a L u, a' v) + W((1 - A) u, (1 - A') v)
+    hidden rejections:  sup E W(a L u / A, a' v / A'),
 
-Between two points H is below its chord c - g z. With it the second term is at most
-``E[c (1 - a) L - g x (1 - a')]`` for some chord, whatever the test, and then the best test takes a
-corner at each outcome. These sums are too many for balls: they are floats, of which each trial
-loses less than `LOST`, which is added. What comes out is a table of floats, and from there on they
-are exact numbers: the law whose hockey stick is their lower convex envelope.
+with E over proposals without the record, L their likelihood ratio, a and a' the probabilities of
+acceptance and A, A' their means. Upper bounds on both at u = 1 are computed in floats, of which
+each loses less than `LOST` of the number that others are subtracted from; that is added.
 """
 
-import bisect
-import functools
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 from flint import arb
 from numpy.typing import NDArray
 
 from mechanisms.accounting import events
-from sim.verifying.laws import Law, Sampled, acceptance, laws
+from sim.verifying.laws import Sampled, acceptance
 from sim.verifying.moments import normal
 
 Floats = NDArray[np.float64]
 
-TOGETHER = 16
-"""Trials that are one step of a composition."""
 LOST = 1e-12
-"""At least what floats lose in a trial: of a sum of some hundred terms whose weights make up 1, and
-of slopes, which are known to the float at which a chord begins."""
-FINENESS, WIDTH = 0.1, 2.0
-"""Space between losses around 0, in standard deviations of a trial's; and how many of those of all
-trials it takes to grow."""
-FAR = 10.0
-"""Standard deviations of all trials, beyond the losses of one, that are looked at."""
-WIDEST, MOST = 300.0, 1e100
-"""Largest loss that is looked at, and what a rejection may move x by at most, of tests that hardly
-ever reject; floats have room for both."""
-OUTCOMES, REACH = 400, 11.0
-"""Outcomes of a proposal that are told apart, and the standard deviations that they reach."""
-CLOSE = 1e-3
-"""Outcomes' losses are further apart than this, in standard deviations."""
+"""More than what floats lose, relatively: of a sum of some hundred terms, and of slopes, which are
+known to the float at which a line begins."""
+OUTCOME_REACH = 8.5
+"""Standard deviations that outcomes which are told apart reach; one more has the rest."""
+NEAR, FAR = 1 / 64, 0.015
+"""Space between losses of outcomes: a share of a step's standard deviation, and of the loss."""
+MAX_REACH = 1e100
+"""What a rejection may move x by at most, of tests that hardly ever reject; floats have room."""
+MAX_CELLS = 60
+"""Cells of y over the largest A / A' at most."""
+SLOPES, ASIDE = 4, 1.15
+"""Slopes that are tried for each cell of y, and how many times the largest A / A' they reach."""
+MAX_PASSES, CLOSE = 12, 1e-11
+"""Passes of Newton's method at most, and the relative error at which it ends."""
 
 
 class Trial(NamedTuple):
-    """A proposal, and the bounds and the rate of its test."""
+    """A proposal, the bounds and the rate of its test, and whether rejections are hidden."""
 
     proposal: Sampled
     lowest: arb
     highest: arb
     share: arb
+    hidden: bool
 
 
-def follows(event: events.Event) -> TypeGuard[events.DpsurStep]:
-    """Whether it is a trial whose bit is public, and nothing else of a rejected one."""
-    return isinstance(event, events.DpsurStep) and event.accounting == "visible"
+def tested(event: events.Event) -> Trial | None:
+    """The trial that an event stands for, if it is a tested step of the kinds above."""
+    match event:
+        case events.DpsurStep(rate, noise, share) if event.accounting != "every-trial":
+            hidden = event.accounting == "selective"
+            return Trial(Sampled(rate, noise), *acceptance(event), arb(share), hidden)
+        case events.ScreenedStep(rate, noise, share, lowest) if event.accounting == "clipped":
+            if lowest > 0.0:
+                return Trial(Sampled(rate, noise), arb(lowest), arb(1), arb(share), True)
+    return None
 
 
-def bounds(
-    event: events.DpsurStep, count: int
-) -> tuple[list[tuple[Law, int]], list[tuple[Law, int]]]:
-    """Laws that so many trials dominate together, and laws that dominate them."""
-    low, high = acceptance(event)
-    proposal, share = Sampled(event.sample_rate, event.noise_multiplier), arb(event.validation_rate)
-    trial = Trial(proposal, low, high, share)
-    spread = _spread(*(laws(event) or ()))
-    whole, rest = divmod(count, TOGETHER)
-    parts = [(n, k) for n, k in ((TOGETHER, whole), (rest, 1)) if n and k]
-    return [(OneTest(trial), count)], [(Together(trial, spread, n), k) for n, k in parts]
+class Curve:
+    """H: convex, linear between points and 0 after the last one. The first point is 0."""
+
+    def __init__(self, points: Floats, values: Floats) -> None:
+        self.points, self.values = points, values
+        self.slopes = np.append(-np.diff(values) / np.diff(points), 0.0)
+        self.starts = values + self.slopes * points
+
+    def at(self, x: Floats) -> Floats:
+        return np.interp(x, self.points, self.values)
 
 
-class OneTest:
-    """The law of a trial whose test is the same in all trials, so that no worst test costs less: a
-    record in its batch makes it reject what does not speak for the record."""
+class Worst:
+    """The worst tests of a trial, ``turned`` if the record is in the denominator."""
 
-    def __init__(self, trial: Trial) -> None:
-        self.proposal, self.often = trial.proposal, trial.highest
-        self.less = 1 - trial.share * (1 - trial.lowest / trial.highest)
-        self.against = self.proposal.below(arb(0))
-        self.rejected = tuple(
-            1 - self.often * (1 - (1 - factor) * mass)
-            for factor, mass in zip((self.less, arb(1)), self.against, strict=True)
-        )
+    def __init__(self, trial: Trial, deviation: float, turned: bool) -> None:
+        """``deviation`` is roughly that of a step's loss."""
+        self.hidden = trial.hidden
+        ours, theirs = outcomes(trial.proposal, deviation)
+        low, high, share = (float(one) for one in (trial.lowest, trial.highest, trial.share))
+        corners = [((1.0 - share) * a + share * z, a) for a in (low, high) for z in (low, high)]
+        if turned:
+            ours, theirs, corners = theirs, ours, [(b, a) for a, b in corners]
+        self.lowest, self.on, self.off = low, ours, theirs
+        self.corners = np.array(corners).T[:, :, None]
+        # no probability of acceptance with the record is further from the one without it
+        noise = arb(trial.proposal.noise)
+        apart = trial.proposal.rate * (2 * normal(1 / (2 * noise)) - 1) + trial.share
+        apart = apart.min(arb(1)) * (trial.highest - trial.lowest)
+        rest = trial.lowest if trial.hidden else 1 - trial.highest
+        self.reach = min(float((1 + apart / rest).upper()) if rest > 0 else MAX_REACH, MAX_REACH)
+        largest = _ratios(self.on, self.off).max() * _ratios(*self.corners).max()
+        self.largest = math.log(largest * self.reach)
+        """No loss is larger, but for outcomes beyond all that are told apart."""
 
-    def below(self, loss: arb) -> tuple[arb, arb]:
-        speaking = self.proposal.below(loss.max(0))
-        against = self.proposal.below((loss - self.less.log()).min(0))
-        told = (self.rejected[0] / self.rejected[1]).log()
-        counted = arb(1) if loss >= told else arb(0) if loss < told else arb(0).union(1)
-        ours, theirs = (
-            self.often * (one - before + factor * other) + counted * rejection
-            for one, before, other, factor, rejection in zip(
-                speaking, self.against, against, (self.less, arb(1)), self.rejected, strict=True
-            )
-        )
-        return ours, theirs
+    def before(self, curve: Curve, losses: Floats) -> Floats:
+        """At least the largest value at v = exp(loss), for rising losses."""
+        return (self._hidden if self.hidden else self._visible)(curve, losses)
 
-    def least(self) -> arb:
-        return self.proposal.least()
+    def _gains(self, curve: Curve, x: float) -> tuple[Floats, Floats, Floats]:
+        """``W(a L, x a')``, ``a L`` and ``x a'``, of each corner and outcome."""
+        on, off = self.corners[0] * self.on, self.corners[1] * self.off * x
+        return on * curve.at(_ratios(off, on)), on, off
 
-    def ends(self) -> tuple[float, float]:
-        low, high = self.proposal.ends()
-        return low + float(self.less.log()), high
+    def _visible(self, curve: Curve, losses: Floats) -> Floats:
+        """A rejection is below a line of the curve that touches it where the rejection may be; with
+        the line in its place the best test takes a corner at each outcome."""
+        found = []
+        for x in np.exp(losses).tolist():
+            gains = self._gains(curve, x)[0]
+            ends = (x / self.reach, x * self.reach)
+            first, last = np.searchsorted(curve.points, ends, side="right") - 1
+            starts, slopes = curve.starts[first : last + 1], curve.slopes[first : last + 1]
+            lines = np.stack([np.ones(len(starts)), starts, -slopes * x], axis=1)
+            left = (1.0 - self.corners[0]) * self.on, (1.0 - self.corners[1]) * self.off
+            worth = _combined(lines, np.stack([gains, *left])).max(axis=1).sum(axis=1)
+            found.append(float((worth + LOST * starts).max()))
+        return np.array(found)
 
-    def variance(self) -> float:
-        return float(self.often) * self.proposal.variance()
+    def _hidden(self, curve: Curve, losses: Floats) -> Floats:
+        """With y = x A / A' the value is E W(a L, y a') / A. It is at most b - g x for each test,
+        if b and g are such that ``E max W(a L, y a') - b a L + g y a'`` is at most 0; and so it is
+        for y between two points at which b and g are."""
+        points, around = self._cells(curve, losses)
+        ys, x = np.exp(points), np.exp(losses)
+        slopes = self._slopes(curve, points, ys)
+        best, before = np.zeros(len(x)), np.empty(0)
+        for k in range(around, len(ys) - around):
+            g = slopes[SLOPES * (k - around) : SLOPES * (k + around) + 1]
+            b = self._starts(curve, float(ys[k]), g)
+            if k > around:
+                most = np.maximum(before[SLOPES:], b[:-SLOPES])[:, None]
+                ends = (ys[k - 1] / self.reach, ys[k] * self.reach)
+                first, last = np.searchsorted(x, ends)
+                if first < last:
+                    worth = (most - g[:-SLOPES, None] * x[first:last]).min(axis=0)
+                    best[first:last] = np.maximum(best[first:last], worth)
+            before = b
+        return best
 
+    def _cells(self, curve: Curve, losses: Floats) -> tuple[Floats, int]:
+        """Logarithms of the points y, and how many there are on each side of those that matter, or
+        of any for the slopes that are tried there."""
+        wide = math.log(self.reach)
+        space = max(math.log(curve.points[-1] / curve.points[-2]), wide / MAX_CELLS)
+        around = math.ceil(ASIDE * wide / space) + 2
+        dense = math.log(curve.points[-1]) + wide
+        places, beyond = [-wide - (around + 1) * space], 0
+        while beyond <= around:
+            at = places[-1]
+            places.append(at + (max(space, FAR * at) if at > dense else space))
+            beyond += int(places[-1] >= losses[-1] + wide)
+        return np.array(places), around
 
-class Together:
-    """Several trials, one after the other."""
+    def _slopes(self, curve: Curve, points: Floats, ys: Floats) -> Floats:
+        """Of what a step without a test makes of the curve: nearly where the best one is."""
+        ratios = _ratios(self.off, self.on)
+        plain = np.array([float(self.on @ curve.at(y * ratios)) for y in ys.tolist()])
+        slopes = -np.diff(plain) / np.diff(ys)
+        places = np.arange(SLOPES * (len(ys) - 1) + 1) / SLOPES
+        return np.maximum(np.interp(places, np.arange(len(slopes)) + 0.5, slopes), 0.0)
 
-    def __init__(self, trial: Trial, spread: float, trials: int) -> None:
-        """``spread`` is roughly the standard deviation of one trial's losses."""
-        steps = _Steps(trial, spread, trials)
-        values = np.maximum(1.0 - steps.points, 0.0)
-        for _ in range(trials):
-            # without the envelope what rounding bends would grow, where chords are continued
-            kept = _envelope(steps.points, steps.earlier(values))
-            values = np.interp(steps.points, *np.array(kept).T)
-        kept = _envelope(steps.points, values, arb)
-        self.points = [x for x, _ in kept]
-        corners = [(arb(x), arb(v)) for x, v in kept]
-        # what the numerator and the denominator have beyond a loss, from each point to the next
-        self.theirs = [(v - w) / (y - x) for (x, v), (y, w) in itertools.pairwise(corners)]
-        self.theirs.append(arb(0))
-        self.ours = [v + g * x for (x, v), g in zip(corners, self.theirs, strict=True)]
-
-    def below(self, loss: arb) -> tuple[arb, arb]:
-        ratio = loss.exp()
-        first, last = (
-            max(0, bisect.bisect_right(self.points, float(end)) - 1)
-            for end in (ratio.lower(), ratio.upper())
-        )
-        ours, theirs = (
-            functools.reduce(arb.union, side[first : last + 1]) for side in (self.ours, self.theirs)
-        )
-        return 1 - ours, 1 - theirs
-
-    def least(self) -> arb:
-        return arb(self.points[1]).log()
-
-    def ends(self) -> tuple[float, float]:
-        return math.log(self.points[1]), math.log(self.points[-1])
-
-    def variance(self) -> float:
-        return _variance(np.log(self.points[1:]), -np.diff([float(one) for one in self.ours]))
-
-
-def _variance(losses: Floats, masses: Floats) -> float:
-    return float(np.cov(losses, aweights=np.maximum(masses, 0.0), ddof=0))
-
-
-def _spread(alone: Law) -> float:
-    """Roughly the standard deviation of one trial's losses."""
-    far = max(map(abs, alone.ends()))
-    side = np.geomspace(1e-6 * far, far, 150)
-    losses = np.append(-side[::-1], side)
-    masses = np.diff([float(alone.below(arb(loss))[0]) for loss in losses])
-    return math.sqrt(_variance((losses[1:] + losses[:-1]) / 2.0, masses))
-
-
-def _envelope(
-    points: Floats, values: Floats, number: Callable[[float], Any] = float
-) -> list[tuple[float, float]]:
-    """The corners of the lower convex one: a convex function below the values is below it, too."""
-    kept: list[tuple[float, float]] = []
-    for x, v in zip(points.tolist(), values.tolist(), strict=True):
-        while len(kept) > 1:
-            (a, f), (b, g) = kept[-2:]
-            if (number(g) - f) * (number(x) - a) < (number(v) - f) * (number(b) - a):
+    def _starts(self, curve: Curve, y: float, g: Floats) -> Floats:
+        """The least b for each g, by Newton's method; as a b that is too small by some number has a
+        mean of at most that many times ``lowest``, the last one is raised by the rest."""
+        gains, on, off = self._gains(curve, y)
+        terms = np.stack([gains, on, off])
+        b = gains.max(axis=0).sum() / float(self.corners.max()) + g * y
+        for _ in range(MAX_PASSES):
+            values = _combined(np.stack([np.ones(len(g)), -b, g], axis=1), terms)
+            means = values.max(axis=1).sum(axis=1)
+            enough = b + (np.maximum(means, 0.0) + LOST * b) / self.lowest
+            if (np.abs(means) <= CLOSE * self.lowest * b).all():
                 break
-            kept.pop()
-        kept.append((x, v))
-    return kept
+            corner = values.argmax(axis=1)
+            b = b + means / np.take_along_axis(on, corner, axis=0).sum(axis=1)
+        return enough
 
 
-def _outcomes(proposal: Sampled, apart: float) -> tuple[Floats, Floats, float]:
-    """Likelihood ratios, probabilities of each without the record, and with it beyond them: the
-    mass between two ratios is given to both, such that each distribution keeps its own."""
-    low, high = (side * REACH * proposal.noise for side in (-1.0, 1.0))
-    tried = _logs(proposal, np.linspace(low, 1.0 + high, OUTCOMES))
-    losses, apart = tried[:1], min(apart, (tried[-1] - tried[0]) / OUTCOMES)
-    for loss in tried:
-        if loss > losses[-1] + apart:
-            losses.append(loss)
+def _ratios(off: Floats, on: Floats) -> Floats:
+    """Of two masses; of no mass in the second one any, as nothing is multiplied by it."""
+    with np.errstate(over="ignore"):
+        return np.minimum(np.divide(off, on, out=np.zeros_like(off), where=on > 0.0), MAX_REACH)
+
+
+def _combined(factors: Floats, terms: Floats) -> Floats:
+    """Sums of the terms ``[k, corners, outcomes]`` with rows of factors ``[n, k]``."""
+    return (factors @ terms.reshape(len(terms), -1)).reshape(-1, *terms.shape[1:])
+
+
+def outcomes(proposal: Sampled, deviation: float) -> tuple[Floats, Floats]:
+    """Probabilities of some outcomes with the record and without it: the mass between two
+    likelihood ratios is given to both, such that each distribution keeps its own."""
+    first, last = (
+        _loss(proposal, shift + side * OUTCOME_REACH * proposal.noise)
+        for side, shift in ((-1.0, 0.0), (1.0, 1.0))
+    )
+    losses = [first + NEAR * deviation]
+    while losses[-1] < last:
+        losses.append(losses[-1] + NEAR * deviation + FAR * abs(losses[-1]))
     ratios = [1 - arb(proposal.rate), *(arb(loss).exp() for loss in losses)]
     up_to = [(arb(0), arb(0)), *(proposal.below(arb(loss)) for loss in losses)]
-    weights = [arb(0)] * len(ratios)
+    theirs = [arb(0)] * len(ratios)
     for k, ((p, q), (r, s)) in enumerate(itertools.pairwise(up_to)):
-        ours, theirs, gap = r - p, s - q, ratios[k + 1] - ratios[k]
-        weights[k] += (ratios[k + 1] * theirs - ours) / gap
-        weights[k + 1] += (ours - ratios[k] * theirs) / gap
-    ours, theirs = (1 - one for one in up_to[-1])
-    weights[-1] += theirs
-    as_floats = ([float(one.upper()) for one in each] for each in (ratios, weights))
-    first, second = (np.maximum(np.array(each), 0.0) for each in as_floats)
-    return first, second, float((ours - ratios[-1] * theirs).upper())
+        more, fewer, gap = r - p, s - q, ratios[k + 1] - ratios[k]
+        theirs[k] += (ratios[k + 1] * fewer - more) / gap
+        theirs[k + 1] += (more - ratios[k] * fewer) / gap
+    rest = 1 - up_to[-1][1]
+    theirs[-1] += rest
+    ours = [ratio * mass for ratio, mass in zip(ratios, theirs, strict=True)]
+    ours.append(1 - up_to[-1][0] - ratios[-1] * rest)
+    theirs.append(arb(0))
+    with_, without = (
+        np.maximum(np.array([float(one.upper()) for one in side]), 0.0) for side in (ours, theirs)
+    )
+    return with_, without
 
 
-def _logs(proposal: Sampled, y: Floats) -> list[float]:
-    """Losses of outcomes."""
+def _loss(proposal: Sampled, y: float) -> float:
+    """Of an outcome."""
     q, s = proposal.rate, proposal.noise
-    return np.log(1.0 - q + q * np.exp((2.0 * y - 1.0) / (2.0 * s * s)) + 1e-300).tolist()
-
-
-class _Steps:
-    """Hockey sticks at points x, of which the first one is 0."""
-
-    def __init__(self, trial: Trial, spread: float, trials: int) -> None:
-        proposal, (low, high, share) = trial.proposal, (float(one.mid()) for one in trial[1:])
-        self.ratios, self.weights, self.beyond = _outcomes(proposal, CLOSE * spread)
-        # no probability of rejection with the record is further from the one without it
-        apart = proposal.rate * (2 * normal(1 / (2 * arb(proposal.noise))) - 1) + trial.share
-        self.reach, never = MOST, 1 - trial.highest
-        if never > 0:
-            moved = 1 + (trial.highest - trial.lowest) * apart.min(1) / never
-            self.reach = min(float(moved.upper()), MOST)
-        deviation = math.sqrt(trials) * spread
-        told = math.log(self.reach * self.ratios[-1] * high / max(low, 1 / MOST))
-        far = min(FAR * deviation + told, WIDEST)
-        width, space = WIDTH * deviation, FINENESS * spread
-        places = np.arange(math.ceil(width * math.asinh(far / width) / space) + 1)
-        side = width * np.sinh(places * space / width)
-        self.points = np.array([0.0, *np.exp(-side[:0:-1]), *np.exp(side)])
-        corners = [((1.0 - share) * a + share * z, a) for a in (low, high) for z in (low, high)]
-        x = self.points[:, None]
-        self.accepted = [(a * self.ratios, b * x) for a, b in corners]
-        with np.errstate(divide="ignore", invalid="ignore"):  # if all records are in each sum
-            self.at = [np.nan_to_num(b / a) for a, b in self.accepted]
-        self.rejected = [((1.0 - a) * self.ratios, (1.0 - b) * x) for a, b in corners]
-
-    def earlier(self, values: Floats) -> Floats:
-        """Of one trial more."""
-        points = self.points
-        slopes = np.append(np.diff(values) / np.diff(points), 0.0)
-        starts = values - slopes * points
-        gains = [
-            a * np.interp(at, points, values)
-            for (a, _), at in zip(self.accepted, self.at, strict=True)
-        ]
-        first = np.searchsorted(points, points / self.reach, side="right") - 1
-        last = np.searchsorted(points, points * self.reach, side="right") - 1
-        best = np.zeros(len(points))
-        chords = int((last - first).max()) + 1
-        for k in range(chords):
-            chord = np.minimum(first + k, last)
-            start, slope = starts[chord][:, None], slopes[chord][:, None]
-            worth = [
-                gain + start * a + slope * b
-                for gain, (a, b) in zip(gains, self.rejected, strict=True)
-            ]
-            best = np.maximum(best, np.max(worth, axis=0) @ self.weights)
-        return np.append(1.0, np.minimum(best + self.beyond + (1 + 1e-3 * chords) * LOST, 1.0)[1:])
+    rest = math.log1p(-q) if q < 1.0 else -math.inf
+    return float(np.logaddexp(rest, math.log(q) + (2.0 * y - 1.0) / (2.0 * s * s)))
