@@ -43,6 +43,8 @@ APART = 0.03
 """The same of losses of S among those of R."""
 RAISED = (1e-7, 1e-6, 1e-5)
 """What is tried to be added to each demand, relatively, for what solvers and floats leave open."""
+MAX_ENTRY = 1e12
+"""Largest number in the program; the solver takes no more than 1e15."""
 MIN_DEVIATION, MAX_DEVIATION, MIN_ACCEPTANCE = 1e-9, 3.0, 1e-6
 """Of a step's loss, and the least probability of acceptance where rejections are hidden; beyond
 these no S is looked for."""
@@ -197,12 +199,13 @@ def _proposed(
         asked = values > 0.0
         rows.append(terms[asked] / values[asked, None])
     table = np.concatenate(rows)
+    scale = np.minimum(1.0, MAX_ENTRY / table.max(axis=0))
     gains = np.expm1(losses) / math.sqrt(noise.law.variance())
     found = linprog(
-        np.expm1(losses) * losses,
-        A_ub=-table,
+        np.expm1(losses) * losses * scale,
+        A_ub=-table * scale,
         b_ub=-np.ones(len(table)),
-        A_eq=np.stack([np.ones(len(places)), gains]),
+        A_eq=np.stack([np.ones(len(places)), gains]) * scale,
         b_eq=[1.0 - CERTAIN, 0.0],
         method="highs",
         options={"primal_feasibility_tolerance": 1e-10},
@@ -210,7 +213,7 @@ def _proposed(
     if found.status != 0:
         return None
     kept = found.x > 0.0
-    return _whole(noise.spacing, places[kept].tolist(), found.x[kept].tolist())
+    return _whole(noise.spacing, places[kept].tolist(), (found.x * scale)[kept].tolist())
 
 
 def _whole(spacing: float, places: list[int], masses: list[float]) -> Atoms | None:

@@ -96,7 +96,7 @@ class Worst:
         rest = trial.lowest if trial.hidden else 1 - trial.highest
         self.reach = min(float((1 + apart / rest).upper()) if rest > 0 else MAX_REACH, MAX_REACH)
         largest = _ratios(self.on, self.off).max() * _ratios(*self.corners).max()
-        self.largest = math.log(largest * self.reach)
+        self.largest = math.log(max(1.0, largest * self.reach))
         """No loss is larger, but for outcomes beyond all that are told apart."""
 
     def before(self, curve: Curve, losses: Floats) -> Floats:
