@@ -25,9 +25,9 @@ from mechanisms.accounting import (
     choosing,
     loss_distribution,
     profile,
+    sampled_gaussian,
     smoothing,
     tested_step,
-    sampled_gaussian,
     visible,
     worst_pair,
 )
