@@ -17,7 +17,7 @@ from mechanisms.accounting.events import (
     TrialCap,
 )
 from sim.verifying import covers, lattice, laws, proof, trials
-from sim.verifying.fixed_test import FixedTest
+from sim.verifying.least import FixedTest
 from tests.test_tested_step import EVENTS, Smooth, World
 
 PAPER = (0.01707, 1.35, 0.00427, 0.9, -1.0)

@@ -14,8 +14,8 @@ from mechanisms.accounting import events
 from sim.verifying import lattice
 from sim.verifying.covers import cover
 from sim.verifying.divergences import divergence, failure
-from sim.verifying.fixed_test import FixedTest
 from sim.verifying.laws import Law, laws
+from sim.verifying.least import FixedTest
 from sim.verifying.trials import Trial, tested
 
 BITS = 192
