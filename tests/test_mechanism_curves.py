@@ -273,6 +273,9 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
     assert accountant.epsilon({**charges, cap: 1000}, 1e-5).epsilon == pytest.approx(
         expected, rel=1e-9
     )
+    at_orders = accountant.epsilon({**charges, cap: 1000}, 1e-5, orders=accountant.ORDERS)
+    renyi = accountant.epsilon(charges, 1e-5 - lost, orders=accountant.ORDERS)
+    assert at_orders.epsilon == pytest.approx(renyi.epsilon + lost / (1 - lost), rel=1e-9)
     assert accountant.epsilon({**charges, cap: 1000}, 1e-5, "published") == accountant.epsilon(
         charges, 1e-5, "published"
     )
