@@ -152,6 +152,18 @@ def test_two_kinds_that_are_the_same_step_have_a_noise_each():
     assert steps == {cover: 7, noise: 2}
 
 
+def test_of_many_kinds_of_steps_the_most_frequent_are_taken_together():
+    """As in a run whose noise changes from round to round."""
+    kinds = [DpsurStep(*PAPER[:-1], -1.0 + k / 100, "visible") for k in range(6)]
+    alone, together = dominating.ways({event: 10 + k for k, event in enumerate(kinds)})
+    assert len(alone) == 6
+    assert {single for event in kinds[:2] for single in dominating.pairs(event)} <= set(together)
+    assert sum(isinstance(pair, Finite) for pair in together) == 2 * dominating.MAX_TOGETHER
+    hidden = [DpsurStep(*PAPER[:-1], -1.0 + k / 100, "selective") for k in range(5)]
+    assert dominating.ways(dict.fromkeys(hidden, 10)) == []
+    assert accountant.epsilon(dict.fromkeys(hidden, 10), 1e-5).method == "Renyi"
+
+
 def test_epsilon_rises_with_the_steps_and_is_that_of_the_cheapest_way():
     for event in (SEEN, HIDDEN):
         found = [accountant.epsilon({event: n}, 1e-5).epsilon for n in (1, 2, 3, 30, 300, 301)]

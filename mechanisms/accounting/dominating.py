@@ -26,6 +26,9 @@ from mechanisms.accounting.tested_step import Trial
 Pairs = tuple[Pair, ...]
 Steps = dict[Dominating, int]
 """How often each pair is applied."""
+MAX_TOGETHER = 4
+"""Most kinds of steps that are taken together, the most frequent ones: each takes tenths of a
+second, and pays for a noise of its own."""
 ORDER = 1.25
 """Renyi order that the spread of a tested step's losses is estimated from."""
 
@@ -58,7 +61,11 @@ def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
     """
     steps = {event: step for event, n in charges.items() if n and (step := tested(event))}
     hidden = frozenset(event for event, step in steps.items() if step.hidden)
-    several = hidden | {event for event in steps if charges[event] > 1}
+    if len(hidden) > MAX_TOGETHER:
+        return []
+    seen = [event for event in steps if event not in hidden and charges[event] > 1]
+    seen.sort(key=lambda event: (-charges[event], repr(event)))
+    several = hidden | set(seen[: MAX_TOGETHER - len(hidden)])
     found = [_way(charges, one) for one in sorted({hidden, several}, key=len)]
     return [one for one in found if one is not None]
 
