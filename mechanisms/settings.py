@@ -168,7 +168,7 @@ class Dpsur(Settings):
     """C_v, bound on the tested change of the mean loss [nats]"""
     dpsur_beta: float = -1.0
     """threshold below which the noisy change must lie [loss clips]"""
-    dpsur_cap_share: float = Field(0.1, gt=0, lt=0.98)
+    dpsur_cap_share: float = Field(0.1, gt=0, lt=0.995)
     """selective: share of delta for giving up after too many rejections [fraction]"""
 
 
@@ -218,7 +218,7 @@ class Screening(Settings):
     """own: probability that a record enters a trial's test batch [per trial]"""
     screening_clip: float | None = Field(0.1, gt=0)
     """own: c, bound on the tested change of the mean loss [nats]; 'none': --allow-unproved"""
-    screening_cap_share: float = Field(0.1, gt=0, lt=0.98)
+    screening_cap_share: float = Field(0.1, gt=0, lt=0.995)
     """own: share of delta for giving up after too many rejections [fraction]"""
     forced_after: int = Field(5, ge=1)
     """public or unproved: rejections in a row after which a step is accepted anyway [trials]"""

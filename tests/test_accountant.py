@@ -106,7 +106,7 @@ def test_gaussians_are_certified_by_loss_distributions_and_named_orders_by_renyi
         dominating.sampled(event.sample_rate, event.noise_multiplier): n
         for event, n in AS_SAMPLED.items()
     }
-    assert found == (loss_distribution.epsilon(steps, 0.98e-5), None)
+    assert found == (loss_distribution.epsilon(steps, 0.995 * 1e-5), None)
     assert 0.8 * renyi.epsilon < found.epsilon < 0.97 * renyi.epsilon
     assert (found.method, renyi.method) == ("loss distributions", "Renyi")
     assert renyi.order in accountant.ORDERS
@@ -154,7 +154,7 @@ def test_an_allotment_that_nobody_has_leaves_delta_as_it_is():
 def test_one_event_without_a_dominating_pair_leaves_all_to_renyi(event):
     """Never mixed: an epsilon by one way and an epsilon by the other do not add up at one delta."""
     charges = {A: 300, event: 1}
-    renyi = accountant.epsilon(charges, 0.98e-5, orders=accountant.ORDERS)
+    renyi = accountant.epsilon(charges, 0.995 * 1e-5, orders=accountant.ORDERS)
     assert accountant.epsilon(charges, 1e-5) == renyi
 
 
@@ -167,7 +167,7 @@ def test_too_many_kinds_of_steps_are_left_to_renyi(monkeypatch):
 
 def test_what_loss_distributions_leave_to_renyi_leaves_figures_in_progress_their_share_of_delta():
     charges = {SampledGaussian(0.5, 0.09): 2}
-    renyi = accountant.epsilon(charges, 0.98e-5, orders=accountant.ORDERS)
+    renyi = accountant.epsilon(charges, 0.995 * 1e-5, orders=accountant.ORDERS)
     assert accountant.epsilon(charges, 1e-5) == renyi
     assert accountant.within(charges, renyi.epsilon, 1e-5)
     assert not accountant.within(charges, renyi.epsilon * (1 - 1e-9), 1e-5)

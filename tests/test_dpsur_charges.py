@@ -107,7 +107,7 @@ def test_where_rejections_are_hidden_nothing_tells_them():
 
 
 def test_the_cap_is_paid_out_of_delta():
-    """(epsilon + d / (1 - d), delta) with epsilon at 0.98 delta - d. Kills a cap that costs
+    """(epsilon + d / (1 - d), delta) with epsilon at 0.995 delta - d. Kills a cap that costs
     nothing."""
     step, count = DpsurStep(1.0, 9.0, 1.0, 9.0, -1.0, "selective"), 7
     for rejections in (15, 40):
@@ -116,7 +116,7 @@ def test_the_cap_is_paid_out_of_delta():
         if lost >= 1e-5:
             assert epsilon(charges, 1e-5).epsilon == math.inf
         else:
-            within = epsilon({step: count}, 0.98e-5 - lost, orders=ORDERS).epsilon
+            within = epsilon({step: count}, 0.995 * 1e-5 - lost, orders=ORDERS).epsilon
             assert epsilon(charges, 1e-5).epsilon == pytest.approx(
                 within + lost / (1 - lost), rel=1e-12
             )

@@ -268,7 +268,7 @@ def test_a_cap_is_paid_from_epsilon_and_delta():
     assert trial_cap.guarantee(2.0, 1e-5, 0.1) == pytest.approx((2.0 + 0.1 / 0.9, 0.10001)), (
         "a share of delta so large that what is added to epsilon shows"
     )
-    alone = accountant.composed(charges, 0.98e-5 - lost, dominating.ways)
+    alone = accountant.composed(charges, 0.995 * 1e-5 - lost, dominating.ways)
     expected = alone + lost / (1 - lost)
     assert accountant.epsilon({**charges, cap: 1000}, 1e-5).epsilon == pytest.approx(
         expected, rel=1e-9

@@ -10,7 +10,7 @@ import importlib
 import pytest
 
 NUMBERS: dict[str, dict[str, object]] = {
-    "mechanisms.accounting.accountant": {"IN_PROGRESS": 0.02},
+    "mechanisms.accounting.accountant": {"IN_PROGRESS": 0.005},
     "mechanisms.accounting.allotment": {"ROUNDING": 1e-9, "TOLERANCE": 1e-4, "SEARCHED": 16.0},
     "mechanisms.accounting.worst_pair": {"MARGIN": 1e-6, "ROUNDING": 4e-15, "NEGLIGIBLE": 42.0},
     "mechanisms.clipping": {"STABILITY": 0.01},

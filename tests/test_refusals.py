@@ -121,7 +121,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: one(epsilon=1e-9),
         "budget too small for a single step: epsilon = 1e-09 at delta = 1e-05 is below "
-        "2.52974e-05, what noise multiplier 10000 still costs; raise epsilon or delta, plan fewer "
+        "2.48106e-05, what noise multiplier 10000 still costs; raise epsilon or delta, plan fewer "
         "steps, lower the rates, or add noise to what else is released",
     ),
     (
@@ -412,7 +412,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: plan_table(Privacy(epsilon=0.125, noise_multiplier=2.0), None, 4, 2, np.array([9])),
-        "epsilon = 0.125 is too small for a single round, which costs 4.382 at delta = 1e-05: "
+        "epsilon = 0.125 is too small for a single round, which costs 4.379 at delta = 1e-05: "
         "raise --epsilon or --noise-multiplier, or lower --steps or --sample-rate",
     ),
 ]

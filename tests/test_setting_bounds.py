@@ -64,7 +64,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "dpsur_validation_noise": (None, (None, TINY), (0.0,)),
         "dpsur_loss_clip": (1e-3, (TINY,), (0.0,)),
         "dpsur_beta": (-1.0, (-1e9, 1e9), ()),
-        "dpsur_cap_share": (0.1, (TINY, 0.98 - TINY), (0.0, 0.98)),
+        "dpsur_cap_share": (0.1, (TINY, 0.995 - TINY), (0.0, 0.995)),
     },
     Dpis: {
         "dpis_sampling": ("importance", ("uniform",), ("none",)),
@@ -87,7 +87,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "screening_stages": (5, (1, 10**9), (0, 10**9 + 1)),
         "screening_rate": (1.0, (TINY, 1.0), (0.0, 1 + TINY)),
         "screening_clip": (0.1, (None, TINY), (0.0,)),
-        "screening_cap_share": (0.1, (TINY, 0.98 - TINY), (0.0, 0.98)),
+        "screening_cap_share": (0.1, (TINY, 0.995 - TINY), (0.0, 0.995)),
         "forced_after": (5, (1, 10**9), (0, 10**9 + 1)),
         "allow_unproved": (False, (True,), ()),
     },

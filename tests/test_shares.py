@@ -49,7 +49,7 @@ def test_nothing_is_proved_once_caps_have_used_up_the_share_of_the_end():
     step = DpsurStep(0.1, 3.0, 0.05, 3.0, -1.0, "selective")
     cap = TrialCap(0.5, smallest_cap(0.5, 1, 0.01 * DELTA))
     share = cap_delta({cap: 1}) / DELTA
-    most = math.floor(0.98 / share)
+    most = math.floor(0.995 / share)
     assert (most + 1) * share < 1.0
     for count, finite in ((most, True), (most + 1, False)):
         charges = {step: count, cap: count}

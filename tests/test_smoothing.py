@@ -168,9 +168,9 @@ def test_epsilon_rises_with_the_steps_and_is_that_of_the_cheapest_way():
     for event in (SEEN, HIDDEN):
         found = [accountant.epsilon({event: n}, 1e-5).epsilon for n in (1, 2, 3, 30, 300, 301)]
         assert found == sorted(found)
-    single = loss_distribution.epsilon({dominating.pairs(SEEN)[0]: 20}, 0.98e-5)
+    single = loss_distribution.epsilon({dominating.pairs(SEEN)[0]: 20}, 0.995 * 1e-5)
     assert accountant.epsilon({SEEN: 20}, 1e-5).epsilon == single
-    many = loss_distribution.epsilon({dominating.pairs(SEEN)[0]: 300}, 0.98e-5)
+    many = loss_distribution.epsilon({dominating.pairs(SEEN)[0]: 300}, 0.995 * 1e-5)
     assert accountant.epsilon({SEEN: 300}, 1e-5).epsilon < 0.99 * many
     by_order = accountant.by_renyi({HIDDEN: 300}, 1e-5).epsilon
     assert accountant.epsilon({HIDDEN: 300}, 1e-5).epsilon < 0.95 * by_order
@@ -182,10 +182,10 @@ def test_hidden_steps_without_a_pair_and_those_whose_order_costs_less_are_paid_b
     assert accountant.epsilon({far: 1}, 1e-5).method == "Renyi"
     few = DpsurStep(0.02, 2.0, 0.2, 0.9, -1.0, "selective")
     guarantee = accountant.epsilon({few: 1}, 1e-5)
-    by_order = accountant.epsilon({few: 1}, 0.98e-5, orders=accountant.ORDERS)
+    by_order = accountant.epsilon({few: 1}, 0.995 * 1e-5, orders=accountant.ORDERS)
     assert guarantee == min(
         by_order,
-        accountant.Guarantee(accountant.composed({few: 1}, 0.98e-5, dominating.ways), None),
+        accountant.Guarantee(accountant.composed({few: 1}, 0.995 * 1e-5, dominating.ways), None),
         key=lambda one: one.epsilon,
     )
 

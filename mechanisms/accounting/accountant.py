@@ -41,7 +41,7 @@ ORDERS: tuple[float, ...] = tuple(sorted(PUBLISHED_ORDERS + _QUARTERS + _LARGE))
 
 MAX_KINDS = 1_000
 """Most kinds of steps in charges for privacy loss distributions, which else would take seconds."""
-IN_PROGRESS = 0.02
+IN_PROGRESS = 0.005
 """Share of delta that pays for epsilons of a run in progress (`server.orders.running`); the
 certified one of its end has the rest, unless an `Allotment` names one order for both."""
 ROUNDING = 1e-11

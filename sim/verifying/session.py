@@ -18,7 +18,7 @@ from sim.verifying.proof import dominated, interval
 Entries = dict[str, Any]
 MAX_HISTORIES = 20
 """Most different histories that are verified, those of the largest epsilons."""
-AT_THE_END, IN_PROGRESS = Decimal("0.98"), Decimal("0.02")
+AT_THE_END, IN_PROGRESS = Decimal("0.995"), Decimal("0.005")
 """Shares of delta of an epsilon at a run's end and while it is in progress, without an order that
 an allotment names."""
 
