@@ -37,7 +37,7 @@ BY_RENYI = {
 """The same where one Renyi order proves it: what was found, as nothing better is claimed. It loses
 most where a record is drawn rarely, with little noise."""
 ADDED = {
-    "fixed_batch_gaussian": (1.02, 1.12),
+    "fixed_batch_gaussian": (1.02, 1.05),
     "gaussian_allotment": (1.02, 1.05),
     "partial_pass": (1.02, 1.05),
 }

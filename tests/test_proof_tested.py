@@ -16,8 +16,9 @@ from mechanisms.accounting.events import (
     ScreenedStep,
     TrialCap,
 )
-from sim.verifying import covers, lattice, laws, proof, trials
-from sim.verifying.least import FixedTest
+from sim.verifying import lattice, laws, proof
+from sim.verifying.together import covers, trials
+from sim.verifying.together.least import FixedTest
 from tests.test_tested_step import EVENTS, Smooth, World
 
 PAPER = (0.01707, 1.35, 0.00427, 0.9, -1.0)
@@ -36,10 +37,11 @@ def precise():
 @pytest.mark.parametrize("name", ["paper", "paper, hidden", "all records", "clipped"])
 def test_no_test_makes_more_of_a_curve_and_one_makes_as_much(name, turned):
     event = EVENTS[name]
-    smooth, world = Smooth(event), World(dominating.tested(event), turned)
+    smooth, world = Smooth(event), World(dominating.repeated(event), turned)
     curve = trials.Curve(
         np.append(0.0, smooth.bends),
         np.append(1.0, np.maximum(smooth.values, 1.0 - smooth.bends)),
+        smooth.bends * smooth.pair.masses,
     )
     trial = trials.tested(event)
     assert trial is not None

@@ -47,7 +47,7 @@ def sticks(pairs: list[Finite], x: np.ndarray, adding: bool) -> np.ndarray:
 def test_the_pair_dominates_a_step_before_the_noise_at_every_loss(event, adding):
     """Also between the points that were looked at, and beyond the losses of the noise."""
     cover, noise = found(event)
-    space, step = noise.losses[1] - noise.losses[0], dominating.tested(event)
+    space, step = noise.losses[1] - noise.losses[0], dominating.repeated(event)
     places = [0.37]
     while space * places[-1] < cover.losses[-1] + 1.0:
         places.append(places[-1] + max(1.0, 0.03 * (places[-1] - len(noise.losses) / 2)))
@@ -72,9 +72,11 @@ def test_far_away_there_are_losses_only_where_chords_end():
     """Between two of them what a step makes of the noise is below a chord, and so is a bend."""
     for event in (RARE, HIDDEN):
         cover, noise = found(event)
-        space = noise.losses[1] - noise.losses[0]
+        space, step = noise.losses[1] - noise.losses[0], dominating.repeated(event)
         far = np.array([loss for loss in cover.losses if loss > noise.losses[-1]])
-        looked = space * smoothing._points(dominating.tested(event), space)
+        looked = space * smoothing._Lattice(space, smoothing.FINE[step.hidden]).points(
+            step.largest_loss()
+        )
         assert len(far) and np.isin(np.round(far / space), np.round(looked / space)).all()
 
 

@@ -80,7 +80,7 @@ class World:
                 start = np.interp(z, smooth.bends, smooth.values) + fall * z
                 found.append(self.best(smooth, x, start, fall)[0])
                 continue
-            y = x * tested_step._moved(self.step) ** shift
+            y = x * self.step.moved() ** shift
             low, high = 0.0, 1.0
             for _ in range(12):  # until the means are as far apart as y is from x
                 g, b = (low + high) / 2.0, 0.0
@@ -108,7 +108,7 @@ class World:
 @pytest.mark.parametrize("adding", [False, True])
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
 def test_no_test_makes_more_of_a_smooth_function_and_one_makes_as_much(event, adding):
-    smooth, step = Smooth(event), dominating.tested(event)
+    smooth, step = Smooth(event), dominating.repeated(event)
     most = Before(step, smooth.pair, adding, smooth.space / 2.0).at(smooth.x)
     world = World(step, adding)
     for place in (0, 60):
@@ -122,7 +122,7 @@ def test_no_test_makes_more_of_a_smooth_function_and_one_makes_as_much(event, ad
 
 def test_outcomes_keep_the_mass_and_the_mean_of_both_laws():
     """Mass is moved to both neighbours, so that no convex mean falls."""
-    for step in map(dominating.tested, EVENTS.values()):
+    for step in map(dominating.repeated, EVENTS.values()):
         found = tested_step.outcomes(step.rate, step.noise, 1e-4)
         assert found.weights.sum() == pytest.approx(1.0, rel=1e-9)
         assert found.weights @ found.ratios + found.beyond == pytest.approx(1.0, rel=1e-9)
@@ -140,14 +140,14 @@ def test_no_outcome_that_counts_has_a_larger_loss():
     """Of tests that take the best corners."""
     silent = DpsurStep(0.00159, 5.6, 0.0541, 0.385, -0.373, "visible")
     for event in (*EVENTS.values(), silent):
-        step = dominating.tested(event)
+        step = dominating.repeated(event)
         for adding in (False, True):
             world = World(step, adding)
             for one in world.tests(Smooth(event), 1.0)[::10]:
                 ours, theirs = world.released(*one)
                 told = (ours > 1e-13) & (theirs > 1e-13)
                 losses = np.abs(np.log(ours[told] / theirs[told]))
-                assert losses.max() <= tested_step.largest_loss(step) + 1e-9
+                assert losses.max() <= step.largest_loss() + 1e-9
 
 
 def test_a_proposal_that_says_little_has_outcomes_all_the_same():

@@ -19,8 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from mechanisms.accounting import curves, events, smoothing
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.finite import Finite
+from mechanisms.accounting.fixed_step import FixedStep
 from mechanisms.accounting.known import check_count
 from mechanisms.accounting.profile import Case, Dominating, Pair, Part, both_ways, largest
+from mechanisms.accounting.smoothing import Step
 from mechanisms.accounting.tested_step import Trial
 
 Pairs = tuple[Pair, ...]
@@ -59,7 +61,7 @@ def ways(charges: Mapping[events.Event, int]) -> list[Steps]:
 
     Tested steps are taken together or, if their rejections are seen, by themselves.
     """
-    steps = {event: step for event, n in charges.items() if n and (step := tested(event))}
+    steps = {event: step for event, n in charges.items() if n and (step := repeated(event))}
     hidden = frozenset(event for event, step in steps.items() if step.hidden)
     if len(hidden) > MAX_TOGETHER:
         return []
@@ -82,15 +84,18 @@ def _way(charges: Mapping[events.Event, int], together: frozenset[events.Event])
 
 
 def _together(event: events.Event) -> tuple[Finite, Finite] | None:
-    step = tested(event)
+    step = repeated(event)
     # near order 1 a divergence is half the variance of the losses, times the order
     variance = 2.0 * curves.at(event, ORDER, "certified") / ORDER
     return smoothing.together(step, math.sqrt(variance)) if step else None
 
 
-def tested(event: events.Event) -> Trial | None:
-    """The step of an event that is one whose rejected proposals are never seen."""
+def repeated(event: events.Event) -> Step | None:
+    """The step of an event of which many are taken together: a test whose rejected proposals are
+    never seen, or a batch of a fixed size that is not all."""
     match event:
+        case events.FixedBatchGaussian() if event.sample_rate < 1.0:
+            return FixedStep(event.sample_rate, event.noise_multiplier)
         case events.DpsurStep(accounting="visible" | "selective"):
             test = Acceptance.of_noisy_loss(
                 event.validation_rate, event.validation_noise, event.beta

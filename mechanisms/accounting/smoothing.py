@@ -1,10 +1,11 @@
-"""Many tested steps, each as a pair that dominates it where little else is released.
+"""Many steps, each as a pair that dominates it where little else is released.
 
-What a step costs at most depends on what is looked at: the worst test for one hockey stick is not
-that for another. Later releases make a smooth function of a hockey stick, and the earlier step is
-then cheaper than its worst hockey sticks. With one more release R, whose losses are spread by about
-two steps' worth, every function is smooth: if a pair S dominates a step before R for one hockey
-stick, any number of steps costs no more than as many times S and R once (docs/theory, Theorem 28).
+What a step costs at most depends on what is looked at: the worst test for one hockey stick, or the
+worst client where a batch has a fixed size, is not that for another. Later releases make a smooth
+function of a hockey stick, and the earlier step is then cheaper than its worst hockey sticks. With
+one more release R, whose losses are spread by about two steps' worth, every function is smooth: if
+a pair S dominates a step before R for one hockey stick, any number of steps costs no more than as
+many times S and R once (docs/theory, Theorem 28).
 
 R has its losses on a lattice. S is the solution of a linear program: the least divergence of which,
 before R, no step exceeds at any point of the lattice, nor between two of them, as both sides are
@@ -16,21 +17,20 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from operator import ge, gt
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mechanisms.accounting import tested_step
 from mechanisms.accounting.finite import Finite
-from mechanisms.accounting.tested_step import Trial
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 SPREAD = 2.0
 """Standard deviation of R's losses, over that of a step's."""
-LATTICE = 32
-"""Points of the lattice for each standard deviation of R."""
+FINE = {True: 32, False: 16}
+"""Points of the lattice for each standard deviation of R, more if rejections are hidden."""
 REACH = 7.5
 """Standard deviations of R's losses."""
 NEAR, GROWTH = 4.0, 0.1
@@ -51,43 +51,94 @@ SPREADS = (1e-5, 1.0)
 steps of larger ones are few."""
 WIDEST = 300.0
 """Largest loss that is looked at."""
-MAX_RATIO = 1e6
-"""Largest ratio of a hidden test's probabilities, as in `selective`."""
+
+
+class Maker(Protocol):
+    """What a step makes of R."""
+
+    def at(self, x: Floats) -> Floats:
+        """At most, beyond ``max(0, 1 - x)``, at rising points of the lattice from 1 on."""
+
+
+class Step(Protocol):
+    """A step of which no pair alone says what many cost."""
+
+    @property
+    def noise(self) -> float:
+        """Its noise multiplier."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it has no pair by itself."""
+
+    def largest_loss(self) -> float:
+        """At least the largest one of an outcome that counts, in either direction; infinite where
+        no S is to be looked for."""
+
+    def before(self, after: Finite, adding: bool) -> Maker:
+        """Before R; the record is in P or, ``adding``, in Q."""
+
+    def __hash__(self) -> int:
+        """Equal steps are looked at once."""
 
 
 @functools.lru_cache(maxsize=1_000)
-def together(step: Trial, spread: float) -> tuple[Finite, Finite] | None:
+def together(step: Step, spread: float) -> tuple[Finite, Finite] | None:
     """S and R.
 
     Args:
-        step: the proposal and its test.
+        step: what is done many times.
         spread: roughly the standard deviation of a step's losses.
 
     Returns:
         None where there are none.
     """
-    low, high = step.test.lowest, step.test.highest
-    if not SPREADS[0] <= spread <= SPREADS[1] or (step.hidden and high >= MAX_RATIO * low):
+    if not SPREADS[0] <= spread <= SPREADS[1] or math.isinf(step.largest_loss()):
         return None
-    space = SPREAD * spread / LATTICE
-    noise = _noise(space, step.noise)
-    points = _points(step, space)
-    x = np.exp(space * points)
-    most = [tested_step.Before(step, noise, way, space / 2.0).at(x) for way in (False, True)]
-    found = _cover(noise, points, most, space, spread)
+    fine = FINE[step.hidden]
+    lattice = _Lattice(SPREAD * spread / fine, fine)
+    noise, points = lattice.noise(step.noise), lattice.points(step.largest_loss())
+    x = np.exp(lattice.space * points)
+    most = [step.before(noise, adding).at(x) for adding in (False, True)]
+    found = _cover(lattice, noise, points, most, spread)
     return None if found is None else (found, noise)
 
 
-def _noise(space: float, multiplier: float) -> Finite:
-    """R: Gaussian losses on the lattice."""
-    losses = space * np.arange(-_centre() + 1, _centre())
-    masses = np.exp(-0.5 * losses - 0.5 * (losses / (space * LATTICE)) ** 2)
-    return Finite(tuple(losses.tolist()), tuple((masses / masses.sum()).tolist()), 0.0, multiplier)
+class _Lattice(NamedTuple):
+    """With so many points for each standard deviation of R."""
 
+    space: float
+    fine: int
 
-def _centre() -> int:
-    """The first point that is beyond R's losses."""
-    return math.ceil(REACH * LATTICE) + 1
+    @property
+    def centre(self) -> int:
+        """The first point that is beyond R's losses."""
+        return math.ceil(REACH * self.fine) + 1
+
+    def noise(self, multiplier: float) -> Finite:
+        """R: Gaussian losses."""
+        losses = self.space * np.arange(-self.centre + 1, self.centre)
+        masses = np.exp(-0.5 * losses - 0.5 * (losses / (self.space * self.fine)) ** 2)
+        whole = tuple((masses / masses.sum()).tolist())
+        return Finite(tuple(losses.tolist()), whole, 0.0, multiplier)
+
+    def points(self, largest: float) -> Places:
+        """From 0 on, up to where next to nothing is left."""
+        last = self.centre + min(largest, WIDEST) / self.space
+        far = itertools.takewhile(lambda place: place <= last, _growing(self.centre, FAR))
+        return np.array([*range(self.centre), *far])
+
+    def losses(self, above: int, below: int) -> Places:
+        """S's, as points from ``-below`` to ``above``: close around 0, far away where chords
+        end."""
+        near = int(NEAR * self.fine)
+        spaced = itertools.takewhile(functools.partial(gt, self.centre), _growing(near, GROWTH))
+        found = {*range(near), *spaced}
+        found |= {-at for at in found}
+        for sign, last in ((1, above), (-1, below)):
+            far = itertools.takewhile(functools.partial(ge, last), _growing(self.centre, FAR))
+            found |= {sign * at for at in far}
+        return np.array(sorted(found))
 
 
 def _growing(start: int, growth: float) -> Iterator[int]:
@@ -98,27 +149,20 @@ def _growing(start: int, growth: float) -> Iterator[int]:
         place += max(1, int(growth * (place - start)))
 
 
-def _points(step: Trial, space: float) -> Places:
-    """From 0 on, up to where next to nothing is left."""
-    last = _centre() + min(tested_step.largest_loss(step), WIDEST) / space
-    far = itertools.takewhile(lambda place: place <= last, _growing(_centre(), FAR))
-    return np.array([*range(_centre()), *far])
-
-
 def _cover(
-    noise: Finite, points: Places, most: list[Floats], space: float, spread: float
+    lattice: _Lattice, noise: Finite, points: Places, most: list[Floats], spread: float
 ) -> Finite | None:
     """S, at least ``most`` before R: in the direction of removing the record, and of adding it."""
     from scipy.optimize import linprog
 
-    x = np.exp(space * points)
+    x = np.exp(lattice.space * points)
     # where, in each direction, next to nothing is left
     ends = [int(points[np.argmax(found <= CERTAIN)]) for found in most]
     if 0 in ends:
         return None
-    losses = space * _losses(*ends)
+    losses = lattice.space * lattice.losses(*ends)
     ratios = np.exp(losses)
-    near, rows, levels = points < _centre(), [], []
+    near, rows, levels = points < lattice.centre, [], []
     for adding, found in zip((False, True), most, strict=True):
         ours, theirs = (np.ones_like(ratios), ratios)[:: 1 if adding else -1]
         for chosen, before in ((near, _profile(noise)), (~near, _alone)):
@@ -145,18 +189,6 @@ def _cover(
     kept = (masses > 0.0) | (losses == 0.0)
     its_losses, its_masses = tuple(losses[kept].tolist()), tuple(masses[kept].tolist())
     return Finite(its_losses, its_masses, CERTAIN, noise.noise)
-
-
-def _losses(above: int, below: int) -> Places:
-    """S's, as points from ``-below`` to ``above``: close around 0, far away where chords end."""
-    near = int(NEAR * LATTICE)
-    spaced = itertools.takewhile(functools.partial(gt, _centre()), _growing(near, GROWTH))
-    found = {*range(near), *spaced}
-    found |= {-at for at in found}
-    for sign, last in ((1, above), (-1, below)):
-        far = itertools.takewhile(functools.partial(ge, last), _growing(_centre(), FAR))
-        found |= {sign * at for at in far}
-    return np.array(sorted(found))
 
 
 def _profile(noise: Finite) -> Callable[[Floats], Floats]:

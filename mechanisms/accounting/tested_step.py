@@ -45,6 +45,8 @@ SETTLING = 10
 ended, and takes one."""
 GROWTH = 0.05
 """Of the spaces between points far away, by their distance."""
+MAX_RATIO = 1e6
+"""Largest ratio of a hidden test's probabilities, as in `selective`."""
 
 
 class Trial(NamedTuple):
@@ -54,6 +56,28 @@ class Trial(NamedTuple):
     noise: float
     test: Acceptance
     hidden: bool
+
+    def largest_loss(self) -> float:
+        """At least the largest one of an outcome that counts, in either direction; infinite where
+        hidden tests are too far apart for floats."""
+        if self.hidden and self.test.highest >= MAX_RATIO * self.test.lowest:
+            return math.inf
+        ends = -REACH[0] * self.noise, 1.0 + REACH[1] * self.noise
+        proposed = max(abs(float(profile.loss(y, self.rate, self.noise))) for y in ends)
+        ratio = self.test.highest / max(self.test.lowest, profile.TINY)
+        return proposed + math.log1p(self.test.rate * (ratio - 1.0)) + math.log(self.moved())
+
+    def moved(self) -> float:
+        """How far the mean probabilities of an answer, with and without the record, can be apart:
+        of "rejected", or of "accepted" where the other one is hidden."""
+        low, high, rate = self.test.lowest, self.test.highest, self.test.rate
+        apart = self.rate * float(2.0 * ndtr(0.5 / self.noise) - 1.0) + rate
+        least = max(low if self.hidden else 1.0 - high, profile.TINY)
+        return 1.0 + (high - low) * min(1.0, apart) / least
+
+    def before(self, after: Finite, adding: bool) -> "Before":
+        """What a step makes of losses on a lattice."""
+        return Before(self, after, adding, (after.losses[1] - after.losses[0]) / 2.0)
 
 
 class Outcomes(NamedTuple):
@@ -96,23 +120,6 @@ def outcomes(q: float, s: float, closest: float) -> Outcomes:
     return Outcomes(ratios, weights, beyond, unit * float((ratios[1:] / gaps).max(initial=1.0)))
 
 
-def largest_loss(step: Trial) -> float:
-    """At least the largest one of an outcome that counts, in either direction."""
-    ends = -REACH[0] * step.noise, 1.0 + REACH[1] * step.noise
-    proposed = max(abs(float(profile.loss(y, step.rate, step.noise))) for y in ends)
-    ratio = step.test.highest / max(step.test.lowest, profile.TINY)
-    return proposed + math.log1p(step.test.rate * (ratio - 1.0)) + math.log(_moved(step))
-
-
-def _moved(step: Trial) -> float:
-    """How far the mean probabilities of an answer, with and without the record, can be apart: of
-    "rejected", or of "accepted" where the other one is hidden."""
-    low, high, rate = step.test.lowest, step.test.highest, step.test.rate
-    apart = step.rate * float(2.0 * ndtr(0.5 / step.noise) - 1.0) + rate
-    least = max(low if step.hidden else 1.0 - high, profile.TINY)
-    return 1.0 + (high - low) * min(1.0, apart) / least
-
-
 class Before:
     """What a step makes of W, if the record is in P or, ``adding``, in Q."""
 
@@ -125,7 +132,7 @@ class Before:
             masses, corners = masses[::-1], [(b, a) for a, b in corners]
         self.low, self.masses, self.corners, self.hidden = low, masses, corners, step.hidden
         self.beyond, self.error = found.beyond, found.error + CANCELLED
-        self.moved = _moved(step)
+        self.moved = step.moved()
         # where H bends, and what it has there beyond max(0, 1 - x)
         self.bends = np.append(0.0, np.exp(after.losses))
         self.excess = np.append(0.0, after.excess(np.array(after.losses), False)[0])

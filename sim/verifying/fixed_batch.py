@@ -26,6 +26,11 @@ class Fixed(NamedTuple):
     rate: float
     noise: float
 
+    @classmethod
+    def of(cls, batch: float, records: float, noise: float) -> "Fixed":
+        """The rate is rounded to a larger one."""
+        return cls(math.nextafter(batch / records, 1.0), noise)
+
     def below(self, loss: arb) -> tuple[arb, arb]:
         if loss >= 0:
             return self._apart(loss)
@@ -38,8 +43,12 @@ class Fixed(NamedTuple):
         rate, noise, half = arb(self.rate), arb(self.noise), arb(0.5)
         middle = (loss + half / noise**2).exp() / 2
         root = (middle**2 + (1 - rate) / rate * (loss.exp() - 1)).sqrt()
-        x = noise**2 * (middle + root).log()
-        other, present, absent = (normal((x - mean) / noise) for mean in (-1, 1, 0))
+        return self._opposite((middle + root).log())
+
+    def _opposite(self, at: arb) -> tuple[arb, arb]:
+        """Masses up to ``at * s^2``, where the other record is at -1."""
+        rate, noise = arb(self.rate), arb(self.noise)
+        other, present, absent = (normal(noise * at - mean / noise) for mean in (-1, 1, 0))
         return (1 - rate) * other + rate * present, (1 - rate) * other + rate * absent
 
     def _alike(self, loss: arb) -> tuple[arb, arb]:
@@ -71,6 +80,27 @@ class Fixed(NamedTuple):
     @property
     def _ratio(self) -> Ratio:
         return Ratio(arb(self.rate), arb(self.noise))
+
+
+class Opposite(Fixed):
+    """One client, in whose batches every other record is opposite."""
+
+    def below(self, loss: arb) -> tuple[arb, arb]:
+        """P / Q is 1 far below 0, falls, and rises from some point on."""
+        rate, half = arb(self.rate), arb(0.5)
+        middle = (loss + half / arb(self.noise) ** 2).exp() / 2
+        square = middle**2 + (1 - rate) / rate * (loss.exp() - 1)
+        if square <= 0:
+            return arb(0), arb(0)
+        root = (square if square > 0 else square.union(0).max(arb(0))).sqrt()
+        ours, theirs = self._opposite((middle + root).log())
+        if loss >= 0:
+            return ours, theirs
+        first = middle - root
+        before = self._opposite(first.log()) if first > 0 else (arb(0), arb(0))
+        if not (first > 0 and square > 0):  # anything from nothing to this
+            return ours.union(0), theirs.union(0)
+        return ours - before[0], theirs - before[1]
 
 
 def divergence(rate: arb, noise: arb, order: arb) -> arb:

@@ -185,7 +185,7 @@ def laws(event: events.Event) -> list[Law] | None:
         case events.SampledGaussian(rate, noise):
             return [Sampled(rate, noise)]
         case events.FixedBatchGaussian(batch, records, noise):
-            return [Fixed(math.nextafter(batch / records, 1.0), noise)]  # rounded to a larger rate
+            return [Fixed.of(batch, records, noise)]
         case events.Gaussian(noise):
             return [Sampled(1.0, noise)]
         case events.HeterogeneousGaussian(rate, noise, scale) if scale > 0.0:

@@ -12,11 +12,12 @@ from flint import arb, ctx
 
 from mechanisms.accounting import events
 from sim.verifying import lattice
-from sim.verifying.covers import cover
 from sim.verifying.divergences import divergence, failure
+from sim.verifying.fixed_batch import Opposite
 from sim.verifying.laws import Law, laws
-from sim.verifying.least import FixedTest
-from sim.verifying.trials import Trial, tested
+from sim.verifying.together.covers import Step, cover, repeated
+from sim.verifying.together.least import FixedTest
+from sim.verifying.together.trials import Trial
 
 BITS = 192
 """Of every number."""
@@ -36,7 +37,7 @@ Steps = list[tuple[Law, int]]
 def dominated(charges: Charges) -> bool:
     """Whether every event has dominating laws, or several of them together have."""
     return all(
-        laws(event) is not None or tested(event) or isinstance(event, events.TrialCap)
+        laws(event) is not None or repeated(event) or isinstance(event, events.TrialCap)
         for event in charges
     )
 
@@ -72,14 +73,14 @@ def interval(
 def _composed(charges: Charges, left: arb, printed: float) -> tuple[float, float]:
     """Bounds on what all charges cost together without caps on rejections."""
     several = {
-        event: trial
+        event: step
         for event, n in charges.items()
-        if (trial := tested(event)) and (trial.hidden or n > 1)
+        if (step := repeated(event)) and (step.hidden or n > 1)
     }
     others = _steps({event: n for event, n in charges.items() if event not in several})
     if not several:
         return _tried([others], left, printed) if others else (0.0, 0.0)
-    least: Steps = [(FixedTest(trial), charges[event]) for event, trial in several.items()]
+    least: Steps = [(_least(step), charges[event]) for event, step in several.items()]
     low, _ = outward(*lattice.epsilon([*others, *least], left, FINENESS[0]))
     ways = ([*others, *steps] for steps in _ways(several, charges))
     return low, _tried(ways, left, printed)[1]
@@ -105,12 +106,12 @@ def _steps(charges: Charges) -> Steps:
     return [(law, count) for event, count in charges.items() for law in laws(event) or ()]
 
 
-def _ways(several: Mapping[events.Event, Trial], charges: Charges) -> Iterator[Steps]:
+def _ways(several: Mapping[events.Event, Step], charges: Charges) -> Iterator[Steps]:
     """Laws that dominate tested steps: those of each kind together, for some widths of the noise
     beside them; or the fewest of the visible kinds by themselves."""
-    hidden = [event for event, trial in several.items() if trial.hidden]
+    hidden = [event for event, step in several.items() if step.hidden]
     visible = sorted((one for one in several if one not in hidden), key=lambda one: -charges[one])
-    deviations = {event: _deviation(event, trial) for event, trial in several.items()}
+    deviations = {event: _deviation(event, step) for event, step in several.items()}
 
     @functools.cache
     def covered(event: events.Event, width: float) -> Steps | None:
@@ -126,12 +127,17 @@ def _ways(several: Mapping[events.Event, Trial], charges: Charges) -> Iterator[S
                 yield [*alone, *(step for part in parts for step in part or ())]
 
 
-def _deviation(event: events.Event, trial: Trial) -> float:
+def _least(step: Step) -> Law:
+    """What somebody reaches in each of many steps."""
+    return FixedTest(step) if isinstance(step, Trial) else Opposite(*step)
+
+
+def _deviation(event: events.Event, step: Step) -> float:
     """Roughly the standard deviation of a step's loss."""
     found = divergence(event, arb(NEAR_ONE))
     if found.is_finite():
         return math.sqrt(2 * float(found) / NEAR_ONE)
-    return math.sqrt(FixedTest(trial).variance())
+    return math.sqrt(_least(step).variance())
 
 
 def outward(low: arb, high: arb) -> tuple[float, float]:

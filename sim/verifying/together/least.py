@@ -5,7 +5,7 @@ import math
 import numpy as np
 from flint import arb
 
-from sim.verifying.trials import Trial, outcomes
+from sim.verifying.together.trials import Trial, outcomes
 
 ORDER = 4.0
 """The Renyi order at which a threshold costs the most."""

@@ -28,8 +28,11 @@ import numpy as np
 from flint import arb
 from scipy.optimize import linprog
 
+from mechanisms.accounting import events
 from sim.verifying.laws import Law
-from sim.verifying.trials import Curve, Floats, Trial, Worst
+from sim.verifying.together import replaced, trials
+from sim.verifying.together.replaced import Replaced
+from sim.verifying.together.trials import Curve, Floats, Trial
 
 REACH = 7.5
 """Standard deviations of the noise R that its losses reach."""
@@ -112,7 +115,8 @@ class Noise:
         """R W at u = 1."""
         places = np.arange(-self.last, self.last + 1)
         points = np.append(0.0, np.exp(places * self.spacing))
-        return Curve(points, np.append(1.0, self.smooth(places)))
+        weights = np.array([float(mass) for mass in self.law.ours])
+        return Curve(points, np.append(1.0, self.smooth(places)), weights)
 
     def smooth(self, places: np.ndarray) -> Floats:
         """R W at some of the lattice's points."""
@@ -136,16 +140,24 @@ class Demand(NamedTuple):
     values: list[float]
 
 
-def cover(trial: Trial, deviation: float, width: float) -> tuple[Law, Law] | None:
+Step = Trial | Replaced
+
+
+def repeated(event: events.Event) -> Step | None:
+    """The step of an event of which many are one law each."""
+    return trials.tested(event) or replaced.replaced(event)
+
+
+def cover(step: Step, deviation: float, width: float) -> tuple[Law, Law] | None:
     """S and R, with R of so many standard deviations of a step's loss; None if no S is found."""
     if not MIN_DEVIATION <= deviation <= MAX_DEVIATION:
         return None
-    if trial.hidden and not trial.lowest > MIN_ACCEPTANCE:
+    if isinstance(step, Trial) and step.hidden and not step.lowest > MIN_ACCEPTANCE:
         return None
     noise = Noise(width * deviation)
     demands = []
     for turned in (False, True):
-        demand = _demand(Worst(trial, deviation, turned), noise, turned)
+        demand = _demand(step.worst(deviation, turned), noise, turned)
         if demand is None:
             return None
         demands.append(demand)
@@ -157,7 +169,7 @@ def cover(trial: Trial, deviation: float, width: float) -> tuple[Law, Law] | Non
     return None
 
 
-def _demand(worst: Worst, noise: Noise, turned: bool) -> Demand | None:
+def _demand(worst: trials.Worst | replaced.Worst, noise: Noise, turned: bool) -> Demand | None:
     """At all points among the losses of R, and at sparser ones beyond them."""
     places = list(range(noise.last + 1))
     last = min(worst.largest + noise.last * noise.spacing, MAX_LOSS)

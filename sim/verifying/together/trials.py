@@ -51,6 +51,10 @@ class Trial(NamedTuple):
     share: arb
     hidden: bool
 
+    def worst(self, deviation: float, turned: bool) -> "Worst":
+        """The worst tests, ``turned`` if the record is in the denominator."""
+        return Worst(self, deviation, turned)
+
 
 def tested(event: events.Event) -> Trial | None:
     """The trial that an event stands for, if it is a tested step of the kinds above."""
@@ -65,10 +69,11 @@ def tested(event: events.Event) -> Trial | None:
 
 
 class Curve:
-    """H: convex, linear between points and 0 after the last one. The first point is 0."""
+    """H: convex, linear between points and 0 after the last one. The first point is 0. It is the
+    sum of weights times ``max(0, 1 - x / point)`` of the others."""
 
-    def __init__(self, points: Floats, values: Floats) -> None:
-        self.points, self.values = points, values
+    def __init__(self, points: Floats, values: Floats, weights: Floats) -> None:
+        self.points, self.values, self.weights = points, values, weights
         self.slopes = np.append(-np.diff(values) / np.diff(points), 0.0)
         self.starts = values + self.slopes * points
 
