@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flint import arb, ctx
 
-from mechanisms.accounting import accountant, dominating
+from mechanisms.accounting import accountant, dominating, fixed_step
 from mechanisms.accounting.events import FixedBatchGaussian, SampledGaussian
 from mechanisms.accounting.fixed_step import Before
 from sim.verifying import proof
@@ -41,9 +41,9 @@ def test_no_client_makes_more_of_a_curve_and_the_first_path_is_not_below(event, 
         assert (found <= most * (1.0 + 1e-4) + 1e-12).all()
 
 
-@pytest.mark.parametrize("loss", [-0.4, -0.05, -0.01, 0.0, 0.02, 0.5, 2.0])
+@pytest.mark.parametrize("loss", [-0.4, -0.006, -0.002, 0.0, 0.02, 0.5, 2.0])
 def test_a_client_whose_other_records_are_opposite_is_a_law_of_its_outcomes(loss):
-    q, s = dominating.repeated(EVENTS["often"])
+    q, s = dominating.repeated(EVENTS["told"])
     y = np.linspace(-1.0 - 8.0 * s, 1.0 + 8.0 * s, 100_001)
     other, absent, present = (np.exp(-0.5 * ((y - mean) / s) ** 2) for mean in (-1.0, 0.0, 1.0))
     ours, theirs = ((1.0 - q) * other + q * one for one in (present, absent))
@@ -52,6 +52,15 @@ def test_a_client_whose_other_records_are_opposite_is_a_law_of_its_outcomes(loss
     found = Opposite(q, s).below(arb(loss))
     for mass, ball in zip((ours, theirs), found, strict=True):
         assert float(ball.mid()) == pytest.approx(mass[losses <= loss].sum(), abs=1e-4)
+
+
+def test_merged_outcomes_cost_more_however_few_they_are(monkeypatch):
+    step, k = replaced.Replaced(0.2, 1.0), np.exp(np.linspace(0.0, 2.0, 21))
+    for cells in (3, 5, 160):
+        monkeypatch.setattr(replaced, "CELLS", cells)
+        for distance in (0.0, 0.7, 1.9):
+            exact = fixed_step._alike(step, distance, k)
+            assert (replaced._alike(step, distance, k) >= exact * (1.0 - 1e-6)).all()
 
 
 @pytest.mark.parametrize(

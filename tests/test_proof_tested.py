@@ -193,3 +193,10 @@ def test_many_steps_at_the_papers_settings_are_proved(event, count, least):
     printed = accountant.epsilon({event: count}, 1e-5).epsilon
     low, high = proof.interval({event: count}, "0.995e-5", None, printed)
     assert low < least < high <= printed
+
+
+def test_a_test_that_never_accepts_says_nothing():
+    (law,) = laws.laws(DpsurStep(0.1, 1.0, 0.1, 0.5, -50.0, "visible"))
+    low, high = law.ends()
+    for loss, mass in ((low, 0.0), (-1e-9, 0.0), (1e-9, 1.0), (high, 1.0)):
+        assert [float(one) for one in law.below(arb(loss))] == [mass, mass]

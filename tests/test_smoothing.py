@@ -121,10 +121,9 @@ def test_a_solution_that_does_not_dominate_is_none(off):
 
 def test_a_solution_that_does_not_quite_add_up_is_made_to(off):
     off(1.0 + 1e-9)
-    for adding in (False, True):
-        assert [one.sum() for one in masses(found(SEEN)[0], adding)] == pytest.approx(
-            [1.0, 1.0], abs=1e-14
-        )
+    for event in (SEEN, HIDDEN, CLIPPED):
+        for both in (masses(found(event)[0], adding) for adding in (False, True)):
+            assert [one.sum() for one in both] == pytest.approx([1.0, 1.0], abs=1e-14)
 
 
 def test_steps_are_taken_together_or_by_themselves():

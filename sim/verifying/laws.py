@@ -113,7 +113,7 @@ class Tested:
     def ends(self) -> tuple[float, float]:
         low, high = self.proposal.ends()
         shifts = [float(end.log()) for case in self.cases for _, end in case if end is not None]
-        return low - max(shifts), high - min(shifts)
+        return low - max(shifts, default=0.0), high - min(shifts, default=0.0)
 
     def variance(self) -> float:
         return self.proposal.variance() / 2.0
@@ -129,7 +129,7 @@ def _best(choices: list[Choice]) -> Case:
     ]
     ends = sorted((u for u in crossings if u > 0), key=float)
     points = [float(u) for u in ends]
-    between = zip([0.0, *points], [*points, 2.0 * points[-1]], strict=True)
+    between = zip([0.0, *points], [*points, 2.0 * max(points, default=1.0)], strict=True)
     middles = [(low + high) / 2.0 for low, high in between]
     best = [max(choices, key=lambda one: float(one[0] * u - one[1])) for u in middles]
     return list(zip(best, [*ends, None], strict=True))
