@@ -18,7 +18,7 @@ clip norm.
 Taken of each: accuracy of the last model, CPU seconds of the whole command (of Flower without Ray's
 own processes), median seconds of a round that ends without a look at the test part. Epsilon is what
 each side's own accountant gives for the same noise, rounds and sampling; ours also for the end
-alone, as theirs are: 2 % of our delta pay for figures while a run goes on. Prints JSON.
+alone, as theirs are: a part of our delta pays for figures while a run goes on. Prints JSON.
 """
 
 import argparse

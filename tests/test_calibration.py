@@ -83,7 +83,7 @@ def test_a_search_from_near_the_answer_finds_the_same_and_is_short(times):
     else:
         assert found == pytest.approx(noise, rel=calibration.TOLERANCE)
         assert accountant.epsilon(charges_of(found), 1e-5).epsilon <= 4.0
-    assert len(calls) <= 10 or abs(times - 1.0) > 0.02
+    assert len(set(calls)) <= (5 if abs(times - 1.0) < 0.02 else 12)
 
 
 def test_a_guess_that_is_paid_by_an_order_is_none():

@@ -199,7 +199,10 @@ OTHERS = {
     "no manifest": Path.unlink,
     **{
         name: edited(**{name: "0"})
-        for name in ("version", "torch", "numpy", "model code", "initial parameters")
+        for name in (
+            *("version", "share of delta in progress", "torch", "numpy"),
+            *("model code", "initial parameters"),
+        )
     },
 }
 

@@ -101,6 +101,18 @@ def test_both_hockey_sticks_are_those_of_clients_at_a_distance(distance):
             assert bound(step, distance, u) == pytest.approx(exact, rel=3e-3)
 
 
+@pytest.mark.parametrize("noise", [0.15, 0.4, 1.0, 5.0])
+@pytest.mark.parametrize("rate", [0.01, 0.5, 0.9])
+def test_an_integral_has_enough_points(rate, noise, monkeypatch):
+    step = FixedStep(rate, noise)
+    u = np.exp(np.linspace(0.01, 0.9, 7) * step.largest_loss())
+    distances = (0.5, 1.2, 1.66, 1.848, 1.99)
+    found = [fixed_step._alike(step, distance, u) for distance in distances]
+    monkeypatch.setattr(fixed_step, "COARSEST", 1e-3)
+    exact = [fixed_step._alike(step, distance, u) for distance in distances]
+    assert np.array(found) == pytest.approx(np.array(exact), rel=2e-7, abs=1e-16)
+
+
 def test_where_clients_are_further_apart_one_direction_costs_more_and_the_other_less():
     step, u = FixedStep(0.1, 1.5), np.exp(np.linspace(0.0, 3.0, 31))
     apart = np.array([fixed_step._apart(step, d, u) for d in np.linspace(0.1, 2.0, 20)])

@@ -115,13 +115,17 @@ def _tightened(
     (low, above), (high, below) = sorted([(at, value), (at + stride, following)])
     if low <= least:
         return math.exp(high)
-    while high - low > TOLERANCE:  # false position (Illinois): the end that stays counts half
+    last = 0.0
+    while high - low > TOLERANCE:  # false position (Illinois): an end that stays twice counts half
         middle = (low * below - high * above) / (below - above)
         middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)
-        if (value := excess(middle)) > 0.0:
-            low, above, below = middle, value, below / 2.0
+        value = excess(middle)
+        halved = 0.5 if last * value > 0.0 else 1.0
+        if value > 0.0:
+            low, above, below = middle, value, below * halved
         else:
-            high, above, below = middle, above / 2.0, value
+            high, above, below = middle, above * halved, value
+        last = value
     return math.exp(high)
 
 

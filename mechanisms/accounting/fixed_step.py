@@ -35,8 +35,9 @@ REACH = 8.5
 PASSES = 30
 """Of Newton's method, of which a few are enough."""
 COARSEST = 0.5
-"""Of the points of an integral over a normal variable, and no further apart than the width in which
-it changes: the trapezoidal rule is right to 1e-8 with them."""
+"""Space between the points of an integral over a normal variable at most. They are no further apart
+than the width in which a bend of the integrand is smooth, nor than a quarter of that in which one
+likelihood ratio takes over from the other: the trapezoidal rule is right to 1e-7 with them."""
 
 
 class FixedStep(NamedTuple):
@@ -120,7 +121,7 @@ def _alike(step: FixedStep, distance: float, u: Floats) -> Floats:
     """``H_u(Q, P)`` of unit vectors of distance D < 2: an integral along the difference of both."""
     q, s = step
     across, along = 0.5 * distance, math.sqrt(1.0 - 0.25 * distance**2)
-    steps = math.ceil(9.0 * max(1.0 / COARSEST, across / along))
+    steps = math.ceil(9.0 * max(1.0 / COARSEST, across / along, 4.0 * across / s))
     g = np.linspace(-9.0, 9.0, 2 * steps + 1)
     weights = np.exp(-0.5 * g**2)
     others, record = (one[..., None] for one in _weights(step, u))

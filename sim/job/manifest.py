@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mechanisms import durable
+from mechanisms.accounting.accountant import IN_PROGRESS
 from mechanisms.journal import start
 from mechanisms.plugins import source
 from server import labels
@@ -61,6 +62,7 @@ def _began(job: Job) -> dict[str, Any]:
     code = "\n".join(dict.fromkeys(_sources(job.model)))
     return {
         "version": version(),
+        "share of delta in progress": IN_PROGRESS,
         "python": ".".join(map(str, sys.version_info[:2])),
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -129,7 +129,9 @@ def _ways(several: Mapping[events.Event, Step], charges: Charges) -> Iterator[St
 
 def _least(step: Step) -> Law:
     """What somebody reaches in each of many steps."""
-    return FixedTest(step) if isinstance(step, Trial) else Opposite(*step)
+    if isinstance(step, Trial):
+        return FixedTest(step)
+    return Opposite(step.rate * (1.0 - 1e-15), step.noise)  # at most what was rounded up
 
 
 def _deviation(event: events.Event, step: Step) -> float:

@@ -133,8 +133,8 @@ def _alike(step: Replaced, distance: float, k: Floats) -> Floats:
     turn = shares[0] * tilts[0] - shares[1] * tilts[1]
     least = 2.0 * np.sqrt(shares[0] * shares[1]) * math.exp(-(across**2) / 2.0)
     low = np.where((turn[:, :-1] < 0.0) & (turn[:, 1:] > 0.0), np.minimum(least, low), low)
-    mass = np.diff(ndtr(edges))
-    means = [np.diff(ndtr(edges - side * across)) for side in (1.0, -1.0)]
+    mass = _between(edges)
+    means = [_between(edges - side * across) for side in (1.0, -1.0)]
     mean = shares[0] * means[0] + shares[1] * means[1]
     gap = high - low
     upper = np.divide(mean - low * mass, gap, out=np.zeros_like(gap), where=gap > LOST * high)
@@ -142,6 +142,12 @@ def _alike(step: Replaced, distance: float, k: Floats) -> Floats:
     worth = (mass - upper) * _kept(low, along) + upper * _kept(high, along)
     rest = 2.0 * float(ndtr(-ENDS))
     return np.asarray(q * (worth.sum(axis=1) + rest))
+
+
+def _between(edges: Floats) -> Floats:
+    """Masses of a normal variable between neighbours; small ones on either side keep digits."""
+    up, down = np.diff(ndtr(edges)), -np.diff(ndtr(-edges))
+    return np.where(edges[:-1] < 0.0, up, down)
 
 
 def _kept(z: Floats, a: float) -> Floats:
