@@ -45,6 +45,7 @@ class Budgets:
         self.taken = taken.copy()
         self._histories: list[Charges] = []
         self._numbers: dict[frozenset[tuple[Event, int]], int] = {}
+        self._able: np.ndarray | None = None
         self._history = np.full(len(plans.which), self._number({}))
         for client, charges in spent.items():
             self._history[client] = self._number(payable(charges))
@@ -71,13 +72,19 @@ class Budgets:
         after, place = self._after_a_round(lambda plan, nth: plan.round_charges(nth))
         numbers = np.array([self._number(charges) for charges in after])
         self._history[clients] = numbers[place[clients]]
+        self.count(clients)
+
+    def count(self, clients: np.ndarray) -> None:
+        """Note that these clients (int64, distinct) have finished a round, paid for or not yet."""
         self.taken[clients] += 1
+        self._able = None
 
     def add(self, clients: np.ndarray, charges: Charges) -> None:
         """Note what these clients (int64, distinct) have paid beyond the plan of their round."""
         used, place = np.unique(self._history[clients], return_inverse=True)
         numbers = np.array([self._number(merge(self._histories[h], charges)) for h in used])
         self._history[clients] = numbers[place]
+        self._able = None
 
     def check(self, spent: Mapping[int, Mapping[Event, int]]) -> None:
         """Compare what was noted with what the ledger's files say: charges by client.
@@ -94,12 +101,14 @@ class Budgets:
 
     def eligible(self) -> np.ndarray:
         """Bool ``[clients]``: whether the client's next round stays within the target."""
-        after, place = self._after_a_round(most)
-        precompute(after, self._column)
-        terms = self._delta, self._column
-        kinds, where = kinds_of(place, self._target_of)
-        able = [within(after[n], self._targets[t], *terms) for n, t in kinds]
-        return np.array(able, dtype=bool)[where]
+        if self._able is None:
+            after, place = self._after_a_round(most)
+            precompute(after, self._column)
+            terms = self._delta, self._column
+            kinds, where = kinds_of(place, self._target_of)
+            able = [within(after[n], self._targets[t], *terms) for n, t in kinds]
+            self._able = np.array(able, dtype=bool)[where]
+        return self._able.copy()
 
     def epsilons(self, column: str) -> np.ndarray:
         """Float64 ``[clients]``: epsilon spent so far, ``certified`` or ``published``."""

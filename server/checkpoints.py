@@ -51,14 +51,16 @@ class Checkpoints:
     """The folder of checkpoints; the newest ``keep`` are kept."""
 
     def __init__(self, folder: Path, keep: int):
-        self._folder, self._keep = folder, keep
+        self._folder, self._keep, self._made = folder, keep, False
 
     def save(self, checkpoint: Checkpoint, beside: Mapping[str, Any]) -> None:
         """Write a checkpoint, then remove those that are too old.
 
         ``beside`` is what its label says of other files (`server.store.Store.save`).
         """
-        durable.make_folder(self._folder)
+        if not self._made:
+            durable.make_folder(self._folder)
+            self._made = True
         tensors = {"params": checkpoint.params, "taken": checkpoint.taken}
         tensors |= {f"{STATE}{name}": value for name, value in checkpoint.state.items()}
         tensors |= {f"{FLIGHT}{name}": value for name, value in checkpoint.flight.items()}

@@ -125,7 +125,7 @@ def _train(
     eligible = _eligible(federation, budgets, number)
     for upload in finished:
         eligible[federation.group_of == upload.group] = False
-        budgets.taken[upload.clients] += 1
+        budgets.count(upload.clients)
     answered = sum(len(upload.clients) for upload in finished)
     wanted = asked(federation.fraction, federation.clients) - answered
     clients = (

@@ -258,3 +258,17 @@ def test_a_ledger_that_says_something_else_of_any_client_is_noticed():
         for told in (rest, rest | {client: {}}, rest | {client: planned(plan, 3)}):
             with pytest.raises(ValueError, match=f"something else of client {client} "):
                 now.check(told)
+
+
+def test_who_may_go_on_is_known_until_something_is_noted():
+    """And whoever asks may change the answer."""
+    now = budgets(A, DECAY, target=cost(A, 1))
+    now.eligible()[:] = False
+    assert now.eligible().all()
+    now.add(np.array([0]), planned(A, 1))
+    assert now.eligible().tolist() == [False, True]
+    now = budgets(DECAY, target=cost(DECAY, 2))  # its second round costs more than its first one
+    assert now.eligible().all()
+    for _ in range(3):
+        now.count(np.array([0]))
+    assert not now.eligible().any()
