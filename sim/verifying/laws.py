@@ -132,7 +132,12 @@ def _best(choices: list[Choice]) -> Case:
     between = zip([0.0, *points], [*points, 2.0 * max(points, default=1.0)], strict=True)
     middles = [(low + high) / 2.0 for low, high in between]
     best = [max(choices, key=lambda one: float(one[0] * u - one[1])) for u in middles]
-    return list(zip(best, [*ends, None], strict=True))
+    found = list(zip(best, [*ends, None], strict=True))
+    return [
+        one
+        for one, after in itertools.zip_longest(found, found[1:])
+        if not after or after[0] is not one[0]
+    ]
 
 
 class Mixed(NamedTuple):
