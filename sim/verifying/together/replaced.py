@@ -82,9 +82,8 @@ class Worst:
                 worth = float((here @ curve.weights).max())
                 worth += float(np.maximum(0.0, -np.expm1(moved)) @ curve.weights)
             else:  # all of them are those of one direction
-                far = _alike(self.step, 0.0, np.exp(moved)) if self.turned else None
-                far = _apart(self.step, 2.0, np.exp(moved)) if far is None else far
-                worth = float(far @ curve.weights)
+                far, distance = (_alike, 0.0) if self.turned else (_apart, 2.0)
+                worth = float(far(self.step, distance, np.exp(moved)) @ curve.weights)
             found.append(worth * (1.0 + LOST))
         return np.array(found)
 
