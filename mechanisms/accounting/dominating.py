@@ -9,7 +9,8 @@ A tested step (`Acceptance`) with proposals P, Q and probabilities of acceptance
 ``P a`` and the bit. By joint convexity the sampled Gaussian is the worst proposal, and a hockey
 stick is convex in (a, a'), so that at each point a corner is the worst: the expectation of the
 largest of a few lines in the likelihood ratio (`profile.largest`). Many such steps are also taken
-together, and those with hidden rejections only so (`smoothing`).
+together, and those with hidden rejections only so (`smoothing`); so are many batches of a fixed
+size.
 """
 
 import functools
@@ -32,7 +33,7 @@ MAX_TOGETHER = 4
 """Most kinds of steps that are taken together, the most frequent ones: each takes tenths of a
 second, and pays for a noise of its own."""
 ORDER = 1.25
-"""Renyi order that the spread of a tested step's losses is estimated from."""
+"""Renyi order that the spread of a step's losses is estimated from."""
 
 
 def each(

@@ -24,7 +24,7 @@ BITS = 192
 FINENESS = (0.0125, 0.006, 0.003)
 """Spacings that are tried, in standard deviations of a step's loss."""
 WIDTHS = (2.0, 3.0, 1.5)
-"""Noise that is tried beside tested steps, in standard deviations of a step's loss."""
+"""Noise that is tried beside many steps, in standard deviations of a step's loss."""
 NEARLY = 1.01
 """How many times what is printed a bound is at most for a smaller spacing to be tried."""
 NEAR_ONE = 1.25
@@ -107,7 +107,7 @@ def _steps(charges: Charges) -> Steps:
 
 
 def _ways(several: Mapping[events.Event, Step], charges: Charges) -> Iterator[Steps]:
-    """Laws that dominate tested steps: those of each kind together, for some widths of the noise
+    """Laws that dominate many steps: those of each kind together, for some widths of the noise
     beside them; or the fewest of the visible kinds by themselves."""
     hidden = [event for event, step in several.items() if step.hidden]
     visible = sorted((one for one in several if one not in hidden), key=lambda one: -charges[one])

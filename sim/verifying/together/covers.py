@@ -1,8 +1,8 @@
-"""Many tested steps as one law each, beside one law of a little noise.
+"""Many steps as one law each, beside one law of a little noise.
 
 S, T and R map convex homogeneous functions W(u, v) of an output's densities to what they may be
 before a release: S and R those with a law, ``S W = sum of W(u P(z), v Q(z))`` over its losses z, T
-a step with the worst test (`trials`). If
+a step with the worst test (`trials`) or the worst client (`replaced`). If
 
     T R W <= S R W  for  W(u, v) = max(0, u - v),
 
