@@ -90,8 +90,20 @@ def test_without_noise_every_channel_ends_at_mean_0_and_variance_1(tmp_path):
         assert np.allclose(scaled, by_hand, atol=1e-5)
 
 
-def test_a_variance_that_noise_has_made_negative_is_kept_above_zero():
-    assert (statistics(np.array([3.0, 0.0, 1.0, -5.0]), 2.0)["scale"] > 0).all()
+def test_no_channel_is_blown_up_by_the_noise_in_its_variance():
+    """CIFAR-10's scattering features: divided by the root of such a variance, linear models lost 6
+    points of accuracy."""
+    small = statistics(np.array([3.0, 0.0, 1.0, -5.0]), 2.0, 0.5)["scale"]
+    assert np.allclose(small, [math.sqrt(0.25), math.sqrt(0.25)])
+    known = statistics(np.array([0.0, 18.0]), 2.0, 0.5)["scale"]
+    assert np.allclose(known, math.sqrt(9.25))
+    assert np.allclose(statistics(np.array([1.0, 0.5]), 2.0, 0.0)["scale"], math.sqrt(1e-6))
+
+
+def test_the_scale_knows_how_much_noise_is_in_the_clients_mean(tmp_path):
+    """Six clients of 50 records: where noise drowns everything, its standard deviation is left."""
+    _, found = run(tmp_path, standardize_noise=1e4, standardize_clip=0.5)
+    assert np.allclose(found["scale"] ** 2, 1e4 * 0.5 / (50 * math.sqrt(6)))
 
 
 @pytest.mark.parametrize(

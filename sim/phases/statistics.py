@@ -35,7 +35,7 @@ from sim.phases.phase import (
 
 NAME, FILE = "statistics", "statistics.safetensors"
 MIN_VARIANCE = 1e-6
-"""Floor for a channel's variance; noise can make the estimate negative."""
+"""Added to a channel's variance, at least: of a constant one nothing is left."""
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
@@ -51,7 +51,10 @@ def federation(job: Job, run_dir: Path) -> Federation:
     """One round, whose releases become a mean and a scale for each channel."""
 
     def write(uploads: Sequence[Upload]) -> None:
-        write_result(run_dir / FILE, statistics(*mean_sums(job, uploads)))
+        mean, records = mean_sums(job, uploads)
+        clients = sum(len(upload.clients) for upload in uploads)
+        noise = cast(SharingPlan, job.plans_of[NAME].plans[0]).noise_std / math.sqrt(clients)
+        write_result(run_dir / FILE, statistics(mean, records, noise))
 
     return release(job, NAME, np.zeros(0, np.float32), collect=write)
 
@@ -69,10 +72,20 @@ def channel_moments(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows.mean(dim=2), rows.square().mean(dim=2)], dim=1)
 
 
-def statistics(mean: np.ndarray, records: float) -> dict[str, np.ndarray]:
-    """Mean and scale of each channel, from the clients' mean sum ``[2 C]`` and mean size."""
+def statistics(mean: np.ndarray, records: float, noise: float) -> dict[str, np.ndarray]:
+    """Mean and scale of each channel, from the clients' mean sum ``[2 C]`` and mean size.
+
+    A scale is the root of the estimated variance plus the standard deviation of its mean square's
+    noise. Half of CIFAR-10's scattering channels vary less than their noise does: divided by the
+    root of the variance alone, which may come out as nearly 0, they would outshout all others.
+
+    Args:
+        mean: sums of `channel_moments`, mean over the clients.
+        records: mean number of a client's records.
+        noise: standard deviation of the noise in each coordinate of ``mean``.
+    """
     first, second = (mean / records).reshape(2, -1)
-    variance = np.maximum(second - first**2, MIN_VARIANCE)
+    variance = np.maximum(second - first**2, 0) + max(noise / records, MIN_VARIANCE)
     return {"mean": first.astype(np.float32), "scale": np.sqrt(variance).astype(np.float32)}
 
 
