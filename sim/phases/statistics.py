@@ -98,7 +98,9 @@ def standardized(job: Job, run_dir: Path) -> Job:
 
     def scaled(x: np.ndarray) -> np.ndarray:
         shape = (1, -1, *[1] * (x.ndim - 2))
-        return (x - of_channels["mean"].reshape(shape)) / of_channels["scale"].reshape(shape)
+        centred = x - of_channels["mean"].reshape(shape)
+        centred /= of_channels["scale"].reshape(shape)  # in place: features may be gigabytes
+        return centred
 
     dataset = replace(job.dataset, x=scaled(job.dataset.x), x_test=scaled(job.dataset.x_test))
     holdout = None if job.holdout is None else (scaled(job.holdout[0]), job.holdout[1])
