@@ -6,8 +6,10 @@ CHUNK_ENTRIES = 2**24
 """Maximum tensor entries of the step of a chunk's clients on a CPU."""
 MIN_CLIENTS = 5
 """Minimum clients of a chunk under the bound on a step: each chunk has a fixed cost."""
-SMALL_CLIENTS = 50
-"""Minimum clients of a chunk where a client's step is small, as long as there are so many."""
+SMALL_CLIENTS, MANY_CLIENTS = 100, 500
+"""Minimum and maximum clients of a chunk where a client's step is small, if there are so many."""
+CHUNKS = 8
+"""Chunks of a round: several workers need several, and in fewer, clients are less alike in size."""
 CACHED_ENTRIES = 2**21
 """Maximum parameters of a chunk's clients on a CPU; more evict each other from the cache."""
 ROWS = 24
@@ -27,7 +29,7 @@ def chunk_width(clients: int, fraction: float, parameters: int, entries: int) ->
     convolutions) or parameters fill the cache: more clients would only be padded to the largest. A
     rule rather than a trial run, so that it is the same on every machine.
     """
-    wanted = min(max(SMALL_CLIENTS, int(fraction * clients) // 40), 250)
+    wanted = min(max(SMALL_CLIENTS, int(fraction * clients) // CHUNKS), MANY_CLIENTS)
     filling = max(MIN_CLIENTS, CHUNK_ENTRIES // max(entries, 1))
     together = max(1, min(wanted, filling, CACHED_ENTRIES // parameters))
     return together if together <= MIN_CLIENTS else _width(together, fraction)
@@ -42,7 +44,7 @@ def device_width(clients: int, fraction: float, parameters: int, entries: int, m
     several chunks.
     """
     needed = 4 * (ROWS * parameters + 2 * entries)
-    wanted = min(max(25, int(fraction * clients) // 8), MAX_CLIENTS)
+    wanted = min(max(25, int(fraction * clients) // CHUNKS), MAX_CLIENTS)
     return _width(max(1, min(wanted, memory // MEMORY_SHARE // needed)), fraction)
 
 
