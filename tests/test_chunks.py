@@ -53,8 +53,9 @@ def test_small_clients_are_many_and_large_ones_few():
     """Kills a rule that ignores the work of a client, and one that has no bounds."""
     widths = [chunk_width(n, 1.0, 1_000, 1_000) for n in (100, 2_000, 4_000, 100_000)]
     assert widths == [100, 250, 500, 500]
-    assert [chunk_width(100, 1.0, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [100, 16, 8, 5, 5]
+    assert [chunk_width(100, 1.0, 1_000, 2**n) for n in (10, 20, 21, 22, 30)] == [100, 15, 8, 5, 5]
     assert [chunk_width(100, 1.0, 2**n, 1_000) for n in (10, 18, 20, 21, 30)] == [100, 8, 2, 1, 1]
+    assert chunk_width(100, 1.0, 25_000, 1_000) == 50  # of which 83 would fit
     widths = [chunk_width(100_000, 1.0, 10, entries) for entries in range(0, 10**8, 10**5)]
     assert all(wider >= narrower for wider, narrower in itertools.pairwise(widths))
 
@@ -63,7 +64,7 @@ def test_a_chunk_has_as_many_small_clients_of_a_round_however_few_are_picked():
     """Those of a round are computed together; large ones are padded to each other in vain."""
     widths = [chunk_width(10_000, share, 1_000, 1_000) for share in (1.0, 0.5, 0.2, 0.02)]
     assert widths == [500, 1_000, 1_250, 5_000]
-    assert [chunk_width(100, 0.1, 1_000, 2**n) for n in (10, 21, 22)] == [1_000, 80, 5]
+    assert [chunk_width(100, 0.1, 1_000, 2**n) for n in (10, 21, 22)] == [100, 50, 5]
     widths = [device_width(10_000, share, 10**6, 0, 2**37) for share in (1.0, 0.5, 0.05, 1e-3)]
     assert widths == [357, 714, 1_240, 25_000]
 
@@ -71,7 +72,7 @@ def test_a_chunk_has_as_many_small_clients_of_a_round_however_few_are_picked():
 def test_the_choice_is_that_of_model_and_sizes_and_is_written_down(tmp_path):
     light = built(tmp_path, model="linear")
     heavy = built(tmp_path, side=64, model="tests.test_chunks:Heavy")
-    assert (light.config.run.chunk_clients, heavy.config.run.chunk_clients) == (100, 5)
+    assert (light.config.run.chunk_clients, heavy.config.run.chunk_clients) == (40, 5)
     assert {len(chunk) for chunks in heavy.groups for chunk in chunks} == {5}
 
 
@@ -105,7 +106,7 @@ def test_a_gpu_takes_as_many_clients_as_its_memory_has_room_for_and_an_eighth_of
 def test_on_a_gpu_the_width_follows_its_memory_and_the_clients_batches(tmp_path, monkeypatch):
     """The bounds on a step of a CPU are those of its cache."""
     job, asked = built(tmp_path, sample_rate=0.5, fraction=0.25), []
-    assert building.clients_at_a_time(job) == 400
+    assert building.clients_at_a_time(job) == 40
     properties = SimpleNamespace(total_memory=150_754_820_096)
     monkeypatch.setattr("sim.job.job.device_of", lambda config: META)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -117,7 +118,9 @@ def test_on_a_gpu_the_width_follows_its_memory_and_the_clients_batches(tmp_path,
 def test_clients_who_all_train_a_generator_are_not_taken_for_a_part(tmp_path):
     distilled = {"strategy": "fedfed", "shared_source": "distilled", "distill_rounds": 1}
     widths = [
-        building.clients_at_a_time(built(tmp_path, fraction=0.25, **given))
+        building.clients_at_a_time(
+            built(tmp_path, records=800, clients=400, fraction=0.25, **given)
+        )
         for given in ({}, distilled, {"standardize": "private"})
     ]
     assert widths == [400, 100, 400]

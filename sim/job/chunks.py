@@ -1,5 +1,7 @@
 """Divides clients into chunks and groups by their sizes alone, the same on every machine."""
 
+import math
+
 import numpy as np
 
 CHUNK_ENTRIES = 2**24
@@ -32,7 +34,8 @@ def chunk_width(clients: int, fraction: float, parameters: int, entries: int) ->
     wanted = min(max(SMALL_CLIENTS, int(fraction * clients) // CHUNKS), MANY_CLIENTS)
     filling = max(MIN_CLIENTS, CHUNK_ENTRIES // max(entries, 1))
     together = max(1, min(wanted, filling, CACHED_ENTRIES // parameters))
-    return together if together <= MIN_CLIENTS else _width(together, fraction)
+    most = together if together <= MIN_CLIENTS else _width(together, fraction)
+    return math.ceil(clients / math.ceil(clients / most))  # no chunk with a small rest
 
 
 def device_width(clients: int, fraction: float, parameters: int, entries: int, memory: int) -> int:
