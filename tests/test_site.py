@@ -36,6 +36,7 @@ OTHERS = {
     "--only",
     "--write",
     "--serve",
+    "--heat-maps",
     "--head",
     "--version",
     "--help",

@@ -36,7 +36,7 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
     Raises:
         ValueError: one of them is no run directory, is damaged, or is given twice.
     """
-    runs = _by_label(run_dirs)
+    runs = by_label(run_dirs)
     head = ("Run", "Score", "Certified epsilon", "Delta", "Protected unit", "Rounds", "Time")
     results = page.table(head, [_result(label, run) for label, run in runs.items()])
     notes = [page.paragraph(note) for note in _notes(list(runs.values()))]
@@ -54,8 +54,12 @@ def write_comparison(run_dirs: Sequence[Path], path: Path | None = None) -> Path
     return path
 
 
-def _by_label(run_dirs: Sequence[Path]) -> dict[str, Run]:
-    """The runs by the names of their folders, or by their paths if two have one name."""
+def by_label(run_dirs: Sequence[Path]) -> dict[str, Run]:
+    """The runs by the names of their folders, or by their paths if two have one name.
+
+    Raises:
+        ValueError: one of them is no run directory, is damaged, or is given twice.
+    """
     folders = [folder.resolve() for folder in run_dirs]
     for number, folder in enumerate(folders):
         if folder in folders[:number]:

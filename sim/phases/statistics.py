@@ -7,7 +7,7 @@ one variance per channel, by which all records are scaled, test records included
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -89,11 +89,15 @@ def statistics(mean: np.ndarray, records: float, noise: float) -> dict[str, np.n
     return {"mean": first.astype(np.float32), "scale": np.sqrt(variance).astype(np.float32)}
 
 
-def standardized(job: Job, run_dir: Path) -> Job:
-    """The job with all records scaled by the released statistics; unchanged if there are none."""
+def scaling(run_dir: Path) -> Callable[[np.ndarray], np.ndarray] | None:
+    """What scales records ``[M, C, ...]`` by the released statistics; None if there are none.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     path = run_dir / FILE
     if not path.exists():
-        return job
+        return None
     _, of_channels = read(path)
 
     def scaled(x: np.ndarray) -> np.ndarray:
@@ -102,6 +106,14 @@ def standardized(job: Job, run_dir: Path) -> Job:
         centred /= of_channels["scale"].reshape(shape)  # in place: features may be gigabytes
         return centred
 
+    return scaled
+
+
+def standardized(job: Job, run_dir: Path) -> Job:
+    """The job with all records scaled by the released statistics; unchanged if there are none."""
+    scaled = scaling(run_dir)
+    if scaled is None:
+        return job
     dataset = replace(job.dataset, x=scaled(job.dataset.x), x_test=scaled(job.dataset.x_test))
     holdout = None if job.holdout is None else (scaled(job.holdout[0]), job.holdout[1])
     held = None if job.held is None else replace(job.held, x=scaled(job.held.x))
