@@ -54,16 +54,18 @@ def picture(found: dict[str, list[float]]) -> Figure:
     """A panel for each data set: each bar hangs between the height before and its own."""
     with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "waterfall"}):
         figure = Figure(figsize=(8, 2.4 * len(found)), layout="constrained")
-        for axes, (row, heights) in zip(figure.subplots(len(found), squeeze=False), found.items()):
-            for at, (height, before) in enumerate(zip(heights, [heights[0], *heights], strict=False)):
+        panels = figure.subplots(len(found), squeeze=False)[:, 0]
+        for axes, (row, heights) in zip(panels, found.items(), strict=True):
+            befores = [heights[0], *heights[:-1]]
+            for at, (height, before) in enumerate(zip(heights, befores, strict=True)):
                 whole = at in (0, len(heights) - 1)
                 low = min(heights) - 0.3 if whole else min(height, before)
                 colour = "#2b6cb0" if whole else "#c05621" if height < before else "#2f855a"
-                axes[0].barh(at, max(height, before) - low, left=low, color=colour)
-                axes[0].text(max(height, before), at, f" {height:.2f}", va="center")
-            axes[0].set(yticks=range(len(BARS)), yticklabels=BARS, title=row)
-            axes[0].set(xlabel="accuracy, %", xlim=(min(heights) - 0.3, max(heights) + 0.25))
-            axes[0].invert_yaxis()
+                axes.barh(at, max(height, before) - low, left=low, color=colour)
+                axes.text(max(height, before), at, f" {height:.2f}", va="center")
+            axes.set(yticks=range(len(BARS)), yticklabels=BARS, title=row)
+            axes.set(xlabel="accuracy, %", xlim=(min(heights) - 0.3, max(heights) + 0.25))
+            axes.invert_yaxis()
         return figure
 
 

@@ -321,7 +321,7 @@ def refused(runs, tmp_path) -> dict[str, str]:
         (["open", "--heat-maps=0"], "--heat-maps is 0: give a number of records in 1 .. 100"),
         (["open", "--heat-maps=101"], "--heat-maps is 101: give a number of records in 1 .. 100"),
         (["open", "--heat-maps=x"], "argument --heat-maps: invalid int value: 'x'"),
-        (["open", "--heat-maps=2", "--serve=0"], "--serve is 0, and --heat-maps is 2"),
+        (["missing", "--heat-maps=2", "--serve=0"], "--serve is 0, and --heat-maps is 2"),
         (["open", "open", "--heat-maps=2"], "is given twice"),
         (["flat", "--heat-maps=2"], "model is linear in {flat}: Sequential has no Conv2d layer"),
         (["open", "flat", "--heat-maps=2"], "model is linear in {flat}"),

@@ -115,7 +115,7 @@ def _records(run: Run) -> tuple[Dataset, np.ndarray]:
     data = run.config.data
     dataset = datasets.load(data.dataset, data.data_dir, settings=data)
     shape = dataset.x.shape[1:]
-    if dataset.words or len(shape) != 3 or shape[0] not in CHANNELS:
+    if len(shape) != 3 or shape[0] not in CHANNELS:
         raise ValueError(
             f"dataset is {data.dataset}, whose records have shape {shape}, and heat maps lie over "
             "images (C, H, W) of 1 or 3 channels: give runs on images"
