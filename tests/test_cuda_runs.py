@@ -307,4 +307,4 @@ def test_chunks_are_as_wide_as_the_device(device):
     config, jobs = needed("sim.config.configuration", "sim.phases.build")
     given = {"clients": 640, "device": device.type, "model": "mlp", "sample_rate": 1.0}
     found = jobs.build(config.load(None, given)).config.run.chunk_clients
-    assert found == (50 if device.type == "cpu" else 80)
+    assert found == (92 if device.type == "cpu" else 80)

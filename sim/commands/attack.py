@@ -113,7 +113,7 @@ def _refuse_what_trains_otherwise(config: Config) -> None:
         if is_set:
             raise ValueError(
                 f"{flag} has no effect here: models to attack are trained in one seeded round, "
-                "without a phase before it; leave it out"
+                "without a phase before it; leave it out, or override a preset that has it"
             )
 
 
