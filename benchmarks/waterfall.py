@@ -59,10 +59,10 @@ def picture(found: dict[str, list[float]]) -> Figure:
             befores = [heights[0], *heights[:-1]]
             for at, (height, before) in enumerate(zip(heights, befores, strict=True)):
                 whole = at in (0, len(heights) - 1)
-                low = min(heights) - 0.3 if whole else min(height, before)
+                low, high = sorted((min(heights) - 0.3 if whole else before, height))
                 colour = "#2b6cb0" if whole else "#c05621" if height < before else "#2f855a"
-                axes.barh(at, max(height, before) - low, left=low, color=colour)
-                axes.text(max(height, before), at, f" {height:.2f}", va="center")
+                axes.barh(at, high - low, left=low, color=colour)
+                axes.text(high, at, f" {height:.2f}", va="center")
             axes.set(yticks=range(len(BARS)), yticklabels=BARS, title=row)
             axes.set(xlabel="accuracy, %", xlim=(min(heights) - 0.3, max(heights) + 0.25))
             axes.invert_yaxis()
