@@ -51,10 +51,19 @@ class Plan(DpsurPlan):
 
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "Plan":
-        """The plan of some terms with this noise multiplier."""
+        """The plan of some terms with this noise multiplier.
+
+        Raises:
+            ValueError: a setting of DPSUR is given that has no effect here.
+        """
         own = terms.own
         if not isinstance(own, Habits):
             raise ValueError(f"own = {own!r} must be the settings of DPSUR as coded; give those")
+        if unused := own.model_fields_set & {"dpsur_accounting", "dpsur_cap_share"}:
+            raise ValueError(
+                f"{min(unused)} has no effect on DPSUR as coded, which charges accepted steps as "
+                "the paper does and has no cap on rejections: leave it out"
+            )
         given = own.model_dump()
         habits = {name: given.pop(name) for name in Habits.__annotations__}
         plain = DpsurPlan.of(replace(terms, own=Dpsur(**given)), noise)
@@ -68,9 +77,8 @@ class Plan(DpsurPlan):
 
 def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     """The state before the first trial, from the model ``params [P]``."""
-    return trials.start(cohort, params).remember(
-        loss=torch.full((len(cohort.plans),), FIRST_LOSS, dtype=torch.float64)
-    )
+    first = params.new_full((len(cohort.plans),), FIRST_LOSS, dtype=torch.float64)
+    return trials.start(cohort, params).remember(loss=first)
 
 
 def step(cohort: Cohort, state: LocalState) -> LocalState:

@@ -129,3 +129,11 @@ def test_a_run_ends_when_its_claim_does_and_says_that_nothing_is_proved(tmp_path
     summary = json.loads((tmp_path / "habits" / "summary.json").read_text())
     assert summary["epsilon_certified"] == [None] and 2 < summary["epsilon_published"][0] <= 3
     assert 0 < summary["rounds"] < 40 and "weighted by its probability" in summary["note"]
+
+
+@pytest.mark.parametrize("unused", ['dpsur_accounting = "visible"', "dpsur_cap_share = 0.2"])
+def test_what_has_no_effect_is_refused(tmp_path, unused):
+    words = ["--mechanism=mechanisms.as_coded:DPSUR", "--mechanism-settings", unused]
+    with pytest.raises(ValueError, match="has no effect on DPSUR as coded"):
+        central.command([*words, "--noise-multiplier=3", f"--out={tmp_path}"])
+    assert list(tmp_path.iterdir()) == []

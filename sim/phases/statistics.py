@@ -77,7 +77,7 @@ def statistics(mean: np.ndarray, records: float, noise: float) -> dict[str, np.n
 
     A scale is the root of the estimated variance plus the standard deviation of its mean square's
     noise. Half of CIFAR-10's scattering channels vary less than their noise does: divided by the
-    root of the variance alone, which may come out as nearly 0, they would outshout all others.
+    root of the variance alone, which may come out as nearly 0, they would drown out all others.
 
     Args:
         mean: sums of `channel_moments`, mean over the clients.
