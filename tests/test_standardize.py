@@ -90,6 +90,20 @@ def test_without_noise_every_channel_ends_at_mean_0_and_variance_1(tmp_path):
         assert np.allclose(scaled, by_hand, atol=1e-5)
 
 
+def test_a_process_has_one_scaled_copy_of_its_records(tmp_path):
+    """They may be gigabytes, and both the server and its nodes use them."""
+    built, _ = run(tmp_path)
+    first, again = (standardized(built, tmp_path / "run").dataset for _ in range(2))
+    assert first is again
+    _, other = run(tmp_path / "other", mechanism="none")
+    assert np.allclose(
+        standardized(built, tmp_path / "other" / "run").dataset.x * other["scale"][:, None, None],
+        X - other["mean"][:, None, None],
+        atol=1e-5,
+    )
+    assert np.array_equal(standardized(built, tmp_path / "run").dataset.x, first.x)
+
+
 def test_no_channel_is_blown_up_by_the_noise_in_its_variance():
     """CIFAR-10's scattering features: divided by the root of such a variance, linear models lost 6
     points of accuracy."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from client.tensors import read
 from mechanisms.plan import PlanTable
 from mechanisms.sharing import SharingPlan, Sum
 from server.federation import Federation
+from sim.data.dataset import Dataset
 from sim.job.job import Job
 from sim.phases.phase import (
     Costs,
@@ -36,6 +38,8 @@ from sim.phases.phase import (
 NAME, FILE = "statistics", "statistics.safetensors"
 MIN_VARIANCE = 1e-6
 """Added to a channel's variance, at least: of a constant one nothing is left."""
+_SCALED: WeakKeyDictionary[Dataset, tuple[bytes, Dataset]] = WeakKeyDictionary()
+"""By what a data set was scaled last, and the copy, of which all of a process use the same one."""
 
 
 def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
@@ -114,10 +118,13 @@ def standardized(job: Job, run_dir: Path) -> Job:
     scaled = scaling(run_dir)
     if scaled is None:
         return job
-    dataset = replace(job.dataset, x=scaled(job.dataset.x), x_test=scaled(job.dataset.x_test))
+    by, kept = (run_dir / FILE).read_bytes(), _SCALED.get(job.dataset)
+    if kept is None or kept[0] != by:
+        x, x_test = scaled(job.dataset.x), scaled(job.dataset.x_test)
+        kept = _SCALED[job.dataset] = by, replace(job.dataset, x=x, x_test=x_test)
     holdout = None if job.holdout is None else (scaled(job.holdout[0]), job.holdout[1])
     held = None if job.held is None else replace(job.held, x=scaled(job.held.x))
-    return replace(job, dataset=dataset, holdout=holdout, held=held)
+    return replace(job, dataset=kept[1], holdout=holdout, held=held)
 
 
 PHASE = Phase(NAME, lambda config: 1, plan, federation, node, result=FILE, apply=standardized)
