@@ -8,12 +8,13 @@
     none     `python -m sim.run --mechanism none`: the same without privacy
     dpsgd    the same under local DPSGD, for what privacy adds
 
-Whole commands in turns, each one process with one thread, or with ``--processes 2`` pfl's under
-`torchrun` and ours in Ray's two workers: two convolutions and a hidden layer
-(1,626,442 parameters), a local pass in 5 steps of 10 images (ours: of 10 expected) at rate 0.1, a
-plain mean at the server, a look at the test part every 10 rounds. Taken of each: the median seconds
-of a round that ends without such a look, and the CPU seconds of the whole process, which other work
-on the machine disturbs less; with Ray there are none, for its workers are nobody's children. Prints
+Whole commands in turns, each one process with one thread; with ``--processes 2`` pfl's under
+`torchrun` and ours in Ray's two workers; with ``--processes 0`` each as it starts by itself, pfl as
+one process with torch's own number of threads and ours by its default engine. Two convolutions and
+a hidden layer (1,626,442 parameters), a local pass in 5 steps of 10 images (ours: of 10 expected)
+at rate 0.1, a plain mean at the server, a look at the test part every 10 rounds. Taken of each: the
+median seconds of a round that ends without such a look, and of one process the CPU seconds of all
+of it, which other work on the machine disturbs less (Ray's workers are nobody's children). Prints
 JSON with the ratios pfl / ours.
 """
 
@@ -64,12 +65,11 @@ def write_records(path: Path, data_dir: str | None) -> None:
     np.savez(path, x=x, y=data.y, x_test=x_test, y_test=data.y_test)
 
 
-def cpu_seconds(command: list[str]) -> tuple[float, str]:
+def cpu_seconds(command: list[str], processes: int) -> tuple[float, str]:
     """CPU time of a command and its children, and what it prints."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
+    variables = os.environ | ({"OMP_NUM_THREADS": "1"} if processes else {})
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(
             f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}"
@@ -93,8 +93,9 @@ def run_pfl(python: str, processes: int, records: Path, rounds: int) -> dict:
         "benchmarks/peers/pfl_yardstick.py",
         f"--records={records}",
         f"--rounds={rounds}",
+        f"--threads={min(processes, 1)}",
     ]
-    cpu, output = cpu_seconds(command)
+    cpu, output = cpu_seconds(command, processes)
     report = json.loads(output.strip().splitlines()[-1])
     seconds = [s for n, s in enumerate(report["round_seconds"]) if n % 10]
     return {
@@ -107,11 +108,12 @@ def run_pfl(python: str, processes: int, records: Path, rounds: int) -> dict:
 
 def run_ours(side: str, processes: int, records: Path, rounds: int) -> dict:
     """One run of ours."""
-    engine = "--engine=inline" if processes == 1 else "--engine=ray", f"--workers={processes}"
+    engines = {0: (), 1: ("--engine=inline",)}
+    engine = engines.get(processes, ("--engine=ray", f"--workers={processes}"))
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sim.run", *FLAGS, *engine, *SIDES[side]]
         command += [f"--dataset={records}", f"--rounds={rounds}", f"--out={folder}", "--name=run"]
-        cpu, _ = cpu_seconds(command)
+        cpu, _ = cpu_seconds(command, processes)
         lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
     done = [json.loads(line) for line in lines]
     seconds = quiet_rounds([r["seconds"] for r in done])
@@ -128,7 +130,12 @@ def main() -> None:
     parser.add_argument(
         "--sides", nargs="+", choices=SIDES, default=list(SIDES), help="ours; pfl always runs"
     )
-    parser.add_argument("--processes", type=int, default=1, help="in which clients are trained")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="where clients are trained; 0: as each starts by itself",
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)

@@ -7,7 +7,8 @@ privacy or with its central one.
 
 Written as its own benchmark is (`benchmarks/image_classification/pytorch` of apple/pfl-research):
 `SimulatedBackend`, `FederatedAveraging`, `PyTorchModel` with SGD, local batches of 10 at rate 0.1
-for one epoch, users weighed alike, central evaluation every 10 rounds; one process with one thread.
+for one epoch, users weighed alike, central evaluation every 10 rounds; one process with one thread,
+or with ``--threads 0`` with as many as torch takes for itself.
 With ``--noise-multiplier`` users are protected by its `CentrallyAppliedPrivacyMechanism` around a
 `GaussianMechanism` made from its `PLDPrivacyAccountant`.
 
@@ -112,8 +113,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise-multiplier", type=float, help="none: without privacy")
     parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument("--threads", type=int, default=1, help="of torch; 0: its own choice")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     np.random.seed(arguments.seed)  # noqa: NPY002
     x, y, x_test, y_test = records(arguments.records)
