@@ -260,6 +260,26 @@ def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere
     assert command(tmp_path, *flags) == 0 and page.is_file()
 
 
+def test_the_page_of_the_project_has_all_its_recipes_whatever_is_asked_for(tmp_path, monkeypatch):
+    """A row of one recipe, by the papers' claim, once replaced the page by one of its own."""
+    project = tmp_path / "project"
+    own, page = project / "recipes", project / "docs" / "leaderboard.md"
+    own.mkdir(parents=True)
+    page.parent.mkdir()
+    monkeypatch.setattr(bench_flags, "PACKAGES", project)
+    monkeypatch.setattr("sim.benching.files.RECIPES", own)
+    for name in ("small", "other"):
+        path = finished(tmp_path, name)
+        assert command(tmp_path, str(path), "--seeds=4,7", "--hours=0") == 0
+        path.rename(own / path.name)
+    page.unlink()
+    flags = ("--rows=A", "--columns=3", "--seeds=4", "--hours=0", "--budget=published")
+    assert command(tmp_path, str(own / "small.toml"), *flags) == 0
+    text = page.read_text()
+    for name in ("small", "other"):  # of seeds 0 to 4, seed 4 is there
+        assert f"| {name} | certified | 4 | 4 | 0 |  |" in text
+
+
 def test_a_result_file_that_has_changed_is_read_again(tmp_path):
     path, file, found = finished(tmp_path), tmp_path / "kept.json", []
     run = plan(

@@ -8,7 +8,9 @@ from mechanisms import durable
 from sim.benching import leaderboard, table
 from sim.benching.runs import Run, plan
 from sim.benching.tries import Tries
+from sim.commands.bench import LEADERBOARD_SEEDS
 from sim.config.names import suggest
+from sim.config.papers import RECIPES
 from sim.config.recipe import Recipe, read
 
 
@@ -17,7 +19,7 @@ class Table:
 
     def __init__(self, recipe: Path, given: argparse.Namespace):
         self.recipe, self.stem = _chosen(read(recipe), given), recipe.stem
-        self._budget = given.budget
+        self.budget = given.budget
         self.path = given.out / f"{self.stem}-{given.budget}"
         settings = {"data_dir": given.data_dir} if given.data_dir else {}
 
@@ -43,7 +45,7 @@ class Table:
         """Write table and plot in their current state; returns whether all cells are complete."""
         from sim.showing import plots
 
-        recipe, plot, budget = self.recipe, self.recipe.plot, self._budget
+        recipe, plot, budget = self.recipe, self.recipe.plot, self.budget
         lines = table.lines(self.runs, self.faults)
         durable.make_folder(self.path.parent)
         durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
@@ -57,11 +59,22 @@ class Table:
         return all(line.complete for line in lines)
 
 
+def listed(given: argparse.Namespace, tables: Sequence[Table]) -> Sequence[Table]:
+    """What the leaderboard lists: these tables, or all that is kept of the project's recipes."""
+    if not given.project:
+        return tables
+    # trained runs are found by their result files alone: there are no run directories among these
+    whole = vars(given) | {"rows": None, "columns": None, "budget": "certified", "out": given.cells}
+    paths = {path.stem: path for path in (*RECIPES.glob("*.toml"), *given.recipes)}
+    every = argparse.Namespace(**whole | {"seeds": LEADERBOARD_SEEDS})
+    return [Table(paths[stem], every) for stem in sorted(paths)]
+
+
 def write_page(given: argparse.Namespace, tables: Sequence[Table]) -> None:
-    """Write the leaderboard if a page was requested."""
+    """Write the leaderboard of these tables if a page was requested."""
     if given.page is not None:
         known = [
-            leaderboard.Table(one.stem, given.budget, table.lines(one.runs, {})) for one in tables
+            leaderboard.Table(one.stem, one.budget, table.lines(one.runs, {})) for one in tables
         ]
         durable.write(given.page, leaderboard.page(known).encode())
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from sim.benching import lanes, queue
-from sim.benching.files import Table, write_page
+from sim.benching.files import Table, listed, write_page
 from sim.benching.runs import Run
 
 
@@ -19,7 +19,7 @@ def fill(given: argparse.Namespace) -> bool:
         raise ValueError(
             "two recipes have the same file name, under which their runs would be kept: rename one"
         )
-    of = {run: one for one in tables for run in one.runs}
+    of, page = {run: one for one in tables for run in one.runs}, listed(given, tables)
     for run in of:
         run.keep()
     outstanding = queue.ordered(list(of)) if given.end is not None else unfinished(list(of))
@@ -29,7 +29,7 @@ def fill(given: argparse.Namespace) -> bool:
             one.faults[run] = fault
         run.keep()
         one.write()
-        write_page(given, tables)
+        write_page(given, page)
         state = f"seed {run.seed}: {f'failed: {fault}' if fault else 'done'}"
         print(f"{number}/{len(outstanding)} {one.stem}: {run.cell.label}, {state}", flush=True)
     complete = [one.write() for one in tables]
@@ -37,7 +37,7 @@ def fill(given: argparse.Namespace) -> bool:
         print(f"\n{one.file('md').read_text()}\n{one.file('md')}, .csv, .svg")
         if one.tries is not None and one.write():
             print(f"\n{one.tries.verdict(one.runs)}")
-    write_page(given, tables)
+    write_page(given, page)
     return all(complete) or not (given.end is None or any(one.faults for one in tables))
 
 

@@ -14,6 +14,8 @@ from sim.config.papers import INSTALLED, PACKAGES, RECIPES
 
 MAX_HOURS = 8_760.0
 """A year; much longer waits overflow."""
+LEADERBOARD_SEEDS = range(5)
+"""Seeds of each cell of a leaderboard."""
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -69,7 +71,8 @@ def parser(program: str) -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
-    """The arguments by name, and ``end``: the `time.monotonic` until which runs start, or None.
+    """The arguments by name; ``end``: the `time.monotonic` until which runs start, or None; and
+    ``project``: whether the page is the project's own, of all its recipes.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -79,6 +82,7 @@ def parse(argv: Sequence[str], program: str) -> argparse.Namespace:
         raise ValueError(f"processes = {given.processes} must be at least 1: give --processes")
     if given.tries is not None:
         _check_tries(given)
+    given.project = False
     given.end = _completed(given)
     if given.page is not None:
         check_file(given.page, REPLACED)
@@ -109,11 +113,12 @@ def _completed(given: argparse.Namespace) -> float | None:
             f"hours = {given.hours:g} must be at least 0 and at most {MAX_HOURS:g}: give --hours"
         )
     if given.seeds is None:
-        given.seeds = [0] if wait is None else list(range(5))
+        given.seeds = [0] if wait is None else list(LEADERBOARD_SEEDS)
     if wait is None:
         return None
     checkout = RECIPES != INSTALLED
     page = PACKAGES / "docs" / "leaderboard.md" if checkout else given.out / "leaderboard.md"
+    given.project = checkout and given.page is None and given.cells is None
     given.page = given.page or (page if given.cells is None else None)
     given.cells = (
         given.cells or (PACKAGES / "benchmarks" / "results" if checkout else given.out) / "cells"
