@@ -44,37 +44,72 @@ def reviews(clients: int, records: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, 2, (clients, records), generator=generator)
 
 
-def test_the_recurrence_has_the_gradient_of_its_differences() -> None:
-    """Of all states and of c_T, by finite differences."""
-    generator = torch.Generator().manual_seed(2)
-    z, weight = (
-        torch.randn(s, generator=generator, dtype=torch.float64) for s in ((2, 4, 3, 8), (2, 8, 2))
-    )
-    assert torch.autograd.gradcheck(lambda z: recurrence(z, weight), z.requires_grad_())
+def inputs(
+    shape: tuple[int, int, int, int], ways: int, units: int, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Random x `[K, T, B, in]`, weight and bias of a recurrence, and the place of its gradient."""
+    generator, (clients, times, records, width) = torch.Generator().manual_seed(2), shape
+    gates = clients, ways, 4 * units
+    sizes = shape, (*gates, width + units), gates
+    drawn = [torch.randn(size, generator=generator, dtype=dtype) for size in sizes]
+    at = torch.zeros(clients, ways, times + 1, records, 4 * units, dtype=dtype)
+    return [drawn[0].requires_grad_(), at.requires_grad_(), *drawn[1:]]
 
 
-def test_the_recurrence_is_that_of_torch() -> None:
-    cells, x = (
-        nn.LSTM(3, 4, batch_first=True),
-        torch.randn(5, 6, 3, generator=torch.Generator().manual_seed(0)),
+@pytest.mark.parametrize("ways", [1, 2])
+def test_the_recurrence_has_the_gradient_of_its_differences(ways: int) -> None:
+    """Of all states, of h_T and of c_T, by finite differences."""
+    x, *rest = inputs((2, 4, 3, 2), ways, 2)
+    assert torch.autograd.gradcheck(lambda x: recurrence(x, *rest)[:3], x)
+
+
+def test_the_gradient_of_the_gates_is_that_of_inputs_that_enter_them_unchanged() -> None:
+    """And at last its sum over the steps."""
+    x, at, weight, bias = inputs((2, 4, 3, 8), 1, 2)
+    weight[..., :8] = torch.eye(8)
+    output, h, c, _ = recurrence(x, at, weight, bias)
+    loss = output.pow(3).sum() + h.sum() + c.square().sum()
+    of_x, of_at = torch.autograd.grad(loss, [x, at])
+    torch.testing.assert_close(of_at[:, 0, :-1], of_x)
+    torch.testing.assert_close(of_at[:, 0, -1], of_x.sum(1))
+
+
+@pytest.mark.parametrize("records", [5, 256])
+def test_the_recurrence_is_that_of_torch(records: int) -> None:
+    """Large batches are multiplied in parts."""
+    cells = nn.LSTM(32, 32, batch_first=True, bidirectional=True)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in cells.parameters():
+        nn.init.uniform_(parameter, -0.2, 0.2, generator)
+    x = torch.randn(records, 6, 32, generator=generator)
+
+    def both(*names: str) -> Tensor:
+        own = [[getattr(cells, name + end) for name in names] for end in ("_l0", "_l0_reverse")]
+        return torch.stack([torch.cat(one, -1) for one in own])[None]
+
+    weight = both("weight_ih", "weight_hh")
+    at = torch.zeros(1, 2, 7, records, 128)
+    bias = both("bias_ih") + both("bias_hh")
+    output, h, c, seen = recurrence(x.transpose(0, 1)[None], at, weight, bias)
+    expected, (last, memory) = cells(x)
+    torch.testing.assert_close(output[0].transpose(0, 1).flatten(2), expected)
+    torch.testing.assert_close(h[0], last)
+    torch.testing.assert_close(c[0], memory)
+    assert (
+        torch.equal(seen[0, 1, :, :, :32], x.transpose(0, 1).flip(0))
+        and not seen[:, :, 0, :, 32:].any()
     )
-    z = x @ cells.weight_ih_l0.T + cells.bias_ih_l0 + cells.bias_hh_l0
-    h, c = recurrence(z.transpose(0, 1).unsqueeze(0), cells.weight_hh_l0.unsqueeze(0))
-    expected, (_, last) = cells(x)
-    torch.testing.assert_close(h[0, 1:].transpose(0, 1), expected)
-    torch.testing.assert_close(c[0], last[0])
-    assert not h[:, 0].any()
+    assert torch.equal(seen[0, 0, 1:, :, 32:], output[0, :-1, :, 0])
 
 
 def test_the_recurrence_by_pytorch_is_that_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch computes it on a GPU."""
-    generator = torch.Generator().manual_seed(3)
-    z, weight = (torch.randn(s, generator=generator) for s in ((2, 5, 3, 16), (2, 16, 4)))
-    z.requires_grad_()
+    given = inputs((2, 5, 3, 6), 2, 4, torch.float32)
 
     def found() -> list[torch.Tensor]:
-        h, c = recurrence(z, weight)
-        return [h, c, *torch.autograd.grad(h.square().sum() + c.sum(), z)]
+        output, h, c, seen = recurrence(*given)
+        loss = output.square().sum() + h.sum() + c.sum()
+        return [output, h, c, seen, *torch.autograd.grad(loss, given[:2])]
 
     expected = found()
     monkeypatch.setattr("mechanisms.gradients.recurrence.TYPES", ())

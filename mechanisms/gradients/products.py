@@ -29,13 +29,18 @@ def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return result
 
 
-def small_products(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """As `products`, with rows of `left` in equal parts, small enough for a CPU's kernels for small
-    matrices, as far as parts have at least 16 rows."""
-    rows, size = left.shape[-2], left.shape[-2:].numel() * right.shape[-1]
+def parts_of(rows: int, size: int) -> int:
+    """Into how many equal parts of at least 16 rows to cut the rows of a product, so that a CPU's
+    kernels for small matrices take them; the right side has `size` entries."""
     parts = 1
-    while size / parts > small_product() and rows % (2 * parts) == 0 and rows // parts >= 32:
+    while rows * size / parts > small_product() and rows % (2 * parts) == 0 and rows // parts >= 32:
         parts *= 2
+    return parts
+
+
+def small_products(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """As `products`, with rows of `left` in parts."""
+    parts = parts_of(left.shape[-2], right.shape[-2:].numel())
     products(left.unflatten(-2, (parts, -1)), right.unsqueeze(-3), out.unflatten(-2, (parts, -1)))
 
 
