@@ -151,7 +151,8 @@ class Floats:
         """Float normal draws, whatever the bound; none where there is no noise."""
         if known(~(std > 0)):
             return total
-        return total + std[:, None] * streams.normal(purpose, total.shape[1]).to(std)
+        draws = streams.normal(purpose, total.shape[1]).to(std)
+        return draws.mul_(std[:, None]).add_(total)  # in place: a large model's row is slow to make
 
     def noised_from(self, source: Source, totals: Tensor, bound: float, std: float) -> Tensor:
         """Float64 normal draws; none where there is no noise.
