@@ -154,6 +154,27 @@ def test_the_plot_is_of_the_table_and_says_what_its_axes_are(tmp_path, figures, 
     assert ticks == ["3", "1"] if plot == "column" else len(ticks) > 2 and ticks != ["3", "1"]
 
 
+def test_boxes_have_an_axis_of_columns(tmp_path, figures):
+    assert command(tmp_path, str(finished(tmp_path, plot="boxes")), "--seeds=4,7") == 0
+    (axes,) = figures[-1].axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), len(axes.patches)) == ("noise", "accuracy", 4)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["3", "1"]
+
+
+def test_cells_run_in_this_process_unless_the_recipe_names_an_engine(tmp_path):
+    """Which changes no result: files of one engine count for the other."""
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE.format(plot="column"))
+    first = plan(read(path), tmp_path / "out", "certified", [0], {})
+    path.write_text(
+        path.read_text().replace('name = "1"', 'name = "1"\nsettings = {engine = "ray"}')
+    )
+    then = plan(read(path), tmp_path / "out", "certified", [0], {})
+    assert {run.config.run.engine for run in first} == {"inline"}
+    assert [run.config.run.engine for run in then] == ["inline", "ray"] * 2
+    assert [run.digest for run in first] == [run.digest for run in then]
+
+
 def test_rows_columns_and_seeds_are_those_that_were_asked_for(tmp_path, capsys):
     """What is not there is tried, and what was wrong with it is said; what is there is not tried
     again."""

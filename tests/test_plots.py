@@ -206,6 +206,23 @@ def test_lines_by_name_with_axes_and_ticks():
     assert plots.curves({}, "", "").axes[0].get_legend() is None
 
 
+def test_boxes_stand_side_by_side_around_their_column():
+    """Of 1 to 5 the middle half is 2 to 4, the median 3; whiskers reach the least and the largest
+    value. A single value is a line."""
+    lines = {"first": [(0, float(y)) for y in (5, 1, 4, 2, 3)], "second": [(0, 7.0), (1, 8.0)]}
+    (axes,) = plots.boxes(lines, "spent", "gained", ("a", "b")).axes
+    found = [box.get_path().get_extents() for box in axes.patches]
+    assert [(box.y0, box.y1) for box in found] == [(2, 4), (7, 7), (8, 8)]
+    assert [(box.x0 + box.x1) / 2 for box in found] == pytest.approx([-0.2, 0.2, 1.2])
+    drawn = {tuple(float(y) for y in line.get_ydata()) for line in axes.lines}
+    assert {(3, 3), (4, 5), (2, 1)} <= drawn
+    assert list(legend(axes)) == ["first", "second"]
+    assert len({patch.get_facecolor() for patch in axes.patches}) == 2
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("spent", "gained")
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["a", "b"]
+    assert plots.boxes({}, "", "", ()).axes[0].get_legend() is None
+
+
 def test_a_line_of_few_points_has_markers():
     """Else a single point, as of one round or of one cell, could not be seen."""
     for points, marked in ((1, True), (20, True), (21, False)):
@@ -360,6 +377,7 @@ def test_text_in_a_picture_is_text_and_never_small():
         plots.partition(unequal.COUNTS),
         plots.sheet(np.zeros((3, 1, 4, 4)), np.arange(3)),
         plots.curves({"a": [(1.0, 2.0)]}, "round", "epsilon"),
+        plots.boxes({"a": [(0, 2.0)]}, "epsilon", "accuracy", ["1"]),
     ]
     for figure in figures:
         picture = plots.svg(figure).decode()

@@ -51,10 +51,12 @@ class Table:
         durable.write(self.file("md"), table.markdown(recipe, budget, lines).encode())
         durable.write(self.file("csv"), table.as_csv(recipe, budget, lines).encode())
         axes = dict.fromkeys(("epsilon", table.FRONTIER), "certified epsilon")
-        axes |= {"column": recipe.axis, "path": f"{budget} epsilon"}
+        axes |= {"column": recipe.axis, table.BOXES: recipe.axis, "path": f"{budget} epsilon"}
         y = "accuracy" if plot in axes else plot.replace("_", " ")
-        ticks = [column.name for column in recipe.columns] if plot == "column" else []
-        picture = plots.curves(table.points(recipe, lines), axes.get(plot, "round"), y, ticks)
+        x, places = axes.get(plot, "round"), plot in ("column", table.BOXES)
+        ticks = [column.name for column in recipe.columns] if places else []
+        draw = plots.boxes if plot == table.BOXES else plots.curves
+        picture = draw(table.points(recipe, lines), x, y, ticks)
         durable.write(self.file("svg"), plots.svg(picture))
         return all(line.complete for line in lines)
 

@@ -91,7 +91,7 @@ def plan(
             column = "reach" if cell.reach is not None else slug(cell.column)
             name = f"{slug(cell.row)}_{column}_seed-{seed}"
             fixed: Values = {"budget": budget, "seed": seed, "out": str(folder), "name": name}
-            fixed |= {"engine": "inline", "quiet": True}
+            fixed |= {"engine": cell.settings.get("engine", "inline"), "quiet": True}
             config = config_of(cell, given | fixed, central=recipe.clients == "one")
             file = None if files is None else files / folder.name / f"{name}.json"
             runs.append(Run(cell, seed, config, folder / name, file))

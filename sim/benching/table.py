@@ -21,6 +21,8 @@ NOTES = {
 
 FRONTIER = "frontier"
 """The name of the line of the best cells, and of the plot that has it."""
+BOXES = "boxes"
+"""The plot of the spread over seeds."""
 
 CSV_HEAD = (
     "recipe row column budget state seeds mean least largest deviation paper difference "
@@ -181,8 +183,8 @@ def _number(value: float | None) -> str:
 def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
     """The lines of the recipe's plot by name, each of points (x, y) in the order of x.
 
-    Accuracies are in [0, 1] and, like metrics by round, means over the finished seeds. The x of a
-    column is its number.
+    Accuracies are in [0, 1] and, like metrics by round, means over the finished seeds, but of boxes
+    those of each seed. The x of a column is its number.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
     columns = [column.name for column in recipe.columns]
@@ -192,13 +194,14 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
         if recipe.plot in ("epsilon", FRONTIER):
             if accuracy is not None and spent is not None:
                 curves.setdefault(line.cell.row, []).append((spent, accuracy / 100))
-        elif recipe.plot == "column":
+        elif recipe.plot in ("column", BOXES):
             if accuracy is not None:
-                place = columns.index(line.cell.column)
-                curves.setdefault(line.cell.row, []).append((place, accuracy / 100))
+                place, found = columns.index(line.cell.column), [accuracy]
+                found = line.measured if recipe.plot == BOXES else found
+                curves.setdefault(line.cell.row, []).extend((place, one / 100) for one in found)
         elif line.results:
-            path, found = recipe.plot == "path", line.results
-            curve = _path(found) if path else _by_round(recipe.plot, found)
+            path, results = recipe.plot == "path", line.results
+            curve = _path(results) if path else _by_round(recipe.plot, results)
             curves[_name(recipe, line.cell)] = curve
     if recipe.plot == FRONTIER:
         curves[FRONTIER] = _frontier(curves)

@@ -57,6 +57,7 @@ PLOTS = {
     "epsilon": "final accuracy against certified epsilon, a line for each row",
     "frontier": "the same, and a line through the cells that no other beats at a smaller epsilon",
     "column": "final accuracy against the columns, a line for each row",
+    "boxes": "the same, a box for each cell: its spread over seeds",
     "accuracy": "accuracy by round, a line for each cell",
     "path": "accuracy against the epsilon of the budget's column spent so far, a line for each "
     "cell",

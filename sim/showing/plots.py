@@ -162,6 +162,34 @@ def curves(
         return figure
 
 
+def boxes(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    xlabel: str,
+    ylabel: str,
+    ticks: Sequence[str],
+) -> Plot:
+    """Boxes by name, side by side, of the y at each x: the median, the middle half, the least and
+    the largest. ``ticks`` name x = 0, 1, ..."""
+    with matplotlib.rc_context(STYLE):
+        figure = Plot(240 + 18 * len(lines))
+        axes = figure.subplots()
+        colors, width = matplotlib.color_sequences["tab10"], 0.8 / max(1, len(lines))
+        for number, (name, points) in enumerate(lines.items()):
+            at: dict[float, list[float]] = {}
+            for x, y in points:
+                at.setdefault(x + width * (number - (len(lines) - 1) / 2), []).append(y)
+            color = colors[number % len(colors)]
+            look: dict[str, Any] = {"boxprops": {"facecolor": color, "alpha": 0.5}}
+            look |= {"medianprops": {"color": color}, "widths": 0.9 * width, "whis": (0, 100)}
+            look |= {"patch_artist": True, "manage_ticks": False, "label": name}
+            axes.boxplot(list(at.values()), positions=list(at), **look)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.set_xticks(range(len(ticks)), ticks)
+        if lines:
+            _legend(axes, columns=1)
+        return figure
+
+
 def partition(counts: np.ndarray) -> Plot:
     """The partition: records per client above, their classes as a heat map below.
 
