@@ -271,11 +271,11 @@ def test_a_round_in_a_result_file_has_its_figures_in_one_order():
     [
         ("epsilon", {"A": [(1.25, 0.375), (2.75, 0.625)]}),
         ("column", {"A": [(0, 0.625), (1, 0.375)], "B|C": [(0, 0.875)]}),
-        ("boxes", {"A": [(0, 0.5), (0, 0.625), (0, 0.75), (1, 0.375)], "B|C": [(0, 0.875)]}),
         ("accuracy", BY_ROUND),
         ("noise_level", {name: [(n, 10 * a) for n, a in line] for name, line in BY_ROUND.items()}),
         ("path", {name: sorted((2.75, a) for _, a in line) for name, line in BY_ROUND.items()}),
         ("loss", {}),
+        ("boxes", {"A": [(0, 0.5), (0, 0.625), (0, 0.75), (1, 0.375)], "B|C": [(0, 0.875)]}),
     ],
 )
 def test_the_points_of_each_plot(plot, expected):
