@@ -229,7 +229,10 @@ def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
     ]
     other = [board("A", "8", FIRST[:2], epsilon=8.0), board("A", "4", (), epsilon=4.0)]
     lines = leaderboard.page(
-        [leaderboard.Table("small", "certified", small), leaderboard.Table("o", "published", other)]
+        [
+            leaderboard.Table("small", "certified", small, 5400.0),
+            leaderboard.Table("o", "published", other, 36000.0),
+        ]
     ).splitlines()
     rows = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines if x[:1] == "|"]
     assert rows[0] == [
@@ -244,10 +247,12 @@ def test_the_leaderboard_has_each_figure_of_each_cell_and_its_order():
         ["2.75", "mnist", "20", "A", "62.50 (50.00 to 75.00)", "3", "4.75", papers, "small, 3"],
         ["infinite", "mnist", "1", "A", "87.50", "1", "7.5", "", "small, 1"],
     ]
-    assert rows[7] == ["recipe", "budget", "cells", "with a seed", "with three", "without any"]
+    assert rows[7] == [
+        *("recipe", "budget", "cells", "with a seed", "with three", "core hours", "without any")
+    ]
     assert rows[9:] == [
-        ["small", "certified", "6", "5", "2", "B/C: 1"],
-        ["o", "published", "2", "1", "0", "A: 4"],
+        ["small", "certified", "6", "5", "2", "1.5", "B/C: 1"],
+        ["o", "published", "2", "1", "0", "10", "A: 4"],
     ]
 
 

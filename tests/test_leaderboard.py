@@ -89,6 +89,23 @@ def test_cells_with_the_fewest_seeds_come_first_and_of_them_the_cheapest(filled)
     assert had == sorted(had) and order[:2] == [("DPSGD", "8", 0), ("DPSUR, beta 0", "8", 0)]
 
 
+def test_what_is_missing_takes_as_long_as_a_seed_of_each_cell_without_any(filled, tmp_path):
+    """Columns that are measured on one training count once."""
+    path, out, files = filled
+    folder = out / "small-certified"
+    runs = plan(read(path), folder, "certified", [0, 1, 2], {}, files)
+    absent = [run for run in runs if run.cell.column == "8" and run.seed == 0]
+    assert len(absent) == 2 and queue.missing(runs) == sum(
+        queue.seconds(run.config) for run in absent
+    )
+    path.write_text(path.read_text().replace("settings = { epsilon = 8.0 }", "reach = 50.0"))
+    text = path.read_text() + '\n[[columns]]\nname = "60"\nreach = 60.0\n'
+    path.write_text(text)
+    runs = plan(read(path), folder, "certified", [0, 1, 2], {}, files)
+    absent = [run for run in runs if run.cell.column == "8" and run.seed == 0]
+    assert queue.missing(runs) == sum(queue.seconds(run.config) for run in absent)
+
+
 def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled, capsys):
     path, out, files = filled
     page = out.with_name("page.md")
@@ -100,10 +117,11 @@ def test_an_end_that_is_over_trains_nothing_and_says_what_is_missing(filled, cap
         "missing",
     ]
     assert (
-        not list(out.glob("*/*/")) and "| 2 | 0 | DPSGD: 8; DPSUR, beta 0: 8 |" in page.read_text()
+        not list(out.glob("*/*/"))
+        and "| 2 | 0 | 0.011 | DPSGD: 8; DPSUR, beta 0: 8 |" in page.read_text()
     )
     run(path, out, "--hours=0", "--rows=DPSGD", "--columns=8", f"--cells={files}", f"--page={page}")
-    assert "| small | certified | 1 | 0 | 0 | all |" in page.read_text()
+    assert "| small | certified | 1 | 0 | 0 | 0.0056 | all |" in page.read_text()
 
 
 @pytest.mark.parametrize("rows", ["DPSUR, beta 0", "DPSUR, beta 0 , DPSGD", "DPSGD,DPSUR, beta 0"])
@@ -144,7 +162,8 @@ def test_of_many_clients_the_largest_figure_is_kept_and_infinite_stays_infinite(
 
 def test_estimates_grow_with_the_work_and_end_with_the_budget():
     def seconds(**given) -> float:
-        return queue.seconds(load(None, {"dataset": "mnist", "rounds": 10, **given}, central=True))
+        given = {"dataset": "mnist", "rounds": 10, **given}
+        return queue.seconds(load(None, given, central=True)) - queue.START
 
     assert seconds(rounds=20) == pytest.approx(2 * seconds()) and seconds(
         model="cnn-cifar"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mechanisms import durable
 from sim.benching import leaderboard, table
+from sim.benching.queue import missing
 from sim.benching.runs import Run, plan
 from sim.benching.tries import Tries
 from sim.commands.bench import LEADERBOARD_SEEDS
@@ -76,7 +77,8 @@ def write_page(given: argparse.Namespace, tables: Sequence[Table]) -> None:
     """Write the leaderboard of these tables if a page was requested."""
     if given.page is not None:
         known = [
-            leaderboard.Table(one.stem, one.budget, table.lines(one.runs, {})) for one in tables
+            leaderboard.Table(one.stem, one.budget, table.lines(one.runs, {}), missing(one.runs))
+            for one in tables
         ]
         durable.write(given.page, leaderboard.page(known).encode())
 

@@ -18,12 +18,19 @@ not covered.
 """
 
 
+NOT_RUN = """There was no time for these. Core hours are a rough estimate for one seed of each
+cell that has none.
+"""
+
+
 class Table(NamedTuple):
-    """The lines of a recipe with one budget."""
+    """The lines of a recipe with one budget, and roughly the seconds on one core of a seed of each
+    that has none."""
 
     stem: str
     budget: str
     lines: Sequence[Line]
+    missing: float
 
 
 def page(tables: Sequence[Table]) -> str:
@@ -33,13 +40,14 @@ def page(tables: Sequence[Table]) -> str:
     found.sort(key=_place)
     rows = [HEAD, ("---",) * len(HEAD), *(_row(table, line) for table, line in found)]
     text = [TOP, *(f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in rows)]
-    text += ["", "## What has not run", ""]
-    text += ["| recipe | budget | cells | with a seed | with three | without any |"]
-    text += ["|---|---|---|---|---|---|"]
+    text += ["", "## What has not run", "", NOT_RUN]
+    text += ["| recipe | budget | cells | with a seed | with three | core hours | without any |"]
+    text += ["|---|---|---|---|---|---|---|"]
     for table in tables:
         seeds = [len(line.results) for line in table.lines]
         counts = f"{len(seeds)} | {sum(n > 0 for n in seeds)} | {sum(n > 2 for n in seeds)}"
-        text += [f"| {table.stem} | {table.budget} | {counts} | {_absent(table.lines)} |"]
+        hours = f"{table.missing / 3600:.2g}" if 0 in seeds else ""
+        text += [f"| {table.stem} | {table.budget} | {counts} | {hours} | {_absent(table.lines)} |"]
     return "\n".join(text) + "\n"
 
 

@@ -17,6 +17,8 @@ SECONDS = {"linear": 5e-6, "mlp": 5e-6, "cnn": 6e-5, "lenet": 6e-5, "cnn-scatter
 SECONDS |= {"cnn-scattering-cifar": 4e-4, "lstm": 6e-4, "cnn-cifar": 1.5e-3, "cnn-5x5": 1.5e-3}
 """Rough seconds per record's gradient on one core; they only need to order cells."""
 OTHER_SECONDS = 1e-4
+START = 20.0
+"""Seconds until a run's first round, and after its last."""
 FACTORS = {"dpsur": 1.3, "screening": 1.3, "dpis": 2.0, "dpagd": 2.5, "dphero": 1.3, "none": 0.7}
 
 
@@ -39,6 +41,18 @@ def ordered(runs: Sequence[Run]) -> list[Run]:
     return list(unique.values())
 
 
+def missing(runs: Sequence[Run]) -> float:
+    """A rough estimate of the time on one core of a seed of each cell that has none."""
+    cells = {run: (run.cell.row, run.cell.column) for run in runs}
+    trained = {cell for run, cell in cells.items() if result(run) is not None}
+    first = {
+        run.folder: run
+        for run, cell in cells.items()
+        if run.seed == runs[0].seed and cell not in trained
+    }
+    return sum(seconds(run.config) for run in first.values())
+
+
 def seconds(config: Config) -> float:
     """A rough estimate of a run's time on one core, from its settings alone."""
     data, privacy, local = config.data, config.privacy, config.local
@@ -50,7 +64,7 @@ def seconds(config: Config) -> float:
         noise, target, delta = privacy.noise_multiplier, privacy.epsilon, privacy.delta
         planned = min(planned, _affordable(rate, noise, target, delta, planned))
     one = SECONDS.get(data.model, OTHER_SECONDS) * FACTORS.get(privacy.mechanism, 1.0)
-    return planned * rate * size * data.clients * one
+    return START + planned * rate * size * data.clients * one
 
 
 @functools.lru_cache(maxsize=10_000)
