@@ -196,8 +196,8 @@ def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float,
                 curves.setdefault(line.cell.row, []).append((spent, accuracy / 100))
         elif recipe.plot in ("column", BOXES):
             if accuracy is not None:
-                place, found = columns.index(line.cell.column), [accuracy]
-                found = line.measured if recipe.plot == BOXES else found
+                place = columns.index(line.cell.column)
+                found = line.measured if recipe.plot == BOXES else [accuracy]
                 curves.setdefault(line.cell.row, []).extend((place, one / 100) for one in found)
         elif line.results:
             path, results = recipe.plot == "path", line.results
