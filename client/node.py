@@ -172,7 +172,9 @@ class Node:
         sum_of = WholeSum if training.sent.whole else WeightedSum
         total = sum_of(size + training.sent.extra)
         metrics = Metrics()
-        with self._purse.open(request, data.x.device) as opened, kept.round(request.round):
+        # releases are settled before the state that they left is kept: a crash between the two must
+        # not leave a state whose releases the filter does not know
+        with kept.round(request.round), self._purse.open(request, data.x.device) as opened:
             for part, behind in self._parts(request):
                 allowed, start = opened.allow(part), told[behind][:size]
                 cohort = training.cohort(allowed, data, start)

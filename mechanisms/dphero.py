@@ -24,7 +24,7 @@ steps cost as much as the largest of them.)
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -66,7 +66,7 @@ class HeroPlan(DpsgdPlan):
         if not isinstance(own, DpHero):
             raise ValueError(f"own = {own!r} must be the settings of DP-Hero; give its table")
         return cls(
-            **asdict(DpsgdPlan.of(terms, noise)),
+            **cls.poisson(terms, noise),
             isotropic=own.hero_clipping == "isotropic",
             floor=own.hero_floor,
             refresh=own.hero_refresh,

@@ -17,7 +17,8 @@ exactly q n records, or a batch of a shuffled pass; both cost more (`mechanisms/
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -78,6 +79,12 @@ class DpsgdPlan:
             p.sampling,
             terms.size if p.sampling != "poisson" else 0,
         )
+
+    @classmethod
+    def poisson(cls, terms: Terms, noise: float) -> dict[str, Any]:
+        """The fields of a plan that adds to DPSGD's and charges, so draws, Poisson batches alone,
+        whatever ``sampling`` says."""
+        return asdict(replace(DpsgdPlan.of(terms, noise), sampling="poisson", records=0))
 
     def multiplier(self, nth: int) -> float:
         """The noise multiplier of the client's ``nth`` round (from 1): ``s exp(-decay (nth -

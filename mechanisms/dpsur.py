@@ -27,7 +27,7 @@ data a second time (`docs/theory/claims.md` has counterexamples). The certified 
 - ``every-trial``: each trial is charged as if rejected candidates were public too.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from mechanisms import dpsgd, trials
 from mechanisms.accounting.acceptance import Acceptance
@@ -35,7 +35,6 @@ from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import DpsurStep, PaperClaim, TrialCap
 from mechanisms.arithmetic import LossTest
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms, merge, steady
 from mechanisms.sampling import poisson
@@ -79,7 +78,7 @@ class DpsurPlan(TrialPlan):
         test_noise = NOISE_RATIO * noise if given is None else given
         most = _cap(own, terms, test_noise) if own.dpsur_accounting == "selective" else 0
         return cls(
-            **asdict(DpsgdPlan.of(terms, noise)),
+            **cls.poisson(terms, noise),
             most_rejections=most,
             validation_rate=own.dpsur_validation_rate,
             validation_noise=test_noise,

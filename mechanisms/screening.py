@@ -29,7 +29,7 @@ they are not (`docs/theory/claims.md`). The choices here:
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -37,7 +37,6 @@ from mechanisms import dpsgd, trials
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import ClassicClaim, ScreenedStep, TrialCap
 from mechanisms.cohort import Cohort, LocalState
-from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.mechanism import Mechanism
 from mechanisms.plan import Terms, merge
 from mechanisms.sampling import Batch, poisson
@@ -91,7 +90,7 @@ class ScreeningPlan(TrialPlan):
         gain = own.screening_gain if own.screening_q0 is None else own.screening_q0 * planned
         most = _cap(own, terms, math.exp(-clip * gain)) if accounting == "clipped" else 0
         return cls(
-            **asdict(DpsgdPlan.of(terms, noise)),
+            **cls.poisson(terms, noise),
             most_rejections=most,
             gain=gain,
             stage=-(-planned // own.screening_stages),

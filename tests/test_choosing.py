@@ -208,6 +208,8 @@ def test_the_number_of_runs_is_geometric_and_cells_are_equally_likely(tmp_path):
         ({"clients": 4, "partition": "dirichlet"}, "with partition = dirichlet clients' sizes"),
         ({"clients": 4, "partition": "shards"}, "with partition = shards clients' sizes"),
         ({"delta": ", delta = 1e-6"}, r"delta is \[1e-06, 1e-05\]"),
+        ({"delta": ", validation_records = 9"}, r"validation_records is \[0, 9\]"),
+        ({"delta": ", dataset = 'synthetic'"}, r"dataset is \['digits', 'synthetic'\]"),
     ],
 )
 def test_what_has_no_price_is_refused(tmp_path, parts, said):

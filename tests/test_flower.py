@@ -730,6 +730,24 @@ def test_settings_that_are_damaged_are_one_line():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("table", "name", "value"),
+    [
+        ("privacy", "sampling", "shuffled"),
+        ("privacy", "sampling", "fixed"),
+        ("dpis", "dpis_slack", 3.0),
+    ],
+)
+def test_settings_in_a_message_without_effect_are_refused(table, name, value):
+    """A server may not make a node draw by a law that its mechanism does not charge."""
+    honest = configuration.load(None, {"mechanism": "dpsur", "release": True}).model_dump_json()
+    assert app._settings(honest).value("mechanism") == "dpsur"
+    content = json.loads(honest)
+    content[table][name] = value
+    with pytest.raises(ValueError, match=f"^{name} is {value}, which mechanism = dpsur does not"):
+        app._settings(json.dumps(content))
+
+
 def test_each_group_is_asked_at_its_own_node():
     asked = {}
 

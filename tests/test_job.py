@@ -85,7 +85,19 @@ def test_no_two_choices_of_a_job_share_a_stream(tmp_path, monkeypatch):
 
     monkeypatch.setattr(building, "generator", named)
     built(tmp_path, validation_records=10, public_records=10)
-    assert len(names) == len(set(names)) == 5 and {key for key, _ in names} == {seed_key(11)}
+    assert len(names) == len(set(names)) == 5
+    assert {key for key, _ in names if key != seed_key(11)} == {seed_key(0)}
+    assert {purpose for key, purpose in names if key == seed_key(0)} == {"validation", "public"}
+
+
+@pytest.mark.parametrize("how", ["validation", "public"])
+def test_the_same_records_are_held_out_for_every_seed(tmp_path, how):
+    """Else one seed trains on what another is judged by, and the best of both has looked at a
+    protected record without noise. Kills a choice by the seed."""
+    given = {f"{how}_records": 20, "evaluate_on": "validation" if how == "validation" else "test"}
+    jobs = [built(tmp_path, **given, seed=seed) for seed in (0, 1, 12)]
+    parts = [job.holdout[0] if how == "public" else job.dataset.x_test for job in jobs]
+    assert len(parts[0]) == 20 and all(np.array_equal(part, parts[0]) for part in parts)
 
 
 def test_public_and_validation_records_are_in_nobodys_hands_and_keep_their_labels(tmp_path):

@@ -15,7 +15,12 @@ from safetensors.torch import load_file
 
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.ledger import read
+from mechanisms.dphero import HeroPlan
+from mechanisms.dpsur import DpsurPlan
+from mechanisms.plan import Terms
 from mechanisms.registry import MECHANISMS
+from mechanisms.screening import ScreeningPlan
+from mechanisms.settings import DpHero, Dpsur, Privacy, Screening
 from sim.commands.flags import parse
 from sim.config.configuration import load
 from sim.engines.start import train
@@ -119,3 +124,22 @@ def test_training_without_privacy_is_the_only_mechanism_without_a_guarantee():
     """`Config.private` goes by the name. Kills a row that claims another."""
     for name, mechanism in MECHANISMS.items():
         assert load(None, {"mechanism": name}).private is mechanism.private is (name != "none")
+
+
+PLANS = {Dpsur: DpsurPlan, Screening: ScreeningPlan, DpHero: HeroPlan}
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "shuffled"])
+@pytest.mark.parametrize(
+    "own", [Dpsur(), Screening(screening_clip=0.01), DpHero()], ids=lambda own: type(own).__name__
+)
+def test_plans_that_charge_poisson_batches_draw_them_whatever_the_settings_say(own, sampling):
+    """Sampler and event come from the plan. Kills a plan of DPSUR or DP-Hero whose steps draw
+    batches of a fixed size at the price of Poisson's, or the other way."""
+    of = PLANS[type(own)].of
+    poisson, other = (
+        of(Terms(Privacy(mechanism="dpsgd", sampling=how), own, 4, 2, 20), 1.5)
+        for how in ("poisson", sampling)
+    )
+    assert other == poisson and other.sampling == "poisson" and other.records == 0
+    assert other.round_charges(1) == poisson.round_charges(1)

@@ -17,7 +17,7 @@ from client.node import GroupData, Node
 from client.sums import SCALE
 from client.uploads import Uploads
 from mechanisms.accounting.events import Covered, PaperClaim, SampledGaussian, Unprotected
-from mechanisms.accounting.ledger import read
+from mechanisms.accounting.ledger import Ledger, read
 from mechanisms.dpis_plan import DpisPlan
 from mechanisms.dpsgd import DpsgdPlan
 from mechanisms.guide import alone
@@ -319,6 +319,30 @@ def test_a_replayed_round_spends_from_the_account_as_it_was(tmp_path):
     for number in (3, 2, 1):
         assert (trained(number) == totals[number]).all()
     assert read(tmp_path / "ledger") == paid
+
+
+def test_no_state_is_kept_of_releases_that_the_ledger_does_not_know(tmp_path, monkeypatch):
+    """A crash before a round is settled: what clients keep must not go on from its noise, for the
+    filter would let later rounds spend its payment again. Kills state that is kept first."""
+    own = Dpis(dpis_first_phase=0.0)
+    plans = [DpisPlan(0.25, 2.0, 1.0, 4, 3, 1e-5, len(mine), own) for mine in OWNED]
+    dpis, charge = MECHANISMS["dpis"], Ledger.charge_all
+
+    def failing(ledger, name, number, payments):
+        if any(isinstance(event, Covered) for _, charges in payments for event in charges):
+            raise OSError("no space left on device")
+        charge(ledger, name, number, payments)
+
+    def kept() -> Node:
+        state, plan = ClientState(tmp_path / "kept", dpis.lasting), plan_table(*plans)
+        return node(tmp_path, None, mechanism=dpis, plans=plan, client_state=state)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(Ledger, "charge_all", failing)
+        kept().train(request(1, [0, 1]))
+    assert not (tmp_path / "kept").exists() and len(read(tmp_path / "ledger")) == 2
+    kept().train(request(1, [0, 1]))
+    assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
 def test_clients_whose_rounds_have_unlike_numbers_of_epochs_meet_though_they_keep_state(tmp_path):

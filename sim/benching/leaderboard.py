@@ -1,9 +1,11 @@
-"""The leaderboard: trained cells by certified epsilon, and a list of those that have not run."""
+"""The leaderboard: trained cells by certified epsilon, why some are below a paper's figure, and
+a list of those that have not run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sim.benching.table import Line
+from sim.config.papers import Claim
 from sim.showing import wording
 
 _MEASURED = ("accuracy, %", "seeds", "published epsilon")
@@ -17,10 +19,16 @@ largest over seeds. Papers' figures are claims under their own accounting. The c
 not covered.
 """
 
+BELOW = """Rows with cells whose mean is below a figure that a paper reports for them, with the
+largest of these figures, and why, as far as it was measured.
+"""
+BELOW_HEAD = ("recipe, row", "cells", "why")
 
 NOT_RUN = """There was no time for these. Core hours are a rough estimate for one seed of each
 cell that has none.
 """
+_COUNTS = ("cells", "with a seed", "with three", "core hours")
+NOT_RUN_HEAD = ("recipe", "budget", *_COUNTS, "without any")
 
 
 class Table(NamedTuple):
@@ -38,17 +46,36 @@ def page(tables: Sequence[Table]) -> str:
     pairs = [(table, line) for table in tables for line in table.lines]
     found = [(t, line) for t, line in pairs if line.cell.reach is None and line.mean is not None]
     found.sort(key=_place)
-    rows = [HEAD, ("---",) * len(HEAD), *(_row(table, line) for table, line in found)]
-    text = [TOP, *(f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in rows)]
-    text += ["", "## What has not run", "", NOT_RUN]
-    text += ["| recipe | budget | cells | with a seed | with three | core hours | without any |"]
-    text += ["|---|---|---|---|---|---|---|"]
-    for table in tables:
-        seeds = [len(line.results) for line in table.lines]
-        counts = f"{len(seeds)} | {sum(n > 0 for n in seeds)} | {sum(n > 2 for n in seeds)}"
-        hours = f"{table.missing / 3600:.2g}" if 0 in seeds else ""
-        text += [f"| {table.stem} | {table.budget} | {counts} | {hours} | {_absent(table.lines)} |"]
+    text = [TOP, *_table(HEAD, (_row(table, line) for table, line in found))]
+    text += ["", "## Below a paper's figure", "", BELOW, *_table(BELOW_HEAD, _below(found))]
+    text += ["", "## What has not run", "", NOT_RUN, *_table(NOT_RUN_HEAD, map(_state, tables))]
     return "\n".join(text) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    every = (head, ("---",) * len(head), *rows)
+    return [f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in every]
+
+
+def _below(found: Sequence[tuple[Table, Line]]) -> Iterator[tuple[str, ...]]:
+    """Rows of recipes with cells whose mean, as printed, is below a paper's figure."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for table, line in found:
+        most = max((claim.value for claim in line.cell.claims), default=0.0)
+        shown = f"{line.mean:.2f}"
+        if float(shown) < most:
+            key = f"{table.stem}, {line.cell.row}", line.cell.below or "not measured"
+            rows.setdefault(key, []).append(f"{line.cell.column}: {shown} of {most:g}")
+    return ((name, "; ".join(cells), why) for (name, why), cells in rows.items())
+
+
+def _state(table: Table) -> tuple[str, ...]:
+    """How many cells of a recipe have run."""
+    seeds = [len(line.results) for line in table.lines]
+    counts = len(seeds), sum(n > 0 for n in seeds), sum(n > 2 for n in seeds)
+    hours = f"{table.missing / 3600:.2g}" if 0 in seeds else ""
+    return (table.stem, table.budget, *map(str, counts), hours, _absent(table.lines))
 
 
 def _absent(lines: Sequence[Line]) -> str:
@@ -56,7 +83,7 @@ def _absent(lines: Sequence[Line]) -> str:
     rows: dict[str, list[str]] = {}
     for line in lines:
         if not line.results:
-            rows.setdefault(line.cell.row.replace("|", "/"), []).append(line.cell.column)
+            rows.setdefault(line.cell.row, []).append(line.cell.column)
     if sum(map(len, rows.values())) == len(lines):
         return "all"
     return "; ".join(f"{row}: {', '.join(columns)}" for row, columns in rows.items())
@@ -82,6 +109,12 @@ def _row(table: Table, line: Line) -> tuple[str, ...]:
         shown,
         str(len(line.results)),
         wording.epsilon(line.epsilon("published"), infinite="infinite"),
-        ", ".join(f"{claim.paper} {claim.value:g}" for claim in line.cell.claims),
+        "; ".join(map(_reported, line.cell.claims)),
         f"{table.stem}, {line.cell.column}",
     )
+
+
+def _reported(claim: Claim) -> str:
+    """A paper's figure, with its table or figure, row and column."""
+    place, *entry = claim.reference.split("/")[1:]
+    return f"{claim.value:g} ({claim.paper}, {place.replace('-', ' ')}, {', '.join(entry)})"

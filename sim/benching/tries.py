@@ -18,6 +18,8 @@ from sim.showing import wording
 
 EQUAL_SIZES = ("iid", "given")
 """Partitions whose clients have the same numbers of records for every seed."""
+APART = ("dataset", "validation_records", "public_records")
+"""Settings by which records are held out: what one run is judged by, no other may train on."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,12 @@ class Tries:
                 )
         if len(deltas := {run.config.privacy.delta for run in self.cells}) > 1:
             raise ValueError(f"delta is {sorted(deltas)}: with --tries all cells need the same one")
+        for name in APART:
+            if len(values := {run.config.value(name) for run in self.cells}) > 1:
+                raise ValueError(
+                    f"{name} is {sorted(values)}: with --tries all cells need the same one, as no "
+                    "run may train on what another is judged by"
+                )
 
     def places(self, path: Path, folder: Path) -> list[tuple[str, str]]:
         """Row and column of each run, whose seed is its position; ``folder`` has their directories.

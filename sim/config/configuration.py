@@ -77,6 +77,17 @@ def load(
     return _validated({name: value for name, value in values.items() if name not in idle})
 
 
+def check_in_use(config: Config) -> None:
+    """Refuse a configuration with a setting that is given but not in use; `load` returns none.
+
+    Raises:
+        ValueError: in one line, with the name, the value and a remedy.
+    """
+    for name in unused(config):
+        if config.value(name) != SETTINGS[name].info.default:
+            raise ValueError(refusal(name, config))
+
+
 def _validated(values: Values) -> Config:
     tables: dict[str, Values] = {table: {} for table in TABLES}
     for name, value in values.items():

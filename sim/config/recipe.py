@@ -23,6 +23,7 @@
     # rows of papers' results, by column; accuracies are compared with the first:
     paper = ["dpsur-pvldb-2024/table-2/MNIST/DPSUR"]
     paper_cells = { 3 = ["..."] }                    # results of single cells
+    below = "..."             # why its cells stay below these results: what was measured
 
     [deviations]                # from a paper: the setting, or another aspect, and the reason
     lr = "..."
@@ -95,6 +96,7 @@ class Row(Settings):
     published: Values = Field({})
     paper: list[str] = Field([])
     paper_cells: dict[str, list[str]] = Field({})
+    below: str = ""
     columns: tuple[str, ...] | None = Field(None, strict=False)
 
 
@@ -144,6 +146,7 @@ class Cell:
         row, column: names.
         settings: by name.
         own: names of the settings that its row gives; unlike shared ones they must be in use.
+        below: why it stays below what papers report, if it does; empty if that was not measured.
         claims: what papers report for it: accuracies in per cent, or epsilons with ``reach``.
         reach: if not None, the smallest epsilon with this accuracy (in per cent) is measured.
     """
@@ -154,6 +157,7 @@ class Cell:
     claims: tuple[Claim, ...] = ()
     reach: float | None = None
     own: frozenset[str] = frozenset()
+    below: str = ""
 
     @property
     def paper(self) -> float | None:
@@ -219,7 +223,7 @@ def _cell(recipe: Recipe, row: Row, column: Column, budget: str) -> Cell:
     own = frozenset(name for layer in layers[-3:] for name in layer)
     references = (*row.paper, *row.paper_cells.get(column.name, ()))
     claims = papers.claims(references, column.name)
-    return Cell(row.name, column.name, settings, claims, column.reach, own)
+    return Cell(row.name, column.name, settings, claims, column.reach, own, row.below)
 
 
 def _like(place: str | None, column: str, budget: str) -> Values:

@@ -24,6 +24,7 @@ from client.app import client_app
 from client.messages import Answering
 from server.app import PATIENCE, exchange_over, find_groups, server_app
 from sim.commands.flags import Request, parse
+from sim.config.configuration import check_in_use
 from sim.config.fields import Config
 from sim.engines import policy
 from sim.job import environment
@@ -147,10 +148,11 @@ def _settings(text: str) -> Config:
     """The settings in a message.
 
     Raises:
-        ValueError: they are damaged, or of another version.
+        ValueError: they are damaged, or of another version, or one has no effect: a mechanism may
+            not be made to draw by a setting that its charges do not know.
     """
     try:
-        return Config.model_validate_json(text)
+        config = Config.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or text[:60]
@@ -158,6 +160,8 @@ def _settings(text: str) -> Config:
             f"settings in a message are damaged, or of another version ({where}: {first['msg']}): "
             "run the same version at the server and at its nodes"
         ) from None
+    check_in_use(config)
+    return config
 
 
 def _node_of(config: Mapping[str, Any], context: Context) -> Answering:

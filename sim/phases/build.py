@@ -116,10 +116,13 @@ def split(
         ValueError: the data set is missing or too small.
     """
     key, data = seed_key(config.run.seed), config.data
+    apart = seed_key(
+        0
+    )  # the same for every seed: a choice among seeds is by records that none trains on
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
     loaded = load(data, device_of(config), features)
-    dataset = hold_out(loaded, held, evaluate, generator(key, "validation"))
-    dataset, holdout = set_aside(dataset, data.public_records, generator(key, "public"))
+    dataset = hold_out(loaded, held, evaluate, generator(apart, "validation"))
+    dataset, holdout = set_aside(dataset, data.public_records, generator(apart, "public"))
     parts = _partition(data, dataset, generator(key, "partition"))
     share, rng = data.client_holdout, generator(key, "client holdout")
     dataset, parts, own = hold_back(dataset, parts, share, rng)
