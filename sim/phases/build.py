@@ -116,9 +116,8 @@ def split(
         ValueError: the data set is missing or too small.
     """
     key, data = seed_key(config.run.seed), config.data
-    apart = seed_key(
-        0
-    )  # the same for every seed: a choice among seeds is by records that none trains on
+    # for every seed the same: no other seed may train on what one is judged by
+    apart = seed_key(0)
     held, evaluate = data.validation_records, data.evaluate_on == "validation"
     loaded = load(data, device_of(config), features)
     dataset = hold_out(loaded, held, evaluate, generator(apart, "validation"))
