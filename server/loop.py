@@ -204,7 +204,11 @@ def _pick(federation: Federation, number: int, eligible: np.ndarray, wanted: int
 
 def _advance(federation: Federation, standing: Standing, uploads: Sequence[Upload]) -> Checkpoint:
     """The state after the strategy's step along the weighted mean update, along what stands in its
-    place, or along each; as before if nobody has answered, or too few."""
+    place, or along each; as before if nobody has answered, or too few.
+
+    Raises:
+        ValueError: the model is no longer finite.
+    """
     number, taken = standing.now.round + 1, standing.budgets.taken
     state, params = standing.now.state, standing.now.params
     update: np.ndarray | None
@@ -225,6 +229,11 @@ def _advance(federation: Federation, standing: Standing, uploads: Sequence[Uploa
         update = sums.mean([u.total for u in uploads], weight) if weight else None
     if update is not None:
         state, params = federation.strategy.aggregate(state, params, update)
+    if not np.isfinite(params).all():
+        raise ValueError(
+            f"training diverged (the model of round {number} is not finite); lower --lr or "
+            "--server-lr"
+        )
     flight = standing.flight.tensors() if federation.buffer else {}
     return Checkpoint(number, params, state, taken.copy(), flight)
 

@@ -33,6 +33,8 @@ def command(argv: Sequence[str], program: str = "python -m sim.report") -> None:
             f"--serve is {given.serve}, but it shows a single run and writes nothing: give one "
             "directory, and leave --out out"
         )
+    if given.out is not None and not given.out.absolute().parent.is_dir():
+        raise ValueError(f"--out is {given.out}, but {given.out.parent} is no folder: create it")
     if given.serve is not None:
         live.serve(given.run_dirs[0], given.serve)
     elif given.heat_maps is not None:

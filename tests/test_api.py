@@ -4,7 +4,9 @@ that can be opened."""
 import contextlib
 import inspect
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import stat
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tomllib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +27,7 @@ from torch import nn
 
 import sim
 from mechanisms.accounting.events import Gaussian
+from mechanisms.accounting.group import check_records
 from mechanisms.accounting.ledger import Ledger, read
 from server import labels, manifest, orders
 from server.store import Store
@@ -32,6 +36,7 @@ from sim.commands import audit as audit_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.job.environment import SETTINGS as VARIABLES
+from sim.library import api
 from sim.library.caller import lent
 from tests import unequal
 
@@ -219,6 +224,8 @@ FAULTS = [
     {"model": "lenet", "features": "pixels"},
     {"out": "/proc/runs"},
     {"mechanism": "screening", "screening_data": "public"},
+    {"noise_decay": 6.0, "rounds": 18},
+    {"clients": 1, "partition": "iid", "validation_records": 1436},
 ]
 
 
@@ -653,6 +660,33 @@ def test_without_privacy_epsilon_is_infinite(tmp_path, records):
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: sim.price(records=600, clients=2, orders=2), "orders = 2 must be a list"),
+        (lambda: sim.audit_run(canaries=2.5), "canaries = 2.5 must be a whole number from 1 to"),
+        (lambda: sim.audit_run(canaries="20"), "canaries = '20' must be a whole number from 1 to"),
+        *((lambda n=n: check_records(n), f"group = {n!r} must be a") for n in ("a", None, 1.5, 0)),
+    ],
+)
+def test_what_is_no_number_is_named_with_its_bounds(call, said, tmp_path, monkeypatch):
+    """Nor is anything written. Kills a door that passes it on to arithmetic."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        call()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_settings_of_a_plug_in_are_written_as_a_file_has_them():
+    """Numbers of NumPy too, and those that JSON has not. Kills JSON in the place of TOML."""
+    given = {"a": np.float32(0.5), "b": True, "c": 'x"\n', "d": [1, 2.5], "e": math.inf}
+    text = api._value("strategy_settings", given)
+    assert tomllib.loads(f"all = {{ {text} }}")["all"] == given and "\n" not in text
+    for value in (None, {"a": 1}, object()):
+        with pytest.raises(ValueError, match=r"^strategy_settings: a = .* has no form in a file"):
+            api._value("strategy_settings", {"a": value})
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is no run directory"):
         sim.Result(tmp_path)
@@ -713,7 +747,7 @@ def test_a_price_of_wrong_sizes_is_refused_in_the_words_of_the_command():
         sim.price(clients=3, records=[4, 5])
 
 
-@pytest.mark.parametrize("sizes", [600.5, "600", [600, None]])
+@pytest.mark.parametrize("sizes", [600.5, "600", [600, None], [[600, 600]]])
 def test_a_price_is_of_whole_numbers_of_records_of_any_kind(sizes):
     """Kills sizes of other programs' kinds refused, and parts of records cut off."""
     settings = {"clients": 2, "batch_size": 20, "epsilon": 2.0}

@@ -50,7 +50,9 @@ def test_canaries_are_clients_with_records_and_have_coordinates_of_their_own():
     assert len(choose(OWNER, 4, PARAMETERS, None, KEY, 1.0).included) == 2
     assert len(choose(OWNER, 4, 3, None, KEY, 1.0).included) == 1
     for count, parameters in ((0, 53), (4, 53), (3, 2)):
-        with pytest.raises(ValueError, match=f"canaries = {count} must be from 1 to "):
+        with pytest.raises(
+            ValueError, match=f"canaries = {count} must be a whole number from 1 to "
+        ):
             choose(owner, 4, parameters, count, KEY, 1.0)
 
 

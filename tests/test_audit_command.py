@@ -235,6 +235,7 @@ def test_the_report_has_a_lower_bound_for_each_client(tmp_path):
     ("flags", "named"),
     [
         (["--canaries=0"], "canaries = 0"),
+        (["--release"], "release is on, but crafted gradients are no records"),
         (["--canaries=99999"], "canaries = 99999"),
         (["--canaries=many"], "--canaries is 'many'"),
         (["--canaries=651", "--clients=1"], "650 parameters"),

@@ -23,6 +23,18 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize(("delta", "budget"), [(1e-2, 8.0), (1e-3, 60.0), (0.5, 8.0)])
+def test_the_search_passes_over_noise_without_any_bound(delta, budget):
+    """Below some noise epsilon is infinite, and the budget is met just above it. Kills a step
+    between an infinite and a finite excess, which is no number."""
+
+    def charges(noise: float) -> dict:
+        return {SampledGaussian(0.001, noise): 20, Unprotected(1.0): int(noise < 0.12)}
+
+    noise = smallest(charges, budget, delta)
+    assert math.isfinite(noise) and accountant.epsilon(charges(noise), delta).epsilon <= budget
+
+
 @pytest.mark.parametrize(("rate", "steps", "budget", "delta"), CASES)
 def test_the_noise_found_meets_the_budget_and_hardly_more(rate, steps, budget, delta):
     noise = smallest(lambda s: {SampledGaussian(rate, s): steps}, budget, delta)

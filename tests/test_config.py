@@ -368,6 +368,15 @@ def test_records_that_are_looked_at_must_be_there(given, lacks):
     check_parts(load(None, {"mechanism": "screening", "screening_data": "own"}))
 
 
+def test_noise_that_vanishes_within_a_run_is_refused_by_its_name():
+    """Else calibration finds noise of 0, which it calls by another name. Kills a bound that counts
+    a decrease more than there are, or that is wrong by the unit."""
+    check_parts(load(None, {"noise_decay": 100.0 / 9, "rounds": 10}))
+    with pytest.raises(ValueError, match=r"noise_decay is 11\.2, which .* at most 11\.1$"):
+        check_parts(load(None, {"noise_decay": 11.2, "rounds": 10}))
+    check_parts(load(None, {"noise_decay": 1000.0, "rounds": 1}))
+
+
 def test_a_release_alone_is_refused_for_a_client_too_large_for_an_exact_sum():
     sizes = np.array([5, 2**40])
     check_sizes(load(None, {}), sizes)

@@ -95,6 +95,14 @@ def test_models_are_looked_at_now_and_then_and_the_last_one_always(tmp_path):
     assert 0 < len(ended.records) < 50 and ended.records[-1].accuracy is not None
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+def test_a_model_that_is_no_longer_finite_ends_the_run_in_its_last_round_too(tmp_path):
+    """No client sees it any more. Kills a finished run whose model is infinite."""
+    world = World(tmp_path, {"rounds": 1, "server_lr": 1e300})
+    with pytest.raises(ValueError, match="the model of round 1 is not finite"):
+        world.run()
+
+
 def test_a_fraction_is_not_rounded_up_for_its_binary_digits(tmp_path):
     """0.07 * 100 is 7.000000000000001 in floating point."""
     world = World(tmp_path, {"clients": 100, "min_records": 1, "fraction": 0.07, "rounds": 1})

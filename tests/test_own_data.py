@@ -253,6 +253,9 @@ BAD_TABLES = [
     (TABLE, {"columns": f"age = [0, 1{'0' * 400}]"}, "known.toml: age = .* neither beyond 1e.300"),
     (TABLE, {"columns": "label = [-1e308, 1e308]"}, "known.toml: label = .* neither beyond 1e.300"),
     (TABLE, {"columns": "age = [0, nan]"}, "known.toml: age = .* must be two bounds"),
+    (TABLE, {"columns": ""}, "known.toml lacks the column 'age'"),
+    (TABLE, {"columns": "# nothing is stated yet"}, "known.toml lacks the column 'age'"),
+    ("a,label\n1,1e300\n2,0\n", {}, "labels are integers 0 .. C-1"),
 ]
 
 
@@ -307,6 +310,7 @@ import torch
 X, Y = np.eye(6), [0, 1, 0, 1, 0, 1]
 def pair(): return torch.eye(6, requires_grad=True), torch.tensor(Y)
 def four(): return X, Y, X, Y
+def masked(): return np.ma.array(X, mask=X > 0.5), Y
 def named(): return {"x": X, "y": Y, "client": list("abcabc")}
 def three(): return X, Y, X
 def text(): return {"x": X, "y": [[1], [1, 2]]}
@@ -334,6 +338,7 @@ def test_a_function_gives_arrays_by_place_or_by_name(mine):
     [
         ("three", r"is a tuple of 3: give \(x, y\)"),
         ("text", "y is no array of numbers"),
+        ("masked", "x has 6 masked entries"),
         ("needy", "fails .TypeError: .*must be a function without arguments"),
         ("ends", "fails .SystemExit: no"),
         ("absent", "has no 'absent': name a function without arguments that returns"),
@@ -557,7 +562,7 @@ def test_leaf_s_users_are_clients(tmp_path):
 
 
 def test_what_is_no_data_set_is_answered_with_all_that_can_be_one(tmp_path):
-    for name in ("no/such/folder", "nowhere", "mine:1two", ":f"):
+    for name in ("no/such/folder", "nowhere", "mine:1two", ":f", ""):
         with pytest.raises(ValueError, match=r"is unknown: .*\.csv.* folder, or package.module:"):
             files.check(name, None)
     with pytest.raises(ValueError, match="~nosuch/folder is no path here"):

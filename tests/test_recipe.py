@@ -129,6 +129,23 @@ def test_a_run_that_was_begun_goes_on_where_it_was_and_no_other_settings_are_tak
             replace(run, config=other).check()
 
 
+@pytest.mark.parametrize("name", ["budget", "name", "out", "quiet", "seed"])
+def test_what_the_bench_gives_itself_is_refused_in_a_recipe(layers, tmp_path, name):
+    """Kills a seed that a recipe names and nobody takes."""
+    row = layers.rows[0].model_copy(update={"settings": layers.rows[0].settings | {name: 1}})
+    other = layers.model_copy(update={"rows": (row,)})
+    with pytest.raises(ValueError, match=f"{name} is given by sim.bench itself: leave it out"):
+        runs(other, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", ["../x", "-3", "über", "(a)"])
+def test_a_name_that_no_folder_can_have_is_refused(layers, name):
+    row = layers.rows[0].model_dump() | {"name": name}
+    given = layers.model_dump() | {"rows": [row]}
+    with pytest.raises(ValueError, match="begins with neither a letter of a to z nor a digit"):
+        recipes.Recipe(**given)
+
+
 def test_a_former_name_in_a_recipe_is_refused_with_the_new_one():
     with pytest.raises(ValueError, match="unknown setting beta: it is called dpsur_beta now"):
         recipes.checked({"lr": 1.0, "beta": -1.0})

@@ -232,6 +232,14 @@ def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert "is no run directory" in capsys.readouterr().err
 
 
+def test_a_page_in_a_folder_that_is_not_there_is_refused(tmp_path, capsys):
+    folders = [str(make(tmp_path / name)) for name in "ab"]
+    for more in ([], ["--heat-maps=2"]):
+        words = [*folders, f"--out={tmp_path / 'absent' / 'x.html'}", *more]
+        assert main_guard(command, words) == 2
+        assert "absent is no folder: create it" in capsys.readouterr().err
+
+
 def test_the_command_redraws(tmp_path, capsys):
     folder = make(tmp_path / "again")
     moved = shutil.move(folder, tmp_path / "moved")

@@ -117,7 +117,8 @@ def _tightened(
         return math.exp(high)
     last = 0.0
     while high - low > TOLERANCE:  # false position (Illinois): an end that stays twice counts half
-        middle = (low * below - high * above) / (below - above)
+        finite = above < math.inf  # at the lower end epsilon may have no bound
+        middle = (low * below - high * above) / (below - above) if finite else (low + high) / 2.0
         middle = min(max(middle, low + TOLERANCE / 4.0), high - TOLERANCE / 4.0)
         value = excess(middle)
         halved = 0.5 if last * value > 0.0 else 1.0

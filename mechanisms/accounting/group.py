@@ -43,11 +43,11 @@ class Guarantee(NamedTuple):
 
 
 def check_records(records: int) -> None:
-    """Refuse a number of records out of its bounds."""
-    if not 1 <= records <= MAX_RECORDS:
+    """Refuse what is no number of records within its bounds."""
+    if not (isinstance(records, int | np.integer) and 1 <= records <= MAX_RECORDS):
         raise ValueError(
-            f"group = {records} must be 1 to {MAX_RECORDS}; it is the number of records of one "
-            "person"
+            f"group = {records!r} must be a whole number from 1 to {MAX_RECORDS}; it is the number "
+            "of records of one person"
         )
 
 

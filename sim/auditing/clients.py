@@ -87,10 +87,11 @@ def choose(
     holders = np.unique(owner[owner >= 0])
     room = min(len(holders), parameters)
     chosen = room // 2 if count is None else count
-    if not 1 <= chosen <= room:
+    if not (isinstance(chosen, int | np.integer) and 1 <= chosen <= room):
         raise ValueError(
-            f"canaries = {chosen} must be from 1 to {room}, as each is a client with records and "
-            "has a coordinate of the model: correct --canaries, or use more --clients"
+            f"canaries = {chosen!r} must be a whole number from 1 to {room}, as each is a client "
+            "with records and has a coordinate of the model: correct --canaries, or use more "
+            "--clients"
         )
     rng, of_client = generator(key, "client canaries"), np.full(clients, -1, dtype=np.int64)
     of_client[np.sort(rng.choice(holders, chosen, replace=False))] = np.arange(chosen)

@@ -117,10 +117,10 @@ def plant(
         ValueError: fewer records than canaries, or fewer parameters than a client's canaries.
     """
     everybody = np.sort(np.concatenate(owned))
-    if not 1 <= count <= len(everybody):
+    if not (isinstance(count, int | np.integer) and 1 <= count <= len(everybody)):
         raise ValueError(
-            f"canaries = {count} must be from 1 to {len(everybody)}, the number of records: lower "
-            "--canaries"
+            f"canaries = {count!r} must be a whole number from 1 to {len(everybody)}, the number "
+            "of records: lower --canaries"
         )
     rng = generator(key, "canaries")
     records = np.sort(rng.choice(everybody, count, replace=False))

@@ -77,6 +77,11 @@ def audit(
             "unit is client, but black-box canaries are records: leave --black-box out, or use "
             "--unit record"
         )
+    if config.run.release and config.privacy.unit == "record" and not black_box:
+        raise ValueError(
+            "release is on, but crafted gradients are no records, of which the exact sums of a "
+            "release are made: add --black-box, or leave --release out"
+        )
     in_one_order(config)
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})

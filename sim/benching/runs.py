@@ -13,6 +13,9 @@ from sim.config.configuration import Config, differences, load
 from sim.config.fields import SETTINGS
 from sim.config.recipe import Cell, Recipe, Values, cells, checked, slug
 
+OURS = frozenset(("budget", "name", "out", "quiet", "seed"))
+"""Settings that a recipe has no say in."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -106,6 +109,10 @@ def config_of(cell: Cell, given: Values, central: bool) -> Config:
         ValueError: a setting is unknown or out of bounds, or one of its row is not in use; the
             message names the cell.
     """
+    if theirs := sorted(OURS & cell.settings.keys()):
+        raise ValueError(
+            f"{cell.label}: {theirs[0]} is given by sim.bench itself: leave it out of the recipe"
+        )
     try:
         settings = checked(cell.settings) | given
         return load(None, settings, central, lenient=settings.keys() - (cell.own - given.keys()))

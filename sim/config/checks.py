@@ -13,6 +13,8 @@ from sim.config.fields import Config
 from strategies import trial
 from strategies.registry import strategy_of
 
+MOST_DECAY = 100.0
+"""Largest decrease of the logarithm of the noise over a run."""
 CROSS_ENTROPY, NEXT_WORD = "cross-entropy", "next-word"
 
 
@@ -23,6 +25,7 @@ def check_parts(config: Config) -> None:
         ValueError: names the settings that contradict each other.
     """
     _check_holdout(config)
+    _check_noise_decay(config)
     _check_strategy(config)
     _check_release(config)
     _check_targets(config)
@@ -34,6 +37,16 @@ def check_parts(config: Config) -> None:
     _check_personal(config)
     if config.data.partition != "given":  # else their number is known once the records are
         check_clients(config)
+
+
+def _check_noise_decay(config: Config) -> None:
+    """Refuse noise that all but vanishes before the run ends."""
+    decay, rounds = config.privacy.noise_decay, config.rounds.rounds
+    if decay * (rounds - 1) > MOST_DECAY:
+        raise ValueError(
+            f"noise_decay is {decay:g}, which takes the noise of {rounds} rounds next to nothing: "
+            f"give at most {MOST_DECAY / (rounds - 1):.3g}"
+        )
 
 
 def check_clients(config: Config) -> None:

@@ -120,6 +120,11 @@ class Recipe(Settings):
         for kind, names in (("row", rows), ("column", columns)):
             slugs = [slug(name) for name in names]
             for name in names:
+                if not re.match("[a-z0-9]", slug(name)):
+                    raise ValueError(
+                        f"{kind} {name!r} begins with neither a letter of a to z nor a digit, as "
+                        "names of folders must: rename it"
+                    )
                 if slugs.count(slug(name)) > 1:
                     raise ValueError(
                         f"{kind} {name!r} has the name of another in letters and digits: rename one"

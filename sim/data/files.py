@@ -57,7 +57,8 @@ def check(dataset: str, data_dir: str | None) -> None:
     if dataset.endswith(ARRAYS) or is_table(dataset):
         own_file(dataset)
     elif dataset not in NAMES:
-        if not (is_hub(dataset) or is_function(dataset) or own_folder(dataset).is_dir()):
+        own = is_hub(dataset) or is_function(dataset) or own_folder(dataset).is_dir()
+        if not (dataset and own):  # an empty path would be the working directory
             raise ValueError(
                 f"dataset = {dataset!r} is unknown: {suggest(dataset, NAMES)}, the path of an "
                 ".npz, .csv, .tsv or .parquet file or of a folder, or package.module:function"

@@ -147,10 +147,11 @@ def _check(
         )
     records = len(labels)
     if clients * minimum > records:
+        most = records // minimum
+        fewer = f"use at most {most} --clients or" if most else "hold out fewer records, or use"
         raise ValueError(
             f"clients = {clients} with at least minimum = {minimum} records each are more clients "
-            f"than records ({records}) allow: use at most {records // minimum} --clients or a "
-            "smaller --min-records"
+            f"than records ({records}) allow: {fewer} a smaller --min-records"
         )
     if kind == "shards" and clients * shards_per_client > records:
         raise ValueError(

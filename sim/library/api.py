@@ -6,12 +6,12 @@ that by default the engine is ``inline`` and nothing is printed. None means "not
 """
 
 import inspect
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tomli_w
 from torch import nn
 
 from mechanisms.plugins import find
@@ -119,10 +119,12 @@ def price(
     """
     asked = _request(settings, config, preset, None, central).config
     sizes = None if records is None else np.atleast_1d(records)
-    if sizes is not None and not np.issubdtype(sizes.dtype, np.integer):
+    if sizes is not None and not (np.issubdtype(sizes.dtype, np.integer) and sizes.ndim == 1):
         raise ValueError(
             f"records = {records!r} must be whole numbers: one for all clients, or one for each"
         )
+    if orders is not None and np.ndim(orders) != 1:
+        raise ValueError(f"orders = {orders!r} must be a list of Renyi orders: give [2, 8]")
     with lent():
         outlook = outlook_of(asked, None if sizes is None else sizes.tolist())
         return figures_of(asked, prices(outlook), orders)
@@ -182,7 +184,7 @@ def _value(name: str, value: Any) -> Any:
     if name == "model" and inspect.isclass(value):
         return _named(value)
     if name.endswith("_settings") and isinstance(value, Mapping):
-        return ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items())
+        return ", ".join(f"{key} = {_toml(name, key, one)}" for key, one in value.items())
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):
@@ -192,6 +194,25 @@ def _value(name: str, value: Any) -> Any:
         wanted = "give a name, a path, or arrays (x, y, x_test, y_test)"
         raise ValueError(f"dataset is a {kind}: {wanted}")
     return setting.read(value)
+
+
+def _toml(setting: str, key: str, value: Any) -> str:
+    """A value of a plug-in's setting as TOML.
+
+    Raises:
+        ValueError: TOML has no such value.
+    """
+    plain = value.item() if isinstance(value, np.generic) else value
+    try:
+        line = tomli_w.dumps({"key": plain}).removeprefix("key = ")
+    except TypeError:
+        line = "[key]"
+    if line.startswith("[key"):  # what is no single value
+        raise ValueError(
+            f"{setting}: {key} = {value!r} has no form in a file: give a number, a text, True or "
+            "False, or a list of them"
+        )
+    return line.replace("\n", "")
 
 
 def _named(kind: type) -> str:

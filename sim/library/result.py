@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from mechanisms import durable
+from mechanisms.accounting.group import check_records
 from mechanisms.layout import Layout
 from server import closing, paid
 from server.guarantees import Guarantee, guarantees
@@ -114,6 +115,7 @@ class Result:
         Raises:
             ValueError: the run is not finished, or a ledger file is damaged or missing.
         """
+        check_records(records)
         rows = spent(self.folder, None, records)["clients"]
         return max((row["epsilon_group"] for row in rows), default=0.0)
 

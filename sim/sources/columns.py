@@ -27,6 +27,9 @@ MAX_CATEGORIES = 1_000
 MAX_BOUND = 1e300
 """Largest bound of a column: the distance between two is a finite number."""
 
+MAX_WHOLE = 2.0**53
+"""Numbers from here on are no longer exact, so they count no classes."""
+
 Known = Mapping[str, list[Any]]
 """By column: two numbers, the bounds; or texts, the categories."""
 
@@ -42,7 +45,7 @@ def arrays(path: Path, data: Data) -> dict[str, np.ndarray]:
     """
     columns = tables.read(path)
     known = _known(expanded(data.columns), columns) if data.columns else {}
-    if known and (lacking := columns.keys() - known.keys() - {data.client_column}):
+    if data.columns and (lacking := columns.keys() - known.keys() - {data.client_column}):
         raise ValueError(
             f"{data.columns} lacks the column {min(lacking)!r} of {path}: state all, so that "
             "nothing is read off the table"
@@ -96,7 +99,8 @@ def _labels(columns: tables.Columns, name: str, known: Known, path: Path) -> np.
         return _scaled(numbers, known[name], place)
     if numbers is None:
         return _codes(values, None, place)[0]
-    return numbers.astype(np.int64) if (numbers == np.round(numbers)).all() else numbers
+    whole = (numbers == np.round(numbers)) & (np.abs(numbers) < MAX_WHOLE)
+    return numbers.astype(np.int64) if whole.all() else numbers
 
 
 def _scaled(numbers: np.ndarray | None, known: list[Any], place: str) -> np.ndarray:

@@ -49,6 +49,11 @@ def by_name(given: Any, said: str) -> dict[str, np.ndarray]:
 
 def _array(name: str, given: Any, said: str) -> np.ndarray:
     """The given array, or that of a tensor or list."""
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise ValueError(
+            f"{said}: {name} has {np.ma.count_masked(given)} masked entries, which would count: "
+            "fill them in, or drop their records"
+        )
     try:
         return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except (TypeError, ValueError, RuntimeError) as fault:
