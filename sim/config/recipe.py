@@ -120,9 +120,9 @@ class Recipe(Settings):
         for kind, names in (("row", rows), ("column", columns)):
             slugs = [slug(name) for name in names]
             for name in names:
-                if not re.match("[a-z0-9]", slug(name)):
+                if kind == "row" and not re.match("[a-z0-9]", slug(name)):
                     raise ValueError(
-                        f"{kind} {name!r} begins with neither a letter of a to z nor a digit, as "
+                        f"row {name!r} begins with neither a letter of a to z nor a digit, as "
                         "names of folders must: rename it"
                     )
                 if slugs.count(slug(name)) > 1:
