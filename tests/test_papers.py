@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import ClassicClaim, PaperClaim
 from sim.benching.runs import config_of
@@ -133,6 +134,17 @@ def test_dpsurs_probabilities_of_acceptance_are_those_of_its_formula():
         for kind, sign in (("better", 1.0), ("worse", -1.0)):
             exact = 50.0 * (1 + math.erf((beta + sign) / 2 / math.sqrt(2)))
             assert PAPERS[DPSUR]["figure-5"][place][kind] == pytest.approx(exact, abs=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.8, 1.0, 1.3])
+def test_chances_of_acceptance_differ_most_at_a_threshold_of_zero(noise):
+    """Not around -1, as DPSUR's text reads off its Figure 6; worse steps' share does fall."""
+    found = {beta / 10: Acceptance.of_noisy_loss(0.01, noise, beta / 10) for beta in range(-35, 6)}
+    gain = {beta: one.highest - one.lowest for beta, one in found.items()}
+    worse = [one.lowest / (one.lowest + one.highest) for one in found.values()]
+    assert max(gain, key=lambda beta: gain[beta]) == 0.0 and worse == sorted(worse)
+    if noise == 1.0:
+        assert (gain[0.0], gain[-1.0]) == pytest.approx((0.383, 0.341), abs=5e-4)
 
 
 @pytest.mark.parametrize(("data", "epochs"), [("MNIST", 40), ("FMNIST", 40), ("CIFAR-10", 30)])
