@@ -22,6 +22,13 @@ from sim.phases.prices import Entries, Price, figures_of, of_best, outlook_of, p
 CLIENT = (0,)
 
 
+OF_A_RUN = (
+    "A quantity that only a run gives was taken for granted: no guarantee of a run, in which it is "
+    "bounded beforehand, or released and paid for."
+)
+"""The caveat of a figure for a given norm sum or given eigenvalues."""
+
+
 def answer(question: Question) -> Entries:
     """The answer to a parsed command line of ``sim.account``.
 
@@ -40,6 +47,8 @@ def answer(question: Question) -> Entries:
     if question.eigenvalues is not None:
         scales = [e.smallest_scale for e in price.charges if isinstance(e, HeterogeneousGaussian)]
         result |= {"effective_noise_multiplier": result["noise_multiplier"] * min([1.0, *scales])}
+    if question.norm_sum is not None or question.eigenvalues is not None:
+        result["caveats"] = [*result["caveats"], OF_A_RUN]
     named = zip(("trials", "norm_sum", "eigenvalues"), question.found, strict=True)
     return result | {name: value for name, value in named if value is not None}
 
