@@ -17,6 +17,7 @@ from sim.account import command
 from sim.commands.account import FIRST_WORDS
 from sim.commands.guard import main_guard
 from sim.config import caveats
+from sim.phases import questions
 from sim.showing import account as shown
 from sim.showing import wording
 from tests.vouched import vouch
@@ -86,7 +87,7 @@ CASES: dict[str, Row] = {
         SGM | DPIS | {"sample_rate": 0.0125, "records": 4000, "clip_norm": 0.7, "norm_sum": 1400.0},
         {events.ImportanceSampledGaussian(50.0, 0.7, 1400.0, 4000.0, 0.85): 700},
         {},
-        [],
+        [questions.OF_A_RUN],
     ),
     "dphero": (
         {"hero_floor": 0.2, "hero_refresh": 3, "hero_clipping": "isotropic"} | SGM,
@@ -104,7 +105,7 @@ CASES: dict[str, Row] = {
         | SGM,
         {events.HeterogeneousGaussian(0.013, 0.85, SCALE): 700},
         {"effective_noise_multiplier": 0.85 * SCALE},
-        [],
+        [questions.OF_A_RUN],
     ),
     "screening public-test": (
         SGM | SCREENING | {"screening_data": "public", "forced_after": 4, "trials": 900},

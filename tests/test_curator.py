@@ -526,6 +526,6 @@ def test_attacks_and_audits_refuse_what_they_cannot_train(tmp_path):
     given = configuration.load(None, CLIENT_UNIT | {"clients": 20, "out": str(tmp_path)})
     with pytest.raises(ValueError, match="unit is client, but black-box"):
         audit(given, None, True, 0.95)
-    with pytest.raises(ValueError, match="canaries = 21 must be from 1 to 20"):
+    with pytest.raises(ValueError, match="canaries = 21 must be a whole number from 1 to 20"):
         audit(given, 21, False, 0.95)
     assert not list(tmp_path.glob("*/config.toml"))
