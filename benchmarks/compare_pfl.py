@@ -8,6 +8,8 @@
     none     `python -m sim.run --mechanism none`: the same without privacy
     dpsgd    the same under local DPSGD, for what privacy adds
 
+``--bf16`` is given to ours; pfl computes in float32 either way.
+
 Whole commands in turns, each one process with one thread; with ``--processes 2`` pfl's under
 `torchrun` and ours in Ray's two workers; with ``--processes 0`` each as it starts by itself, pfl as
 one process with torch's own number of threads and ours by its default engine. Two convolutions and
@@ -106,12 +108,12 @@ def run_pfl(python: str, processes: int, records: Path, rounds: int) -> dict:
     }
 
 
-def run_ours(side: str, processes: int, records: Path, rounds: int) -> dict:
-    """One run of ours."""
+def run_ours(side: str, processes: int, records: Path, rounds: int, flags: list[str]) -> dict:
+    """One run of ours, with further flags."""
     engines = {0: (), 1: ("--engine=inline",)}
     engine = engines.get(processes, ("--engine=ray", f"--workers={processes}"))
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sim.run", *FLAGS, *engine, *SIDES[side]]
+        command = [sys.executable, "-m", "sim.run", *FLAGS, *engine, *SIDES[side], *flags]
         command += [f"--dataset={records}", f"--rounds={rounds}", f"--out={folder}", "--name=run"]
         cpu, _ = cpu_seconds(command, processes)
         lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
@@ -136,6 +138,7 @@ def main() -> None:
         default=1,
         help="where clients are trained; 0: as each starts by itself",
     )
+    parser.add_argument("--bf16", action="store_true", help="ours by bfloat16 factors")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -147,7 +150,8 @@ def main() -> None:
         for _ in range(arguments.repeats):
             given = arguments.processes, records, arguments.rounds
             runs.append(run_pfl(os.path.abspath(arguments.pfl_python), *given))
-            runs += [run_ours(side, *given) for side in arguments.sides]
+            flags = ["--bf16"] if arguments.bf16 else []
+            runs += [run_ours(side, *given, flags) for side in arguments.sides]
             for run in runs[-1 - len(arguments.sides) :]:
                 print(json.dumps(run), file=sys.stderr, flush=True)
     figures = ("round", "cpu") if arguments.processes == 1 else ("round",)

@@ -211,6 +211,7 @@ RANGES: dict[type[Settings], dict[str, tuple[object, tuple, tuple]]] = {
         "gpus_per_worker": (None, (None, 0.0), (-TINY,)),
         "device": ("auto", ("cpu", "cuda"), ("gpu",)),
         "tf32": (False, (True,), (1,)),
+        "bf16": (False, (True,), (1,)),
         "out": ("runs", ("elsewhere",), (None,)),
         "name": (
             None,

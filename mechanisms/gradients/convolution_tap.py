@@ -66,10 +66,11 @@ class ConvolutionTap(Tap):
         layer = self._layer
         plain = layer.padding_mode == "zeros"
         padded, padding = (x, layer.padding) if plain else (pad(layer, x), 0)
-        weight, bias = self._own["weight"], self._own.get("bias")
+        bias = self._factor(self._own["bias"]) if "bias" in self._own else None
+        factors = self._factor(padded), self._factor(self._own["weight"])
         convolve = each_client if x.device.type == "cpu" else all_clients
         geometry = layer.stride, padding, layer.dilation
-        output = convolve(padded, weight, bias, geometry, layer.groups)
+        output = convolve(*factors, bias, geometry, layer.groups).to(x.dtype)
         return output, output, x.detach()
 
     def _form(self, name: str, kept: Tensor, gradient: Tensor, matrix: Tensor | None) -> Form:

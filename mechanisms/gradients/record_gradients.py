@@ -54,10 +54,15 @@ class RecordGradients:
     The first records of a shape decide how gradients are computed (`Routes`); `is_tapped` tells.
     The module is copied, and must give one tensor for a batch. An object serves one thread.
 
+    With `bf16`, convolutions and dense layers multiply factors rounded to bfloat16 (8 binary
+    digits) on the way to the losses and back. What a record's gradient is made from there has the
+    digits of float32 again, so norms, factors and sums fit to each other as before.
+
     Raises ValueError if the module has no trainable parameter, or a layer that
     `refuse_mixing_layers` refuses, or if `max_records` or `memory_limit` is below 1. Gradients and
     losses raise it, from the first records on, for a module that is seen to mix records
-    (`gradients.record_trial`) or has a state (`gradients.module_state`).
+    (`gradients.record_trial`) or has a state (`gradients.module_state`); gradients, with `bf16`,
+    for one that is not tapped.
     """
 
     def __init__(
@@ -67,11 +72,12 @@ class RecordGradients:
         *,
         max_records: int | None = None,
         memory_limit: int | None = None,
+        bf16: bool = False,
     ) -> None:
         refuse_mixing_layers(module)
         self.layout = Layout.of(module)
         self._module = copy.deepcopy(module)
-        self._routes = Routes(self._module, loss, self.layout)
+        self._routes = Routes(self._module, loss, self.layout, bf16)
         self._alone = needs_single_clients(self._module)
         entry_size = max(p.element_size() for p in self._module.parameters())
         self._passes = Passes(max_records, memory_limit, entry_size)

@@ -51,10 +51,10 @@ class Route:
 
 
 class Routes:
-    """The routes of one module and loss by shape of a record, cached."""
+    """The routes of one module and loss by shape of a record, cached; `bf16` is that of taps."""
 
-    def __init__(self, module: nn.Module, loss: Loss, layout: Layout) -> None:
-        self._module, self._loss, self._layout = module, loss, layout
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, bf16: bool = False) -> None:
+        self._module, self._loss, self._layout, self._bf16 = module, loss, layout, bf16
         self._snapshot = Snapshot(module)
         self._routes: dict[tuple[object, ...], Route] = {}
         self._general: dict[tuple[object, ...], Looped | Vectorized] = {}
@@ -151,7 +151,7 @@ class Routes:
         Only types and shapes matter: trials use made-up records. Errors of the model pass through.
 
         Raises:
-            ValueError: the model mixes records, or has a state.
+            ValueError: the model mixes records, or has a state; or no taps, which bf16 needs.
         """
         key = (_key(x), _key(y))
         if key not in self._routes:
@@ -161,6 +161,11 @@ class Routes:
         return route if fits else self._general_route(x, y)
 
     def _general_route(self, x: Tensor, y: Tensor) -> Route:
+        if self._bf16:
+            raise ValueError(
+                "bf16 = true has no effect on a model whose gradients are computed one record at a "
+                "time, as this one's are: leave it out"
+            )
         return Route(self.general(x, y), self._layout.size)
 
     def independent(self, x: Tensor, y: Tensor) -> bool:
@@ -253,7 +258,9 @@ class Routes:
         rounding = (torch.zeros_like(floors[0]), *floors[1:])
         if not all(map(partial(_agree, trial.tolerance), rounding, found, expected)):
             return self._general_route(x, y)
-        return Route(Tapped(program, loss, self._layout, self.arranged), found[0].entries // 2)
+        return Route(
+            Tapped(program, loss, self._layout, self.arranged, self._bf16), found[0].entries // 2
+        )
 
 
 def needs_single_clients(module: nn.Module) -> bool:

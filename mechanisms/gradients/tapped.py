@@ -43,16 +43,21 @@ class Tapped:
     around its layer, operations that mix records).
 
     `arranged` brings the folded records `[K * B, ...]` into the memory format that suits the
-    module.
+    module. `bf16` is that of the taps.
     """
 
     def __init__(
-        self, module: nn.Module, loss: Loss, layout: Layout, arranged: Callable[[Tensor], Tensor]
+        self,
+        module: nn.Module,
+        loss: Loss,
+        layout: Layout,
+        arranged: Callable[[Tensor], Tensor],
+        bf16: bool = False,
     ) -> None:
         self._module = copy.deepcopy(module)
         self._loss, self._layout, self._arranged = loss, layout, arranged
         trained = [(path, one) for path, one in self._module.named_modules() if _trains(one)]
-        self._taps = {path: _tap(path, layer) for path, layer in trained}
+        self._taps = {path: _tap(path, layer, bf16) for path, layer in trained}
         names = [_join(path, name) for path, tap in self._taps.items() for name in tap.trainable]
         if sorted(names) != sorted(layout.names):
             raise Untappable("a parameter belongs to several layers")
@@ -126,13 +131,13 @@ class Tapped:
             return self._loss(output, y.flatten(0, 1)), named
 
 
-def _tap(path: str, layer: nn.Module) -> Tap:
+def _tap(path: str, layer: nn.Module, bf16: bool) -> Tap:
     kind = next((t for t in _TAPS if isinstance(layer, t)), None)
     if kind is None or type(layer).forward is not kind.forward or not _TAPS[kind].follows(layer):
         raise Untappable(
             f"layer '{path}' ({type(layer).__name__}) is of no kind that can be tapped"
         )
-    tap = _TAPS[kind](layer)
+    tap = _TAPS[kind](layer, bf16)
     layer.forward = tap.forward  # type: ignore[method-assign]
     return tap
 

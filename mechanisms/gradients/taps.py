@@ -25,10 +25,14 @@ class Untappable(RuntimeError):
 
 
 class Tap(ABC):
-    """One layer's stand-in: `bind` the clients' weights, run the model, take the `forms`."""
+    """One layer's stand-in: `bind` the clients' weights, run the model, take the `forms`.
 
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer = layer
+    With `bf16`, a convolution or a dense layer multiplies bfloat16 factors in the forward and the
+    backward pass.
+    """
+
+    def __init__(self, layer: nn.Module, bf16: bool = False) -> None:
+        self._layer, self._bf16 = layer, bf16
         self.trainable = [
             name for name, p in layer.named_parameters(recurse=False) if p.requires_grad
         ]
@@ -103,6 +107,11 @@ class Tap(ABC):
     @abstractmethod
     def _form(self, name: str, kept: Any, gradient: Tensor, matrix: Tensor | None) -> Form: ...
 
+    def _factor(self, tensor: Tensor) -> Tensor:
+        """A factor of the layer's products, in the type that they are computed in."""
+        short = self._bf16 and tensor.dtype == torch.float32
+        return tensor.bfloat16() if short else tensor
+
     def _by_client(self, folded: Tensor) -> Tensor:
         return folded.unflatten(0, (self._clients, self._records))
 
@@ -124,7 +133,8 @@ class LinearTap(Tap):
 
     def _apply(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, bias = self._own["weight"], self._own.get("bias")
-        output = linear(self._by_client(x).flatten(1, -2), weight)
+        factors = self._by_client(x).flatten(1, -2), weight
+        output = linear(*map(self._factor, factors)).to(x.dtype)
         if bias is not None:
             output = output + bias.unsqueeze(1)
         # in the first layer, without a bias, the output has no graph yet

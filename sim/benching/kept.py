@@ -31,7 +31,7 @@ NEWER = {
     **dict.fromkeys(("client_column", "columns", "metric")),
     **dict.fromkeys(("mechanism_settings", "strategy_settings", "partition_settings")),
     **dict.fromkeys(("features_settings", "init_from")),
-    **{"tf32": False, "sampling": "poisson", "trust": "local", "unit": "record"},
+    **{"tf32": False, "bf16": False, "sampling": "poisson", "trust": "local", "unit": "record"},
     **{"honest": 1.0, "aggregate_bits": 32, "dropout": 0.0, "evaluation": "basic"},
     **{"noise_bands": 1, "attackers": 0.0, "attack_factor": -1.0, "budgets": None},
     **{"personal_layers": None, "client_holdout": 0.0, "dropout_trace": None},

@@ -181,6 +181,10 @@ class Execution(Settings):
     tf32: bool = False
     """on a GPU, products of float32 by the first 10 binary digits of their factors, except in sums
     of clipped gradients: faster, but affects results"""
+    bf16: bool = False
+    """forward and backward passes of convolutions and dense layers by the first 8 binary digits of
+    their factors, not the gradients of weights that are clipped, nor their sums: faster on a
+    processor that computes with bfloat16, but affects results"""
     out: str = "runs"
     """parent folder of run directories"""
     name: str | None = None

@@ -83,7 +83,8 @@ class Job:
         limit = None if local.memory_limit is None else local.memory_limit * MEBIBYTE
         module = copy.deepcopy(self.model).to(self.device)
         loss = self.objective.loss
-        return RecordGradients(module, loss, max_records=local.max_records, memory_limit=limit)
+        bf16, most = self.config.run.bf16, local.max_records
+        return RecordGradients(module, loss, max_records=most, memory_limit=limit, bf16=bf16)
 
     @property
     def objective(self) -> Objective:
