@@ -167,25 +167,26 @@ def tuned(folder, *words: str) -> int:
 
 def test_runs_are_drawn_once_and_kept(tmp_path):
     file, few = tmp_path / "drawn.json", Tries(6.0, cells(tmp_path))
-    places = few.places(file, tmp_path / "out")
-    assert places == few.places(file, tmp_path / "out") and set(places) <= {
+    drawn = few.drawn(file, tmp_path / "out")
+    assert drawn == few.drawn(file, tmp_path / "out")
+    assert {(row, column) for row, column, _ in drawn} <= {
         (r, c) for r in ("slow", "fast") for c in "13"
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for other in (Tries(7.0, few.cells), Tries(6.0, few.cells[:3])):
         with pytest.raises(ValueError, match="--tries 6 from other or the same cells"):
-            other.places(file, tmp_path / "out")
+            other.drawn(file, tmp_path / "out")
     whole = file.read_text()
     for text in ("[]", "{}", "[" * 5000, whole.replace('"runs": [[', '"runs": [[[], '), "no"):
         file.write_text(text)
         with pytest.raises(
             ValueError, match=r"drawn.json is damaged \(.*\): restore it from a copy"
         ):
-            few.places(file, tmp_path / "out")
+            few.drawn(file, tmp_path / "out")
     file.unlink()  # they were drawn anew: a second look at the records, which nobody counted
     (tmp_path / "out" / "a-run").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"drawn.json is missing, but .* restore it from a copy"):
-        few.places(file, tmp_path / "out")
+        few.drawn(file, tmp_path / "out")
     assert not file.exists()
 
 
@@ -193,13 +194,29 @@ def test_the_number_of_runs_is_geometric_and_cells_are_equally_likely(tmp_path):
     """False alarm: 5 sigma. Kills a coin before the first run, and a first or last cell that is
     never drawn."""
     few, n, mean = cells(tmp_path), 4_000, 3.0
-    drawn = [Tries(mean, few)._drawn([["a"], ["b"], ["c"]]) for _ in range(n)]
+    drawn = [Tries(mean, few)._draw([["a"], ["b"], ["c"]]) for _ in range(n)]
     counts = np.bincount([len(one) for one in drawn])[1:4] / n
     law = np.array([1 / 3, 2 / 9, 4 / 27])
     assert np.abs(counts - law).max() < 5 * np.sqrt(law.max() / n)
-    names, found = np.unique([name for one in drawn for (name,) in one], return_counts=True)
+    names, found = np.unique([name for one in drawn for name, _ in one], return_counts=True)
     assert list(names) == ["a", "b", "c"]
     assert np.abs(found / found.sum() - 1 / 3).max() < 5 * math.sqrt(0.25 / n)
+
+
+def test_a_run_s_seed_says_nothing_of_its_position(tmp_path):
+    """Seeds are uniform, whatever came before. The released model tells its seed, and Theorem 27 is
+    of runs alike, of which nobody learns how many there were. False alarm: 5 sigma. Kills seeds
+    that count, and those that a sweep has in common with others."""
+    few = cells(tmp_path)
+    drawn = [Tries(4.0, few)._draw([["a"]]) for _ in range(500)]
+    for runs in (
+        [one[0] for one in drawn],
+        [one[3] for one in drawn if len(one) > 3],
+    ):
+        seeds = np.array([seed for _, seed in runs])
+        assert len(set(seeds)) == len(seeds) and seeds.min() >= 0
+        highs = seeds[:, None] >> np.array([0, 20, 40, 62]) & 1
+        assert np.abs(highs.mean(axis=0) - 0.5).max() < 5 * 0.5 / math.sqrt(len(seeds))
 
 
 @pytest.mark.parametrize(
@@ -261,13 +278,17 @@ def test_cells_that_were_not_drawn_are_priced_too(tmp_path, monkeypatch):
 def test_a_recipe_is_tried_from_start_to_end(tmp_path, capsys, monkeypatch):
     """The command trains what was drawn, goes on without drawing again, and names the best run of
     its table; its epsilon is the one that `sim.account` gives for the dearest cell."""
-    drawn = [["slow", "3"], ["slow", "3"], ["fast", "1"]]
-    monkeypatch.setattr(Tries, "_drawn", lambda *_: drawn)
+    drawn = [["slow", "3", 70], ["slow", "3", 5], ["fast", "1", 2**63 - 1]]
+    monkeypatch.setattr(Tries, "_draw", lambda *_: drawn)
     path = str(recipe(tmp_path))
     assert tuned(tmp_path, path, "--tries=3") == 0
     said = capsys.readouterr().out
     runs = sorted((tmp_path / "out" / "rates-certified").iterdir())
-    assert [run.name for run in runs] == ["fast_1_seed-2", "slow_3_seed-0", "slow_3_seed-1"]
+    assert [run.name for run in runs] == [
+        "fast_1_seed-9223372036854775807",
+        "slow_3_seed-5",
+        "slow_3_seed-70",
+    ]
     accuracy = {run: json.loads((run / "summary.json").read_text())["accuracy"] for run in runs}
     best = said[said.index("The best run is ") :].splitlines()
     assert accuracy[next(run for run in runs if str(run) in best[0])] == max(accuracy.values())
@@ -276,7 +297,7 @@ def test_a_recipe_is_tried_from_start_to_end(tmp_path, capsys, monkeypatch):
     again = capsys.readouterr().out
     assert (
         again[again.index("The best run is ") :].splitlines() == best
-        and "seed 0: done" not in again
+        and "seed 5: done" not in again
     )
     words = ["--clients=1", "--dataset=digits", "--rounds=1", "--epsilon=3"]
     words += ["--steps=2", "--sample-rate=0.1"]
@@ -288,7 +309,7 @@ def test_a_recipe_is_tried_from_start_to_end(tmp_path, capsys, monkeypatch):
 
 def test_no_run_is_the_best_before_all_have_ended(tmp_path, capsys, monkeypatch):
     """Nor is anything trained in place of the one that failed."""
-    monkeypatch.setattr(Tries, "_drawn", lambda *_: [["slow", "3"], ["fast", "1"]])
+    monkeypatch.setattr(Tries, "_draw", lambda *_: [["slow", "3", 0], ["fast", "1", 9]])
     path = str(recipe(tmp_path))
     monkeypatch.setattr(
         "sim.benching.lanes.play", lambda run: "no memory" if run.seed else play(run)

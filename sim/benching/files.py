@@ -31,10 +31,11 @@ class Table:
         if self.tries is None:
             self.runs = runs(given.seeds)
         else:
-            places = self.tries.places(self.file("tries.json"), self.path)
-            drawn = runs(range(len(places)))
+            drawn = self.tries.drawn(self.file("tries.json"), self.path)
             self.runs = [
-                run for run in drawn if (run.cell.row, run.cell.column) == places[run.seed]
+                run
+                for run in runs([seed for *_, seed in drawn])
+                if (run.cell.row, run.cell.column, run.seed) in drawn
             ]
         self.faults: dict[Run, str] = {}
 

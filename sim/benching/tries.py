@@ -1,7 +1,8 @@
 """The best of a random number of runs: tuning whose price is part of the guarantee.
 
-Each run is of a cell drawn at random, with a seed of its own, and after each one a coin says
-whether it was the last (`mechanisms.accounting.choosing`).
+Each run is of a cell drawn at random, with a seed drawn at random, and after each one a coin says
+whether it was the last (`mechanisms.accounting.choosing`). Seeds must not count the runs: a model
+tells its seed by its first parameters, and a high count would tell how many runs there were.
 """
 
 import json
@@ -56,8 +57,8 @@ class Tries:
                     "run may train on what another is judged by"
                 )
 
-    def places(self, path: Path, folder: Path) -> list[tuple[str, str]]:
-        """Row and column of each run, whose seed is its position; ``folder`` has their directories.
+    def drawn(self, path: Path, folder: Path) -> list[tuple[str, str, int]]:
+        """Row, column and seed of each run; ``folder`` has their directories.
 
         They are drawn by the operating system's entropy, and kept at ``path``, unless runs are
         there: a second draw would be a further look at the records.
@@ -72,13 +73,13 @@ class Tries:
                 "restore it from a copy, or give another --out and count both"
             )
         names = [[run.cell.row, run.cell.column] for run in self.cells]
-        content = {"mean": self.mean, "cells": names, "runs": self._drawn(names)}
+        content = {"mean": self.mean, "cells": names, "runs": self._draw(names)}
         durable.make_folder(path.parent)
         durable.create(path, json.dumps(content).encode() + b"\n", private=True)
         try:
             kept = json.loads(durable.read(path))
             mean, cells = float(kept["mean"]), kept["cells"]
-            runs = [(row, column) for row, column in kept["runs"]]
+            runs = [(str(row), str(column), int(seed)) for row, column, seed in kept["runs"]]
             if not runs:
                 raise ValueError("it has no runs")
         except (ValueError, LookupError, TypeError, RecursionError) as fault:
@@ -93,17 +94,18 @@ class Tries:
             )
         return runs
 
-    def _drawn(self, names: Sequence[list[str]]) -> list[list[str]]:
-        entropy, found = SystemEntropy(), list[list[str]]()
+    def _draw(self, names: Sequence[list[str]]) -> list[list[str | int]]:
+        entropy, found = SystemEntropy(), list[list[str | int]]()
         while True:
-            found.append(names[int(entropy.integers(0, len(names), 1)[0])])
+            name = names[int(entropy.integers(0, len(names), 1)[0])]
+            found.append([*name, int(entropy.integers(0, 2**63, 1)[0])])
             if entropy.random(1)[0] < 1.0 / self.mean:
                 return found
 
     def verdict(self, runs: Sequence[Run]) -> str:
         """Which of the finished runs is the best, and what it costs to release it.
 
-        Of equal accuracies the first counts, as positions mean nothing.
+        Of equal accuracies the first counts, as the order means nothing.
 
         Raises:
             ValueError: a run has no accuracy.
@@ -120,6 +122,6 @@ class Tries:
             f"The best run is {best.cell.label}, seed {best.seed}, with {100 * max(scores):.2f} %: "
             f"{best.folder}\nReleased alone, it has certified epsilon "
             f"{wording.epsilon(epsilon, infinite='infinite')} at delta {delta:g}. Keep to yourself "
-            "how many runs there were and what the others gave: whoever sees them all has the sum "
-            "of their epsilons."
+            "how many runs there were, what the others gave, and when which was trained: whoever "
+            "sees them all has the sum of their epsilons."
         )
