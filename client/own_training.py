@@ -98,8 +98,8 @@ class RecordDp:
             node: Flower's ``context.node_config``, which says whose data they are.
 
         Raises:
-            ValueError: the budget is used up; records and targets or the module do not fit. The
-                module is as it was.
+            ValueError: the budget is used up; records and targets, the module or the loss do not
+                fit. The module is as it was.
         """
         x, y = (_tensor(one) for one in (x, y))
         if not 0 < len(x) == len(y):
@@ -116,6 +116,7 @@ class RecordDp:
         own, plan = OwnLedger.of(self._home, node), self.plan(len(y))
         with _one_thread():
             gradients = RecordGradients(module, self.loss)
+            _try(gradients, x, y)
             start = gradients.layout.initial(module)
             with own.next_round(plan, self.rounds) as (ledger, nth):
                 here = np.array([own.client])
@@ -159,6 +160,23 @@ class RecordDp:
 @functools.cache
 def _plan(privacy: Privacy, steps: int, rounds: int, records: int) -> Plan:
     return plan_table(privacy, None, steps, rounds, np.array([records])).of(0)
+
+
+def _try(gradients: RecordGradients, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Try module and loss on made-up records, before anything is charged.
+
+    Raises:
+        ValueError: one of them fails, or mixes records.
+    """
+    made_up = (torch.zeros_like(one[:1]).expand(2, *one.shape[1:])[None] for one in (x, y))
+    try:
+        gradients.refuse_mixing(*made_up)
+    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"the module or the loss fails on made-up records, x {list(x.shape[1:])} and y "
+            f"{list(y.shape[1:])} each ({reason}): correct it; nothing was charged"
+        ) from error
 
 
 def _tensor(values: Any) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Append-only files of JSON lines in which damage shows.
 
 Each line ends with its number and a checksum chained to the line before, the first one's to the
-file's name: a line that was changed, lost, moved or copied from another file does not match. A
-crash can only tear the last line: its end is missing, or sectors of it are zero.
+file's name: a line that was changed, lost, moved or copied from another file does not match. Lines
+that were appended together say which was the first of them, since a crash can only tear the last
+append: its end is missing, or sectors of it are zero.
 """
 
 import fcntl
@@ -21,7 +22,11 @@ from mechanisms.durable import PRIVATE_FILE, make_folder, naming, read, sync_fol
 CHAIN_BYTES = 8
 MAX_END_BYTES = 80
 MAX_FAULT_CHARACTERS = 400
-_END = re.compile(rb', "number": ([0-9]{1,18}), "chain": "([0-9a-f]{16})"\}\Z')
+_END = re.compile(
+    rb'(?:, "first": (?P<first>[0-9]{1,18}))?, "number": (?P<number>[0-9]{1,18})'
+    rb', "chain": "(?P<chain>[0-9a-f]{16})"\}\Z'
+)
+_ZEROS = b"\0\0"
 T = TypeVar("T")
 
 
@@ -38,10 +43,14 @@ def start(path: Path) -> Place:
     return Place(0, path.name)
 
 
-def sealed(record: Mapping[str, Any], before: Place) -> tuple[bytes, Place]:
-    """The line of a record that follows a place, and the place after it."""
+def sealed(
+    record: Mapping[str, Any], before: Place, first: int | None = None
+) -> tuple[bytes, Place]:
+    """The line of a record that follows a place, and the place after it; ``first`` is the number of
+    the first line of its append, if that is another one."""
     number = before.number + 1
-    text = f'{json.dumps(record)[:-1]}, "number": {number}'.encode()
+    together = "" if first in (None, number) else f', "first": {first}'
+    text = f'{json.dumps(record)[:-1]}{together}, "number": {number}'.encode()
     chain = _chain(before, text)
     return text + f', "chain": "{chain}"}}\n'.encode(), Place(number, chain)
 
@@ -64,6 +73,7 @@ def records(
             after = _after(place, text)
             record = json.loads(text, object_pairs_hook=_unique)
             del record["number"], record["chain"]
+            record.pop("first", None)
             parsed = parse(record)
         except (ValueError, TypeError, AttributeError, RecursionError) as fault:
             said = str(fault)[:MAX_FAULT_CHARACTERS]
@@ -100,27 +110,39 @@ def _after(place: Place, text: bytes) -> Place:
     end = _END.search(text)
     if end is None:
         raise ValueError("it has no checksum, as the unreleased 0.1.0 wrote it at first")
-    number, chain = int(end[1]), end[2].decode()
+    number, chain = int(end["number"]), end["chain"].decode()
     if number != place.number + 1:
         raise ValueError(f"it is number {number}: a line is missing or out of order")
-    if chain != _chain(place, text[: end.start(2) - len(', "chain": "')]):
+    if chain != _chain(place, text[: end.start("chain") - len(', "chain": "')]):
         raise ValueError("its checksum does not match")
     return Place(number, chain)
 
 
 def whole(data: bytes) -> bytes:
-    """A file's data without a torn last line.
+    """A file's data up to where its last append is torn.
 
     A line that lacks only its newline is not torn: it is given one. Two zero bytes in a row are of
     a sector that never reached the disk, as no line has them, nor one with a flipped bit.
     """
+    torn = data.find(_ZEROS)
+    if torn >= 0 and _in_last_append(data, torn):
+        return data[: data.rfind(b"\n", 0, torn) + 1]
     end = data.rfind(b"\n") + 1
     rest = data[end:]
     line = rest[: rest.rfind(b"}") + 1]
-    if _END.search(line):
-        return data[:end] + line + b"\n"
-    last = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    return data[:last] if not rest and b"\0\0" in data[last:] else data[:end]
+    return data[:end] + line + b"\n" if _END.search(line) else data[:end]
+
+
+def _in_last_append(data: bytes, torn: int) -> bool:
+    """Whether all that comes after the line of a place in a file's data was appended with it."""
+    number = data.count(b"\n", 0, torn) + 1
+    for text in list(_lines(data[torn:]))[1:]:
+        end = _END.search(text)
+        if end is None and _ZEROS not in text:
+            return False
+        if end is not None and int(end["first"] or end["number"]) > number:
+            return False
+    return True
 
 
 def last_place(path: Path) -> Place:
@@ -135,7 +157,7 @@ def last_place(path: Path) -> Place:
         tail = file.read()
     end = _END.search(tail[:-1]) if tail.endswith(b"\n") else None
     if end is not None:
-        return Place(int(end[1]), end[2].decode())
+        return Place(int(end["number"]), end["chain"].decode())
     places = [place for place, _ in records(path, whole(read(path)), dict)]
     return places[-1] if places else start(path)
 
@@ -144,7 +166,7 @@ class Journal:
     """A file of such lines, open for appending; private to its owner (mode 0600).
 
     Args:
-        path: the file; made with its folder if absent. A torn last line is cut off with a warning.
+        path: the file; made with its folder if absent. What is torn is cut off with a warning.
         see: called with each record that the file holds.
 
     Raises:
@@ -181,7 +203,7 @@ class Journal:
             )
         place, lines = self.place, []
         for record in new:
-            line, place = sealed(record, place)
+            line, place = sealed(record, place, self.place.number + 1)
             lines.append(line)
         with naming(self.path), self._locked():
             self._check_unchanged()
@@ -264,11 +286,11 @@ class Journal:
 def _repaired(kept: bytes, data: bytes, did: str) -> str:
     if not data.startswith(kept):
         return "the torn last line is whole but for its newline: it counts"
-    return f"{did} a torn last line ({len(data) - len(kept)} bytes)"
+    return f"{did} a torn end ({len(data) - len(kept)} bytes)"
 
 
 def whole_of(path: Path) -> bytes:
-    """The whole lines of a file that is only read; warns about a torn last line."""
+    """The whole lines of a file that is only read; warns about a torn end."""
     data = read(path)
     kept = whole(data)
     if kept != data:

@@ -108,6 +108,16 @@ class RoundRecord(Record):
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def whole_lines(data: bytes) -> list[str]:
+    """The lines of a file of JSON lines, without a last one that a crash cut off."""
+    *lines, last = data.decode().split("\n")
+    try:
+        json.loads(last)
+    except (ValueError, RecursionError):
+        return lines
+    return [*lines, last]
+
+
 def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
     """The records of a ``rounds.jsonl``, without a last line that a crash cut off; none if absent.
 
@@ -115,9 +125,8 @@ def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
         ValueError: a line is damaged.
     """
     try:
-        lines = durable.read(path).decode().splitlines() if path.exists() else []
-        whole = (json.loads(line) for line in lines if line.endswith("}"))
-        return tuple(RoundRecord.from_json(line) for line in whole)
+        lines = whole_lines(durable.read(path)) if path.exists() else []
+        return tuple(RoundRecord.from_json(json.loads(line)) for line in lines)
     except (ValueError, TypeError, RecursionError) as fault:
         raise ValueError(f"{path} is damaged ({fault}): resume the run, or restore it") from None
 

@@ -14,7 +14,7 @@ from mechanisms.accounting.events import Event
 from mechanisms.journal import Place
 from server import manifest, orders, paid
 from server.checkpoints import Checkpoint, Checkpoints
-from server.records import RoundRecord
+from server.records import RoundRecord, whole_lines
 
 MODEL = "model.safetensors"
 """The final model, which no checkpoint knows: it is written after the last one."""
@@ -174,8 +174,8 @@ class Store:
 
     def records(self, first: int) -> list[RoundRecord]:
         """The first ``first`` records; what a crash left after them is removed."""
-        lines = durable.read(self.rounds).decode().splitlines() if self.rounds.exists() else []
-        kept = [line for line in lines[:first] if line.endswith("}")]
-        if len(kept) < len(lines):
-            durable.write(self.rounds, "".join(line + "\n" for line in kept).encode())
+        data = durable.read(self.rounds) if self.rounds.exists() else b""
+        kept = whole_lines(data)[:first]
+        if (content := "".join(line + "\n" for line in kept).encode()) != data:
+            durable.write(self.rounds, content)
         return [RoundRecord.from_json(json.loads(line)) for line in kept]

@@ -266,7 +266,7 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*torn last line")
+        warnings.filterwarnings("ignore", message=".*torn end")
         resumed = world.go(crash)
     assert "runs/run/summary.json" not in before or "runs/run/model.safetensors" in before, (
         "a finished run has no model"

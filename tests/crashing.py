@@ -127,7 +127,9 @@ def _torn(safe: bytes, now: bytes, rng: random.Random) -> bytes:
     if not now.startswith(safe):
         return rng.choice([safe, now])
     reached = rng.choice([len(safe), rng.randint(len(safe), len(now)), len(now)])
-    return rng.choice([now[:reached], now[:reached].ljust(len(now), b"\0")])
+    again = rng.randint(reached, len(now))
+    zeros = now[:reached].ljust(again, b"\0")
+    return rng.choice([now[:reached], now[:reached].ljust(len(now), b"\0"), zeros + now[again:]])
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -250,6 +250,8 @@ def test_an_unknown_name_gets_the_nearest_one():
         ValueError, match="clients is 5, but one client that holds all records has no choice"
     ):
         sim.train_central(clients=5)
+    with pytest.raises(ValueError, match="resume is 5: give a path"):
+        sim.train(resume=5)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = sim.trian
 

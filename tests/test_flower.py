@@ -670,6 +670,18 @@ REFUSED = [
         "DP_FED_NODE_MODULES=sim.sources.backbones",
     ),
     ({"init_from": "/etc/passwd"}, "init_from = /etc/passwd", "is not below", "DP_FED_NODE_FOLDER"),
+    (
+        {"dataset": "imdb", "word_vectors": "/etc/words"},
+        "word_vectors = /etc/words",
+        "is not below",
+        "DP_FED_NODE_FOLDER",
+    ),
+    (
+        {"dataset": "t.csv", "columns": "/etc/columns"},
+        "columns = /etc/columns",
+        "is not below",
+        "DP_FED_NODE_FOLDER",
+    ),
     ({"metric": "lab.nets:one"}, "metric = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"dataset": "lab.sets:all"}, "dataset = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"dataset": "hf:mnist"}, "'hf:mnist'", "does not import", "DP_FED_NODE_MODULES=datasets"),

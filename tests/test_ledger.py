@@ -204,7 +204,7 @@ def test_a_torn_last_line_is_cut_off_with_a_warning(tmp_path, torn):
     charge(path, ("one", [0], {A: 1}))
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
-    where, what = re.escape(str(path)), rf"a torn last line \({len(torn)} bytes\)$"
+    where, what = re.escape(str(path)), rf"a torn end \({len(torn)} bytes\)$"
     with pytest.warns(UserWarning, match=f"{where}: skipped {what}"):
         assert read(tmp_path) == {0: {A: 1}}
     assert path.read_bytes() == whole + torn
@@ -221,7 +221,7 @@ def test_a_line_cut_at_any_byte_loses_itself_alone(tmp_path):
     first = data.index(b"\n") + 1
     for cut in range(first + 1, len(data) - 1):
         path.write_bytes(data[:cut])
-        with pytest.warns(UserWarning, match="torn last line"):
+        with pytest.warns(UserWarning, match="torn end"):
             assert read(tmp_path) == {0: {A: 1}}
 
 

@@ -283,7 +283,11 @@ def test_after_a_crash_the_round_file_is_cut_back_to_the_checkpoint(tmp_path):
     """A record whose checkpoint was not written, a torn line, and both."""
     world = World(tmp_path).crashed(3, 0)
     whole = (tmp_path / "rounds.jsonl").read_text()
-    for left in ('{"round": 3, "accu', world.lines()[1] | {"round": 3, "participants": 0}):
+    for left in (
+        '{"round": 3, "accu',
+        '{"round": 3, "metrics": {}',
+        world.lines()[1] | {"round": 3, "participants": 0},
+    ):
         extra = left if isinstance(left, str) else json.dumps(left) + '\n{"rou'
         (tmp_path / "rounds.jsonl").write_text(whole + extra)
         standing = loop.restore(training.federation(world.job), world.store)

@@ -266,7 +266,7 @@ class TestWhatItCosts:
         app(message(), context())
         file = tmp_path / "ledger" / "client-000000.jsonl"
         file.write_bytes(file.read_bytes() + b'{"release": "rou')
-        with pytest.warns(UserWarning, match="torn last line"):
+        with pytest.warns(UserWarning, match="torn end"):
             assert not app(message(), context()).has_error()
         assert paid(tmp_path)[0].total() == 2 and app(message(), context()).has_error()
 

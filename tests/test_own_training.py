@@ -25,14 +25,16 @@ def dp_of(home: Path, **given: object) -> RecordDp:
 
 
 class Looking(nn.Module):
-    """Fails at the first record, with what the ledger says at that moment."""
+    """Fails at the first record that is not made up, with what the ledger says at that moment."""
 
     def __init__(self, folder: Path):
         super().__init__()
         self.weight, self.folder = nn.Parameter(torch.zeros(6, 3)), folder
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError(f"charged so far: {sorted(paid(self.folder))}")
+        if bool((x.unsqueeze(-2) == X).all(-1).any()):
+            raise RuntimeError(f"charged so far: {sorted(paid(self.folder))}")
+        return x @ self.weight
 
 
 def test_the_charge_is_on_disk_before_a_record_is_looked_at(tmp_path):
@@ -72,6 +74,36 @@ def test_two_calls_draw_noise_of_their_own(tmp_path):
     for number, module in enumerate(models):
         dp_of(tmp_path / str(number)).fit(module, X, Y, HERE)
     assert (start(models[0]) != start(models[1])).any()
+
+
+class Mixing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
+
+
+MISTAKES = {
+    "mixes records": (Mixing(6, 3), None, "gives a record another output"),
+    "takes other records": (nn.Linear(5, 3), None, "fails on made-up records, x .6. and y"),
+    "has no classes": (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), None, "fails on made-up records"),
+    "one loss for all": (model(), nn.CrossEntropyLoss(), "fails on made-up records"),
+    "a loss of others": (
+        model(),
+        lambda output, y: nn.functional.cross_entropy(output, y).expand(len(y)),
+        "loss",
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "loss", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_in_module_or_loss_costs_nothing(tmp_path, module, loss, said):
+    """It is found on made-up records. Kills a budget that is used up by coding."""
+    dp = dp_of(tmp_path, **({} if loss is None else {"loss": loss}))
+    for _ in range(4):
+        with pytest.raises(ValueError, match=said):
+            dp.fit(module, X, Y, HERE)
+    assert paid(tmp_path) == {}
+    for _ in range(3):
+        dp_of(tmp_path).fit(model(), X, Y, HERE)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-7])

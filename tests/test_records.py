@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from server.records import RoundRecord, RunInfo, Summary, finite, largest, middle, total_seconds
+from server.records import (
+    RoundRecord,
+    RunInfo,
+    Summary,
+    finite,
+    largest,
+    middle,
+    read_rounds,
+    total_seconds,
+)
 
 INF, NAN = math.inf, math.nan
 ROUND = RoundRecord(3, 0.5, 1.25, 2.0, 1.0, 3.0, 4, 5, 8.0, 6.0, {"norm": 0.5})
@@ -72,3 +81,15 @@ def test_the_time_of_a_run_is_that_of_all_its_rounds_or_unknown():
     other = RoundRecord.from_json(ROUND.to_json() | {"seconds": 0.5})
     untimed = RoundRecord.from_json(ROUND.to_json() | {"seconds": None})
     assert total_seconds([ROUND, other]) == 8.5 and total_seconds([ROUND, untimed]) is None
+
+
+def test_a_last_record_that_is_cut_at_any_byte_is_left_out(tmp_path):
+    """Also after its last field's bracket, behind which only the record's own is missing."""
+    path = tmp_path / "rounds.jsonl"
+    line = json.dumps(RoundRecord.from_json(ROUND.to_json() | {"metrics": {}}).to_json()).encode()
+    for cut in range(len(line) + 2):
+        path.write_bytes((line + b"\n" + line + b"\n")[: len(line) + 1 + cut])
+        assert len(read_rounds(path)) == (2 if cut >= len(line) else 1)
+    path.write_bytes(line[:-1] + b"\n" + line + b"\n")
+    with pytest.raises(ValueError, match=r"rounds\.jsonl is damaged"):
+        read_rounds(path)

@@ -31,7 +31,7 @@ class Ledger:
     """The ledger file of one group, open for charging by one process; also a context manager.
 
     Args:
-        path: the ``.jsonl`` file; made with its folder if absent. A torn last line (the process
+        path: the ``.jsonl`` file; made with its folder if absent. A torn end (the process
             died while writing it, so its upload never left) is cut off with a warning.
 
     Raises:

@@ -132,8 +132,9 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
         _check_folder("data_dir", expanded(config.data.data_dir), home)
-    if config.data.init_from:
-        _check_folder("init_from", expanded(config.data.init_from), home)
+    for setting in ("init_from", "word_vectors", "columns"):
+        if name := config.value(setting):
+            _check_folder(setting, expanded(name), home)
     for setting in ("budgets", "dropout_trace"):
         if is_file(text := config.value(setting) or ""):
             _check_folder(setting, expanded(text), home)

@@ -148,6 +148,9 @@ def _request(
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
     given = {name: _value(name, value) for name, value in settings.items()}
+    for name, path in (("config", config), ("resume", resume)):
+        if not isinstance(path, str | os.PathLike | None):
+            raise ValueError(f"{name} is {path!r}: give a path")
     files = [None if path is None else os.fspath(path) for path in (config, resume)]
     places: dict[str, Any] = {"config": files[0], "paper": preset, "resume": files[1]}
 

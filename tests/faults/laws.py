@@ -83,7 +83,7 @@ def check_interrupted(folder: Path, outcome: Outcome) -> None:
 
 
 def faults_in(outcome: Outcome) -> list[str]:
-    """The lines on stderr but for warnings, as of a torn last line."""
+    """The lines on stderr but for warnings, as of a torn end."""
     return [line for line in outcome.said.splitlines() if not line.startswith("warning: ")]
 
 
