@@ -30,7 +30,6 @@ def plugin(setting: str, name: str, form: str) -> object:
     try:
         found = find(module, attribute)
     except (Exception, SystemExit) as error:  # the user's module can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         absent = isinstance(error, ModuleNotFoundError) and module.startswith(error.name or " ")
         remedy = (
             f"start where {module.partition('.')[0]}.py is, or add that folder to PYTHONPATH"
@@ -38,12 +37,17 @@ def plugin(setting: str, name: str, form: str) -> object:
             else f"correct what the module does when it is imported; {form} is expected there"
         )
         raise ValueError(
-            f"{said}: module {module!r} cannot be imported ({reason}): {remedy}"
+            f"{said}: module {module!r} cannot be imported ({one_line(error)}): {remedy}"
         ) from error
     if found is None:
         remedy = OWN_PROGRAM if module == "__main__" else f"name {form} of that module"
         raise ValueError(f"{said}: module {module!r} has no {attribute!r}: {remedy}")
     return found
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and message, for the error that reports it."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def find(module: str, qualname: str) -> object:
@@ -91,9 +95,8 @@ def call(
     try:
         return found(**given, **own)
     except (Exception, SystemExit) as error:  # the user's code can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         said = f"{setting} = {name!r}" + (f" with {setting}_settings = {dict(own)}" if own else "")
-        raise ValueError(f"{said} fails ({reason}): correct it") from error
+        raise ValueError(f"{said} fails ({one_line(error)}): correct it") from error
 
 
 def taken(

@@ -30,6 +30,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
+from mechanisms.plugins import one_line
 from strategies.strategy import ServerState, Strategy
 
 Make = Callable[[], flower.Strategy]
@@ -92,8 +93,9 @@ def wrapped(name: str, make: Make, weights: Callable[[np.ndarray], np.ndarray]) 
             after = params if arrays is None else _flat(arrays, params)
             return _kept(strategy, number), after
         except (Exception, SystemExit) as error:  # the user's code can raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"strategy = {name!r} fails in round {number} ({reason})") from error
+            raise ValueError(
+                f"strategy = {name!r} fails in round {number} ({one_line(error)})"
+            ) from error
 
     def of_mean(
         state: ServerState, params: np.ndarray, update: np.ndarray

@@ -3,6 +3,7 @@ it gives the same again."""
 
 import numpy as np
 
+from mechanisms.plugins import one_line
 from strategies.strategy import ServerState, Strategy
 
 PARAMETERS, MAX_CLIENTS = 7, 1000
@@ -27,8 +28,9 @@ def check(name: str, strategy: Strategy, clients: int) -> None:
         reason = " ".join(str(error).split())
         raise ValueError(reason if reason.startswith(said) else f"{said}: {reason}") from error
     except (Exception, SystemExit) as error:  # the user's code can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{said} fails on made-up updates ({reason}): correct it") from error
+        raise ValueError(
+            f"{said} fails on made-up updates ({one_line(error)}): correct it"
+        ) from error
     if not np.array_equal(once, again):
         raise ValueError(
             f"{said} gives another model when it is called again with the same: draw nothing in "

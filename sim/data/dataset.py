@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mechanisms.plugins import one_line
 from sim.config.settings import HUB, Data, is_hub, is_table
 from sim.data import arrays, files, imdb
 from sim.data.arrays import fixed_split
@@ -218,11 +219,10 @@ def _images(name: str, root: Path, normalise: bool) -> Dataset:
             with _impatient():
                 download(source.kind, root)
         except Exception as error:  # of torchvision or the network
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
                 f"dataset = {name!r}: its files are missing and could not be downloaded "
-                f"({reason}): put them into {root / source.folder} as torchvision expects them, or "
-                "use --dataset digits"
+                f"({one_line(error)}): put them into {root / source.folder} as torchvision "
+                "expects them, or use --dataset digits"
             ) from error
     mean, deviation = (source.mean, source.deviation) if normalise else ((0.0,), (1.0,))
     parts = source.read(root, source.folder)

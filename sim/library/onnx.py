@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mechanisms import durable
+from mechanisms.plugins import one_line
 
 INPUT, OUTPUT = "records", "outputs"
 
@@ -47,9 +48,8 @@ def export(module: torch.nn.Module, records: torch.Tensor, path: Path) -> Path:
         durable.rename(part, path)
     except Exception as error:  # the exporter and the user's code can raise anything
         part.unlink(missing_ok=True)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
-            f"{type(module).__name__} cannot be written as ONNX ({reason}): use operations that "
-            "torch.onnx.export knows"
+            f"{type(module).__name__} cannot be written as ONNX ({one_line(error)[:300]}): use "
+            "operations that torch.onnx.export knows"
         ) from error
     return path

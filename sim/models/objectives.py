@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from mechanisms.gradients.record_gradients import cross_entropy
 from mechanisms.gradients.record_trial import wave
-from mechanisms.plugins import plugin
+from mechanisms.plugins import one_line, plugin
 from sim.config.names import suggest
 from sim.config.settings import Data
 from sim.sources.targets import CLASSES, LABELS, NUMBERS, WORDS
@@ -142,10 +142,10 @@ def refuse_mixing(name: str, loss: Measure, output: Tensor, targets: Tensor) -> 
         together = loss(output, targets)
         alone = [loss(output[[i]], targets[[i]]) for i in range(len(output))]
     except (Exception, SystemExit) as error:  # the user's code can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"loss = {name!r} fails ({reason}) on outputs of shape {tuple(output.shape)} and "
-            f"targets of shape {tuple(targets.shape)}, {targets.dtype}: correct it"
+            f"loss = {name!r} fails ({one_line(error)}) on outputs of shape "
+            f"{tuple(output.shape)} and targets of shape {tuple(targets.shape)}, "
+            f"{targets.dtype}: correct it"
         ) from error
     shapes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in (together, *alone)]
     if shapes != [(len(output),), *[(1,)] * len(output)] or not together.is_floating_point():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mechanisms.plugins import plugin, taken
+from mechanisms.plugins import one_line, plugin, taken
 from sim.data.words import Words
 
 FORM = "a class of models, a subclass of torch.nn.Module"
@@ -28,7 +28,7 @@ def trying(name: str) -> Iterator[None]:
         if ":" not in name or isinstance(error, ValueError | MemoryError | torch.OutOfMemoryError):
             raise
         raise ValueError(
-            f"model = {name!r} fails when it is tried on records ({_reason(error)}): correct its "
+            f"model = {name!r} fails when it is tried on records ({one_line(error)}): correct its "
             "forward"
         ) from error
 
@@ -55,7 +55,7 @@ def build_own(
             module.eval()
         except (Exception, SystemExit) as error:  # the user's code can raise anything
             raise ValueError(
-                f"model = {name!r} cannot be built ({_reason(error)}) from input_shape = "
+                f"model = {name!r} cannot be built ({one_line(error)}) from input_shape = "
                 f"{tuple(input_shape)} and classes = {classes}: correct its constructor"
             ) from error
         try:
@@ -64,7 +64,7 @@ def build_own(
         except (Exception, SystemExit) as error:
             raise ValueError(
                 f"model = {name!r} cannot be run on two records of shape {tuple(input_shape)} "
-                f"({_reason(error)}): correct its forward, or its layers' sizes"
+                f"({one_line(error)}): correct its forward, or its layers' sizes"
             ) from error
     shapes = [(2, classes), *([(2, *input_shape, classes)] if words else [])]
     if not isinstance(output, torch.Tensor) or output.shape not in shapes:
@@ -79,10 +79,6 @@ def build_own(
                 f"model = {name!r}: {own} is of {tensor.dtype}, not torch.float32: make it so"
             )
     return module.train()
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _import_class(name: str) -> type[nn.Module]:

@@ -14,6 +14,7 @@ from mechanisms.mechanism import Mechanism
 from mechanisms.optimizers import OPTIMIZERS
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable, merge
+from mechanisms.plugins import one_line
 from mechanisms.randomness import generator, seed_key
 from mechanisms.registry import plan_table, settings_of
 from mechanisms.settings import MAX_TIMES
@@ -140,9 +141,8 @@ def _whole(job: Job, outputs: torch.Tensor, targets: torch.Tensor) -> float:
         found = job.objective.metric(outputs, targets)
         return float(torch.as_tensor(found, dtype=torch.float64).mean())
     except (Exception, SystemExit) as error:  # the user's code can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"metric = {job.config.data.metric!r} fails ({reason}) on outputs of shape "
+            f"metric = {job.config.data.metric!r} fails ({one_line(error)}) on outputs of shape "
             f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: correct it"
         ) from error
 

@@ -81,10 +81,9 @@ class Backbone:
             with torch.no_grad():
                 found = self._module(record.to(self._device))
         except (Exception, SystemExit) as error:  # the user's code can raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(
                 f"{self._said} cannot be run on a record of shape {tuple(record.shape[1:])} "
-                f"({reason}): correct its forward, or the sizes that it takes"
+                f"({plugins.one_line(error)}): correct its forward, or the sizes that it takes"
             ) from error
         if not isinstance(found, torch.Tensor) or found.ndim < 2 or len(found) != 1:
             what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mechanisms.plugins import plugin
+from mechanisms.plugins import one_line, plugin
 
 NAMES = ("x", "y", "x_test", "y_test")
 FORM = "a function without arguments that returns (x, y), (x, y, x_test, y_test) or a dictionary"
@@ -23,8 +23,9 @@ def call(name: str) -> dict[str, np.ndarray]:
     try:
         given = cast(Callable[[], Any], found)()
     except (Exception, SystemExit) as error:  # the user's code can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"dataset = {name!r} fails ({reason}): it must be {FORM}") from error
+        raise ValueError(
+            f"dataset = {name!r} fails ({one_line(error)}): it must be {FORM}"
+        ) from error
     return by_name(given, f"dataset = {name!r}")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mechanisms.plugins import one_line
 from sim.config.settings import expanded
 
 
@@ -28,10 +29,9 @@ def read(name: str, label: str, client: str | None) -> dict[str, np.ndarray]:
     try:
         data = load_from_disk(str(folder)) if folder.is_dir() else load_dataset(name)
     except Exception as error:  # missing, damaged or unreachable data can raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{said} cannot be loaded ({reason}): give the folder of save_to_disk, or a name of "
-            "the Hub"
+            f"{said} cannot be loaded ({one_line(error)}): give the folder of save_to_disk, or a "
+            "name of the Hub"
         ) from error
     return arrays(data, label, client)
 
