@@ -56,9 +56,7 @@ class Plan(DpsurPlan):
         Raises:
             ValueError: a setting of DPSUR is given that has no effect here.
         """
-        own = terms.own
-        if not isinstance(own, Habits):
-            raise ValueError(f"own = {own!r} must be the settings of DPSUR as coded; give those")
+        own = terms.own_of(Habits, "DPSUR as coded")
         if unused := own.model_fields_set & {"dpsur_accounting", "dpsur_cap_share"}:
             raise ValueError(
                 f"{min(unused)} has no effect on DPSUR as coded, which charges accepted steps as "

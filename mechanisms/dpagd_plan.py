@@ -43,9 +43,7 @@ class DpagdPlan(AllottedPlan):
             ValueError: too many levels of the budget, or an option of other mechanisms that has no
                 meaning here.
         """
-        own, p = terms.own, terms.privacy
-        if not isinstance(own, Dpagd):
-            raise ValueError(f"own = {own!r} must be the settings of DPAGD; give its table")
+        own, p = terms.own_of(Dpagd, "DPAGD"), terms.privacy
         if own.agd_raises > MAX_RAISES:
             raise ValueError(
                 f"agd_raises = {own.agd_raises} must be at most {MAX_RAISES}: lower --agd-raises"

@@ -62,9 +62,7 @@ class HeroPlan(DpsgdPlan):
     @classmethod
     def of(cls, terms: Terms, noise: float) -> "HeroPlan":
         """The plan of some terms with this noise multiplier."""
-        own = terms.own
-        if not isinstance(own, DpHero):
-            raise ValueError(f"own = {own!r} must be the settings of DP-Hero; give its table")
+        own = terms.own_of(DpHero, "DP-Hero")
         return cls(
             **cls.poisson(terms, noise),
             isotropic=own.hero_clipping == "isotropic",

@@ -43,9 +43,7 @@ class DpisPlan(AllottedPlan):
         Raises:
             ValueError: an option of other mechanisms that has no meaning here.
         """
-        own = terms.own
-        if not isinstance(own, Dpis):
-            raise ValueError(f"own = {own!r} must be the settings of DPIS; give its table")
+        own = terms.own_of(Dpis, "DPIS")
         others = ("clipping", "noise_decay", "clip_quantile")
         refuse_options(terms.privacy, others, "which sets clip bound and noise by its own rules")
         return cls(*common(terms, noise), terms.size, own, prior=terms.prior)

@@ -71,9 +71,7 @@ class DpsurPlan(TrialPlan):
         Raises:
             ValueError: ``selective``, and acceptance is too improbable for a cap on rejections.
         """
-        own = terms.own
-        if not isinstance(own, Dpsur):
-            raise ValueError(f"own = {own!r} must be the settings of DPSUR; give its table")
+        own = terms.own_of(Dpsur, "DPSUR")
         given = own.dpsur_validation_noise
         test_noise = NOISE_RATIO * noise if given is None else given
         most = _cap(own, terms, test_noise) if own.dpsur_accounting == "selective" else 0

@@ -52,6 +52,9 @@ class Claimant(Protocol):
         :meth:`Plan.round_charges`; certified 0."""
 
 
+OwnSettings = TypeVar("OwnSettings", bound=Settings)
+
+
 @dataclass(frozen=True)
 class Terms:
     """What a client's plan is made from.
@@ -71,6 +74,16 @@ class Terms:
     rounds: int
     size: int
     prior: tuple[tuple[Event, int], ...] = ()
+
+    def own_of(self, kind: type[OwnSettings], name: str) -> OwnSettings:
+        """The mechanism's own settings, which are of this kind.
+
+        Raises:
+            ValueError: they are not; the message has the mechanism's ``name``.
+        """
+        if not isinstance(self.own, kind):
+            raise ValueError(f"own = {self.own!r} must be the settings of {name}; give its table")
+        return self.own
 
     def run(self, plan: Plan) -> Charges:
         """All that the client can pay with this plan."""

@@ -77,11 +77,7 @@ class ScreeningPlan(TrialPlan):
             ValueError: no epsilon is proved and that is not allowed, or acceptance is too
                 improbable for a cap.
         """
-        own, planned = terms.own, terms.steps * terms.rounds
-        if not isinstance(own, Screening):
-            raise ValueError(
-                f"own = {own!r} must be the settings of noise screening; give its table"
-            )
+        own, planned = terms.own_of(Screening, "noise screening"), terms.steps * terms.rounds
         public = own.screening_data == "public"
         clip = math.inf if public or own.screening_clip is None else own.screening_clip
         accounting = "public-test" if public else "clipped" if clip < math.inf else "unproved"
