@@ -18,7 +18,6 @@ import torch
 from mechanisms import dpsgd, dpsur, trials
 from mechanisms.accounting.accountant import Charges
 from mechanisms.accounting.events import Unproved
-from mechanisms.arithmetic import LossTest
 from mechanisms.cohort import Cohort, LocalState
 from mechanisms.dpsur import DpsurPlan
 from mechanisms.mechanism import Mechanism
@@ -91,9 +90,7 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
         change, candidate = loss - old, candidate.remember(loss=loss)
     else:
         change = trials.loss_change(cohort, state, candidate, batch, rates)
-    test = LossTest(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
-    change = trials.clipped(change, cohort.plan("loss_clip"))
-    accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
+    accept = dpsur.accepted(cohort, change)
     after = trials.settle(state, candidate, accept)
     return replace(after, optimizer=candidate.optimizer) if habits.kept_momentum else after
 

@@ -29,6 +29,8 @@ data a second time (`docs/theory/claims.md` has counterexamples). The certified 
 
 from dataclasses import dataclass
 
+import torch
+
 from mechanisms import dpsgd, trials
 from mechanisms.accounting.acceptance import Acceptance
 from mechanisms.accounting.accountant import Charges
@@ -129,11 +131,16 @@ def step(cohort: Cohort, state: LocalState) -> LocalState:
     candidate = dpsgd.step(cohort, state)
     rates = cohort.exact("validation_rate")
     batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
-    test = LossTest(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
     change = trials.loss_change(cohort, state, candidate, batch, rates)
+    return trials.settle(state, candidate, accepted(cohort, change))
+
+
+def accepted(cohort: Cohort, change: torch.Tensor) -> torch.Tensor:
+    """Bool ``[K]``: whether a change dE ``[K]`` of the mean loss, float64, passes the noisy
+    test."""
+    test = LossTest(*(cohort.exact(name) for name in ("loss_clip", "validation_noise", "beta")))
     change = trials.clipped(change, cohort.plan("loss_clip"))
-    accept = cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
-    return trials.settle(state, candidate, accept)
+    return cohort.arithmetic.below(change, test, cohort.streams, "validation noise")
 
 
 MECHANISM = Mechanism(
