@@ -19,7 +19,7 @@ from mechanisms.accounting.events import Event
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.arithmetic import Arithmetic, of_seed
 from mechanisms.plan import Plan, PlanTable, kinds_of
-from mechanisms.randomness import Draws, Streams, SystemStreams, seed_key
+from mechanisms.randomness import Draws, draws_of
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,7 @@ class Opened:
                 for client, plan in adaptive
                 if ledger is not None
             ],
-            draws=(
-                SystemStreams(len(clients), self._device)
-                if seed is None
-                else Streams(seed_key(seed), round_, clients.tolist(), self._device)
-            ),
+            draws=draws_of(seed, round_, clients.tolist(), self._device),
             arithmetic=of_seed(seed),
         )
 

@@ -205,3 +205,11 @@ class SystemStreams:
     def _drawn(self, purpose: str, size: int) -> torch.Tensor:
         draws = rounded_gaussian(self._entropy.words, self._clients * size)
         return torch.from_numpy(draws).view(self._clients, size)
+
+
+def draws_of(seed: int | None, round_: int, clients: Sequence[int], device: torch.device) -> Draws:
+    """The draws of some clients in a round: a simulation's from its seed; without one, for a
+    release, from the operating system's entropy."""
+    if seed is None:
+        return SystemStreams(len(clients), device)
+    return Streams(seed_key(seed), round_, clients, device)

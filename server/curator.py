@@ -23,7 +23,7 @@ from mechanisms.bands import Correlated
 from mechanisms.entropy import SystemEntropy
 from mechanisms.grid import PART
 from mechanisms.plan import PlanTable
-from mechanisms.randomness import SERVER, Draws, Streams, SystemStreams, generator, seed_key
+from mechanisms.randomness import SERVER, Draws, draws_of, generator, seed_key
 from mechanisms.sampling import threshold
 
 LEDGER = "server.jsonl"
@@ -142,6 +142,4 @@ class Curator:
         return noisy[0].numpy()
 
     def _streams(self, number: int) -> Draws:
-        if self.seed is None:
-            return SystemStreams(1, CPU)
-        return Streams(seed_key(self.seed), number, [SERVER], CPU)
+        return draws_of(self.seed, number, [SERVER], CPU)

@@ -25,7 +25,7 @@ from mechanisms import durable
 from mechanisms.arithmetic import of_seed
 from mechanisms.placing import place
 from mechanisms.plan import PlanTable
-from mechanisms.randomness import Streams, SystemStreams, seed_key
+from mechanisms.randomness import draws_of
 from mechanisms.sharing import SharingPlan, Sum
 from server import closing, manifest
 from server.closing import EVALUATION
@@ -260,11 +260,7 @@ def _released(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, 
     if not any(path.exists() for path in (*places, *made)):
         plan = cast(SharingPlan, job.plans_of[NAME].plans[0])
         own = torch.from_numpy(right)[:, None].split(sizes.tolist())
-        draws = (
-            SystemStreams(len(sizes), CPU)
-            if job.seed is None
-            else Streams(seed_key(job.seed), 0, range(len(sizes)), CPU)
-        )
+        draws = draws_of(job.seed, 0, range(len(sizes)), CPU)
         found = Sum(plan, lambda rights: rights, 1, "scores")(own, own, draws, of_seed(job.seed))
         write_result(places[0], {"right": found.sums[:, 0].numpy(), "model": model})
     path = next((path for path in places if path.exists()), places[0])
