@@ -10,12 +10,12 @@ from mechanisms.registry import mechanism_of
 from mechanisms.updates import UPDATE
 from server.federation import asked
 from sim.config.fields import Config
+from sim.config.settings import CROSS_ENTROPY, NEXT_WORD
 from strategies import trial
 from strategies.registry import strategy_of
 
 MOST_DECAY = 100.0
 """Largest decrease of the logarithm of the noise over a run."""
-CROSS_ENTROPY, NEXT_WORD = "cross-entropy", "next-word"
 
 
 def check_parts(config: Config) -> None:

@@ -31,6 +31,10 @@ def expanded(path: str) -> Path:
         raise ValueError(f"{path} is no path here ({fault}): write the folder in full") from None
 
 
+CROSS_ENTROPY, BINARY_CROSS_ENTROPY = "cross-entropy", "binary-cross-entropy"
+SQUARED_ERROR, NEXT_WORD = "squared-error", "next-word"
+LOSS_NAMES = (CROSS_ENTROPY, BINARY_CROSS_ENTROPY, SQUARED_ERROR, NEXT_WORD)
+"""The built-in losses."""
 ACCURACY = "accuracy"
 UNPROTECTED = (
     "Unprotected: computed from the clients' private records, for the experimenter only, not part "
@@ -85,7 +89,7 @@ class Data(Settings):
     0: none; with --features scattering 27"""
     model: str = "linear"
     """a model's name, or package.module:Class; each data set has its default"""
-    loss: str = "cross-entropy"
+    loss: str = CROSS_ENTROPY
     """cross-entropy, binary-cross-entropy (several labels), squared-error (regression), next-word,
     or package.module:function (docs/howto/losses.md)"""
     metric: str | None = None
@@ -147,7 +151,7 @@ class Data(Settings):
         if self.metric is not None:
             return self.metric.rpartition(":")[2]
         own = "loss" if ":" in self.loss else ACCURACY
-        return "absolute error" if self.loss == "squared-error" else own
+        return "absolute error" if self.loss == SQUARED_ERROR else own
 
 
 class Execution(Settings):

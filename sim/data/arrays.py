@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.config.names import nearest
-from sim.sources.targets import CLASSES, MAX_CLASSES, WORDS, outputs, targets, tell_absent
+from sim.config.settings import CROSS_ENTROPY, NEXT_WORD
+from sim.sources.targets import MAX_CLASSES, outputs, targets, tell_absent
 
 MAX_END_BYTES = 22 + 65_535
 """Of an archive's end record, with the longest comment."""
@@ -66,7 +67,7 @@ def _fixed_order(records: int) -> np.ndarray:
     return np.argsort(np.random.Philox(key=0).random_raw(records), kind="stable")
 
 
-def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CLASSES) -> Arrays:
+def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CROSS_ENTROPY) -> Arrays:
     """The arrays of a data set, given by name; `loss` says what the targets are.
 
     There are as many classes as the largest training label + 1 (the largest label + 1 if there is
@@ -78,7 +79,7 @@ def parts(raw: Mapping[str, np.ndarray], path: str, loss: str = CLASSES) -> Arra
     """
     _check_names(raw, path)
     words = _stated(raw, "words", MAX_WORDS, path)
-    if loss == WORDS and not words:
+    if loss == NEXT_WORD and not words:
         raise ValueError(f"{path}: loss = {loss} needs words, the size of the vocabulary: add it")
     x, y = _part(raw, "x", "y", path, loss, words)
     owner = _owners(raw["client"], len(x), path) if "client" in raw else None

@@ -21,12 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from mechanisms.plugins import one_line
-from sim.config.settings import HUB, Data, is_hub, is_table
+from sim.config.settings import CROSS_ENTROPY, HUB, LOSS_NAMES, Data, is_hub, is_table
 from sim.data import arrays, files, imdb
 from sim.data.arrays import fixed_split
 from sim.data.files import published
 from sim.sources import columns, functions, hub, images, leaf
-from sim.sources.targets import CLASSES, LOSSES
 from sim.sources.torchvision_compat import download
 
 DIGITS_TEST = 360
@@ -155,7 +154,7 @@ def load(
     """
     files.check(name, data_dir)
     own = settings or Data(dataset=name)
-    if name in files.NAMES and own.loss in LOSSES and own.loss != CLASSES:
+    if name in files.NAMES and own.loss in LOSS_NAMES and own.loss != CROSS_ENTROPY:
         raise ValueError(
             f"loss is {own.loss}, but {name} has classes: leave --loss out, or give another "
             "--dataset"

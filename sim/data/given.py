@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 
 from mechanisms import durable
+from sim.config.settings import CROSS_ENTROPY
 from sim.data.arrays import NAMES, parts
 from sim.sources.functions import by_name
-from sim.sources.targets import CLASSES
 
 FOLDER, KEY = "datasets", "datasets.key"
 KEY_BYTES = 32
 
 
-def keep(arrays: Sequence[Any] | Mapping[str, Any], parent: Path, loss: str = CLASSES) -> Path:
+def keep(
+    arrays: Sequence[Any] | Mapping[str, Any], parent: Path, loss: str = CROSS_ENTROPY
+) -> Path:
     """Save these arrays in ``datasets/`` of an existing folder; returns the file's absolute path.
 
     Args:

@@ -17,8 +17,7 @@ from mechanisms.gradients.record_gradients import cross_entropy
 from mechanisms.gradients.record_trial import wave
 from mechanisms.plugins import one_line, plugin
 from sim.config.names import suggest
-from sim.config.settings import Data
-from sim.sources.targets import CLASSES, LABELS, NUMBERS, WORDS
+from sim.config.settings import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, NEXT_WORD, SQUARED_ERROR, Data
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 """Function from outputs ``[B, ...]`` and targets ``[B, ...]`` to a number for each record."""
@@ -83,10 +82,10 @@ def absolute_error(output: Tensor, targets: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, tuple[Measure, Measure]] = {
-    CLASSES: (cross_entropy, right),
-    LABELS: (several_labels, right_labels),
-    NUMBERS: (squared_error, absolute_error),
-    WORDS: (next_word, right_words),
+    CROSS_ENTROPY: (cross_entropy, right),
+    BINARY_CROSS_ENTROPY: (several_labels, right_labels),
+    SQUARED_ERROR: (squared_error, absolute_error),
+    NEXT_WORD: (next_word, right_words),
 }
 """Name of a loss -> the loss, and its own metric."""
 

@@ -32,7 +32,7 @@ from server.closing import EVALUATION
 from server.federation import Federation
 from server.records import Evaluation
 from server.store import MODEL
-from sim.config.settings import UNPROTECTED
+from sim.config.settings import CROSS_ENTROPY, UNPROTECTED
 from sim.data.holdout import Held
 from sim.job.copies import copy_on
 from sim.job.job import Job
@@ -48,7 +48,6 @@ from sim.phases.phase import (
     write_result,
 )
 from sim.phases.training import EVALUATION_BATCH
-from sim.sources.targets import CLASSES
 
 NAME, PAID, FILE = "scores", "scores.safetensors", "released_scores.safetensors"
 CPU = torch.device("cpu")
@@ -74,7 +73,7 @@ def evaluate(job: Job, params: np.ndarray, run_dir: Path = Path()) -> Evaluation
         ValueError: a file of what clients keep is damaged.
     """
     data, (x, y) = job.config.data, job.tests
-    if data.loss == CLASSES:
+    if data.loss == CROSS_ENTROPY:
         outputs = torch.cat([output for output, _ in _outputs(job, params, x, y)])
         scores = by_class(outputs.double().cpu(), y.cpu().numpy())
     else:

@@ -10,15 +10,9 @@ import warnings
 
 import numpy as np
 
+from sim.config.settings import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, NEXT_WORD
+
 MAX_CLASSES = 65_536
-CLASSES, LABELS, NUMBERS, WORDS = (
-    "cross-entropy",
-    "binary-cross-entropy",
-    "squared-error",
-    "next-word",
-)
-LOSSES = (CLASSES, LABELS, NUMBERS, WORDS)
-"""The built-in losses."""
 
 
 def targets(array: np.ndarray, name: str, path: str, loss: str) -> np.ndarray:
@@ -28,16 +22,16 @@ def targets(array: np.ndarray, name: str, path: str, loss: str) -> np.ndarray:
         ValueError: they are not of the form that the loss takes.
     """
     integers = array.dtype.kind in "iu"
-    if loss == CLASSES or (":" in loss and integers and array.ndim == 1):
+    if loss == CROSS_ENTROPY or (":" in loss and integers and array.ndim == 1):
         return _classes(array, name, path)
     said = f"{path}: {name} has dtype {array.dtype} and shape {array.shape}, and loss = {loss}"
-    if loss == WORDS:
+    if loss == NEXT_WORD:
         if not integers or array.ndim != 2:
             raise ValueError(f"{said} takes numbers of words: give integers of shape [N, T]")
         return array.astype(np.int64, copy=False)
     if array.dtype.kind not in "buif" or array.ndim not in (1, 2) or array.size == 0:
         raise ValueError(f"{said} takes numbers: give them in shape [N] or [N, D]")
-    if loss == LABELS and (array.ndim != 2 or not np.isin(array, (0, 1)).all()):
+    if loss == BINARY_CROSS_ENTROPY and (array.ndim != 2 or not np.isin(array, (0, 1)).all()):
         raise ValueError(f"{said} takes 0 or 1 for each label: give them in shape [N, L]")
     if ":" in loss and integers:
         return array.astype(np.int64, copy=False)
