@@ -1,6 +1,6 @@
 """The settings of aggregation. No torch here: the command line imports this."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field
 
@@ -9,8 +9,6 @@ from mechanisms.settings import MAX_TIMES, OwnName, Settings
 StrategyName = Literal[
     "fedavg", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "mrmtl", "fedfed"
 ]
-STRATEGIES: tuple[str, ...] = get_args(StrategyName)
-"""Names that ``strategy`` takes."""
 
 
 class Aggregation(Settings):

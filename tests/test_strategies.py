@@ -2,6 +2,7 @@
 leave as it is."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,8 +22,7 @@ from strategies import fedavg, trial
 from strategies.distillation import Distiller, objective
 from strategies.fedfed import union
 from strategies.registry import STRATEGIES, strategy_of
-from strategies.settings import STRATEGIES as NAMES
-from strategies.settings import Aggregation, FedFed
+from strategies.settings import Aggregation, FedFed, StrategyName
 from tests.small import OWNED, cohort, model, start
 from tests.test_loop import World, outcome
 
@@ -42,7 +42,7 @@ UPDATES = np.random.default_rng(0).normal(size=(6, 4))
 
 SHAPED = {"server_momentum": 0.7, "server_beta2": 0.9, "server_tau": 0.01, "server_lr": 0.3}
 LOCAL = {"steps": 3, "noise_multiplier": 2.0, "epsilon": None, "rounds": 3}
-OTHERS = sorted(set(NAMES) - {"fedavg", "fedfed"})
+OTHERS = sorted(STRATEGIES.keys() - {"fedavg"})
 """Those that release nothing beside the clients' uploads, as FedAvg."""
 SEARCHING = {name for name, mechanism in MECHANISMS.items() if mechanism.searches}
 
@@ -76,7 +76,7 @@ def world(folder, **given) -> World:
 
 def test_every_name_has_a_strategy():
     """FedFed is made from settings of its own."""
-    assert {*STRATEGIES, "fedfed"} == set(NAMES)
+    assert {*STRATEGIES, "fedfed"} == set(get_args(StrategyName))
 
 
 @pytest.mark.parametrize(
