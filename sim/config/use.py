@@ -7,7 +7,7 @@ from typing import Any
 from sim.config.fields import OWN_NAME, SETTINGS, TABLES, Config
 from sim.config.settings import is_hub, is_table
 
-Values = Callable[[str], Any]
+ValueOf = Callable[[str], Any]
 """Function from the name of a setting to its value."""
 
 
@@ -237,15 +237,15 @@ USES: dict[str, tuple[Way, ...]] = {
 """Setting -> alternative conditions under which it has an effect; all others always have one."""
 
 
-def in_use(name: str, values: Values) -> bool:
+def in_use(name: str, value_of: ValueOf) -> bool:
     """Whether a setting has an effect under a configuration."""
-    return not missing(name, values)
+    return not missing(name, value_of)
 
 
-def missing(name: str, values: Values) -> list[Way]:
+def missing(name: str, value_of: ValueOf) -> list[Way]:
     """The unmet conditions of each way to use a setting; empty if the setting is in use."""
     ways = USES.get(name, ((),))
-    lacks = [tuple(need for need in way if not need.holds(values(need.setting))) for way in ways]
+    lacks = [tuple(need for need in way if not need.holds(value_of(need.setting))) for way in ways]
     return lacks if all(lacks) else []
 
 
