@@ -103,21 +103,21 @@ def _check_targets(config: Config) -> None:
 
 def _check_evaluation(config: Config) -> None:
     """Refuse scores that no loss of the run gives, and those of clients in a release."""
-    asked = config.data.evaluation
-    if asked == "clients" and config.run.release:
+    judged = config.data.evaluation
+    if judged == "clients" and config.run.release:
         raise ValueError(
             "evaluation is clients, whose scores come from private records without noise: use "
             "--evaluation released or detailed, or leave out --release"
         )
-    if asked == "released" and (not config.private or config.privacy.trust != "local"):
+    if judged == "released" and (not config.private or config.privacy.trust != "local"):
         given = f"trust is {config.privacy.trust}" if config.private else "mechanism is none"
         raise ValueError(
             f"evaluation is released, for which each client adds noise of its own, but {given}: "
             "use --evaluation clients, or a private --mechanism with --trust local"
         )
-    if asked != "basic" and config.data.loss not in (CROSS_ENTROPY, NEXT_WORD):
+    if judged != "basic" and config.data.loss not in (CROSS_ENTROPY, NEXT_WORD):
         raise ValueError(
-            f"evaluation is {asked}, which needs --loss {CROSS_ENTROPY} or {NEXT_WORD}, and loss "
+            f"evaluation is {judged}, which needs --loss {CROSS_ENTROPY} or {NEXT_WORD}, and loss "
             f"is {config.data.loss}: use --evaluation basic"
         )
 
