@@ -52,10 +52,10 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
     if not clients_share(config) or not own.distills:
         return None
     privacy = Privacy(mechanism="none")
-    if outlook.config.private:
-        if math.isinf(outlook.config.target):
+    if config.private:
+        if math.isinf(config.target):
             raise ValueError("share_budget is a share of epsilon, which is not set: give --epsilon")
-        epsilon = own.distill_budget * own.share_budget * outlook.config.target
+        epsilon = own.distill_budget * own.share_budget * config.target
         privacy = Privacy(epsilon=epsilon, delta=config.privacy.delta, clip_norm=own.distill_clip)
     one = np.ones(1, dtype=np.int64)
     return outlook.same(plan_table(privacy, None, one, own.distill_rounds, one).plans[0])

@@ -100,7 +100,7 @@ def prices(outlook: Outlook) -> list[Price]:
         size = int(outlook.sizes[clients[0]])
         privacy = config.privacy.of_budget(target).of_size(size)
         terms = Terms(privacy, own, plan.steps, most, size, tuple(before.items()))
-        rounds = affordable_rounds(plan, terms, most) if outlook.config.private else most
+        rounds = affordable_rounds(plan, terms, most) if config.private else most
         charges, own_budget = planned(plan, rounds), target if config.privacy.budgets else None
         found.append(Price(TRAIN, clients.tolist(), rounds, plan, charges, before, own_budget))
     return found

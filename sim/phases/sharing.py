@@ -48,12 +48,12 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
         raise ValueError("shared_source is public, but public_records is 0: give --public-records")
     if not generator.clients_share(config):
         return None
-    if not outlook.config.private:
+    if not config.private:
         return outlook.same(_release(own, math.inf, None, 0.0))
-    if math.isinf(outlook.config.target) and own.share_noise is None:
+    if math.isinf(config.target) and own.share_noise is None:
         raise ValueError("share_budget is a share of epsilon, which is not set: give --epsilon")
     bound = 0.5 * math.sqrt(math.prod(outlook.shape)) if own.share_clip is None else own.share_clip
-    labels = own.label_epsilon or LABEL_SHARE * own.share_budget * outlook.config.target
+    labels = own.label_epsilon or LABEL_SHARE * own.share_budget * config.target
     release = functools.partial(_release, own, bound, None if own.public_labels else labels)
     spent = earlier.get(generator.NAME, {})
     noise = own.share_noise or _least_noise(
