@@ -74,21 +74,13 @@ def _result(label: str, run: Run) -> tuple[str, ...]:
     data, privacy = run.config.data, run.config.privacy
     return (
         label,
-        f"{wording.figure(_accuracy(run))} ({data.evaluate_on} {data.metric_name})",
+        f"{wording.figure(run.accuracy)} ({data.evaluate_on} {data.metric_name})",
         _epsilon(run),
         f"{privacy.delta:g}" if private else "none",
         UNITS[privacy.unit] if private else "nothing",
         f"{len(run.records)} of {run.config.rounds.rounds}",
         "unknown" if seconds is None else wording.duration(seconds),
     )
-
-
-def _accuracy(run: Run) -> float | None:
-    """Or another metric: of the final model; of an unfinished run, of its last evaluated one."""
-    if run.summary:
-        return run.summary.accuracy
-    known = [one.accuracy for one in run.records if finite(one.accuracy) is not None]
-    return known[-1] if known else None
 
 
 def _epsilon(run: Run) -> str:

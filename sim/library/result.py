@@ -13,7 +13,7 @@ from mechanisms.accounting.group import check_records
 from mechanisms.layout import Layout
 from server import closing, paid
 from server.guarantees import Guarantee, guarantees
-from server.records import Evaluation, RoundRecord, Summary, finite, largest
+from server.records import Evaluation, RoundRecord, Summary, largest
 from server.store import MODEL, Store
 from sim.config.fields import Config
 from sim.data.words import words_of
@@ -65,11 +65,7 @@ class Result:
     @property
     def accuracy(self) -> float | None:
         """Accuracy of the last evaluated model, in [0, 1]; None before the first evaluation."""
-        run = read_run(self.folder)
-        if run.summary is not None:
-            return run.summary.accuracy
-        known = [record.accuracy for record in run.records if finite(record.accuracy) is not None]
-        return known[-1] if known else None
+        return read_run(self.folder).accuracy
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -46,6 +46,15 @@ class Run:
         return len(self.sizes) == 1
 
     @property
+    def accuracy(self) -> float | None:
+        """Accuracy, or the configuration's metric, of the final model; of an unfinished run, of the
+        last model that was evaluated, None before the first."""
+        if self.summary is not None:
+            return self.summary.accuracy
+        known = [one.accuracy for one in self.records if finite(one.accuracy) is not None]
+        return known[-1] if known else None
+
+    @property
     def target(self) -> Epsilon:
         """The budget that no client exceeds, of personal ones the largest; None without one or
         without privacy."""
