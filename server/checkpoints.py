@@ -91,8 +91,9 @@ class Checkpoints:
         """How many later rounds have a file that vouches for them, damaged or not."""
         return sum(number > round_ for number in durable.numbered(self._folder, ".json"))
 
-    def newest(self) -> Checkpoint | None:
-        """The newest complete checkpoint, or None; damaged ones are skipped with a warning.
+    def newest(self, warn: bool = True) -> Checkpoint | None:
+        """The newest complete checkpoint, or None; damaged ones are skipped, if wanted with a
+        warning.
 
         Raises:
             OSError: one cannot be read, which may be whole: going on from the one before it would
@@ -102,10 +103,11 @@ class Checkpoints:
             try:
                 return read(label)
             except (FileNotFoundError, ValueError, KeyError, TypeError) as fault:
-                warnings.warn(
-                    f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
-                    stacklevel=2,
-                )
+                if warn:
+                    warnings.warn(
+                        f"checkpoint {label.stem} is damaged ({fault}); using the one before it",
+                        stacklevel=2,
+                    )
         return None
 
 

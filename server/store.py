@@ -1,7 +1,6 @@
 """The server's part of a run directory: checkpoints, finished rounds, ledger files and uploads."""
 
 import json
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,7 @@ class Store:
         Raises:
             ValueError: they are missing, shorter, or not as they were; or of another run.
         """
-        with warnings.catch_warnings(action="ignore"):
-            newest = self.checkpoints.newest()
+        newest = self.checkpoints.newest(warn=False)
         if newest is not None:
             self._compare_rounds(newest.round)
 

@@ -133,8 +133,7 @@ def _rounds(store: Store) -> Iterator[Check]:
     """The checkpoints of training or of an earlier phase, and what belongs to the newest one."""
     for label in store.checkpoints.labels():
         yield label, partial(_checkpoint, store, label)
-    with warnings.catch_warnings(action="ignore"):
-        newest = store.checkpoints.newest()
+    newest = store.checkpoints.newest(warn=False)
     if newest is not None:
         yield from _named(store.folder, store.checkpoints.beside(newest.round)["files"])
         yield store.rounds, store.check_rounds
@@ -157,8 +156,7 @@ def _together(run_dir: Path, training: Store) -> Iterator[Check]:
 
 
 def _resumable(training: Store) -> None:
-    with warnings.catch_warnings(action="ignore"):
-        newest = training.checkpoints.newest()
+    newest = training.checkpoints.newest(warn=False)
     finished = newest.round if newest else 0
     training.check_ahead(finished, finished)
 
