@@ -1,10 +1,10 @@
 """The leaderboard: trained cells by certified epsilon, why some are below a paper's figure, and
 a list of those that have not run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sim.benching.table import Line
+from sim.benching.table import Line, in_markdown
 from sim.config.papers import Claim
 from sim.showing import wording
 
@@ -46,16 +46,11 @@ def page(tables: Sequence[Table]) -> str:
     pairs = [(table, line) for table in tables for line in table.lines]
     found = [(t, line) for t, line in pairs if line.cell.reach is None and line.mean is not None]
     found.sort(key=_place)
-    text = [TOP, *_table(HEAD, (_row(table, line) for table, line in found))]
-    text += ["", "## Below a paper's figure", "", BELOW, *_table(BELOW_HEAD, _below(found))]
-    text += ["", "## What has not run", "", NOT_RUN, *_table(NOT_RUN_HEAD, map(_state, tables))]
+    text = [TOP, *in_markdown(HEAD, (_row(table, line) for table, line in found))]
+    text += ["", "## Below a paper's figure", "", BELOW, *in_markdown(BELOW_HEAD, _below(found))]
+    states = in_markdown(NOT_RUN_HEAD, map(_state, tables))
+    text += ["", "## What has not run", "", NOT_RUN, *states]
     return "\n".join(text) + "\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    every = (head, ("---",) * len(head), *rows)
-    return [f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in every]
 
 
 def _below(found: Sequence[tuple[Table, Line]]) -> Iterator[tuple[str, ...]]:
@@ -98,15 +93,13 @@ def _place(entry: tuple[Table, Line]) -> tuple[object, ...]:
 
 
 def _row(table: Table, line: Line) -> tuple[str, ...]:
-    settings, shown = line.cell.settings, f"{line.mean:.2f}"
-    if len(line.measured) > 1:
-        shown += f" ({min(line.measured):.2f} to {max(line.measured):.2f})"
+    settings = line.cell.settings
     return (
         wording.epsilon(line.epsilon("certified"), infinite="infinite"),
         str(settings.get("dataset", "digits")),
         str(settings.get("clients", "1")),
         line.cell.row,
-        shown,
+        f"{line.mean:.2f}{line.spread}",
         str(len(line.results)),
         wording.epsilon(line.epsilon("published"), infinite="infinite"),
         "; ".join(map(_reported, line.cell.claims)),

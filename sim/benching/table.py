@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from server.records import Epsilon, RoundRecord, finite, largest
@@ -67,6 +67,12 @@ class Line:
         return statistics.mean(self.measured) if self.measured and not short else None
 
     @property
+    def spread(self) -> str:
+        """The least and the largest of `measured`, as printed after the mean; empty for one."""
+        found = self.measured
+        return f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else ""
+
+    @property
     def difference(self) -> float | None:
         """The mean minus the paper's result, in its unit."""
         return None if self.mean is None or self.cell.paper is None else self.mean - self.cell.paper
@@ -121,14 +127,18 @@ def markdown(recipe: Recipe, budget: str, table: Sequence[Line]) -> str:
     on = {r.summary.evaluated_on for line in table for r in line.results} or {"test"}
     head: tuple[str, ...] = ("", recipe.axis, f"{' / '.join(sorted(on))} accuracy, %", "paper")
     head += ("difference", "certified epsilon", "published epsilon", "rounds", "seconds")
-    rows = [head, ("---",) * len(head), *(_row(line) for line in table)]
-    text = [f"# {recipe.title}", "", NOTES[budget], ""]
-    text += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    text = [f"# {recipe.title}", "", NOTES[budget], "", *in_markdown(head, map(_row, table))]
     deviations = [f"- {what}: {why}" for what, why in recipe.deviations.items()]
     text += ["", "What is not as in the papers:", "", *deviations] if deviations else []
     faults = [fault for line in table for fault in line.faults]
     text += ["", "What failed:", "", *(f"- {fault}" for fault in faults)] if faults else []
     return "\n".join(text) + "\n"
+
+
+def in_markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    every = (head, ("---",) * len(head), *rows)
+    return [f"| {' | '.join(part.replace('|', '/') for part in row)} |" for row in every]
 
 
 def _row(line: Line) -> tuple[str, ...]:
@@ -138,9 +148,7 @@ def _row(line: Line) -> tuple[str, ...]:
         unreached = line.complete and line.cell.reach is not None
         return (*name, "not reached" if unreached else f"**{line.state}**", paper, *("",) * 5)
     shown = f"{line.mean:.2f}" if line.cell.reach is None else f"at epsilon {line.mean:.2f}"
-    if len(line.measured) > 1:
-        shown += f" ({min(line.measured):.2f} to {max(line.measured):.2f})"
-    shown += "" if line.complete else f" **{line.state}**"
+    shown += line.spread + ("" if line.complete else f" **{line.state}**")
     summaries = [r.summary for r in line.results]
     return (
         *name,
