@@ -18,13 +18,14 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from mechanisms.randomness import generator
 from sim.auditing.trainings import Trained
+from sim.commands.attack import MIN_MODELS
 
 Floats = NDArray[np.float64]
 
 MIN_CONFIDENCE = 1e-12
 """Probabilities are clamped to this distance from 0 and 1."""
-MIN_OTHERS, MIN_MODELS = 2, 8
-"""Minimum models with and without a record to fit its Gaussians; minimum models in all."""
+MIN_OTHERS = 2
+"""Minimum models with and without a record to fit its Gaussians."""
 
 
 @dataclass(frozen=True)
