@@ -57,18 +57,18 @@ def curator(job: Job, run_dir: Path) -> Curator | None:
     """The server, if it is trusted."""
     if job.config.privacy.trust != "server":
         return None
-    plan, fraction, turns = _plan(job), job.config.rounds.fraction, job.config.privacy.noise_bands
-    expected, lost, rounds = _expected(job), dropouts(job.config), job.config.rounds
+    rounds, turns = job.config.rounds, job.config.privacy.noise_bands
+    plan, expected, lost = _plan(job), _expected(job), dropouts(job.config)
     length = min(rounds.rounds, (rounds.max_participations or rounds.rounds) * turns)
     arriving = 1 if lost is None else lost.share(expected, length)
-    answering = fraction / turns * arriving  # in the divisor alone
+    answering = rounds.fraction / turns * arriving  # in the divisor alone
     return Curator(
         path=run_dir / "ledger" / LEDGER,
         plans=job.plans,
         bound=plan.clip_norm,
         multiplier=plan.multiplier,
         seed=job.seed,
-        fraction=fraction,
+        fraction=rounds.fraction,
         expected=answering * float(expected.sum()),
         factor=_factor(job.config),
         bands=turns,
