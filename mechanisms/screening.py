@@ -43,7 +43,7 @@ from mechanisms.sampling import Batch, poisson
 from mechanisms.settings import Screening
 from mechanisms.trials import TrialPlan
 
-LARGEST = 1e300
+MAX_CHANGE = 1e300
 """Bound on |dE|, in nats; the clip c acts through the lowest acceptance probability (`lowest`)."""
 
 
@@ -178,7 +178,7 @@ def _tested_change(
     else:
         batch = poisson(cohort.data, rates, cohort.streams.of("validation"))
     change = trials.loss_change(cohort, state, candidate, batch, rates)
-    return trials.clipped(change, torch.full_like(change, LARGEST))
+    return trials.clipped(change, torch.full_like(change, MAX_CHANGE))
 
 
 def _public_batch(cohort: Cohort) -> Batch:

@@ -14,7 +14,7 @@ from mechanisms.plan import planned
 from mechanisms.randomness import seed_key
 from server import labels
 from sim.auditing import session
-from sim.auditing.bounds import LARGEST, one_run_epsilon, one_run_p_value
+from sim.auditing.bounds import MAX_EPSILON, one_run_epsilon, one_run_p_value
 from sim.auditing.one_run import SHARES, Guesses, guess
 from sim.auditing.trainings import train
 from sim.commands.flags import parse
@@ -87,7 +87,7 @@ def test_ties_are_broken_before_the_coins_are_seen():
 
 
 def test_the_bound_of_a_perfect_attack_ends_at_the_largest():
-    assert one_run_epsilon(10**6, 10**6, 10**6, 0.0, 1 - 1e-9) < LARGEST
+    assert one_run_epsilon(10**6, 10**6, 10**6, 0.0, 1 - 1e-9) < MAX_EPSILON
     assert one_run_p_value(4, 4, 4, 0.0, 0.0) == 1 / 16
     assert (
         one_run_epsilon(4, 4, 4, 0.0, 1 - 1 / 16) == 0.0 < one_run_epsilon(5, 5, 5, 0.0, 1 - 1 / 16)

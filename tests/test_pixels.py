@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sim.features.pixels import LARGEST_SHEAR, deskewed
+from sim.features.pixels import MAX_SHEAR, deskewed
 
 
 def sheared(shear: float, size: int = 21) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_strokes_turn_around_their_centre() -> None:
 
 def test_nothing_moves_by_more_than_the_largest_shear() -> None:
     moved = deskewed(sheared(2.5, 41))
-    assert abs(skew(moved[0]) - (skew(sheared(2.5, 41)[0]) - LARGEST_SHEAR)) < 0.02
+    assert abs(skew(moved[0]) - (skew(sheared(2.5, 41)[0]) - MAX_SHEAR)) < 0.02
 
 
 def test_all_channels_move_with_their_sum() -> None:

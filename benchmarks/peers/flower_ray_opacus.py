@@ -70,7 +70,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 TRAINING_RECORDS = 1437
-SMALLEST_CLIENT = 2
+MIN_RECORDS = 2
 CLIP_NORM = 1.0
 
 # --------------------------------------------------------------------------------------------------
@@ -98,11 +98,11 @@ def partition(clients: int, concentration: float, seed: int) -> list[np.ndarray]
             shares = generator.dirichlet(np.full(clients, concentration))
             cuts = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
             owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
-        if np.bincount(owner, minlength=clients).min() >= SMALLEST_CLIENT:
+        if np.bincount(owner, minlength=clients).min() >= MIN_RECORDS:
             return [np.flatnonzero(owner == client) for client in range(clients)]
     raise ValueError(
         f"no Dirichlet({concentration}) partition over {clients} clients with at least "
-        f"{SMALLEST_CLIENT} records each in 1000 draws: use fewer clients or a larger --dirichlet"
+        f"{MIN_RECORDS} records each in 1000 draws: use fewer clients or a larger --dirichlet"
     )
 
 

@@ -46,7 +46,7 @@ MAX_EPSILON = 50.0
 """Largest epsilon that is worth the time."""
 WIDEST = 600.0
 """Widest range of losses whose exponentials are floats."""
-LEAST_SPACING = 1e-9
+MIN_SPACING = 1e-9
 """Of losses that are all the same."""
 COARSE = 2**14
 """Most losses of a step that a tilt is chosen by."""
@@ -99,7 +99,7 @@ def _one_way(steps: Mapping[Dominating, int], delta: float, adding: bool, known:
     widest = max(high - low for low, high in ends)
     if widest > WIDEST:
         return math.inf
-    spacing = max(FINENESS * math.sqrt(spread), widest / MAX_POINTS, LEAST_SPACING)
+    spacing = max(FINENESS * math.sqrt(spread), widest / MAX_POINTS, MIN_SPACING)
 
     def discretized(spacing: float) -> list[tuple[_Losses, int]]:
         return [(_losses(pair, spacing, reach, adding), n) for pair, n in steps.items()]

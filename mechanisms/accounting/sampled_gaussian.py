@@ -25,7 +25,7 @@ DENSITY = 4.0  # grid points per standard deviation, at least
 TAIL = 9.0  # standard deviations kept on each side; what is left out is below 1e-18 relative
 SERIES_BELOW = 0.01  # |log(1 + u)| under which (1 + u)^a - 1 - a u is taken from its Taylor series
 BLOCK = 1 << 20  # grid points evaluated at once
-SMALLEST_SPREAD = 0.005  # smaller multipliers take chords between integer orders, not a fine grid
+MIN_SPREAD = 0.005  # smaller multipliers take chords between integer orders, not a fine grid
 
 
 def log_excess(rates: ArrayLike, noise_multipliers: ArrayLike, order: float) -> Floats:
@@ -91,7 +91,7 @@ def _integral(q: Floats, s: Floats, order: float) -> Floats:
     """Fractional order: trapezoidal integral; for tiny noise the chord of ``(a - 1) rdp(a)``, which
     is convex in a."""
     result = np.empty(q.shape)
-    tiny = s < SMALLEST_SPREAD
+    tiny = s < MIN_SPREAD
     if tiny.any():
         below, above = math.floor(order), math.ceil(order)
         share = order - below

@@ -41,7 +41,7 @@ FAR = 0.05
 without R, and has losses at these points alone."""
 CERTAIN = 1e-13
 """What S has of infinite losses, on either side."""
-LARGEST = 1e7
+MAX_SCALE = 1e7
 """Number of which a mass is made the reciprocal: the solver takes coefficients below 1e-9 for 0."""
 MARGIN, CHECKED, FEASIBLE = 1e-7, 1e-8, 1e-9
 """S is asked to dominate by this share more, must do so by the second one, which is above what
@@ -170,7 +170,7 @@ def _cover(
             rows.append(ours * before(x[kept, None] * theirs / ours) / found[kept, None])
             levels.append(1.0 - CERTAIN / found[kept])
     above, level = np.vstack(rows), np.concatenate(levels)
-    scale = np.minimum(above.max(axis=0), LARGEST)
+    scale = np.minimum(above.max(axis=0), MAX_SCALE)
     both = np.stack([np.ones_like(ratios), (ratios - 1.0) / spread])
     solved = linprog(
         (ratios - 1.0) * losses / spread**2 / scale,

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 OUTCOMES, REACH = 200, (8.0, 11.0)
 """Outcomes of a proposal, and how many standard deviations they reach below 0 and above 1."""
-CLOSEST, LEAST_GAP = 1 / 20, 1e-12
+CLOSEST, MIN_GAP = 1 / 20, 1e-12
 """Outcomes' losses are as far apart as is asked for, or as this share of their range if that is
 less; and by this at least, for floats."""
 CANCELLED = 1e-13
@@ -98,7 +98,7 @@ def outcomes(q: float, s: float, closest: float) -> Outcomes:
     with np.errstate(divide="ignore"):
         losses, kept = np.append(np.log1p(-q), profile.loss(y[1:], q, s)), [0]
     # proposals may say much less than tests
-    closest = max(min(closest, CLOSEST * float(losses[-1] - losses[1])), LEAST_GAP)
+    closest = max(min(closest, CLOSEST * float(losses[-1] - losses[1])), MIN_GAP)
     for k in range(1, len(y)):
         if losses[k] >= losses[kept[-1]] + closest:
             kept.append(k)

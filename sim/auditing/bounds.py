@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 Floats = NDArray[np.float64]
 
-LARGEST = 100.0
+MAX_EPSILON = 100.0
 """Largest epsilon that a bound can have."""
 GRID = 64
 """Maximum number of thresholds tried for each ordered pair of samples."""
@@ -66,8 +66,10 @@ def one_run_epsilon(guesses: int, right: int, coins: int, delta: float, confiden
 
     if excess(0.0) >= 0:
         return 0.0
+    if excess(MAX_EPSILON) < 0:
+        return MAX_EPSILON
     # the root may be off by xtol: lowered by as much it is on the safe side
-    return LARGEST if excess(LARGEST) < 0 else float(brentq(excess, 0.0, LARGEST, xtol=1e-9)) - 1e-9
+    return float(brentq(excess, 0.0, MAX_EPSILON, xtol=1e-9)) - 1e-9
 
 
 def rates_epsilon(

@@ -14,7 +14,7 @@ from sim.config.settings import CROSS_ENTROPY, NEXT_WORD
 from strategies import trial
 from strategies.registry import strategy_of
 
-MOST_DECAY = 100.0
+MAX_DECAY = 100.0
 """Largest decrease of the logarithm of the noise over a run."""
 
 
@@ -42,10 +42,10 @@ def check_parts(config: Config) -> None:
 def _check_noise_decay(config: Config) -> None:
     """Refuse noise that all but vanishes before the run ends."""
     decay, rounds = config.privacy.noise_decay, config.rounds.rounds
-    if decay * (rounds - 1) > MOST_DECAY:
+    if decay * (rounds - 1) > MAX_DECAY:
         raise ValueError(
             f"noise_decay is {decay:g}, which takes the noise of {rounds} rounds next to nothing: "
-            f"give at most {MOST_DECAY / (rounds - 1):.3g}"
+            f"give at most {MAX_DECAY / (rounds - 1):.3g}"
         )
 
 

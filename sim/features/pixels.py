@@ -17,7 +17,7 @@ OPPONENT = (
 )
 """Brightness and two differences of colours, the axes of Ohta, Kanade and Sakai (1980) for natural
 images; differences, which are smaller, are taken three times."""
-LARGEST_SHEAR = 1.0
+MAX_SHEAR = 1.0
 """Pixels by which two neighbouring rows are moved against each other at most."""
 
 
@@ -62,7 +62,7 @@ def deskewed(x: torch.Tensor) -> torch.Tensor:
     down, right = y - mean(y), x_ - mean(x_)
     variance = mean(down**2)
     shear = torch.where(variance > 0, mean(down * right) / variance, 0)
-    columns = x_ + shear.clamp(-LARGEST_SHEAR, LARGEST_SHEAR) * down
+    columns = x_ + shear.clamp(-MAX_SHEAR, MAX_SHEAR) * down
     grid = torch.stack(
         [2 * columns / (width - 1) - 1, (2 * y / (height - 1) - 1).expand_as(columns)], dim=-1
     )
