@@ -25,11 +25,16 @@ from sim.commands.version import version
 from sim.job.job import Job
 
 
+def ledger_file(folder: Path, group: int) -> Path:
+    """The ledger's file of a group."""
+    return folder / "ledger" / f"group-{group:04d}.jsonl"
+
+
 def ledger_files(folder: Path, job: Job) -> list[Path]:
     """The ledger's file of each group, or that of a trusted server, which pays for all."""
     if job.config.privacy.trust == "server":
         return [folder / "ledger" / LEDGER]
-    return [folder / "ledger" / f"group-{n:04d}.jsonl" for n in range(len(job.groups))]
+    return [ledger_file(folder, group) for group in range(len(job.groups))]
 
 
 def write(folder: Path, job: Job) -> None:

@@ -26,6 +26,7 @@ from sim.config.caveats import tells_times
 from sim.config.fields import Config
 from sim.job.copies import copy_on
 from sim.job.job import Job
+from sim.job.manifest import ledger_file
 from strategies.registry import strategy_of
 from strategies.strategy import Strategy
 
@@ -130,7 +131,7 @@ def group_data(job: Job, group: int) -> GroupData:
 
 def files(run_dir: Path, group: int, name: str = "") -> tuple[Ledger, Uploads]:
     """A group's ledger, shared by all phases, and the uploads of the named phase."""
-    ledger = Ledger(run_dir / "ledger" / f"group-{group:04d}.jsonl")
+    ledger = Ledger(ledger_file(run_dir, group))
     run = manifest.run_of(run_dir) or ""
     return ledger, Uploads(run_dir / name / "uploads", run, ledger.path)
 
