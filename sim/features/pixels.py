@@ -6,10 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from sim.config.settings import Data
+from sim.sources.backbones import DEVIATION, MEAN
 
-COLOURS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Means and deviations of ImageNet's colours, by which Tramer and Boneh's public code
-(ftramer/Handcrafted-DP, data.py) normalises CIFAR-10's pixels."""
 OPPONENT = (
     (3**-0.5, 3**-0.5, 3**-0.5),
     (4.5**0.5, 0.0, -(4.5**0.5)),
@@ -22,7 +20,8 @@ MAX_SHEAR = 1.0
 
 
 def coloured(x: torch.Tensor, data: Data) -> torch.Tensor:
-    """Images [N, C, H, W] in [0, 1] in the colours of `feature_pixels`.
+    """Images [N, C, H, W] in [0, 1] in the colours of `feature_pixels`; those of ImageNet are as
+    Tramer and Boneh's public code (ftramer/Handcrafted-DP, data.py) normalises CIFAR-10's.
 
     Raises:
         ValueError: colours are asked for, and the images have not three.
@@ -34,7 +33,7 @@ def coloured(x: torch.Tensor, data: Data) -> torch.Tensor:
             f"feature_pixels is {data.feature_pixels}, but records of shape "
             f"{tuple(x.shape[1:])} are not images of three colours: set --feature-pixels unit"
         )
-    mean, deviation = (x.new_tensor(part)[:, None, None] for part in COLOURS)
+    mean, deviation = (x.new_tensor(part)[:, None, None] for part in (MEAN, DEVIATION))
     x = (x - mean) / deviation
     if data.feature_pixels == "opponent":
         x = torch.einsum("ac,nchw->nahw", x.new_tensor(OPPONENT), x).contiguous()
