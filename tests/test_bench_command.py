@@ -17,7 +17,7 @@ from sim.benching.runs import plan, play, result
 from sim.commands import bench as bench_flags
 from sim.commands.guard import main_guard
 from sim.config.configuration import save
-from sim.config.papers import PACKAGES, RECIPES
+from sim.config.papers import RECIPES, ROOT
 from sim.config.recipe import read
 from sim.showing import plots
 from tests import unequal
@@ -275,7 +275,7 @@ def test_the_page_of_the_project_is_not_written_of_cells_that_are_kept_elsewhere
 ):
     page = tmp_path / "project" / "docs" / "leaderboard.md"
     page.parent.mkdir(parents=True)
-    monkeypatch.setattr(bench_flags, "PACKAGES", tmp_path / "project")
+    monkeypatch.setattr(bench_flags, "ROOT", tmp_path / "project")
     flags = (str(finished(tmp_path)), "--seeds=4,7", "--hours=0")
     assert command(tmp_path, *flags, f"--cells={tmp_path / 'cells'}") == 0 and not page.exists()
     assert command(tmp_path, *flags) == 0 and page.is_file()
@@ -287,7 +287,7 @@ def test_the_page_of_the_project_has_all_its_recipes_whatever_is_asked_for(tmp_p
     own, page = project / "recipes", project / "docs" / "leaderboard.md"
     own.mkdir(parents=True)
     page.parent.mkdir()
-    monkeypatch.setattr(bench_flags, "PACKAGES", project)
+    monkeypatch.setattr(bench_flags, "ROOT", project)
     monkeypatch.setattr("sim.benching.files.RECIPES", own)
     for name in ("small", "other"):
         path = finished(tmp_path, name)
@@ -364,12 +364,12 @@ def test_a_time_limit_in_hours_ends_that_much_later_and_has_defaults_of_its_own(
     given = bench_flags.parse(["absent", *words], "")
     assert before + seconds <= given.end <= time.monotonic() + seconds
     assert given.seeds == [0, 1, 2, 3, 4]
-    assert given.cells == PACKAGES / "benchmarks" / "results" / "cells"
-    assert given.page == PACKAGES / "docs" / "leaderboard.md"
+    assert given.cells == ROOT / "benchmarks" / "results" / "cells"
+    assert given.page == ROOT / "docs" / "leaderboard.md"
     given = bench_flags.parse(["absent", *words, "--cells=there", "--seeds=3,1"], "")
     assert (given.cells, given.page, given.seeds) == (Path("there"), None, [1, 3])
     with pytest.raises(ValueError, match="docs is "):
-        bench_flags.parse(["absent", *words, f"--page={PACKAGES / 'docs'}"], "")
+        bench_flags.parse(["absent", *words, f"--page={ROOT / 'docs'}"], "")
     given = bench_flags.parse(["absent", *words, "--cells=there", "--page=p.md"], "")
     assert (given.cells, given.page) == (Path("there"), Path("p.md"))
 

@@ -275,7 +275,7 @@ def test_runs_that_do_not_end_in_time_are_left_behind(monkeypatch):
 
 def test_without_git_the_code_is_named_by_its_sources(tmp_path, monkeypatch):
     """Of every package: the same files have the same name, other ones another."""
-    monkeypatch.setattr(kept, "PACKAGES", tmp_path)
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
     answer = SimpleNamespace(stdout="the commit of another project\n")
     monkeypatch.setattr(kept.subprocess, "run", lambda *_, **__: answer)
     names = set()
@@ -303,7 +303,7 @@ def test_with_git_the_code_is_named_by_its_commit_and_by_whether_files_differ(
     tmp_path, monkeypatch
 ):
     """The name says nothing of tags, for they move."""
-    monkeypatch.setattr(kept, "PACKAGES", tmp_path)
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
 
     def git(*words: str) -> str:
         who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")

@@ -19,7 +19,7 @@ from server.records import RoundRecord, Summary, largest, read_rounds
 from sim.config.configuration import Config
 from sim.config.fields import SETTINGS
 from sim.config.names import FORMER
-from sim.config.papers import PACKAGES
+from sim.config.papers import ROOT
 from sim.config.recipe import Cell
 from sim.config.settings import EXECUTION_ONLY
 
@@ -114,18 +114,18 @@ def _read(path: Path, changed: int) -> tuple[str, Result]:
 @functools.cache
 def code() -> str:
     """The project's commit, with ``+`` if files differ; without git, a digest of the sources."""
-    root, found = PACKAGES, ""
+    found = ""
     describe = ["describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
     # without pyproject.toml the packages are installed, maybe below another project's checkout
-    if (root / "pyproject.toml").is_file():
+    if (ROOT / "pyproject.toml").is_file():
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            words = ["git", "-C", str(root), *describe]
+            words = ["git", "-C", str(ROOT), *describe]
             found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     if found:
         return found
     total = hashlib.sha256()
     for package in ("mechanisms", "client", "strategies", "server", "sim"):
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted((ROOT / package).rglob("*.py")):
             total.update(path.read_bytes())
     return f"sources {total.hexdigest()[:12]}"
 

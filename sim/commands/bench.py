@@ -10,7 +10,7 @@ from pathlib import Path
 from mechanisms.accounting.choosing import check_mean
 from mechanisms.durable import REPLACED, check_file
 from sim.commands.parser import Parser
-from sim.config.papers import INSTALLED, PACKAGES, RECIPES
+from sim.config.papers import INSTALLED, RECIPES, ROOT
 
 MAX_HOURS = 8_760.0
 """A year; much longer waits overflow."""
@@ -117,11 +117,11 @@ def _completed(given: argparse.Namespace) -> float | None:
     if wait is None:
         return None
     checkout = RECIPES != INSTALLED
-    page = PACKAGES / "docs" / "leaderboard.md" if checkout else given.out / "leaderboard.md"
+    page = ROOT / "docs" / "leaderboard.md" if checkout else given.out / "leaderboard.md"
     given.project = checkout and given.page is None and given.cells is None
     given.page = given.page or (page if given.cells is None else None)
     given.cells = (
-        given.cells or (PACKAGES / "benchmarks" / "results" if checkout else given.out) / "cells"
+        given.cells or (ROOT / "benchmarks" / "results" if checkout else given.out) / "cells"
     )
     return time.monotonic() + wait
 

@@ -26,10 +26,10 @@ from typing import Any
 
 from sim.config.names import suggest
 
-PACKAGES = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds the project's packages: a checkout, or where they are installed."""
-INSTALLED = PACKAGES / "sim" / "recipes"
-RECIPES = INSTALLED if INSTALLED.is_dir() else PACKAGES / "recipes"
+INSTALLED = ROOT / "sim" / "recipes"
+RECIPES = INSTALLED if INSTALLED.is_dir() else ROOT / "recipes"
 """The folder of the project's recipes; its subfolder ``papers`` holds the transcriptions."""
 
 
