@@ -22,7 +22,7 @@ from mechanisms.guide import GuideOf, Surroundings, alone
 from mechanisms.mechanism import Mechanism, local_round
 from mechanisms.optimizers import Optimizer
 from mechanisms.placing import place
-from mechanisms.plan import PlanTable
+from mechanisms.plan import PlanTable, alike
 from mechanisms.sampling import CohortData
 from mechanisms.updates import UPDATE, Sent
 
@@ -123,10 +123,7 @@ class GroupData:
 
     def parts(self, clients: np.ndarray) -> list[np.ndarray]:
         """Positions in ``clients`` of each chunk's members, in chunk order; empty ones left out."""
-        numbers = self._chunk_of[clients]
-        order = np.argsort(numbers, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-        return [part for part in parts if part.size]
+        return [part for part in alike(self._chunk_of[clients]) if part.size]
 
     @cached_property
     def _chunk_of(self) -> np.ndarray:

@@ -18,7 +18,7 @@ from mechanisms.accounting.allotment import Account, AdaptivePlan, check_settlem
 from mechanisms.accounting.events import Event
 from mechanisms.accounting.ledger import Ledger
 from mechanisms.arithmetic import Arithmetic, of_seed
-from mechanisms.plan import Plan, PlanTable, kinds_of
+from mechanisms.plan import Plan, PlanTable, alike, kinds_of
 from mechanisms.randomness import Draws, draws_of
 
 
@@ -139,7 +139,6 @@ class Purse:
 def planned(plans: PlanTable, request: TrainRequest) -> Payments:
     """The most that a round can cost each requested client."""
     kinds, place = kinds_of(plans.which[request.clients], request.nth)
-    order = np.argsort(place, kind="stable")
-    members = np.split(request.clients[order], np.flatnonzero(np.diff(place[order])) + 1)
+    members = [request.clients[positions] for positions in alike(place)]
     charges = [plans.plans[plan].round_charges(nth) for plan, nth in kinds.tolist()]
     return list(zip(members, charges, strict=True))

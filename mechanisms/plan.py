@@ -258,3 +258,9 @@ def kinds_of(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keys = np.ravel_multi_index(numbers, [int(row.max()) + 1 for row in numbers])
     _, first, place = np.unique(keys, return_index=True, return_inverse=True)
     return np.stack([row[first] for row in numbers], axis=1), place
+
+
+def alike(numbers: np.ndarray) -> list[np.ndarray]:
+    """The positions in ``numbers [n]`` of each number that is there, in the order of numbers."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
