@@ -84,7 +84,11 @@ class Mixing(nn.Linear):
 MISTAKES = {
     "mixes records": (Mixing(6, 3), None, "gives a record another output"),
     "takes other records": (nn.Linear(5, 3), None, "fails on made-up records, x .6. and y"),
-    "has no classes": (nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), None, "fails on made-up records"),
+    "has no classes": (
+        nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)),
+        None,
+        "fails on made-up records",
+    ),
     "one loss for all": (model(), nn.CrossEntropyLoss(), "fails on made-up records"),
     "a loss of others": (
         model(),
