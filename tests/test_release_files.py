@@ -123,7 +123,7 @@ def facts(path: Path) -> object:
             line for line in lines if line.get("event", {}).get("kind") != "covered"
         ]  # by released sums
         named = [line | {"release": line.get("release", "").rsplit("-", 2)[0]} for line in planned]
-        hidden = {*NOISY, "number", "chain"}  # they follow from the lines before, with their draws
+        hidden = {*NOISY, "first", "number", "chain"}  # they follow from earlier lines' draws
         return [
             {name: value for name, value in line.items() if name not in hidden} for line in named
         ]

@@ -239,7 +239,9 @@ def _entries(path: Path) -> dict[str, Any]:
 def _lines(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text().splitlines() if path.exists() else []
     found = [json.loads(line) for line in lines]
-    return [{key: one[key] for key in one if key not in TIMES | {"chain"}} for one in found]
+    return [
+        {key: one[key] for key in one if key not in TIMES | {"chain", "first"}} for one in found
+    ]
 
 
 def _page(text: str, settings: bool) -> list[str]:
