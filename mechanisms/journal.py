@@ -1,9 +1,9 @@
 """Append-only files of JSON lines in which damage shows.
 
 Each line ends with its number and a checksum chained to the line before, the first one's to the
-file's name: a line that was changed, lost, moved or copied from another file does not match. Lines
-that were appended together say which was the first of them, since a crash can only tear the last
-append: its end is missing, or sectors of it are zero.
+file's name: a line that was changed, lost, moved or copied from another file does not match. A
+crash can only tear the last append: its end is missing, or sectors of it are zero. An append is of
+one release, so lines of a release say which was the first of those in a row.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ def sealed(
     record: Mapping[str, Any], before: Place, first: int | None = None
 ) -> tuple[bytes, Place]:
     """The line of a record that follows a place, and the place after it; ``first`` is the number of
-    the first line of its append, if that is another one."""
+    the first line of its release in a row, if that is another one."""
     number = before.number + 1
     together = "" if first in (None, number) else f', "first": {first}'
     text = f'{json.dumps(record)[:-1]}{together}, "number": {number}'.encode()
@@ -180,6 +180,8 @@ class Journal:
     def __init__(self, path: Path, see: Callable[[dict[str, Any]], object]):
         self._file = -1
         self.path, self.place, self._size = path, start(path), 0
+        self._release: object = None
+        self._first = 1
         make_folder(path.parent, private=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE_FILE)
         try:
@@ -203,7 +205,7 @@ class Journal:
             )
         place, lines = self.place, []
         for record in new:
-            line, place = sealed(record, place, self.place.number + 1)
+            line, place = sealed(record, place, self._first_of(record, place.number + 1))
             lines.append(line)
         with naming(self.path), self._locked():
             self._check_unchanged()
@@ -259,7 +261,12 @@ class Journal:
         """
         data = read(self.path)
         kept = whole(data)
-        for place, _ in records(self.path, kept, see):
+
+        def seen(record: dict[str, Any]) -> object:
+            self._first_of(record, self.place.number + 1)
+            return see(record)
+
+        for place, _ in records(self.path, kept, seen):
             self.place = place
         if kept != data:
             warnings.warn(f"{self.path}: {_repaired(kept, data, 'cut off')}", stacklevel=4)
@@ -269,6 +276,12 @@ class Journal:
                 os.write(self._file, b"\n")
         os.fsync(self._file)
         self._size = len(kept)
+
+    def _first_of(self, record: Mapping[str, Any], number: int) -> int:
+        """The number of the first line in a row of the release of the line of this number."""
+        if record.get("release") != self._release:
+            self._release, self._first = record.get("release"), number
+        return self._first
 
     def _write(self, data: bytes) -> None:
         try:

@@ -109,8 +109,11 @@ class RoundRecord(Record):
 
 
 def whole_lines(data: bytes) -> list[str]:
-    """The lines of a file of JSON lines, without a last one that a crash cut off."""
+    """The lines of a file of JSON lines, without a last one that a crash cut off or left zeros
+    in."""
     *lines, last = data.decode().split("\n")
+    if lines and "\0" in lines[-1]:
+        return lines[:-1]
     try:
         json.loads(last)
     except (ValueError, RecursionError):

@@ -266,7 +266,7 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*torn end")
+        warnings.filterwarnings("ignore", message=".*torn (end|last line)")
         resumed = world.go(crash)
     assert "runs/run/summary.json" not in before or "runs/run/model.safetensors" in before, (
         "a finished run has no model"
@@ -277,7 +277,7 @@ def resume(world: World, done: list[Operation], crash: Crash) -> Noting:
     )
     assert all(after[path] == before.get(path, after[path]) for path in DRAWN)
     for number in range(2):
-        held, holds = (charges(tree, number).split(b"\n")[:-1] for tree in (before, after))
+        held, holds = (whole_lines(charges(tree, number)).splitlines() for tree in (before, after))
         assert holds[: len(held)] == held
     summary, spent = (
         json.loads(after["runs/run/summary.json"]),

@@ -135,7 +135,7 @@ def every_crash(root: Path, write: Callable[[], object]) -> tuple[Noting, list[C
 def only_torn_lines():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*torn end")
+        warnings.filterwarnings("ignore", message=".*torn (end|last line)")
         yield
 
 

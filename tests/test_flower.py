@@ -676,12 +676,6 @@ REFUSED = [
         "is not below",
         "DP_FED_NODE_FOLDER",
     ),
-    (
-        {"dataset": "t.csv", "columns": "/etc/columns"},
-        "columns = /etc/columns",
-        "is not below",
-        "DP_FED_NODE_FOLDER",
-    ),
     ({"metric": "lab.nets:one"}, "metric = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"dataset": "lab.sets:all"}, "dataset = 'lab", "does not import", "DP_FED_NODE_MODULES=lab"),
     ({"dataset": "hf:mnist"}, "'hf:mnist'", "does not import", "DP_FED_NODE_MODULES=datasets"),

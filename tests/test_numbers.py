@@ -34,7 +34,7 @@ NUMBERS: dict[str, dict[str, object]] = {
     "mechanisms.randomness": {"SERVER": -1},
     "mechanisms.rounded_gaussian": {"SCALE_BITS": 28, "MARGIN": 2.0**-8},
     "mechanisms.sampling": {"COIN": 2.0**-53},
-    "mechanisms.screening": {"LARGEST": 1e300},
+    "mechanisms.screening": {"MAX_CHANGE": 1e300},
     "mechanisms.trials": {"MAX_REJECTIONS": 100_000},
     "client.client_state": {"KEPT_ROUNDS": 3},
     "client.sums": {"SCALE": 2.0**32, "LIMIT": 2.0**31},

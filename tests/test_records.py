@@ -90,6 +90,9 @@ def test_a_last_record_that_is_cut_at_any_byte_is_left_out(tmp_path):
     for cut in range(len(line) + 2):
         path.write_bytes((line + b"\n" + line + b"\n")[: len(line) + 1 + cut])
         assert len(read_rounds(path)) == (2 if cut >= len(line) else 1)
+    for torn in (line[:9] + b"\0\0" + line[11:] + b"\n", b"\0\0\n"):
+        path.write_bytes(line + b"\n" + torn)
+        assert len(read_rounds(path)) == 1
     path.write_bytes(line[:-1] + b"\n" + line + b"\n")
     with pytest.raises(ValueError, match=r"rounds\.jsonl is damaged"):
         read_rounds(path)

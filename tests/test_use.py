@@ -121,8 +121,7 @@ def test_every_setting_is_in_use_in_each_of_its_ways(name):
 
 RAY = ("ray_address", "cpus_per_worker", "gpus_per_worker")
 OF_DPSGD = (
-    "epsilon budgets budget noise_multiplier max_participations clip_norm strict_delta sampling "
-    "clipping "
+    "epsilon budgets budget noise_multiplier clip_norm strict_delta sampling clipping "
     "clip_quantile noise_decay"
 )
 OF_BUILT_IN = "server_lr server_momentum"

@@ -3,8 +3,7 @@
 {"release": "train", "round": 3, "clients": "0-99,105", "event": {...}, "count": 12,
  "number": 7, "chain": "2f0b6e1b8b0c4d11"}
 
-on one line. The last two fields are of `mechanisms.journal`, and so is `first` before them in lines
-that were appended together.
+on one line. The last two fields are of `mechanisms.journal`, and so is a `first` before them.
 """
 
 import functools

@@ -157,11 +157,6 @@ USES: dict[str, tuple[Way, ...]] = {
     "noise_multiplier": ((PRIVATE,),),
     "clip_norm": ((PRIVATE,),),
     "strict_delta": ((PRIVATE,),),
-    "max_participations": (
-        (PRIVATE, _one_of("noise_multiplier", None)),
-        (_mechanism("dpsur", "dpis", "dpagd", "screening"),),
-        (_one_of("trust", "server"),),
-    ),
     "unit": ((SUMS,),),
     "honest": ((AGGREGATE,),),
     "aggregate_bits": ((AGGREGATE,),),

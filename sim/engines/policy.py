@@ -132,7 +132,7 @@ def check(config: Config, run_dir: Path, own: Policy | None = None) -> None:
     own_data = os.environ.get(DATA_DIR_VARIABLE)
     if config.data.data_dir and config.data.data_dir != own_data:
         _check_folder("data_dir", expanded(config.data.data_dir), home)
-    for setting in ("init_from", "word_vectors", "columns"):
+    for setting in ("init_from", "word_vectors"):
         if name := config.value(setting):
             _check_folder(setting, expanded(name), home)
     for setting in ("budgets", "dropout_trace"):
