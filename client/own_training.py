@@ -168,7 +168,7 @@ def _try(gradients: RecordGradients, x: torch.Tensor, y: torch.Tensor) -> None:
     Raises:
         ValueError: one of them fails, or mixes records.
     """
-    made_up = (torch.zeros_like(one[:1]).expand(2, *one.shape[1:])[None] for one in (x, y))
+    made_up = (one.new_zeros(1, 2, *one.shape[1:]) for one in (x, y))
     try:
         gradients.refuse_mixing(*made_up)
     except (AttributeError, IndexError, RuntimeError, TypeError) as error:
