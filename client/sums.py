@@ -9,6 +9,8 @@ import torch
 
 SCALE = 2.0**32
 LIMIT = 2.0**31
+BLOCK = 2**20
+"""Coordinates that are turned into whole numbers at once, few enough to stay in a CPU's cache."""
 
 
 class WeightedSum:
@@ -36,13 +38,17 @@ class WeightedSum:
                 f"{largest[worst]:g}: training diverged (the weighted sum must stay below "
                 f"{LIMIT:g}); lower --lr"
             )
-        # exact but for the rounding: SCALE is a power of two
-        units = updates.mul(SCALE).round_().to(torch.int64)
         factors = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)
-        if units.is_cuda:  # CUDA has no integer matrix product
-            self.total += units.mul_(factors[:, None]).sum(dim=0).cpu().numpy()
-        else:
-            torch.from_numpy(self.total).addmv_(units.T, factors)
+        columns = max(1, BLOCK // max(1, len(updates)))
+        for rows, total in zip(
+            updates.split(columns, dim=1), torch.from_numpy(self.total).split(columns), strict=True
+        ):
+            # exact but for the rounding: SCALE is a power of two
+            units = rows.mul(SCALE).round_().to(torch.int64)
+            if units.is_cuda:  # CUDA has no integer matrix product
+                total += units.mul_(factors[:, None]).sum(dim=0).cpu()
+            else:
+                total.addmv_(units.T, factors)
         self.weight += int(weights.sum())
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from client.sums import LIMIT, SCALE, WeightedSum, mean
+from client.sums import BLOCK, LIMIT, SCALE, WeightedSum, mean
 
 CLIENTS, SIZE = 6, 3
 UPDATES = arrays(np.float32, (CLIENTS, SIZE), elements=st.floats(-1000, 1000, width=32))
@@ -47,6 +47,14 @@ def test_the_mean_is_the_weighted_mean(updates, weights):
             Fraction(float(u)) * int(w) for u, w in zip(column, weights, strict=True)
         ) / int(weights.sum())
         assert abs(float(exact) - value) <= 0.5 / SCALE + 1e-15 * abs(value)
+
+
+def test_long_updates_are_summed_in_whole():
+    """Several blocks of coordinates, the last of them shorter."""
+    size = BLOCK // 2 * 2 + 3
+    updates = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    units = np.rint(updates * np.float64(SCALE)).astype(np.int64)
+    assert (summed(updates, np.array([3, 5])).total == 3 * units[0] + 5 * units[1]).all()
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, LIMIT, -1e30])

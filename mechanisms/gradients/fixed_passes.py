@@ -52,9 +52,10 @@ def _shown(
     one = engine.run(params, x, y, metric)
     norms = one.squared_norms(whole=True).sqrt()
     usable = norms.isfinite() & (norms > 0)
-    total = one.whole_sum(
+    sums = one.whole_sums(
         torch.where(usable, PART / norms, 0.0), None if bool(norms.isfinite().all()) else usable
     )
+    total = torch.cat([part.flatten() for part in sums.values()])
     return torch.stack(
         [norms.nan_to_num(), losses(engine, params, x, y).double().nan_to_num()], dim=2
     ), total

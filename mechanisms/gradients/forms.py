@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mechanisms.gradients.products import products
-from mechanisms.layout import Layout
 
 # A factor of a product of squared norms below this has lost digits to underflow. It is raised to
 # this value: a norm may come out too large, by 1e-15 of its other factor, but never too small.
@@ -43,6 +42,14 @@ _PART_ENTRIES = 2**17
 DIRECTION = 2.0**23
 
 Arrange = Callable[[Tensor], Tensor]
+
+
+def put(total: Tensor, further: bool, part: Tensor) -> None:
+    """Sets `total` to `part`, or adds it where `further` is true."""
+    if further:
+        total.add_(part)
+    else:
+        total.copy_(part)
 
 
 class Form(Protocol):
@@ -216,8 +223,8 @@ def long_norms(rows: Tensor, whole: bool = False) -> Tensor:
 class Pass:
     """Norms and sums of whole gradients, from the forms `{parameter name: form}` of one pass."""
 
-    def __init__(self, layout: Layout, forms: dict[str, Form]) -> None:
-        self._layout, self._forms = layout, forms
+    def __init__(self, forms: dict[str, Form]) -> None:
+        self._forms = forms
 
     @property
     def entries(self) -> int:
@@ -229,16 +236,15 @@ class Pass:
         # added one by one: a reduction's order of additions may depend on a record's place
         return reduce(torch.add, (form.squared_norms(whole) for form in self._forms.values()))
 
-    def weighted_sum(self, factors: Tensor, keep: Tensor | None) -> Tensor:
-        """`[K, P]`: the sum over records of `factors [K, B]` times gradient; records outside `keep`
-        are absent."""
-        sums = {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
-        return self._layout.flatten(sums)
+    def weighted_sums(self, factors: Tensor, keep: Tensor | None) -> dict[str, Tensor]:
+        """`{name: [K, *shape]}`: the sums over records of `factors [K, B]` times gradient; records
+        outside `keep` are absent."""
+        return {name: form.weighted_sum(factors, keep) for name, form in self._forms.items()}
 
-    def whole_sum(self, scales: Tensor, keep: Tensor | None) -> Tensor:
-        """Int64 `[K, P]`: the exact sum over records of rounded `scales [K, B]` times gradient."""
-        sums = {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
-        return self._layout.flatten(sums)
+    def whole_sums(self, scales: Tensor, keep: Tensor | None) -> dict[str, Tensor]:
+        """Int64 `{name: [K, *shape]}`: the exact sums over records of rounded `scales [K, B]` times
+        gradient."""
+        return {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
 
 
 def _exact_stretches(records: int, entries: int) -> Iterator[slice]:

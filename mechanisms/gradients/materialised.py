@@ -45,7 +45,7 @@ class _General:
 
     def _held(self, gradients: Named, metric: Metric) -> Pass:
         mapped = {name: transform_parameter(metric, name, g) for name, g in gradients.items()}
-        return Pass(self._layout, {name: Held(g) for name, g in mapped.items()})
+        return Pass({name: Held(g) for name, g in mapped.items()})
 
 
 class Vectorized(_General):

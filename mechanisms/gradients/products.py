@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from mechanisms.kernels import small_product
 
@@ -53,6 +54,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(weight)
+        if x.device.type == "cpu" and x.dtype not in TYPES:
+            # all at once, PyTorch would copy the transposed weights
+            return torch.stack([F.linear(*own) for own in zip(x.detach(), weight, strict=True)])
         return products(x.detach(), weight.mT)
 
     @staticmethod

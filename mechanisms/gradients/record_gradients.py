@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from mechanisms.gradients.evaluation import Evaluation
 from mechanisms.gradients.factors import Factors, Unscaled, of_pass
 from mechanisms.gradients.fixed_passes import fixed_passes, of_clients
-from mechanisms.gradients.forms import Pass
+from mechanisms.gradients.forms import Pass, put
 from mechanisms.gradients.independence import refuse_mixing_layers
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.passes import Passes
@@ -110,14 +110,15 @@ class RecordGradients:
             plain = self._unscaled_sum(params, x, y, factors(norms))
             if plain is not None and math.isfinite(plain.sum().item()):
                 return plain, norms
-        total = torch.zeros_like(params)
+        total = _room(params, y)
         for c, b, one in self._gradients(params, x, y, metric):
             norms[c, b] = _norms(one)
             scale = of_pass(factors, norms, c, b)
             finite = norms[c, b].isfinite()
             scale = torch.where(finite, scale, 0.0).to(params.dtype)
             with with_all_digits():
-                total[c] += one.weighted_sum(scale, None if known(finite) else finite)
+                sums = one.weighted_sums(scale, None if known(finite) else finite)
+            self._put(total[c], b.start > 0, sums)
         return total, norms
 
     def whole_sum(
@@ -141,7 +142,7 @@ class RecordGradients:
         `scaled_sum`.
         """
         norms = self._zeros(params, x, y, metric).double()
-        total = torch.zeros_like(params, dtype=torch.int64)
+        total = _room(params, y, torch.int64)
         for c, b, one in self._gradients(params, x, y, metric, width):
             drawn = norms[c, b].shape[1]
             found = _norms(one, whole=True)
@@ -150,7 +151,8 @@ class RecordGradients:
             scale = of_pass(factors, norms, c, b).double() * (PART / bound[c, None].double())
             scale = F.pad(scale, (0, found.shape[1] - drawn))
             scale = torch.where(finite, torch.minimum(scale, most), 0.0)
-            total[c] += one.whole_sum(scale, None if known(finite) else finite)
+            sums = one.whole_sums(scale, None if known(finite) else finite)
+            self._put(total[c], b.start > 0, sums)
         return total, norms
 
     def norms(
@@ -214,6 +216,11 @@ class RecordGradients:
         for c, b, xs, ys in fixed_passes(self._passes, params, x, y, width, route, metric):
             yield c, b, route.engine.run(params[c], xs, ys, of_clients(metric, c))
 
+    def _put(self, total: Tensor, further: bool, sums: dict[str, Tensor]) -> None:
+        """Sets `total [K, P]` to the `sums {name: [K, *shape]}` of a pass, or adds them."""
+        for name, own in self.layout.unflatten(total).items():
+            put(own, further, sums[name])
+
     def _unscaled_sum(self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor | None:
         """`[K, P]`: the weighted sum of gradients by a plain backward of each pass, or None."""
         if weights.numel() == 0:
@@ -243,6 +250,12 @@ class RecordGradients:
                 )
         check_metric(metric, self.layout, params.shape[0])
         return params.new_zeros(x.shape[:2])
+
+
+def _room(params: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """`[K, P]` for the sums of all passes; zeros if there is no record."""
+    total = torch.empty_like(params, dtype=dtype)
+    return total if y.shape[:2].numel() else total.zero_()
 
 
 def _norms(one: Pass, whole: bool = False) -> Tensor:

@@ -294,5 +294,6 @@ def _agree(tolerance: float, floor: Tensor, found: Pass, expected: Pass) -> bool
     near = ((own - norms).abs() <= allowed)[finite]
     same = torch.equal(own.isfinite(), finite) and bool(near.all())
     factors = torch.where(counts, norms.new_tensor([[1.0, 0.5]]) / norms, 0.0)
-    totals = [one.weighted_sum(factors, counts) for one in (found, expected)]
-    return same and bool((totals[0] - totals[1]).norm() <= tolerance)
+    sums, due = (one.weighted_sums(factors, counts) for one in (found, expected))
+    apart = torch.stack([(sums[name] - due[name]).norm() for name in due]).norm()
+    return same and bool(apart <= tolerance)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mechanisms.gradients.convolution_tap import ConvolutionTap
-from mechanisms.gradients.forms import Form, Pass
+from mechanisms.gradients.forms import Form, Pass, put
 from mechanisms.gradients.hyperbolic import tanh
 from mechanisms.gradients.image_format import keep_format
 from mechanisms.gradients.lstm_tap import LSTMTap
 from mechanisms.gradients.materialised import Loss
-from mechanisms.gradients.taps import EmbeddingTap, LinearTap, NormTap, Tap, Untappable, put
+from mechanisms.gradients.taps import EmbeddingTap, LinearTap, NormTap, Tap, Untappable
 from mechanisms.layout import Layout
 from mechanisms.metric import Metric
 
@@ -88,7 +88,7 @@ class Tapped:
                 raise Untappable("the layer has no part in the loss")
             for name, form in tap.forms(gradient, metric.get(path)).items():
                 forms[_join(path, name)] = form
-        return Pass(self._layout, forms)
+        return Pass(forms)
 
     @torch.no_grad()
     def record_losses(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
-from mechanisms.gradients.forms import Form, Held, Looked, outer_products
+from mechanisms.gradients.forms import Form, Held, Looked, outer_products, put
 from mechanisms.gradients.products import linear
 from mechanisms.metric import transform_index
 
@@ -118,14 +118,6 @@ class Tap(ABC):
     def _by_record(self, own: Tensor) -> Tensor:
         """`[K * B, ...]`: `own [K, ...]` repeated for each record, without a copy where K = 1."""
         return own.unsqueeze(1).expand(-1, self._records, *own.shape[1:]).flatten(0, 1)
-
-
-def put(total: Tensor, further: bool, part: Tensor) -> None:
-    """Sets `total` to `part`, or adds it where `further` is true."""
-    if further:
-        total.add_(part)
-    else:
-        total.copy_(part)
 
 
 class LinearTap(Tap):
