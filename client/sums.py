@@ -10,7 +10,7 @@ import torch
 SCALE = 2.0**32
 LIMIT = 2.0**31
 BLOCK = 2**20
-"""Coordinates that are turned into whole numbers at once, few enough to stay in a CPU's cache."""
+"""Coordinates made whole at once on a CPU: memory for more takes longer to get than to fill."""
 
 
 class WeightedSum:
@@ -39,16 +39,14 @@ class WeightedSum:
                 f"{LIMIT:g}); lower --lr"
             )
         factors = torch.as_tensor(weights, dtype=torch.int64, device=updates.device)
-        columns = max(1, BLOCK // max(1, len(updates)))
-        for rows, total in zip(
-            updates.split(columns, dim=1), torch.from_numpy(self.total).split(columns), strict=True
-        ):
-            # exact but for the rounding: SCALE is a power of two
-            units = rows.mul(SCALE).round_().to(torch.int64)
-            if units.is_cuda:  # CUDA has no integer matrix product
-                total += units.mul_(factors[:, None]).sum(dim=0).cpu()
-            else:
-                total.addmv_(units.T, factors)
+        if updates.is_cuda:  # CUDA has no integer matrix product
+            units = _units(updates).mul_(factors[:, None])
+            self.total += units.sum(dim=0).cpu().numpy()
+        else:
+            columns = max(1, BLOCK // max(1, len(updates)))
+            totals = torch.from_numpy(self.total).split(columns)
+            for rows, total in zip(updates.split(columns, dim=1), totals, strict=True):
+                total.addmv_(_units(rows).T, factors)
         self.weight += int(weights.sum())
 
 
@@ -63,6 +61,11 @@ class WholeSum:
         """Add rows int64 ``[K, P]``, which are bounded so that no sum overflows."""
         self.total += rows.sum(dim=0).cpu().numpy()
         self.weight += len(weights)
+
+
+def _units(updates: torch.Tensor) -> torch.Tensor:
+    """Int64, exact but for the rounding: SCALE is a power of two."""
+    return updates.mul(SCALE).round_().to(torch.int64)
 
 
 def _largest(updates: torch.Tensor) -> torch.Tensor:

@@ -51,7 +51,7 @@ def test_the_mean_is_the_weighted_mean(updates, weights):
 
 def test_long_updates_are_summed_in_whole():
     """Several blocks of coordinates, the last of them shorter."""
-    size = BLOCK // 2 * 2 + 3
+    size = BLOCK + 3
     updates = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
     units = np.rint(updates * np.float64(SCALE)).astype(np.int64)
     assert (summed(updates, np.array([3, 5])).total == 3 * units[0] + 5 * units[1]).all()
