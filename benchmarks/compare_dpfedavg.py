@@ -65,7 +65,7 @@ def run_peer(python: str, script: str, common: list[str]) -> tuple[dict, dict]:
     """One run of a peer, and what its runs have in common. Flower says its own CPU time."""
     command = [python, f"benchmarks/peers/{script}.py", f"--net={NET}", *common]
     command += [f"--noise-multiplier={NOISE}", f"--delta={DELTA}"]
-    cpu, output = cpu_seconds(command)
+    cpu, output = cpu_seconds(command, processes=1)
     report = json.loads(output.strip().splitlines()[-1])
     seconds = report["round_seconds"]
     looks_first = script == "pfl_yardstick"
@@ -89,7 +89,7 @@ def run_ours(rounds: int, sampling: str, common: list[str]) -> tuple[dict, dict]
         command += [f"--clip-norm={CLIP_NORM}", f"--noise-multiplier={NOISE}", "--epsilon=none"]
         command += [f"--delta={DELTA}", "--server-momentum=0", "--evaluate-every=10"]
         command += ["--engine=inline", "--quiet", f"--out={folder}", "--name=run"]
-        cpu, _ = cpu_seconds([*command, *common])
+        cpu, _ = cpu_seconds([*command, *common], processes=1)
         lines = (Path(folder) / "run" / "rounds.jsonl").read_text().splitlines()
     done = [json.loads(line) for line in lines]
     quiet = quiet_rounds([r["seconds"] for r in done])

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.measured import publish
 from mechanisms.arithmetic import FLOATS, GRID
 from mechanisms.clipping import clip_factors
+from mechanisms.dpsgd import DpsgdPlan
 from sim.commands.flags import parse
 from sim.config import configuration as config
 from sim.engines.start import train
@@ -99,7 +100,8 @@ def impossible(built: Job, after: torch.Tensor, x: np.ndarray, y: np.ndarray) ->
     total, _ = built.gradients.scaled_sum(
         start[None], *given, lambda norms: clip_factors(norms, torch.ones(1))
     )
-    noise = torch.tensor(built.plans.of(0).noise_multiplier)
+    plan: DpsgdPlan = built.plans.of(0)
+    noise = torch.tensor(plan.noise_multiplier)
     centre = ((start.double() - after.double()) * len(y) - total[0].double()) / noise
     draws, seen = [centre.float().numpy()], torch.zeros(after.shape, dtype=torch.bool)
     for toward in (-np.inf, np.inf):
