@@ -74,6 +74,19 @@ def test_the_gradient_of_the_gates_is_that_of_inputs_that_enter_them_unchanged()
     torch.testing.assert_close(of_at[:, 0, -1], of_x.sum(1))
 
 
+def test_slopes_of_some_steps_at_a_time_are_those_of_all() -> None:
+    """5 steps of many records go 2, 2 and 1 at a time; of few, all at once."""
+    x, at, weight, bias = inputs((1, 5, 2**12, 3), 2, 2, torch.float32)
+
+    def found(some: slice) -> tuple[Tensor, ...]:
+        output, *_ = recurrence(x[:, :, some], at[..., some, :], weight, bias)
+        return torch.autograd.grad(output.pow(3).sum(), [x, at])
+
+    parts = [found(slice(start, start + 2**9)) for start in range(0, 2**12, 2**9)]
+    for whole, *own in zip(found(slice(None)), *parts, strict=True):
+        torch.testing.assert_close(whole, torch.stack(own).sum(0))
+
+
 @pytest.mark.parametrize("records", [5, 256])
 def test_the_recurrence_is_that_of_torch(records: int) -> None:
     """Large batches are multiplied in parts."""

@@ -7,9 +7,11 @@ that with respect to what enters the gates.
 
 As 2 s(x) = 1 + tanh(x / 2), all gates are `half tanh(half x) + shift` with constants for each,
 so that one call does what four did: on small batches calls are what a step costs. On a CPU they are
-NumPy's, which cost less than PyTorch's (docs/decisions/0032-kernels-by-chip.md).
+NumPy's, which cost less than PyTorch's (docs/decisions/0032-kernels-by-chip.md). Between products
+the entries of a gate lie together, `[4, K, D, B, H]`, where one loop goes over all of them.
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mechanisms.gradients.products import TYPES, parts_of
+
+# Entries of gates whose slopes are computed at once: on small batches, of many steps.
+_BLOCK = 2**17
 
 
 def recurrence(
@@ -53,28 +58,30 @@ class _Recurrence(torch.autograd.Function):
         ctx: Any, x: Tensor, at: Tensor, weight: Tensor, bias: Tensor, seen: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         clients, ways, above, records, width = at.shape
-        gates = x.new_empty(clients, ways, above - 1, records, width)
-        c, tanh_c = (x.new_empty(clients, ways, above, records, width // 4) for _ in range(2))
-        half, shift = _constants(gates, 0.5, 1.0), _constants(gates, 0.5, 0.0)
+        each = clients, ways, records, width // 4
+        gates, entering = x.new_empty(above - 1, 4, *each), x.new_empty(*each[:3], width)
+        c, tanh_c = x.new_empty(above, *each), x.new_empty(above - 1, *each)
+        half, shift = _constants(x, 0.5, 1.0), _constants(x, 0.5, 0.0)
         # times a half, which is exact
-        scale = half[:, :, :1].mT
-        turned, added = (weight * scale).mT.contiguous(), (bias.unsqueeze(3) * scale).mT
+        scale = half.expand(4, each[3], 1, 1, 1).flatten()
+        turned, added = (weight.mT * scale).contiguous(), (bias * scale).unsqueeze(2)
         output = x.new_empty(*x.shape[:3], ways, width // 4)
+        made = seen, entering, gates, c, tanh_c, output
         with np.errstate(all="ignore"):  # as quiet as torch about a record that is not finite
-            _forward(*_library(x, turned, added, half, shift, seen, gates, c, tanh_c, output))
+            _forward(*_library(x, turned, added, half, shift, *made))
         ctx.save_for_backward(gates, c, tanh_c, weight, half, shift)
         ctx.shape = at.shape
-        return output, seen[:, :, -1, :, x.shape[3] :].clone(), c[:, :, -1].clone()
+        return output, seen[:, :, -1, :, x.shape[3] :].clone(), c[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, of_output: Tensor, of_h: Tensor, of_last: Tensor
     ) -> tuple[Tensor | None, Tensor, None, None, None]:
-        gates, c, _, weight, *_ = ctx.saved_tensors
+        gates, _, _, weight, *_ = ctx.saved_tensors
         of_at, of_c = gates.new_empty(ctx.shape), of_last.clone()
-        of_seen = gates.new_empty(*c.shape[:4], weight.shape[3])
-        of_x = gates.new_empty(*of_output.shape[:3], weight.shape[3] - c.shape[4])
+        of_seen = gates.new_empty(*ctx.shape[:4], weight.shape[3])
+        of_x = gates.new_empty(*of_output.shape[:3], weight.shape[3] - gates.shape[5])
         with np.errstate(all="ignore"):
             given = *ctx.saved_tensors, of_output, of_h
             _backward(*_library(*given, of_c, of_seen, of_at, of_x))
@@ -82,70 +89,87 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _forward(library: Any, *arrays: Any) -> None:
-    """Fills seen, gates, c, tanh_c (but for its first entries) and output."""
-    x, turned, added, half, shift, seen, gates, c, tanh_c, output = arrays
+    """Fills seen, gates, c, tanh_c and output; `entering` is room for a step."""
+    x, turned, added, half, shift, seen, entering, gates, c, tanh_c, output = arrays
     multiply, add, inputs = library.multiply, library.add, x.shape[3]
     for way in range(seen.shape[1]):
         seen[:, way, :-1, :, :inputs] = library.flip(x, (1,)) if way else x
-    states, spare = seen[..., inputs:], library.empty_like(c[:, :, 0])
-    states[:, :, 0] = c[:, :, 0] = 0.0
-    product = _in_parts(library, gates[:, :, 0], turned)
+    rows, by_gate = _by_step(library, seen), _by_gate(library, entering)
+    states, spare = rows[..., inputs:], library.empty_like(c[0])
+    states[0] = c[0] = 0.0
+    product = _in_parts(library, entering, turned)
     for t in range(x.shape[1]):
-        now, cell, tanh = gates[:, :, t], c[:, :, t + 1], tanh_c[:, :, t + 1]
-        product(seen[:, :, t], now)
-        add(now, added, out=now)
-        library.tanh(now, out=now)
+        now, cell, tanh = gates[t], c[t + 1], tanh_c[t]
+        product(rows[t], entering)
+        add(entering, added, out=entering)
+        library.tanh(by_gate, out=now)
         multiply(now, half, out=now)
         add(now, shift, out=now)
-        i, f, g, o = _each(now)
-        multiply(f, c[:, :, t], out=cell)
+        i, f, g, o = now
+        multiply(f, c[t], out=cell)
         multiply(i, g, out=spare)
         add(cell, spare, out=cell)
         library.tanh(cell, out=tanh)
-        multiply(o, tanh, out=states[:, :, t + 1])
+        multiply(o, tanh, out=states[t + 1])
     for way in range(seen.shape[1]):
-        own = states[:, way, 1:]
+        own = seen[:, way, 1:, :, inputs:]
         output[:, :, :, way] = library.flip(own, (1,)) if way else own
 
 
 def _backward(library: Any, *arrays: Any) -> None:
     """Fills of_at, of_x and of_seen; `of_c` is the gradient of c_T to begin with."""
     gates, c, tanh_c, weight, half, shift, of_output, of_h, of_c, of_seen, of_at, of_x = arrays
-    multiply, add, subtract = library.multiply, library.add, library.subtract
-    squares, slope = half * half, library.empty_like(half)
-    inputs, spare, total = of_x.shape[3], library.empty_like(of_c), of_at[:, :, -1]
-    product = _in_parts(library, of_seen[:, :, 0], weight)
-    # of each h_t, by what comes after it
-    of_states = of_seen[..., inputs:]
-    of_states[:, :, -1], total[...] = of_h, 0.0
-    for t in reversed(range(gates.shape[2])):
-        now, of = gates[:, :, t], of_at[:, :, t]
-        tanh, from_h = tanh_c[:, :, t + 1], of_states[:, :, t + 1]
-        (i, f, g, o), (of_i, of_f, of_g, of_o) = _each(now), _each(of)
-        for way in range(gates.shape[1]):
-            time = -1 - t if way else t
-            add(from_h[:, way], of_output[:, time, :, way], out=from_h[:, way])
-        # o (1 - tanh^2)
-        multiply(tanh, tanh, out=spare)
-        multiply(spare, o, out=spare)
-        subtract(o, spare, out=spare)
-        multiply(spare, from_h, out=spare)
-        add(of_c, spare, out=of_c)
-        multiply(of_c, g, out=of_i)
-        multiply(of_c, c[:, :, t], out=of_f)
-        multiply(of_c, i, out=of_g)
-        multiply(from_h, tanh, out=of_o)
-        # half^2 (1 - tanh^2) of what entered the gates
-        subtract(now, shift, out=slope)
-        multiply(slope, slope, out=slope)
-        subtract(squares, slope, out=slope)
-        multiply(of, slope, out=of)
-        add(total, of, out=total)
-        multiply(of_c, f, out=of_c)
-        product(of, of_seen[:, :, t])
+    multiply, add = library.multiply, library.add
+    inputs, total, spare = of_x.shape[3], of_at[:, :, -1], library.empty_like(of_c)
+    product = _in_parts(library, total, weight)
+    # of each h_t: by the output, by what comes after it, and by both
+    given, from_h = library.empty_like(tanh_c), library.empty_like(of_c)
+    for way in range(of_output.shape[3]):
+        own = of_output[:, :, :, way].swapaxes(0, 1)
+        given[:, :, way] = library.flip(own, (0,)) if way else own
+    rows, entered = _by_step(library, of_seen), _by_step(library, of_at)
+    by_gate, states = _by_gate(library, entered), rows[..., inputs:]
+    states[-1], total[...] = of_h, 0.0
+    times = len(gates)
+    steps = min(max(1, _BLOCK // prod(total.shape)), times)
+    slopes, of_cell = library.empty_like(gates[:steps]), library.empty_like(c[:steps])
+    for stop in range(times, 0, -steps):
+        start = max(stop - steps, 0)
+        own = gates[start:stop], c[start:stop], tanh_c[start:stop]
+        _slopes(library, half, shift, *own, slopes, of_cell)
+        for t in reversed(range(start, stop)):
+            slope = slopes[t - start]
+            add(states[t + 1], given[t], out=from_h)
+            multiply(from_h, of_cell[t - start], out=spare)
+            add(of_c, spare, out=of_c)
+            multiply(of_c, slope[:3], out=slope[:3])
+            multiply(from_h, slope[3], out=slope[3])
+            by_gate[:, t] = slope
+            add(total, entered[t], out=total)
+            multiply(of_c, gates[t, 1], out=of_c)
+            product(entered[t], rows[t])
     of_x[...] = of_seen[:, 0, :-1, :, :inputs]
-    if gates.shape[1] == 2:
+    if of_seen.shape[1] == 2:
         of_x += library.flip(of_seen[:, 1, :-1, :, :inputs], (1,))
+
+
+def _slopes(library: Any, *arrays: Any) -> None:
+    """Fills, for some steps, `slopes` of what enters i, f, g through c_t and o through h_t, and
+    `of_cell` of c_t through h_t."""
+    half, shift, gates, c, tanh, slopes, of_cell = arrays
+    multiply, subtract = library.multiply, library.subtract
+    slopes, of_cell = slopes[: len(gates)], of_cell[: len(gates)]
+    # half^2 (1 - tanh^2) of what entered the gates
+    subtract(gates, shift, out=slopes)
+    multiply(slopes, slopes, out=slopes)
+    subtract(half * half, slopes, out=slopes)
+    i, _, g, o = gates.swapaxes(0, 1)
+    for own, other in zip(slopes.swapaxes(0, 1), (g, c, i, tanh), strict=True):
+        multiply(own, other, out=own)
+    # o (1 - tanh^2)
+    multiply(tanh, tanh, out=of_cell)
+    multiply(of_cell, o, out=of_cell)
+    subtract(o, of_cell, out=of_cell)
 
 
 def _in_parts(library: Any, rows: Any, right: Any) -> Any:
@@ -163,18 +187,21 @@ def _in_parts(library: Any, rows: Any, right: Any) -> Any:
     return product
 
 
-def _each(gates: Any) -> list[Any]:
-    """i, f, g, o `[K, D, B, H]` of `[K, D, B, 4 H]`."""
-    units = gates.shape[3] // 4
-    return [gates[..., k * units : (k + 1) * units] for k in range(4)]
+def _by_step(library: Any, array: Any) -> Any:
+    """`[T, K, D, ...]` of `[K, D, T, ...]`."""
+    return library.moveaxis(array, 2, 0)
 
 
-def _constants(gates: Tensor, logistic: float, tanh: float) -> Tensor:
-    """One number for i, f, o and one for g, at every entry of the gates of a step."""
-    clients, ways, _, records, width = gates.shape
-    each = gates.new_full((clients, ways, records, 4, width // 4), logistic)
-    each[:, :, :, 2] = tanh
-    return each.flatten(3)
+def _by_gate(library: Any, array: Any) -> Any:
+    """`[4, ..., H]` of `[..., 4 H]`."""
+    return library.moveaxis(array.reshape(*array.shape[:-1], 4, -1), -2, 0)
+
+
+def _constants(x: Tensor, logistic: float, tanh: float) -> Tensor:
+    """One number for i, f, o and one for g, for `[4, K, D, B, H]`."""
+    each = x.new_full((4, 1, 1, 1, 1), logistic)
+    each[2] = tanh
+    return each
 
 
 def _library(*tensors: Tensor) -> tuple[Any, ...]:
