@@ -9,6 +9,7 @@ import torch
 
 from mechanisms.gradients import products as module
 from mechanisms.gradients.products import products, small_products
+from tests.devices import CPU, META, on
 
 SIZES = [
     ((3,), 4, 5, 6),
@@ -90,3 +91,14 @@ def test_products_in_parts_are_those_of_the_whole(
     found = torch.empty(2, rows, 3)
     small_products(left, right, found)
     torch.testing.assert_close(found, left @ right)
+
+
+def test_a_gpu_takes_products_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch copies the right side for each part, and a GPU's products gain nothing by that."""
+    monkeypatch.setattr(module, "small_product", lambda: 1.0)
+    parts: list[int] = []
+    monkeypatch.setattr(module, "products", lambda left, right, out: parts.append(left.shape[-3]))
+    given = (*matrices((2,), 64, 5, 3, torch.float32), torch.empty(2, 64, 3))
+    for device in (CPU, META):
+        small_products(*on(device, *given))
+    assert parts == [4, 1]

@@ -40,8 +40,9 @@ def parts_of(rows: int, size: int) -> int:
 
 
 def small_products(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """As `products`, with rows of `left` in parts."""
-    parts = parts_of(left.shape[-2], right.shape[-2:].numel())
+    """As `products`, on a CPU with rows of `left` in parts."""
+    # elsewhere each part would have a copy of the right side
+    parts = parts_of(left.shape[-2], right.shape[-2:].numel()) if left.device.type == "cpu" else 1
     products(left.unflatten(-2, (parts, -1)), right.unsqueeze(-3), out.unflatten(-2, (parts, -1)))
 
 
