@@ -26,10 +26,10 @@ from mechanisms.rounded_gaussian import SCALE_BITS
 from mechanisms.sampling import COIN, threshold
 from mechanisms.sharing import ClassSums, SharingPlan, Sum
 from tests import small
+from tests.devices import CPU, META, Noted
 from tests.record_models import GENERAL, TAPPED, Apply, Case
 
 CASES = {**TAPPED, **GENERAL}
-CPU = torch.device("cpu")
 WIDTH = 16
 ROUNDING = 1e-6
 
@@ -217,6 +217,18 @@ def test_a_sum_of_many_parts_of_full_size_is_exact():
     assert Held(torch.ones(1, 1_999, 1)).whole_sum(parts.double()[None], None).item() == sum(
         parts.tolist()
     )
+
+
+@pytest.mark.parametrize(("device", "times"), [(CPU, 20), (META, 1)], ids=str)
+def test_a_gpu_adds_up_many_records_at_once(device, times):
+    """As few as a CPU's caches hold would cost a GPU a handful of kernels each."""
+    rows, one = torch.zeros(2, 20, 1, 2**16, device=device), torch.zeros(2, 20, 1, 1, device=device)
+    scales, seen = torch.ones(2, 20, dtype=torch.float64, device=device), []
+    for form, sides in ((Held(rows), 1), (Outer(one, rows), 2)):
+        with Noted(seen.append):
+            form.whole_sum(scales, None)
+        assert seen.count(Tensor.round_) == times * sides
+        seen.clear()
 
 
 def test_passes_have_one_shape_whoever_was_drawn():

@@ -35,8 +35,9 @@ _SMALLEST_SQUARE = 1e-30
 _STRETCH = 1024
 # Records whose parts float64 adds up without rounding: 2^8 of up to 2^44 make at most 2^52.
 _EXACT_RECORDS = 2**8
-# Entries of parts made at a time, which fit a CPU's caches.
-_PART_ENTRIES = 2**17
+# Entries of parts made at a time: on a CPU they fit its caches, a GPU is kept busy by them.
+_PARTS_ON_CPU = 2**17
+_PARTS_ELSEWHERE = 2**26
 # Norm of the direction of a whole outer product's right side; the left side has the rest of a
 # part's 2^44.
 DIRECTION = 2.0**23
@@ -88,7 +89,7 @@ class Held:
         """Int64 `[K, *shape]`: the sum of rounded `scales * gradient`."""
         rows = _kept(self._rows, keep)
         total = rows.new_zeros(len(scales), rows.shape[2], dtype=torch.int64)
-        for at in _exact_stretches(scales.shape[1], len(scales) * rows.shape[2]):
+        for at in _exact_stretches(scales, len(scales) * rows.shape[2]):
             total += (rows[:, at] * scales[:, at, None]).round_().sum(1).to(torch.int64)
         return total.view(-1, *self._shape)
 
@@ -126,9 +127,9 @@ class Outer:
         lengths = torch.nan_to_num(long_norms(self._right, whole=True), posinf=0.0)
         ups = torch.where(lengths > 0, DIRECTION / lengths, 0.0)
         downs = scales[:, :, None] * lengths / DIRECTION
-        clients, records, groups, rows = self._left.shape
+        clients, _, groups, rows = self._left.shape
         total = scales.new_zeros(clients, groups, rows, self._right.shape[3], dtype=torch.int64)
-        for at in _exact_stretches(records, clients * groups * self._right.shape[3]):
+        for at in _exact_stretches(scales, clients * groups * self._right.shape[3]):
             kept = None if keep is None else keep[:, at]
             left, right = (
                 (_kept(side[:, at], kept) * scale[:, at].unsqueeze(3)).round_()
@@ -247,10 +248,12 @@ class Pass:
         return {name: form.whole_sum(scales, keep) for name, form in self._forms.items()}
 
 
-def _exact_stretches(records: int, entries: int) -> Iterator[slice]:
-    """Cuts B records of `entries` each into stretches that fit caches and are added up exactly."""
-    step = max(1, min(_EXACT_RECORDS, _PART_ENTRIES // entries))
-    return (slice(start, start + step) for start in range(0, records, step))
+def _exact_stretches(scales: Tensor, entries: int) -> Iterator[slice]:
+    """Cuts the B records of `scales [K, B]`, of `entries` for all clients, into stretches that are
+    added up exactly."""
+    most = _PARTS_ON_CPU if scales.device.type == "cpu" else _PARTS_ELSEWHERE
+    step = max(1, min(_EXACT_RECORDS, most // entries))
+    return (slice(start, start + step) for start in range(0, scales.shape[1], step))
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
