@@ -36,6 +36,9 @@ def fix_kernels(tf32: bool = False) -> None:
 
     An operation that has no such kernel raises an error. With ``tf32`` products of float32 may use
     the first 10 binary digits of their factors, except in sums of scaled gradients.
+
+    Raises:
+        ValueError: the caller's program has used a GPU before in another way.
     """
     os.environ.setdefault(*_WORKSPACE)
     torch.use_deterministic_algorithms(True)
@@ -44,6 +47,24 @@ def fix_kernels(tf32: bool = False) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
+    if torch.cuda.is_initialized():
+        _try_product()
+
+
+def _try_product() -> None:
+    """PyTorch reads the workspace's size at a process's first product on a GPU, and never again."""
+    one = torch.ones(1, 1, device="cuda")
+    try:
+        torch.mm(one, one)
+    except RuntimeError as fault:
+        name, value = _WORKSPACE
+        if name not in str(fault):
+            raise
+        raise ValueError(
+            f"this program has multiplied matrices on a GPU before {name} was set, so that sums "
+            f"may have other bits each time: set {name}={value} before it starts, or use --device "
+            "cpu"
+        ) from None
 
 
 @contextmanager

@@ -25,6 +25,28 @@ def test_a_gpu_takes_kernels_that_give_the_same_bits_each_time():
     assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
+def test_a_program_that_has_used_a_gpu_otherwise_is_told_what_to_set(monkeypatch):
+    """As PyTorch looks at the variable once, it is too late to set it."""
+    late = "it uses CuBLAS: you must set an environment variable before: CUBLAS_WORKSPACE_CONFIG"
+
+    def product(fault: str):
+        def fails(*_: object) -> None:
+            raise RuntimeError(fault)
+
+        return fails
+
+    ones = torch.ones
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
+    fix_kernels()
+    monkeypatch.setattr(torch, "mm", product(late))
+    with pytest.raises(ValueError, match="set CUBLAS_WORKSPACE_CONFIG=:4096:8 before it starts"):
+        fix_kernels()
+    monkeypatch.setattr(torch, "mm", product("an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        fix_kernels()
+
+
 @pytest.mark.parametrize("tf32", [False, True])
 def test_a_run_on_a_gpu_has_the_kernels_of_its_settings(monkeypatch, tf32):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
