@@ -81,6 +81,12 @@ def test_what_could_not_run_is_named_and_a_failure_is_the_exit_code(tmp_path, mo
     assert "| mlp | 1.235 |" in page and page in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("package", ["pytest", "hypothesis"])
+def test_without_what_the_tests_need_they_are_left_out(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert package in gpu.taken(checks.tests, CPU, quick=True)["not run"]
+
+
 def test_no_part_begins_late(monkeypatch):
     monkeypatch.setattr(gpu, "PARTS", (good, broken))
     monkeypatch.setattr(gpu, "LIMIT", -1.0)

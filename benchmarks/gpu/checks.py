@@ -82,6 +82,7 @@ def runs(device: torch.device, quick: bool) -> Rows:
 
 def tests(device: torch.device, quick: bool) -> Rows:
     """The suite's tests of a GPU, in a process of their own; with ``quick`` one of them."""
+    import hypothesis  # noqa: F401
     import pytest  # noqa: F401
 
     chosen = ["-m", "cuda"] if device.type == "cuda" else ["-k", "cpu"]
