@@ -108,6 +108,20 @@ def test_the_command_takes_all_parts():
     assert all(f"## {part.__name__}" in done.stdout for part in gpu.PARTS)
 
 
+def test_all_ways_to_convolve_give_the_same():
+    draws = torch.Generator().manual_seed(0)
+    x, weight = (
+        torch.randn(6, 2, 5, 4, generator=draws),
+        torch.randn(3, 4, 2, 3, 3, generator=draws),
+    )
+    found = [
+        way(x, weight, None, (1, 1, 1), 1)
+        for way in (speed.all_clients, speed.each_client, speed._patches)
+    ]
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_model_takes_a_step_on_both_sides(name):

@@ -42,6 +42,7 @@ PARTS: tuple[Callable[[torch.device, bool], checks.Rows], ...] = (
     speed.evaluation,
     speed.precision,
     speed.convolutions,
+    speed.shapes,
 )
 
 

@@ -1,12 +1,17 @@
 """Parts that measure: steps, cohorts, chunks, the yardstick, evaluation, precision."""
 
+import time
+from collections.abc import Callable
 from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.gpu.checks import Rows
-from benchmarks.gpu.worlds import SHAPES, World, seconds
+from benchmarks.gpu.worlds import SHAPES, World, seconds, synchronize
 from mechanisms.clipping import clip_factors
 from mechanisms.gradients.convolution_tap import all_clients, each_client
 from mechanisms.gradients.record_gradients import RecordGradients
@@ -146,19 +151,55 @@ def precision(device: torch.device, quick: bool) -> Rows:
 
 
 def convolutions(device: torch.device, quick: bool) -> Rows:
-    """Convolutions of many clients in one grouped call, as on a GPU, beside one after the other, as
-    on a CPU."""
+    """Convolutions of many clients, with the gradients of their inputs: in one grouped call, as on
+    a GPU; one after the other, as on a CPU; as products of patches."""
     rows: Rows = []
     draws = torch.Generator(device).manual_seed(0)
     for clients in (4,) if quick else (10, 100, 1_000):
         x = torch.randn(clients * 16, 16, 14, 14, device=device, generator=draws)
         weight = torch.randn(clients, 32, 16, 3, 3, device=device, generator=draws)
-        given = x, weight, None, (1, 1, 1), 1
-        sides = {"grouped": partial(all_clients, *given), "single": partial(each_client, *given)}
-        found = seconds(device, 3, **sides)
-        ratio = found["single"] / found["grouped"]
-        rows.append({"clients": clients, "one by one over grouped": ratio})
+        ways = {"grouped": all_clients, "one by one": each_client, "patches": _patches}
+        sides = {name: partial(_both_ways, way, x, weight) for name, way in ways.items()}
+        rows.append({"clients": clients} | _each(seconds(device, 3, **sides), 1))
     return rows
+
+
+def shapes(device: torch.device, quick: bool) -> Rows:
+    """Clipped sums of 20 clients for batches of sizes not seen before, and the same again: what
+    libraries do once for a shape. Batches drawn by coins have another one in most steps."""
+    rows: Rows = []
+    clients, first, last = (2, 3, 4) if quick else (20, 40, 50)
+    for name in ("mlp",) if quick else ("mlp", "cnn", "cnn-cifar"):
+        world = World.of(name, clients * last, device)
+        once = partial(_sum_of, world, RecordGradients(world.module), clients)
+        once(first)
+        new, again = (median(map(once, range(first + 1, last + 1))) for _ in range(2))
+        rows.append({"model": name} | _each({"new": new, "again": again}, 1))
+    return rows
+
+
+def _sum_of(world: World, gradients: RecordGradients, clients: int, size: int) -> float:
+    """Seconds of a sum over so many records of each client."""
+    bound = torch.ones(clients, device=world.device)
+    params = gradients.layout.initial(world.module).expand(clients, -1).contiguous()
+    x, y = (part.unflatten(0, (clients, -1))[:, :size] for part in (world.x, world.y))
+    synchronize(world.device)
+    began = time.perf_counter()
+    gradients.scaled_sum(params, x, y, lambda norms: clip_factors(norms, bound))
+    synchronize(world.device)
+    return time.perf_counter() - began
+
+
+def _both_ways(convolve: Callable[..., Tensor], x: Tensor, weight: Tensor) -> None:
+    x = x.requires_grad_()
+    output = convolve(x, weight, None, (1, 1, 1), 1)
+    torch.autograd.grad(output, x, torch.ones_like(output))
+
+
+def _patches(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    """A 3x3 convolution, padding 1, as `all_clients`."""
+    patches = F.unfold(x, 3, padding=1).unflatten(0, (len(weight), -1))
+    return (weight.flatten(2).unsqueeze(1) @ patches).flatten(0, 1).unflatten(2, x.shape[2:])
 
 
 def _look(world: World, gradients: RecordGradients) -> None:
