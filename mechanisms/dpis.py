@@ -213,12 +213,12 @@ def _norm_ratio(
 
 def realized(cohort: Cohort, state: LocalState) -> Sequence[Charges]:
     """What the round's allotment has paid for."""
-    result = []
+    result, names = [], ("norm_ratio", "clip_norm", "multiplier")
+    columns = [state.memory[name].tolist() for name in names]  # read once, not number by number
     for k, (plan, account) in enumerate(zip(_plans(cohort), cohort.accounts, strict=True)):
         charges: Charges = {event: plan.epochs * n for event, n in plan.norm_sum_charges.items()}
         for epoch in range(plan.epochs):
-            names = ("norm_ratio", "clip_norm", "multiplier")
-            numbers = (float(state.memory[name][k, epoch]) for name in names)
+            numbers = (rows[k][epoch] for rows in columns)
             charges = merge(charges, {plan.step_event(*numbers): plan.steps_of(epoch)})
         result.append(covered(charges, account.order))
     return result
@@ -231,7 +231,7 @@ def metrics(cohort: Cohort, state: LocalState) -> Mapping[str, torch.Tensor]:
     spent = epsilons_spent(plans, cohort.accounts, state.memory["spent"].tolist())
 
     def mean(name: str) -> torch.Tensor:
-        rows = zip(state.memory[name], plans, strict=True)
+        rows = zip(state.memory[name].cpu(), plans, strict=True)
         return torch.stack([row[: plan.epochs].mean() for row, plan in rows])
 
     return {

@@ -40,6 +40,7 @@ from sim.account import command as account
 from sim.commands.flags import parse
 from sim.commands.guard import main_guard
 from sim.engines.start import train
+from tests.devices import Noted
 from tests.gaussian import SPOILERS, alarms
 from tests.small import OWNED, X, cohort, model, start, streams
 from tests.test_loop import World, outcome
@@ -378,6 +379,15 @@ def test_what_is_released_is_what_was_paid_for():
         spent = sum(n * cost(e.event, e.order) for e, n in charges.items())
         assert float(end.memory["spent"][k]) == pytest.approx(spent)
         assert figures["dpis_epsilon_spent"][k] <= epsilon({own.allotment: 1}, DELTA).epsilon
+
+
+def test_charges_are_read_at_once():
+    """A number of a client's would each make the host wait for a GPU."""
+    world, seen = funded(cohort(mixed())), []
+    end = DPIS.start(world, start(model()))
+    with Noted(seen.append):
+        DPIS.realized(world, end)
+    assert seen.count(torch.Tensor.tolist) == 3 and torch.Tensor.__getitem__ not in seen
 
 
 def test_clients_whose_accounts_have_several_orders_get_the_noise_that_each_gets_alone():
