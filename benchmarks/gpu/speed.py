@@ -137,16 +137,21 @@ def evaluation(device: torch.device, quick: bool) -> Rows:
 
 
 def precision(device: torch.device, quick: bool) -> Rows:
-    """A round with TF32 beside one without."""
+    """A round with TF32, and one by bfloat16 factors, beside one in float32."""
     rows: Rows = []
+    repeats, steps = (1, 1) if quick else (5, 5)
     for name in ("mlp",) if quick else ("mlp", "cnn-cifar"):
-        round_ = World.of(name, 60 * 20, device).ours(20, 1 if quick else 5)
-        took = {}
-        for tf32 in (False, True):
-            fix_kernels(tf32)
-            took[tf32] = seconds(device, 1 if quick else 5, ours=round_)["ours"]
+        world, took = World.of(name, 60 * 20, device), {}
+        for kind in ("float32", "TF32", "bfloat16"):
+            gradients = RecordGradients(world.module, bf16=kind == "bfloat16")
+            fix_kernels(tf32=kind == "TF32")
+            round_ = world.ours(20, steps, gradients=gradients)
+            took[kind] = seconds(device, repeats, ours=round_)["ours"]
         fix_kernels()
-        rows.append({"model": name, "float32 over TF32": took[False] / took[True]})
+        ratios = {
+            f"float32 over {kind}": took["float32"] / took[kind] for kind in ("TF32", "bfloat16")
+        }
+        rows.append({"model": name} | ratios)
     return rows
 
 
