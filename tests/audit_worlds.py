@@ -30,7 +30,7 @@ OWN: dict[str, Settings] = {
 }
 """Settings that differ from the mechanism's defaults."""
 
-LOUDER = {"dpsur": 0.99, "screening": 1.22}
+LOUDER = {"dpsur": 0.99, "screening": 1.3}
 """Noise in units of what DPSGD needs, where a search for the smallest one would take longer than
 the audit."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.many_run_audit import TARGETS
 from mechanisms import dpsgd
 from mechanisms.accounting.allotment import movement_of, total
 from mechanisms.arithmetic import FLOATS
@@ -59,6 +60,12 @@ def test_no_mechanism_tells_more_than_is_certified(mechanism, target):
     one = plan(mechanism, target)
     found = bound(world(mechanism, one))
     assert SHOWN[target] < found <= claimed(one) <= target < 1.5 * claimed(one)
+
+
+@pytest.mark.parametrize("mechanism", PRIVATE)
+def test_every_mechanism_has_a_plan_at_the_benchmark_s_smallest_target(mechanism):
+    least = min(TARGETS)
+    assert claimed(plan(mechanism, least)) <= least < 1.5 * claimed(plan(mechanism, least))
 
 
 def test_the_audit_has_teeth():
