@@ -111,7 +111,8 @@ class Purse:
 
     @contextmanager
     def open(self, request: TrainRequest, device: torch.device) -> Iterator[Opened]:
-        """Charge a round to each requested client, settle it on exit; a failure leaves the charge.
+        """Charge a round to each requested client, settle it on exit; a failure leaves the charge,
+        and settles what was noted before it, as its message may tell of that.
 
         A repeated request for a seeded round is the same release (same draws, same sums) and is
         charged once. A release draws anew at each request, under a new name, and is charged each
@@ -128,9 +129,11 @@ class Purse:
             yield opened
             return
         self.ledger.charge_all(name, request.round, payments)
-        yield opened
-        settlement = opened.settlement()
-        self.ledger.charge_all(name, request.round, settlement)
+        try:
+            yield opened
+        finally:
+            settlement = opened.settlement()
+            self.ledger.charge_all(name, request.round, settlement)
         opened.unpaid = [
             (ids, unpaid) for ids, charges in settlement if (unpaid := payable(charges))
         ]

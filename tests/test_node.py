@@ -321,6 +321,20 @@ def test_a_replayed_round_spends_from_the_account_as_it_was(tmp_path):
     assert read(tmp_path / "ledger") == paid
 
 
+def test_what_a_round_has_spent_before_it_fails_is_not_spent_again(tmp_path):
+    """What is said of a client that has diverged is made of its noisy steps. Kills a failure that
+    is not settled, after which an allotment pays for other steps once more."""
+    covered = Covered(SampledGaussian(0.5, 9.0), 4.0)
+    adaptive = dataclasses.replace(
+        MECHANISMS["dpsgd"], realized=lambda cohort, state: [{covered: 1}] * len(cohort.plans)
+    )
+    here = node(tmp_path, None, mechanism=adaptive, rate=lambda *_: torch.full((1,), 1e12))
+    for asked in (1, 2):
+        with pytest.raises(ValueError, match=r"a coordinate of size .* training diverged"):
+            here.train(request(1, [3]))
+        assert read(tmp_path / "ledger")[3][covered] == asked
+
+
 def test_no_state_is_kept_of_releases_that_the_ledger_does_not_know(tmp_path, monkeypatch):
     """A crash before a round is settled: what clients keep must not go on from its noise, for the
     filter would let later rounds spend its payment again. Kills state that is kept first."""
