@@ -65,7 +65,7 @@ def test_registered_nodes_train_behind_tls_within_their_own_budgets(lab, setting
         wait_for(lambda process=process: process.poll() is not None)
         assert process.returncode and "Failed to initialize the connection" in log.read_text()
     assert "Failed to activate SuperNode" in strangers[0][0].read_text()
-    asked = settings | {"release": True, "out": str(lab.home / "server")}
+    asked = settings | {"release": True, "partition": "iid", "out": str(lab.home / "server")}
     log = lab.run("lab", **asked, name="first")
     assert (lab.home / "server" / "first" / "summary.json").is_file(), log
     folders = [list((lab.home / f"own-{group}").glob("first-*")) for group in range(2)]

@@ -39,6 +39,8 @@ from tests.test_readme import blocks
 __all__ = ["identity", "settings"]
 pytestmark = pytest.mark.usefixtures("no_report")
 HERE = np.array([0, 1])
+APART = {"release": True, "partition": "iid"}
+"""What a node with a policy asks of every run."""
 GUIDE = ROOT / "docs" / "howto" / "deployment.md"
 
 
@@ -348,7 +350,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_nodes_share_no_folder_and_count_over_all_runs(tmp_path, nodes, settings):
     """The server learns what was paid from what it asked for. A run of another name, seed and
     number of clients begins with what is left, and an interrupted one goes on as it was."""
-    asked = settings | {"release": True, "out": str(tmp_path / "server")}
+    asked = settings | APART | {"out": str(tmp_path / "server")}
     serve(nodes, **asked, name="one")
     first = [ledger.read(*(tmp_path / f"own-{n}").glob("one-*/ledger")) for n in range(2)]
     assert not set(first[0]) & set(first[1]) and len(first[0] | first[1]) == 20
@@ -386,7 +388,7 @@ def test_mechanisms_that_have_a_bound_at_the_orders_of_a_node(
 ):
     """As the page says; others are refused before they train."""
     asked = settings | own | {"mechanism": mechanism, "epsilon": 2.0, "clients": 2, "rounds": 1}
-    asked |= {"release": True, "out": str(tmp_path / "server"), "name": "one"}
+    asked |= APART | {"out": str(tmp_path / "server"), "name": "one"}
     if bounded:
         serve(nodes, **asked)
         return
@@ -422,6 +424,8 @@ UNPROTECTED = [
     ({"trust": "server"}, "trust is server"),
     ({"release": False}, "release is false"),
     ({"public_records": 9}, "public_records is 9"),
+    ({"partition": "dirichlet"}, "partition is dirichlet"),
+    ({"partition": "shards"}, "partition is shards"),
     ({"standardize": "private"}, "phases before training are statistics"),
 ]
 
@@ -429,7 +433,7 @@ UNPROTECTED = [
 @pytest.mark.parametrize(("asked", "said"), UNPROTECTED, ids=[said for _, said in UNPROTECTED])
 def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked, said):
     """At the server, before anything is written, and at the node, whatever the server does."""
-    given = settings | {"release": True} | asked
+    given = settings | APART | asked
     if said.startswith("mechanism"):  # which has no use for a budget
         given.pop("epsilon")
     with pytest.raises(ValueError, match=f"^{said}"):
@@ -450,7 +454,7 @@ def test_what_the_server_could_read_is_refused(tmp_path, nodes, settings, asked,
     ],
 )
 def test_what_the_policy_file_does_not_name_is_refused(tmp_path, nodes, settings, asked, said):
-    refused_by_node(nodes, settings | {"release": True} | asked, said)
+    refused_by_node(nodes, settings | APART | asked, said)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
@@ -459,14 +463,30 @@ def test_why_a_data_set_cannot_be_loaded_is_told_in_the_nodes_own_log(tmp_path, 
     table = tmp_path / "patients.csv"
     table.write_text("age,label\n70,ill\n60,well\n", encoding="utf-8")
     (tmp_path / "columns.toml").write_text("age = 'Miller'\n", encoding="utf-8")
-    given = {"dataset": str(table), "columns": str(tmp_path / "columns.toml"), "release": True}
-    config = configuration.load(None, given).model_dump_json()
+    given = {"dataset": str(table), "columns": str(tmp_path / "columns.toml")}
+    config = configuration.load(None, given | APART).model_dump_json()
     with pytest.raises(ValueError, match="Miller"):
         app._job(config)
     request_of = {"settings": config, "run_dir": "/x/run"}
     with pytest.raises(RuntimeError, match="group 0 cannot be built on its Flower node") as told:
         list(exchange_over(nodes, [4, 8], request_of)([request([0])]))
     assert "Miller" not in str(told.value)
+
+
+def test_a_server_counts_no_values_of_a_column(tmp_path, nodes, settings):
+    """Clients' sizes would be those of its values, and outputs as many as there are. What counts
+    nothing that the records hold is asked as it was."""
+    table = tmp_path / "patients.csv"
+    table.write_text("age,ill,ward\n" + "70,yes,A\n60,no,B\n" * 20, encoding="utf-8")
+    given = settings | APART | {"dataset": str(table), "clients": 1, "label_column": "ill"}
+    by_ward = {"partition": "given", "client_column": "ward"}
+    refused_by_node(nodes, given | by_ward, "client_column is 'ward'")
+    refused_by_node(nodes, given, "columns is not set")
+    stated = tmp_path / "columns.toml"
+    stated.write_text('age = [0, 100]\nill = ["no", "yes"]\nward = ["A", "B"]', encoding="utf-8")
+    out = {"columns": str(stated), "out": str(tmp_path / "server"), "name": "one"}
+    serve(nodes, **given | out | {"clients": 2, "rounds": 1, "epsilon": 2.0})
+    assert (tmp_path / "server" / "one" / "summary.json").exists()
 
 
 def refused_by_node(nodes: LocalGrid, given: dict, said: str) -> None:
@@ -510,8 +530,8 @@ def test_features_of_a_node_s_records_stay_in_its_own_folder(tmp_path, nodes, mo
     monkeypatch.setenv("DP_FED_DATA", str(tmp_path / "cache"))
     monkeypatch.setenv(policy.POLICY, str(tmp_path / "node-0.toml"))
     monkeypatch.setattr(app, "_known", {})
-    given = {"features": "scattering", "clients": 2, "release": True}
-    text = configuration.load(None, given).model_dump_json()
+    given = {"features": "scattering", "clients": 2}
+    text = configuration.load(None, given | APART).model_dump_json()
     app._node_of({"settings": text, "run_dir": "/x/run", "group": 0, "phase": "train"}, None)
     (kept,) = (tmp_path / "own-0" / "features").glob("*.npz")
     assert kept.stat().st_mode & 0o777 == 0o600 and not list((tmp_path / "cache").iterdir())

@@ -36,6 +36,8 @@ SQUARED_ERROR, NEXT_WORD = "squared-error", "next-word"
 LOSS_NAMES = (CROSS_ENTROPY, BINARY_CROSS_ENTROPY, SQUARED_ERROR, NEXT_WORD)
 """The built-in losses."""
 ACCURACY = "accuracy"
+BY_LABEL = ("dirichlet", "shards")
+"""Partitions that divide each class."""
 UNPROTECTED = (
     "Unprotected: computed from the clients' private records, for the experimenter only, not part "
     "of the release."

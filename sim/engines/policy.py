@@ -22,7 +22,7 @@ from mechanisms.plugins import plugin
 from mechanisms.settings import Settings
 from sim.config.fields import Config
 from sim.config.names import did_you_mean
-from sim.config.settings import RUN_NAME, expanded, is_hub
+from sim.config.settings import BY_LABEL, RUN_NAME, expanded, is_hub, is_table
 from sim.data.files import DATA_DIR_VARIABLE, is_function
 
 if TYPE_CHECKING:
@@ -154,10 +154,10 @@ def refuse_unprotected(config: Config) -> None:
     """Refuse what a node with a policy of its own does for nobody: what the server could read.
 
     Raises:
-        ValueError: there is no noise, or the server knows it, or is to add it; or it takes records
-            out of protection.
+        ValueError: there is no noise, or the server knows it, or is to add it; it takes records out
+            of protection; or numbers of clients' records or of outputs tell what the records hold.
     """
-    privacy, public = config.privacy, config.data.public_records
+    privacy, data = config.privacy, config.data
     ends = "but the policy of this Flower node"
     if not config.private:
         raise ValueError(
@@ -172,8 +172,25 @@ def refuse_unprotected(config: Config) -> None:
             f"release is false, {ends} asks for noise that the server cannot compute from the "
             "seed: add --release"
         )
-    if public:
-        raise ValueError(f"public_records is {public}, {ends} has all its records protected: use 0")
+    if data.public_records:
+        raise ValueError(
+            f"public_records is {data.public_records}, {ends} has all its records protected: use 0"
+        )
+    if data.partition in BY_LABEL:
+        raise ValueError(
+            f"partition is {data.partition}, {ends} divides no records by their labels, of which "
+            "clients' numbers of records would tell: use --partition iid, quantity or given"
+        )
+    if data.client_column is not None:
+        raise ValueError(
+            f"client_column is {data.client_column!r}, {ends} divides no records by a column that "
+            "the server names, whose values would be counted: use an .npz with an array client"
+        )
+    if is_table(data.dataset) and data.columns is None:
+        raise ValueError(
+            f"columns is not set, {ends} reads no categories off a table, as their number would "
+            "be told: give --columns, a file that states them"
+        )
 
 
 def check_alone(job: "Job") -> None:

@@ -13,7 +13,7 @@ from mechanisms import personal
 from mechanisms.randomness import generator, seed_key
 from sim.config.checks import check_clients, check_delta, check_parts, check_sizes
 from sim.config.fields import Config
-from sim.config.settings import Data
+from sim.config.settings import BY_LABEL, Data
 from sim.data.dataset import Dataset
 from sim.data.holdout import Held, Holdout, hold_back, hold_out, set_aside
 from sim.data.partition import Partition, given, partition
@@ -35,8 +35,6 @@ from sim.phases.phase import Outlook
 from sim.sources.owners import owners
 from strategies.registry import strategy_of
 
-BY_LABEL = ("dirichlet", "shards")
-"""Partitions that divide each class."""
 MAX_SINGLE = 2000
 """Maximum number of groups of one client; each has arrays as long as their number."""
 
