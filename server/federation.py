@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from client.messages import TrainRequest, Upload
 from mechanisms.plan import PlanTable
+from server import orders
 from server.aggregator import Aggregator
 from server.buffer import Buffer
 from server.curator import Curator
-from server.orders import Course
 from strategies.strategy import Strategy
 
 Exchange = Callable[[Sequence[TrainRequest]], Iterable[Upload]]
@@ -52,7 +53,7 @@ class Federation:
 
     group_of: np.ndarray
     plans: PlanTable
-    course: Course
+    course: orders.Course
     strategy: Strategy
     initial: np.ndarray
     evaluate: Callable[[np.ndarray], tuple[float, float]]
@@ -80,3 +81,7 @@ class Federation:
     def closing(self) -> bool:
         """Whether the run ends with this phase: those that prepare training count up to 0."""
         return self.rounds > 0
+
+    def write_orders(self, folder: Path) -> None:
+        """Fix the Renyi orders of each client's epsilon in a run directory."""
+        orders.write(folder, self.course, self.target, self.delta, self.column)

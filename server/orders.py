@@ -4,15 +4,13 @@ At orders fixed in advance an epsilon holds whatever makes the run end (`running
 its phases: they are the same in all of them.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,12 +30,7 @@ from mechanisms.accounting.ranges import format_ranges, parse_ranges
 from mechanisms.plan import Plan, PlanTable, kinds_of, merge, planned
 from server import labels, manifest
 
-if TYPE_CHECKING:  # it loads torch, and sim.account reads orders
-    from server.federation import Federation
-
 FILE = "orders.json"
-
-
 Orders = tuple[float, ...]
 Paid = tuple[tuple[Event, int], ...]
 """Charges as pairs of event and count."""
@@ -116,17 +109,17 @@ def _beside_caps(charges: Charges, delta: float, orders: Orders) -> Guarantee:
     return guarantee(charges, delta + cap_delta(charges), "certified", orders)
 
 
-def write(folder: Path, federation: Federation) -> None:
-    """Write each client's orders to a run directory; an existing file is kept.
+def write(folder: Path, course: Course, target: np.ndarray, delta: float, column: str) -> None:
+    """Write the orders of each client, of epsilon ``target [clients]``, to a run directory; an
+    existing file is kept.
 
     Raises:
         ValueError: an existing file is damaged.
     """
     if read(folder):
         return
-    course = federation.course
-    terms = federation.delta, federation.column, course.prior
-    targets, target_of = np.unique(federation.target, return_inverse=True)
+    terms = delta, column, course.prior
+    targets, target_of = np.unique(target, return_inverse=True)
     kinds, place = kinds_of(course.plans.which, target_of)
     found = [
         orders_in_advance(course.plans.plans[p], course.rounds, float(targets[t]), *terms)

@@ -396,7 +396,7 @@ def test_the_figures_of_a_running_run_are_bounded_by_each_ones_budget(tmp_path):
     world = World(tmp_path, {"noise_multiplier": 6.0, "rounds": 60, "evaluate_every": 60})
     federation = training.federation(world.job, tmp_path)
     (plan,) = world.job.plans.plans
-    orders.write(tmp_path, federation)
+    federation.write_orders(tmp_path)
     found = orders.read(tmp_path)
     for client, budget in enumerate(EPSILONS):
         own = orders.orders_in_advance(plan, 60, budget, DELTA, "certified")

@@ -193,7 +193,7 @@ def test_figures_are_at_orders_of_the_whole_run_in_each_of_its_phases(tmp_path):
     found, paid = shown(world.run_dir)
     statistics, distilled, end = paid[0], paid[2], paid[3]
     fixed = best_orders(job.plans.of(0), 9, DELTA, [statistics, distilled, end])
-    orders.write(tmp_path, training.federation(job))
+    training.federation(job).write_orders(tmp_path)
     assert tuple(sorted(orders.read(tmp_path)[0])) == fixed and len(fixed) > 3
     assert found == [min(8.0, in_progress(one, DELTA, fixed)) for one in paid]
 

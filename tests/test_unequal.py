@@ -84,7 +84,7 @@ def test_the_figures_of_a_round_are_the_largest_and_the_median_of_all_clients(tm
 
 def test_every_client_has_the_order_of_its_own_plan_written_down(tmp_path):
     world = Unequal(tmp_path)
-    orders.write(tmp_path, training.federation(world.job))
+    training.federation(world.job).write_orders(tmp_path)
     plans = [world.job.plans.of(client) for client in range(CLIENTS)]
     own = {c: best_orders(plan, ROUNDS, DELTA) for c, plan in enumerate(plans)}
     found = {client: tuple(sorted(fixed)) for client, fixed in orders.read(tmp_path).items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mechanisms import durable
-from server import closing, loop, orders
+from server import closing, loop
 from server.federation import Exchange
 from server.records import RunInfo, Summary
 from server.store import Store
@@ -50,7 +50,7 @@ def run(job: Job, folder: Path, engine: Engine) -> Summary:
     with rundir.lock(folder), _resumable(folder):
         durable.sync_folders(folder)
         if job.config.private:
-            orders.write(folder, training.federation(job, folder))
+            training.federation(job, folder).write_orders(folder)
         return _run(job, folder, engine)
 
 
