@@ -13,6 +13,7 @@ from mechanisms.accounting import ledger
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import Gaussian
 from server import closing
+from server.store import Store
 from sim.config import configuration as config
 from sim.engines.inline import inline_exchange
 from sim.job import rundir
@@ -128,12 +129,24 @@ def test_scores_are_drawn_once(tmp_path):
         (run.folder / made).unlink()
 
 
+def dies(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_a_crash_between_the_payment_and_the_record_of_its_round_stops_no_run(
+    tmp_path, monkeypatch
+):
+    """Kills a second file in a folder that nobody has made."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "append", dies)
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path)
+    sim.train(resume=tmp_path / "run")
+    assert (tmp_path / "run" / evaluation.NAME / evaluation.FILE).exists()
+
+
 def test_scores_that_a_crash_has_left_are_not_drawn_again(tmp_path, monkeypatch):
     """Though somebody has read them, and removed the file."""
-
-    def dies(*_, **__):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(rundir, "finish", dies)
         with pytest.raises(KeyboardInterrupt):

@@ -274,6 +274,7 @@ def _released(job: Job, params: np.ndarray, run_dir: Path) -> tuple[np.ndarray, 
         )
     for other in places:
         if not other.exists():
+            durable.make_folder(other.parent)  # a death right after the payment has left none
             durable.write(other, durable.read(path))
     return known["right"], sizes
 
