@@ -74,6 +74,21 @@ class Shares:
         return centred.double() * (self.raised * 2.0**-self.fineness)
 
 
+def least_answers(asked: int, honest: float) -> int:
+    """The answers that are enough for a round, of the clients that are ``asked``.
+
+    Raises:
+        ValueError: fewer than two, whose sum hides nobody.
+    """
+    least = math.ceil(round(honest * asked, 9))
+    if least < 2:
+        raise ValueError(
+            f"honest = {honest:g} of {asked} clients that are asked in a round is {least}, but a "
+            "sum hides nobody below 2: raise --honest, --fraction or --clients"
+        )
+    return least
+
+
 def shares_of(
     noise: float, asked: int, honest: float, norms: float, entries: int, bits: int
 ) -> Shares:
@@ -90,12 +105,7 @@ def shares_of(
     Raises:
         ValueError: fewer than two answers would be enough, or no shares fit.
     """
-    least = math.ceil(round(honest * asked, 9))
-    if least < 2:
-        raise ValueError(
-            f"honest = {honest:g} of {asked} clients that are asked in a round is {least}, but a "
-            "sum hides nobody below 2: raise --honest, --fraction or --clients"
-        )
+    least = least_answers(asked, honest)
     multiplier = noise / math.sqrt(least - 1)
     # P(|N(0, 1)| > reach) <= exp(-reach^2 / 2), for each of the numbers
     reach = math.sqrt(2.0 * math.log(2.0 * entries / FAILURE))

@@ -23,6 +23,7 @@ from sim.phases import questions
 from sim.run import command as train
 from sim.showing import wording
 from tests.reference_values import REFERENCE
+from tests.refusing import refusal
 from tests.running import in_progress
 from tests.vouched import vouch
 
@@ -33,6 +34,14 @@ DPSGD = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000"]
 def run(capsys, *arguments):
     assert main_guard(command, [*map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("flags", (["--clients=1"], ["--clients=20", "--fraction=0.05"]))
+def test_sums_that_hide_nobody_are_priced_no_more_than_trained(capsys, tmp_path, flags):
+    flags = [*flags, "--trust=aggregate", "--unit=client", "--rounds=2"]
+    said = refusal(capsys, command, flags)
+    assert said == refusal(capsys, train, [*flags, f"--out={tmp_path}"])
+    assert "hides nobody below 2" in said
 
 
 @pytest.mark.parametrize("row", REFERENCE["epsilon"])
@@ -487,7 +496,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ("dpsur --sample-rate 0.1 --epsilon 1 --trials 0", "--trials = 0 --steps = 1"),
         (
             "dpis --batch-size 5 --records 9 --noise-multiplier 1 --norm-sum 0",
-            "norm_sum = 0.0 above 0",
+            "--norm-sum = 0 at least 5",
         ),
         ("--trials 0", "--trials name a mechanism"),
         ("dpsur --sample-rate 0.1 --epsilon 1 --rounds 2 --trials 3", "rounds is 2 --steps"),
@@ -510,6 +519,7 @@ def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):
         ),
         ("fedfed --public-labels", "--share-noise --epsilon"),
         ("fedfed --public-labels --share-noise 1 --epsilon 1", "--share-noise --epsilon not both"),
+        ("fedfed --share-noise 2", "label_epsilon --label-epsilon --public-labels"),
         ("fedfed --share-noise 1 --share-views 0", "share_views 0 at least 1"),
         ("fedfed --share-noise 1 --public-labels --trials 3", "--trials not for fedfed leave"),
         ("fedfed --share-noise 1 --public-labels --norm-sum 3", "--norm-sum not for fedfed"),

@@ -11,6 +11,8 @@ import torch
 from client import trace
 from mechanisms import personal
 from mechanisms.randomness import generator, seed_key
+from mechanisms.shares import least_answers
+from server.federation import asked
 from sim.config.checks import check_clients, check_delta, check_parts, check_sizes
 from sim.config.fields import Config
 from sim.config.settings import BY_LABEL, Data
@@ -73,8 +75,8 @@ def with_clients(config: Config, clients: int) -> Config:
     their numbers, if it has any.
 
     Raises:
-        ValueError: another number was given, settings ask for more clients, or the budgets are
-            none of so many.
+        ValueError: another number was given, settings ask for more clients or for sums that hide
+            nobody, or the budgets are none of so many.
     """
     data = config.data
     if data.clients not in (clients, Data.model_fields["clients"].default):
@@ -84,6 +86,8 @@ def with_clients(config: Config, clients: int) -> Config:
     config = config.model_copy(update={"data": data.model_copy(update={"clients": clients})})
     check_clients(config)
     privacy = config.privacy
+    if privacy.trust == "aggregate":
+        least_answers(asked(config.rounds.fraction, clients), privacy.honest)
     if privacy.budgets is None:
         return config
     rng = generator(seed_key(config.run.seed), "budgets")

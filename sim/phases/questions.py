@@ -124,7 +124,13 @@ def _charges(question: Question, plan: Plan, accepted: int) -> Charges:
             )
         return merge(plan.round_charges(1), plan.claims(accepted, 1))
     if norm_sum is not None and isinstance(plan, DpisPlan):
-        sizes = (plan.sample_rate * plan.records, plan.clip_norm, norm_sum, plan.records)
+        batch = plan.sample_rate * plan.records
+        if norm_sum < batch * plan.clip_norm:
+            raise ValueError(
+                f"--norm-sum = {norm_sum:g} must be at least {batch * plan.clip_norm:g}, the "
+                "expected batch times --clip-norm"
+            )
+        sizes = (batch, plan.clip_norm, norm_sum, plan.records)
         return {ImportanceSampledGaussian(*sizes, plan.noise_multiplier): accepted}
     if eigenvalues is not None and isinstance(plan, HeroPlan):
         return replace(plan, floor=smallest_scale([eigenvalues])).round_charges(1)

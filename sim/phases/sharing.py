@@ -54,6 +54,11 @@ def plan(outlook: Outlook, earlier: Costs) -> PlanTable | None:
         raise ValueError("share_budget is a share of epsilon, which is not set: give --epsilon")
     bound = 0.5 * math.sqrt(math.prod(outlook.shape)) if own.share_clip is None else own.share_clip
     labels = own.label_epsilon or LABEL_SHARE * own.share_budget * config.target
+    if math.isinf(labels) and own.shared_source == "distilled" and not own.public_labels:
+        raise ValueError(
+            "label_epsilon is not set, and is then a share of epsilon, which is not set either: "
+            "give --label-epsilon or --public-labels"
+        )
     release = functools.partial(_release, own, bound, None if own.public_labels else labels)
     spent = earlier.get(generator.NAME, {})
     noise = own.share_noise or _least_noise(
