@@ -446,7 +446,7 @@ def test_orders_that_cannot_be_used_are_one_clear_line_and_status_2(capsys, tmp_
 def test_clients_with_equal_figures_share_a_line_of_the_table(capsys, tmp_path):
     make_run(tmp_path, "[privacy]\ndelta = 1e-6\n[data]\nclients = 100\n")
     assert main_guard(command, ["--ledger", str(tmp_path)]) == 0
-    assert "1,3-99" in capsys.readouterr().out
+    assert "1, 3-99" in capsys.readouterr().out
 
 
 def test_a_run_without_privacy_has_no_epsilon(capsys, tmp_path):

@@ -219,10 +219,22 @@ def test_a_model_that_tells_nothing_is_protected_and_only_one_without_privacy_is
     assert wording.protections([row | {"epsilon": None}]) == [("protected", "nothing")]
 
 
-def test_bounds_of_a_verified_run_are_rounded_outward(capsys, monkeypatch):
+def test_no_table_is_cut_off_where_the_terminal_is_narrow(capsys, monkeypatch):
+    """Many clients take several lines, each of whole numbers; an epsilon takes one."""
+    monkeypatch.setenv("COLUMNS", "20")
+    odd = range(1, 100, 2)
+    row = {"epsilon_certified": 1.2345671, "epsilon_published": 1.3, "delta": 1e-5}
+    rows = [{"client": client, **row} for client in odd]
+    shown.show_ledger({"clients": rows, "guarantees": [], "caveats": [], "note": ""})
+    out = capsys.readouterr().out
+    first = [line.split("│")[1] for line in out.splitlines() if line.startswith("│")]
+    assert [int(one) for one in "".join(first).split(",")] == list(odd)
+    assert "1.23457" in out and len(first) > 1 and "…" not in out
+
+
+def test_bounds_of_a_verified_run_are_rounded_outward(capsys):
     """Kills a lower bound that is shown above itself."""
-    monkeypatch.setenv("COLUMNS", "200")
-    row = {"clients": "0, 1", "epsilon_certified": 1.2345671, "order": None, "verdict": "confirmed"}
+    row = {"clients": "0,1", "epsilon_certified": 1.2345671, "order": None, "verdict": "confirmed"}
     rest = {"histories": 1, "slack": 0.01, "seconds": 1.0, "not_proved": "", "note": ""}
     rows = [row | {"lower": 1.2345678, "upper": 1.2345679}]
     shown.show_verified({"verified": rows, "confirmed": True} | rest)
@@ -271,7 +283,6 @@ def same(found: list[dict], right: list[dict]) -> bool:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_table_of_a_mechanism_has_each_figure_under_its_name(case, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
     (head, *rows), below = table(capsys, *words(case))
     right = expected(case)
     del right["events"]
@@ -372,13 +383,12 @@ def test_the_figures_of_a_ledger_are_each_clients_own(tmp_path, capsys):
     )
 
 
-def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys):
     folder = run_directory(tmp_path)
     vouch(folder, finished=True)
     (head, *rows), below = table(capsys, "--ledger", str(folder))
     assert head == ["clients", "epsilon (certified)", "epsilon (published)", "delta"]
-    names = {"0,2": 0, "1": 1, "3,5": 3, "4": 4}
+    names = {"0, 2": 0, "1": 1, "3, 5": 3, "4": 4}
     texts = [
         [wording.epsilon(row(c)[f"epsilon_{k}"], 6) for k in ("certified", "published")]
         for c in names.values()
@@ -392,7 +402,6 @@ def test_the_table_of_a_ledger_has_each_clients_figures(tmp_path, capsys, monkey
 def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setenv("COLUMNS", "200")
     folder = run_directory(tmp_path)
     lines = [{"order": 3.0, "clients": "0,3-5"}, {"order": 12.0, "clients": "1-2"}]
     (folder / orders.FILE).write_text(json.dumps(lines))
@@ -406,24 +415,24 @@ def test_of_an_unfinished_run_each_client_has_its_own_order_and_a_note_says_so(
         [caveats.PUBLIC_LABELS],
     )
     (_, *rows), below = table(capsys, "--ledger", str(folder))
-    assert [one[0] for one in rows] == ["0", "1", "2", "3,5", "4"]
+    assert [one[0] for one in rows] == ["0", "1", "2", "3, 5", "4"]
     assert below == [*protected(found["guarantees"]), caveats.PUBLIC_LABELS, wording.AT_ONE_ORDER]
 
 
-def test_a_price_of_several_phases_has_a_row_for_each(capsys, monkeypatch):
+def test_a_price_of_several_phases_has_a_row_for_each(capsys):
     """Below the total, each figure under its name; a price of one phase has no such table."""
-    monkeypatch.setenv("COLUMNS", "250")
     flags = "--clients=3 --records=50,40,40 --rounds=2 --batch-size=10 --epsilon=4 --delta=1e-3 "
     flags += "--noise-multiplier=3 --standardize=private"
     assert main_guard(command, [*flags.split(), "--json"]) == 0
     phases = json.loads(capsys.readouterr().out)["phases"]
     assert [row["phase"] for row in phases] == ["statistics", "train", "train"]
     rows, _ = table(capsys, *flags.split())
-    names = ("phase", "clients", "rounds", "steps", "sample rate", "noise multiplier")
-    start = rows.index([*names, "epsilon certified", "epsilon published"])
+    names = ("phase", "clients", "rounds", "steps", "sample_rate", "noise_multiplier")
+    head = ["phase", "clients", "rounds", "steps", "rate", "multiplier", "certified", "published"]
+    start = rows.index(head)
 
     def shown(row: dict) -> list[str]:
-        found = [row.get(name.replace(" ", "_")) for name in names]
+        found = [row.get(name) for name in names]
         texts = ["-" if one is None else f"{one:.6g}" for one in found[2:]]
         epsilons = [wording.epsilon(row[f"epsilon_{c}"], 6) for c in ("certified", "published")]
         return [*found[:2], *texts, *epsilons]

@@ -1,6 +1,7 @@
 """Prints the answers of ``python -m sim.account`` as tables, or as one JSON object."""
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mechanisms.accounting.ranges import format_ranges
@@ -10,6 +11,8 @@ from sim.showing import wording
 Entries = dict[str, Any]
 ROW = ("phase", "clients", "rounds", "steps", "sample_rate", "noise_multiplier")
 EPSILONS = ("epsilon_certified", "epsilon_published")
+MAX_CELL = 40
+"""Characters in a line of a cell; a longer list of clients takes several lines."""
 
 
 def show_json(result: Entries) -> None:
@@ -19,44 +22,34 @@ def show_json(result: Entries) -> None:
 
 def show_price(result: Entries) -> None:
     """Print the price, and a line for each phase if there are several."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("quantity", "value")
-    for name, value in result.items():
-        if name not in ("caveats", "phases", "events"):
-            table.add_row(name.replace("_", " "), _text(name, value))
-    Console().print(table)
+    shown = [name for name in result if name not in ("caveats", "phases", "events")]
+    quantities = [(name.replace("_", " "), _text(name, result[name])) for name in shown]
+    _show_table(("quantity", "value"), quantities)
     if len(result["phases"]) > 1:
         names = (*ROW, "budget", *EPSILONS) if "budget" in result else (*ROW, *EPSILONS)
-        phases = Table(*(name.replace("_", " ") for name in names))
-        for row in result["phases"]:
-            phases.add_row(*(_text(name, row.get(name)) for name in names))
-        Console().print(phases)
+        rows = [[_text(name, row.get(name)) for name in names] for row in result["phases"]]
+        _show_table([name.replace("_", "\n") for name in names], rows)
     _show_notes(result["caveats"])
 
 
 def show_ledger(result: Entries) -> None:
     """Print every client's epsilons; clients with equal ones share a line."""
     from rich.console import Console
-    from rich.table import Table
 
     names, rows = [*EPSILONS, "delta"], result["clients"]
-    table = Table("clients", "epsilon (certified)", "epsilon (published)", "delta")
+    heads = ["clients", "epsilon (certified)", "epsilon (published)", "delta"]
     if rows and "budget" in rows[0]:
         names.append("budget")
-        table.add_column("budget")
+        heads.append("budget")
     if rows and "group" in rows[0]:
         names += ["epsilon_group", "group_method"]
-        table.add_column(f"epsilon of {rows[0]['group']} records")
-        table.add_column("by")
+        heads += [f"epsilon of {rows[0]['group']} records", "by"]
     groups: dict[tuple[str, ...], list[int]] = {}
     for row in rows:
         texts = tuple(_text(name, row[name]) for name in names)
         groups.setdefault(texts, []).append(row["client"])
-    for texts, clients in groups.items():
-        table.add_row(format_ranges(clients), *texts)
-    Console().print(table)
+    named = [(_text("clients", format_ranges(group)), *texts) for texts, group in groups.items()]
+    _show_table(heads, named)
     for name, value in wording.protections(result["guarantees"]):
         Console().print(f"{name:<18} {value}", soft_wrap=True)
     _show_notes([*result["caveats"], result["note"]])
@@ -65,21 +58,21 @@ def show_ledger(result: Entries) -> None:
 def show_verified(result: Entries) -> None:
     """Print the verdict on each history of charges, and on all."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("clients", "epsilon (printed)", "by", "lower bound", "upper bound", "verdict")
     rows = result["verified"]
-    for row in rows:
-        order = row["order"]
-        table.add_row(
-            row["clients"],
+    shown = [
+        (
+            _text("clients", row["clients"]),
             wording.epsilon(row["epsilon_certified"], digits=6),
-            "loss distributions" if order is None else f"Renyi order {order:g}",
+            "loss distributions" if row["order"] is None else f"Renyi order {row['order']:g}",
             wording.lower_bound(row["lower"], digits=6),
             wording.epsilon(row["upper"], digits=6),
             row["verdict"],
         )
-    Console().print(table)
+        for row in rows
+    ]
+    heads = ("clients", "epsilon (printed)", "by", "lower bound", "upper bound", "verdict")
+    _show_table(heads, shown)
     all_ = result["histories"]
     which = "Every epsilon" if len(rows) == all_ else f"Each of the {len(rows)} largest epsilons"
     verdict = (
@@ -88,7 +81,7 @@ def show_verified(result: Entries) -> None:
         else "Not confirmed: an epsilon is not proved to be an upper bound."
     )
     done = f"Verified: {len(rows)} of {all_} histories of charges"
-    Console().print(f"{verdict} {done}, {wording.duration(result['seconds'])}.")
+    Console().print(f"{verdict} {done}, {wording.duration(result['seconds'])}.", soft_wrap=True)
     without = result["not_proved"]
     left_out = f"Left out, as no finite epsilon is proved for them: clients {without}."
     _show_notes([left_out if without else "", result["note"]])
@@ -97,14 +90,23 @@ def show_verified(result: Entries) -> None:
 def show_whole(result: Entries) -> None:
     """Print the state of each file, and the verdict."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("file", "state", "why")
-    for row in result["files"]:
-        table.add_row(row["file"], row["state"], row["detail"])
-    Console().print(table)
+    rows = [(row["file"], row["state"], row["detail"]) for row in result["files"]]
+    _show_table(("file", "state", "why"), rows)
     verdict = "All files are whole." if result["whole"] else "Not all files are whole."
     Console().print(verdict)
+
+
+def _show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table that cuts off nothing, however narrow the terminal: an epsilon without its last
+    digits is no bound."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(*(Column(head, overflow="fold", max_width=MAX_CELL) for head in heads))
+    for row in rows:
+        table.add_row(*row)
+    Console(width=MAX_CELL * 2 * len(heads)).print(table)
 
 
 def _show_notes(texts: list[str]) -> None:
@@ -116,6 +118,8 @@ def _show_notes(texts: list[str]) -> None:
 
 def _text(name: str, value: Any) -> str:
     """A value with six digits; epsilons are rounded up, so that the shown value is a guarantee."""
+    if name == "clients":
+        return str(value).replace(",", ", ")  # lines end between two clients
     if isinstance(value, list | tuple):
         return ", ".join(_text(name, one) for one in value)
     if isinstance(value, float):
