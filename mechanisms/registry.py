@@ -65,6 +65,8 @@ def settings_of(privacy: Privacy, tables: object) -> Settings | None:
         except ValidationError as error:
             first = error.errors()[0]
             name, reason = ".".join(map(str, first["loc"])), first["msg"]
+            if first["type"] == "extra_forbidden":
+                reason = f"unknown; known: {', '.join(kind.model_fields)}"
     elif given:
         name, reason = next(iter(given)), "it has no settings of its own"
     else:

@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from sim.benching.runs import plan
 from sim.commands.guard import main_guard
 from sim.config.recipe import PLOTS, cells, read
 from tests.processes import NEEDS_PROC, alive, descendants, wait_for
+from tests.refusing import refusal
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ROOT = Path(__file__).parent.parent
@@ -300,6 +302,7 @@ def test_other_settings_need_another_folder(tmp_path, records, capsys):
         ({"paper_cells = { 8": "paper_cells = { 9"}, (), ["small.toml", "'9' is no row or column"]),
         ({'name = "8"': 'name = "2"'}, (), ["small.toml", "column '2' has the name of another"]),
         ({"title": "titel"}, (), ["small.toml", "title"]),
+        ({"[settings]": "plto = 1\n[settings]"}, (), ["plto: unknown", "did you mean plot?"]),
         ({"[settings]": "[settings"}, (), ["small.toml is not a TOML file"]),
         ({}, ("--rows=DPIS",), ["--rows DPIS is not in 'Small'", "known: DPSGD"]),
         ({}, ("--rows=DPSGD, DPIS, 2",), ["--rows DPIS is not in 'Small'", "known: DPSGD"]),
@@ -313,6 +316,23 @@ def test_faults_are_one_line_before_anything_runs(
     said = capsys.readouterr().err
     assert [part for part in parts if part not in said] == [] and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plot_of_nothing_is_said_once_its_runs_are_done(tmp_path, records):
+    path, out = recipe(tmp_path, records, title='plot = "acceptance_rat"\ntitle'), tmp_path / "out"
+    said = "plot = 'acceptance_rat' draws nothing"
+    with pytest.warns(UserWarning, match=f"{said}.*: known: {', '.join(PLOTS)}$"):
+        run(path, out, "--rows=DPSGD")
+    with pytest.warns(UserWarning, match=f"{said}.* did you mean 'acceptance_rate'. known: "):
+        run(path, out, "--columns=2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run(recipe(tmp_path, records, title='plot = "acceptance_rate"\ntitle'), out)
+
+
+def test_a_recipe_of_the_project_is_suggested(capsys):
+    said = refusal(capsys, bench.command, ["mnist-scatterin"])
+    assert "cannot be read (No such file or directory); did you mean mnist-scattering? " in said
 
 
 @pytest.mark.parametrize(

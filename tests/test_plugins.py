@@ -311,7 +311,7 @@ REFUSED = [
         "--mechanism mine:HALF --mechanism-settings factor=0",
         "HALF: factor = 0 is refused (Inp",
     ),
-    ("--mechanism mine:HALF --mechanism-settings factr=1", "factr = 1 is refused (Extra inputs"),
+    ("--mechanism mine:HALF --mechanism-settings factr=1", "factr = 1 is refused (unknown; know"),
     ("--mechanism mine:HALF --mechanism-settings factor", "is no list of settings (Expected '=' "),
     ("--mechanism mine:HALF --mechanism-settings a=1}\nb={c=1", "a brace is closed that was not"),
     ("--strategy mine:NUMBER", "strategy = 'mine:NUMBER' is a int: name a function that returns"),

@@ -1,6 +1,7 @@
 """Writes the files of a recipe's table, and the leaderboard's page."""
 
 import argparse
+import warnings
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sim.benching.tries import Tries
 from sim.commands.bench import LEADERBOARD_SEEDS
 from sim.config.names import suggest
 from sim.config.papers import RECIPES
-from sim.config.recipe import Recipe, read
+from sim.config.recipe import PLOTS, Recipe, read
 
 
 class Table:
@@ -58,7 +59,11 @@ class Table:
         x, places = axes.get(plot, "round"), plot in ("column", table.BOXES)
         ticks = [column.name for column in recipe.columns] if places else []
         draw = plots.boxes if plot == table.BOXES else plots.curves
-        picture = draw(table.points(recipe, lines), x, y, ticks)
+        found, metrics = table.points(recipe, lines), table.metrics(lines)
+        if plot not in (*PLOTS, *metrics) and all(line.complete for line in lines):
+            fault = f"plot = {plot!r} draws nothing, as no run has a metric of this name"
+            warnings.warn(f"{fault}: {suggest(plot, (*PLOTS, *metrics))}", stacklevel=1)
+        picture = draw(found, x, y, ticks)
         durable.write(self.file("svg"), plots.svg(picture))
         return all(line.complete for line in lines)
 

@@ -188,6 +188,12 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
+def metrics(table: Sequence[Line]) -> list[str]:
+    """The names of the metrics that a round of these runs has."""
+    rounds = (record for line in table for one in line.results for record in one.rounds)
+    return sorted({name for record in rounds for name in record.metrics})
+
+
 def points(recipe: Recipe, table: Sequence[Line]) -> dict[str, list[tuple[float, float]]]:
     """The lines of the recipe's plot by name, each of points (x, y) in the order of x.
 

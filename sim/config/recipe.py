@@ -49,7 +49,7 @@ from pydantic import Field, ValidationError, model_validator
 from mechanisms.settings import Settings
 from sim.config import papers
 from sim.config.fields import find_setting
-from sim.config.names import suggest
+from sim.config.names import did_you_mean, suggest
 from sim.config.papers import RECIPES, Claim
 
 Values = dict[str, Any]
@@ -184,11 +184,16 @@ def read(path: Path) -> Recipe:
     try:
         return Recipe(**tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        fault = f"the recipe {path} cannot be read ({error.strerror}): check its path"
+        hint = did_you_mean(path.stem, (one.stem for one in RECIPES.glob("*.toml")))
+        fault = f"the recipe {path} cannot be read ({error.strerror}){hint or ':'} check its path"
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "recipe"
-        fault = f"{path}: {place}: {first['msg']}: see sim/config/recipe.py for the form"
+        said = first["msg"]
+        if first["type"] == "extra_forbidden":
+            known = (*Recipe.model_fields, *Row.model_fields, *Column.model_fields)
+            said = f"unknown{did_you_mean(str(first['loc'][-1]), known)}"
+        fault = f"{path}: {place}: {said}: see sim/config/recipe.py for the form"
     except (ValueError, TypeError, RecursionError) as error:
         fault = f"{path} is not a TOML file of a recipe: {error}"
     raise ValueError(fault)
