@@ -307,11 +307,10 @@ def test_epsilons_are_the_largest_of_all_repetitions_whichever_has_them(monkeypa
 def test_the_file_says_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "repetition", lambda job, seed, attacks, models: FOUND[0])
     flags = (
-        "--model=mlp --seed=9 --delta=1e-4 --epsilon=3 --targets=1 --models=12 --records=90 "
-        f"--out={tmp_path}"
+        f"--model=mlp --seed=9 --delta=1e-4 --epsilon=3 --targets=1 --records=90 --out={tmp_path}"
     )
     report = session.attack(
-        parse([*flags.split(), "--name=a", "--confidence=0.7", "--budget=published"])
+        parse([*flags.split(), "--name=a", "--models=12", "--confidence=0.7", "--budget=published"])
     )
     said = (
         report.dataset,
@@ -327,7 +326,7 @@ def test_the_file_says_what_was_asked_for(tmp_path, monkeypatch):
         ("dpsgd", 3.0, 90),
         ("none", None, 90),
     ]
-    monkeypatch.setattr(session.rundir, "choose", lambda config: tmp_path / "b")
+    monkeypatch.setattr(session.rundir, "choose", lambda config, resumes: tmp_path / "b")
     assert session.attack(parse([*flags.split(), "--attacks=partial"])).models is None
 
 

@@ -140,7 +140,7 @@ def test_an_audited_run_is_not_resumed(tmp_path, capsys):
     """It would go on without its canaries, which nothing on disk can bring back."""
     audited(tmp_path, "--clients", "1", "--canaries", "20")
     assert main_guard(run.command, ["--resume", str(tmp_path / "a")]) == 2
-    assert "canaries = 0 is not what" in capsys.readouterr().err
+    assert "is of an audit, which would go on without its canaries" in capsys.readouterr().err
     assert main_guard(command, ["--resume", str(tmp_path / "a")]) == 2
     assert "an audit is one training from its beginning" in capsys.readouterr().err
 

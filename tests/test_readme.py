@@ -92,9 +92,11 @@ def audit_run(arguments: list[str]) -> None:
 
 
 def attack_few(arguments: list[str]) -> None:
-    if attack_flags.parse(arguments).configs[0].data.dataset not in ELSEWHERE:
+    asked = attack_flags.parse(arguments)
+    if asked.configs[0].data.dataset not in ELSEWHERE:
+        models = ["--models=8"] if "lira" in asked.attacks else []
         attack.command(
-            [*arguments, "--quiet", "--rounds=1", "--targets=1", "--models=8", "--records=60"]
+            [*arguments, "--quiet", "--rounds=1", "--targets=1", *models, "--records=60"]
         )
 
 

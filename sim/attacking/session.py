@@ -28,7 +28,7 @@ def attack(question: Question) -> Report:
     first = question.configs[0]
     check_classes(first, "an attack")
     in_one_order(first)
-    folder = rundir.choose(first)
+    folder = rundir.choose(first, resumes=False)
     report = Report(
         dataset=first.data.dataset,
         model=first.data.model,

@@ -120,7 +120,7 @@ def plant(
     if not (isinstance(count, int | np.integer) and 1 <= count <= len(everybody)):
         raise ValueError(
             f"canaries = {count!r} must be a whole number from 1 to {len(everybody)}, the number "
-            "of records: lower --canaries"
+            "of records: correct --canaries"
         )
     rng = generator(key, "canaries")
     records = np.sort(rng.choice(everybody, count, replace=False))

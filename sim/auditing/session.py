@@ -86,7 +86,7 @@ def audit(
     quiet = config.run.quiet or quiet
     execution = config.run.model_copy(update={"engine": "inline", "quiet": quiet})
     config = config.model_copy(update={"run": execution})
-    folder, job = rundir.choose(config), build(config)
+    folder, job = rundir.choose(config, resumes=False), build(config)
     attack = (
         _on_clients(job, count)
         if config.privacy.unit == "client"

@@ -60,15 +60,23 @@ def parse(argv: Sequence[str], program: str = PROGRAM) -> Question:
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
-    request = flags.parse(argv, program, DESCRIPTION, central=True, own=OWN)
-    if request.resume is not None:
-        fault = "an attack trains from the beginning; start a new one"
-        raise ValueError(f"--resume {request.resume}: {fault}")
+    anew = "an attack trains from the beginning"
+    request = flags.parse(argv, program, DESCRIPTION, central=True, own=OWN, anew=anew)
     _refuse_what_trains_otherwise(request.config)
     own = request.own
+    if "epsilons" in own and "epsilon" in request.given:
+        raise ValueError(
+            f"--epsilons {own['epsilons']} is instead of --epsilon: drop one of the two"
+        )
+    attacks = _attacks(own.get("attacks", ",".join(ATTACKS)))
+    if "models" in own and "lira" not in attacks:
+        raise ValueError(
+            f"--models {own['models']} is LiRA's, which --attacks leaves out: drop --models, or "
+            "add lira"
+        )
     return Question(
         configs=_configs(argv, request.config, own.get("epsilons")),
-        attacks=_attacks(own.get("attacks", ",".join(ATTACKS))),
+        attacks=attacks,
         targets=_integer("--targets", own.get("targets", "3"), 1),
         models=_integer("--models", own.get("models", "16"), MIN_MODELS),
         records=_integer("--records", own["records"], MIN_RECORDS) if "records" in own else None,

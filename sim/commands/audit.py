@@ -47,11 +47,9 @@ def parse(argv: Sequence[str], program: str) -> Question:
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
     """
-    request = flags.parse(argv, program, DESCRIPTION, own=OWN)
+    anew = "an audit is one training from its beginning"
+    request = flags.parse(argv, program, DESCRIPTION, own=OWN, anew=anew)
     own = request.own
-    if request.resume is not None:
-        fault = "an audit is one training from its beginning; start a new one"
-        raise ValueError(f"--resume {request.resume}: {fault}")
     if "white_box" in own and "black_box" in own:
         raise ValueError("--white-box and --black-box contradict each other: drop one of the two")
     return Question(

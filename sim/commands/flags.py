@@ -42,6 +42,7 @@ def parse(
     central: bool = False,
     own: OwnFlags = NO_FLAGS,
     lenient: Container[str] = (),
+    anew: str = "",
 ) -> Request:
     """Parse ``--flag value`` and ``--flag=value``; the last of a repeated flag counts.
 
@@ -52,6 +53,7 @@ def parse(
         central: whether one client holds all records; settings that this fixes have no flag.
         own: the command's flags beside the settings.
         lenient: settings that are dropped rather than refused if they are not in use.
+        anew: why the command resumes no run, if it does not.
 
     Raises:
         ValueError: in one line, with the name, the value, its bound and a remedy.
@@ -68,6 +70,8 @@ def parse(
     texts = vars(known)
     asked = {name: texts.pop(name) for name in list(texts) if f"--{name.replace('_', '-')}" in own}
     config_file, run_dir, paper = (texts.pop(name, None) for name in ("config", "resume", "preset"))
+    if anew and run_dir is not None:
+        raise ValueError(f"--resume {run_dir}: {anew}: leave --resume out")
     given = {
         name: SETTINGS[name].from_text(t) if isinstance(t, str) else t for name, t in texts.items()
     }

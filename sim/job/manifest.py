@@ -54,6 +54,10 @@ def check(folder: Path, job: Job) -> None:
         ValueError: there is no manifest, a file is not as it was, or the job differs.
     """
     entries = read(folder)
+    if entries.get("canaries") and not job.canaries:
+        raise ValueError(
+            f"{folder} is of an audit, which would go on without its canaries: start a new run"
+        )
     for name, now in _began(job).items():
         if entries.get(name) != now:
             raise ValueError(

@@ -30,8 +30,12 @@ from sim.tracking import tracker
 LOCK = "lock"
 
 
-def choose(config: Config) -> Path:
+def choose(config: Config, resumes: bool = True) -> Path:
     """The path of a new run directory; only its parent folder is created.
+
+    Args:
+        config: the run's configuration.
+        resumes: whether the command can go on with a run.
 
     Raises:
         ValueError: the folder exists, its parent cannot be written, or the tracker's package is
@@ -43,10 +47,8 @@ def choose(config: Config) -> Path:
     folder, copy = parent / name, 2
     while folder.exists():
         if config.run.name:
-            raise ValueError(
-                f"name = {name}: {folder} exists; give another --name, or resume it with --resume "
-                f"{folder}"
-            )
+            remedy = f", or resume it with --resume {folder}" if resumes else ""
+            raise ValueError(f"name = {name}: {folder} exists; give another --name{remedy}")
         folder, copy = parent / f"{name}-{copy}", copy + 1
     return folder
 
