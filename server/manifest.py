@@ -42,6 +42,11 @@ def load(run_dir: Path) -> dict[str, Any]:
         ValueError: the manifest is missing or damaged.
     """
     path = run_dir / FILE
+    if not path.exists() and (run_dir / "attack.json").exists():
+        raise ValueError(
+            f"{run_dir} is no run directory, but has the results of an attack in attack.json: give "
+            "the directory of a run"
+        )
     if not path.exists():
         raise ValueError(
             f"{path} is missing, without which no file of the run can be verified (the unreleased "

@@ -10,7 +10,7 @@ import pytest
 from mechanisms.accounting.accountant import epsilon
 from mechanisms.accounting.events import SampledGaussian
 from mechanisms.randomness import generator, seed_key
-from sim import attack
+from sim import attack, report, run
 from sim.attacking import repetition
 from sim.attacking.membership import split
 from sim.auditing.trainings import train
@@ -18,6 +18,7 @@ from sim.commands.attack import ATTACKS, OWN, parse
 from sim.commands.guard import main_guard
 from sim.config.configuration import load
 from sim.phases.build import build
+from tests.refusing import refusal
 
 NOISE = 1_000.0
 MEMORY = (
@@ -261,6 +262,13 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(tmp_path, ca
     (tmp_path / "a").mkdir()
     assert main_guard(attack.command, [f"--out={tmp_path}", "--name=a"]) == 2
     assert capsys.readouterr().err.endswith("/a exists; give another --name\n")
+
+
+def test_a_folder_of_an_attack_is_taken_for_no_run(data, tmp_path, capsys):
+    attacked(tmp_path, data, *QUICK, "--attacks=partial", "--targets=1")
+    for command, words in ((report.command, ()), (run.command, ("--resume",))):
+        said = refusal(capsys, command, [*words, str(tmp_path / "a")])
+        assert "/a is no run directory, but has the results of an attack in attack.json" in said
 
 
 def test_the_help_names_the_flags(capsys):

@@ -271,7 +271,7 @@ def test_a_word_that_is_like_none_has_no_suggestion():
         ("[data]\nrounds = 3", ["rounds", "[rounds]", "[data]", "move it"]),
         ("clients = 3", ["clients", "under [data]"]),
         ("data = 3", ["data"]),
-        ("[data\nclients = 3", ["not a TOML file"]),
+        ("[data\nclients = 3", ["not a TOML file", "; correct it"]),
         (
             '[data]\nclients = "3"',
             [

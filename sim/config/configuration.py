@@ -180,7 +180,7 @@ def _read(path: Path, lenient: Container[str]) -> Values:
             f"the configuration file {path} cannot be read ({error.strerror}): check --config"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from None
+        raise ValueError(f"{path} is not a TOML file: {error}; correct it") from None
     values: Values = {}
     for table, entries in tables.items():
         _check_table(path, table, entries)

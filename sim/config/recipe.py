@@ -195,7 +195,7 @@ def read(path: Path) -> Recipe:
             said = f"unknown{did_you_mean(str(first['loc'][-1]), known)}"
         fault = f"{path}: {place}: {said}: see sim/config/recipe.py for the form"
     except (ValueError, TypeError, RecursionError) as error:
-        fault = f"{path} is not a TOML file of a recipe: {error}"
+        fault = f"{path} is not a TOML file of a recipe: {error}; correct it"
     raise ValueError(fault)
 
 
