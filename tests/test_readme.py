@@ -191,6 +191,18 @@ def test_installing_and_running_takes_two_commands() -> None:
     ]
 
 
+def test_the_table_of_the_first_run_is_the_one_that_it_prints(folder, capsys) -> None:
+    """But for accuracy, loss, time and folder, and the last line, which the page cuts short."""
+    page = (ROOT / "docs/start/first-run.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^    (.*)$", page, re.MULTILINE)
+    capsys.readouterr()
+    run.command(["--clients", "100", "--dirichlet", "0.5"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line[:18] for line in quoted] == [line[:18] for line in printed]
+    differ = {line[:18].strip() for line in {*quoted} - {*printed}}
+    assert differ <= {"test accuracy", "test loss", "time", "run directory", "This is a seeded s"}
+
+
 def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs/howto/cost.md").read_text(encoding="utf-8")
     steps = ["dpsgd", "--sample-rate", "0.01", "--steps", "1000", "--json"]
