@@ -278,3 +278,4 @@ def test_the_help_names_the_flags(capsys):
     assert all(
         flag in out for flag in ("--attacks", "--epsilons", "--targets", "--models", "--mechanism")
     )
+    assert "--config" in out and "--resume" not in out

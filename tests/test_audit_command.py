@@ -264,6 +264,7 @@ def test_the_help_names_the_flags(capsys):
         flag in out
         for flag in ("--canaries", "--confidence", "--black-box", "--white-box", "--epsilon")
     )
+    assert "--config" in out and "--resume" not in out
     assert f"(default: at most {one_run.MAX_CANARIES})" in " ".join(out.split())
     assert parse([], "").confidence == 0.95 and "(default: 0.95)" in out
 

@@ -309,6 +309,7 @@ FAULTS = [
     ("--name ..", ["name is '..'", "letters"]),
     ("--config nowhere.toml", ["nowhere.toml", "cannot be read"]),
     ("--resume nowhere", ["nowhere is no run directory"]),
+    ("--preset linear-mnist", ["is for one client: use python -m sim.central"]),
     ("--resume nowhere --config x.toml", ["--config", "--resume", "drop one"]),
 ]
 

@@ -302,7 +302,7 @@ def test_a_run_starts_there_and_says_what_is_not_covered(
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("public", "ours"))
     assert all(torch.allclose(a[name], b[name], atol=1e-7) for name in a)
     status = main_guard(run.command, [*common, "--name=no", f"--init-from={tmp_path / 'absent'}"])
-    assert status == 2 and "absent is no file" in capsys.readouterr().err
+    assert status == 2 and "absent' does not exist: give a" in capsys.readouterr().err
     written = tmp_path / "public" / "model.safetensors"
     written.write_bytes(written.read_bytes()[:-1] + b"?")
     status = main_guard(run.command, [*common, "--name=no", f"--init-from={tmp_path / 'public'}"])

@@ -61,7 +61,7 @@ def parse(
     """
     topic = help_topic(argv)
     if topic is not None:
-        print(help_text(prog, description, central, own, topic), end="")
+        print(help_text(prog, description, central, own, topic, resumes=not anew), end="")
         raise SystemExit(0)
     parser = build_parser(prog, description, central, own)
     known, unknown = parser.parse_known_args(_joined(argv, own))

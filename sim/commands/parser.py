@@ -4,7 +4,7 @@ Imports no torch, numpy, flwr or ray.
 """
 
 import argparse
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sim.commands.topics import hint, settings_of
@@ -48,9 +48,14 @@ def help_topic(argv: Sequence[str]) -> str | None:
 
 
 def help_text(
-    prog: str, description: str, central: bool = False, own: OwnFlags = NO_FLAGS, topic: str = ""
+    prog: str,
+    description: str,
+    central: bool = False,
+    own: OwnFlags = NO_FLAGS,
+    topic: str = "",
+    resumes: bool = True,
 ) -> str:
-    """What ``--help`` and ``--help TOPIC`` print.
+    """What ``--help`` and ``--help TOPIC`` print; without ``--resume`` if the command refuses it.
 
     Raises:
         ValueError: there is no such topic.
@@ -60,7 +65,8 @@ def help_text(
         raise ValueError(f"--help {topic}: one client has no choice there; ask python -m sim.run")
     whole = topic in ("", "all")
     flags = own if whole else NO_FLAGS
-    return build_parser(prog, description, central, flags, shown, files=whole).format_help()
+    files = [flag for flag in FILES if whole and (resumes or flag != "--resume")]
+    return build_parser(prog, description, central, flags, shown, files).format_help()
 
 
 def build_parser(
@@ -69,7 +75,7 @@ def build_parser(
     central: bool = False,
     own: OwnFlags = NO_FLAGS,
     names: Container[str] = SETTINGS,
-    files: bool = True,
+    files: Collection[str] = FILES,
 ) -> argparse.ArgumentParser:
     """The parser, with a group of flags per table; only given flags appear in the result.
 
@@ -79,7 +85,7 @@ def build_parser(
         central: whether one client holds all records.
         own: the command's flags beside the settings.
         names: the settings that have a flag.
-        files: whether to include ``--help`` and the flags that name files.
+        files: flags of `FILES`; ``--help`` is beside them.
     """
     parser = Parser(
         prog=prog,
@@ -101,7 +107,8 @@ def build_parser(
         form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         group.add_argument(flag, help=text, **form)
     group = parser.add_argument_group("Files")
-    for flag, (metavar, text) in FILES.items() if files else ():
+    for flag in files:
+        metavar, text = FILES[flag]
         group.add_argument(flag, metavar=metavar, help=text)
     for table, model in TABLES.items():
         group = parser.add_argument_group(f"{model.__doc__} [{table}]")

@@ -44,10 +44,9 @@ def settings(name: str, given: Values, central: bool) -> Values:
     stem, row, column = PRESETS[name].split("/")
     recipe = read(RECIPES / f"{stem}.toml")
     if (recipe.clients == "one") != central:
-        other = "sim.central" if recipe.clients == "one" else "sim.run"
-        raise ValueError(
-            f"--preset {name} is for {recipe.clients} client(s): use python -m {other}, or drop it"
-        )
+        one = recipe.clients == "one"
+        number, other = ("one client", "sim.central") if one else ("many clients", "sim.run")
+        raise ValueError(f"--preset {name} is for {number}: use python -m {other}, or drop it")
     budget = given.get("budget", "certified")
     own = {cell.column: cell.settings for cell in cells(recipe, budget) if cell.row == row}
     epsilon = given.get("epsilon", own[column]["epsilon"])

@@ -26,6 +26,11 @@ def start_from(model: nn.Module, path: str) -> None:
         UserWarning: some of the model's parameters are not in the file, and stay as they are.
     """
     file = Path(path)
+    if not file.exists():
+        raise ValueError(
+            f"init_from = {path!r} does not exist: give a .safetensors file, or the directory of a "
+            "finished run"
+        )
     if file.is_dir():
         if closing.read(file) is None:
             raise ValueError(f"init_from = {path!r} is a run that is not finished: resume it first")
