@@ -44,6 +44,12 @@ def test_sums_that_hide_nobody_are_priced_no_more_than_trained(capsys, tmp_path,
     assert "hides nobody below 2" in said
 
 
+def test_a_run_without_privacy_has_no_budget_to_aim_at(capsys):
+    flags = ["--clients=2", "--records=9"]
+    assert "epsilon_target" not in run(capsys, "--mechanism=none", *flags)
+    assert run(capsys, *flags)["epsilon_target"] == 8.0
+
+
 @pytest.mark.parametrize("row", REFERENCE["epsilon"])
 def test_epsilons_of_the_reference(capsys, row):
     flags = {

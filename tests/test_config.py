@@ -55,6 +55,11 @@ def test_a_setting_has_one_table():
     assert len(SETTINGS) == sum(len(model.model_fields) for model in TABLES.values())
 
 
+def test_the_value_of_an_unknown_setting_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="^unknown setting lrr; did you mean lr.$"):
+        load(None, {}).value("lrr")
+
+
 def test_every_setting_says_what_it_is():
     assert all(len(s.info.description) > 10 for s in SETTINGS.values())
 

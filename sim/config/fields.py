@@ -40,8 +40,12 @@ class Config(Settings):
     run: Execution
 
     def value(self, name: str) -> Any:
-        """The value of the setting ``name``, from the table that holds it."""
-        return getattr(getattr(self, SETTINGS[name].table), name)
+        """The value of the setting ``name``, from the table that holds it.
+
+        Raises:
+            ValueError: there is no such setting.
+        """
+        return getattr(getattr(self, find_setting(name).table), name)
 
     @property
     def own(self) -> dict[str, str]:

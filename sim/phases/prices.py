@@ -144,7 +144,8 @@ def settings(config: Config) -> Entries:
     every = own.model_dump() if own else {}
     named = {name: value for name, value in every.items() if name not in idle}
     result = {"mechanism": privacy.mechanism} | named | {"delta": privacy.delta}
-    return result if privacy.epsilon is None else result | {"epsilon_target": privacy.epsilon}
+    aimless = privacy.epsilon is None or "epsilon" in idle
+    return result if aimless else result | {"epsilon_target": privacy.epsilon}
 
 
 def row(price: Price) -> Entries:
