@@ -56,7 +56,7 @@ def test_a_setting_has_one_table():
 
 
 def test_the_value_of_an_unknown_setting_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="^unknown setting lrr; did you mean lr.$"):
+    with pytest.raises(ValueError, match=r"^unknown setting lrr; did you mean lr\?$"):
         load(None, {}).value("lrr")
 
 
