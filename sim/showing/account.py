@@ -11,7 +11,7 @@ from sim.showing import wording
 Entries = dict[str, Any]
 ROW = ("phase", "clients", "rounds", "steps", "sample_rate", "noise_multiplier")
 EPSILONS = ("epsilon_certified", "epsilon_published")
-MAX_CELL = 40
+MAX_CELL = 60
 """Characters in a line of a cell; a longer list of clients takes several lines."""
 
 
