@@ -28,7 +28,10 @@ def command(argv: Sequence[str], program: str = "python -m sim.audit") -> None:
     from sim.auditing.session import audit, show
 
     found = audit(asked.config, asked.canaries, asked.black_box, asked.confidence, asked.json)
-    print(json.dumps(found.to_json(), allow_nan=False)) if asked.json else show(found)
+    if asked.json:
+        print(json.dumps(found.to_json(), allow_nan=False))
+    elif not asked.config.run.quiet:
+        show(found)
 
 
 if __name__ == "__main__":

@@ -200,8 +200,12 @@ def test_what_the_flags_say_is_what_the_result_says(tmp_path, view):
 
 
 def test_the_result_is_shown_beside_published_and_certified(tmp_path, capsys):
+    """Unless the audit is to be quiet."""
+    audited(tmp_path / "quiet", "--clients=1", "--rounds=1", "--canaries=50")
+    assert capsys.readouterr().out == ""
     audited(
         tmp_path,
+        "--no-quiet",
         "--clients=1",
         "--rounds=1",
         "--canaries=50",

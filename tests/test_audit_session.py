@@ -142,7 +142,7 @@ def test_an_audited_run_is_marked_before_it_trains_and_never_resumed(tmp_path, m
         monkeypatch.setattr(session.session, "run", broken)
         with pytest.raises(KeyboardInterrupt):
             session.audit(given, 6, True, CONFIDENCE, quiet=True)
-    with pytest.raises(ValueError, match=r"canaries = 0 is not what .* began with, 6: "):
+    with pytest.raises(ValueError, match="is of an audit, which would go on without its canaries"):
         train(request({}, resume=str(tmp_path / "a")))
 
 

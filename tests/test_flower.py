@@ -617,7 +617,7 @@ def test_an_audited_run_is_not_resumed_by_flower(tmp_path, reference):
     entries = labels.unsealed((folder / "manifest.json").read_bytes()) | {"canaries": 6}
     (folder / "manifest.json").write_bytes(labels.sealed(entries))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"canaries = 0 is not what .* began with, 6"):
+    with pytest.raises(ValueError, match="is of an audit, which would go on without its canaries"):
         serve(LocalGrid({4: place(0), 8: place(1)}), resume=str(folder))
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after == before

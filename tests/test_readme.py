@@ -24,6 +24,7 @@ from sim.commands import flags as cli
 from sim.commands.guard import main_guard
 from sim.config.fields import SETTINGS
 from sim.config.recipe import read
+from sim.showing import wording
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -212,6 +213,21 @@ def test_quoted_costs_are_those_of_the_commands(capsys: pytest.CaptureFixture[st
     ):
         price([*steps, *given])
         assert f" {json.loads(capsys.readouterr().out)[asked]:.3f}" in text
+    text = (ROOT / "docs/howto/sweeps.md").read_text(encoding="utf-8")
+    price([*steps, "--epsilon", "1", "--tries", "10"])
+    best = json.loads(capsys.readouterr().out)["epsilon_best"]
+    assert f"The last line says {wording.epsilon(best, digits=6)}, " in text
+
+
+def test_the_audit_that_is_quoted_finds_what_it_says(folder: Path, capsys) -> None:
+    """The attacker's guesses may differ a little between machines."""
+    page = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^    (.*)$", page, re.MULTILINE)[:4]
+    audit.command(["--clients", "1", "--epsilon", "8"])
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()[-5:-1]]
+    assert quoted[1:3] == printed[1:3] and quoted[3].split()[-3:] == printed[3].split()[-3:]
+    lower, found = (float(line.split()[2]) for line in (quoted[0], printed[0]))
+    assert lower == pytest.approx(found, abs=0.2)
 
 
 def test_the_table_of_recipes_is_complete() -> None:
