@@ -34,11 +34,18 @@ def _csv(path: Path) -> Columns:
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            names, *rows = csv.reader(file, delimiter=separator, strict=True)
-    except ValueError as error:  # no first row, or bytes that are no text
+            names, *rows = [*csv.reader(file, delimiter=separator, strict=True)] or [[]]
+    except ValueError as error:  # bytes that are no text
         raise ValueError(f"{path} is no table ({error}): give a CSV file in UTF-8") from error
     except csv.Error as error:
         raise ValueError(f"{path} is no CSV file ({error}): write it anew") from error
+    if not names:
+        raise ValueError(f"{path} is no table, as its first row is empty: name its columns there")
+    if len(names) == 1:
+        marks = "tabs" if separator == "\t" else "commas"
+        raise ValueError(
+            f"{path} has no column beside {names[0]}: add one, or separate columns by {marks}"
+        )
     names = [name.strip() for name in names]
     twice = {name for name in names if names.count(name) > 1 or not name}
     if twice:
