@@ -330,7 +330,7 @@ def test_whoever_computes_has_one_thread_whatever_the_process_has(monkeypatch, b
     found: list[set[int]] = []
     settings = config.load(None, {})
     monkeypatch.setattr(f"sim.{first}", seen)
-    monkeypatch.setattr(start.rundir, "choose", lambda config: Path("nowhere"))
+    monkeypatch.setattr(start.rundir, "choose", lambda config, **_: Path("nowhere"))
     monkeypatch.setattr(worker.ray, "get", lambda reference: SimpleNamespace(config=settings))
     try:
         torch.set_num_threads(2)

@@ -107,8 +107,10 @@ class Telling(flower.FedAvg):
 
 
 class Drawing(flower.FedAvg):
+    draws = random.Random(0)
+
     def aggregate_train(self, server_round, replies):
-        return super().aggregate_train(server_round, random.sample(list(replies), 2))
+        return super().aggregate_train(server_round, self.draws.sample(list(replies), 2))
 
 
 class Keeping(flower.FedAvg):
