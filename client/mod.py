@@ -17,6 +17,7 @@ from flwr.common.constant import ErrorCode
 
 from client.own_ledger import OwnLedger, check_rounds, checked
 from mechanisms.accounting import accountant
+from mechanisms.default_arithmetic import default_arithmetic
 from mechanisms.entropy import SystemEntropy
 from mechanisms.local_update import UpdatePlan
 from mechanisms.plan import planned
@@ -86,7 +87,8 @@ class ClientDpMod:
                 moved = found - start
         except (Exception, SystemExit) as fault:  # the app's code can raise anything
             LOG.error(f"ClientDpMod: the app's reply counts as no update: {fault!r}")
-        released = self.plan.release(torch.from_numpy(moved), SystemEntropy()).numpy()
+        with default_arithmetic():  # the app's code may have set others
+            released = self.plan.release(torch.from_numpy(moved), SystemEntropy()).numpy()
         with np.errstate(all="ignore"):
             arrays = _shaped(start + released, sent)
         said = MetricRecord({WEIGHT: 1, **metrics})

@@ -24,6 +24,7 @@ from client.settings import Local
 from client.sums import SCALE
 from mechanisms import dpsgd
 from mechanisms.accounting import accountant
+from mechanisms.default_arithmetic import default_arithmetic
 from mechanisms.gradients.materialised import Loss
 from mechanisms.gradients.record_gradients import RecordGradients, cross_entropy
 from mechanisms.optimizers import OPTIMIZERS
@@ -39,7 +40,8 @@ class RecordDp:
     """A frozen plan for rounds of DPSGD, with ledgers.
 
     Every call of `fit` is a release: it draws from the operating system's entropy, on the grid, and
-    is charged before a record is looked at, also if it is asked for twice.
+    is charged before a record is looked at, also if it is asked for twice. It computes with the
+    defaults of PyTorch and NumPy, whatever the program has set, and one thread at a time.
 
     Attributes:
         folder: of the ledgers; absolute.
@@ -114,7 +116,7 @@ class RecordDp:
                 "the CPU: call module.float().cpu()"
             )
         own, plan = OwnLedger.of(self._home, node), self.plan(len(y))
-        with _one_thread():
+        with default_arithmetic(), _one_thread():
             gradients = RecordGradients(module, self.loss)
             _try(gradients, x, y)
             start = gradients.layout.initial(module)

@@ -167,7 +167,9 @@ class Floats:
 
     def below(self, change: Tensor, test: LossTest, streams: Draws, purpose: str) -> Tensor:
         """Compared as floats."""
-        bound, noise, threshold = (place(torch.tensor(one), change.device) for one in test)
+        bound, noise, threshold = (
+            place(torch.tensor(one, dtype=torch.float32), change.device) for one in test
+        )
         return change + 2 * bound * noise * streams.normal(purpose, 1)[:, 0] < threshold * bound
 
 

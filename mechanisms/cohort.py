@@ -60,7 +60,7 @@ class Cohort:
 
     def plan(self, name: str) -> torch.Tensor:
         """The plans' parameter ``name`` as float32 ``[K]`` on the data's device."""
-        return place(torch.tensor(self.exact(name)), self.data.x.device)
+        return place(torch.tensor(self.exact(name), dtype=torch.float32), self.data.x.device)
 
     def exact(self, name: str) -> list[float]:
         """The plans' parameter ``name``, length K, as charged: without float32's rounding."""

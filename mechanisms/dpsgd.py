@@ -140,7 +140,7 @@ def noised(cohort: Cohort, state: LocalState, total: torch.Tensor) -> torch.Tens
     present = zip(cohort.plans, cohort.nth, strict=True)
     multiplier = [plan.sum_multiplier(nth) for plan, nth in present]
     bound = state.memory["clip_norm"]
-    scale = place(torch.tensor(multiplier), bound.device)
+    scale = place(torch.tensor(multiplier, dtype=torch.float32), bound.device)
     std = torch.where(scale > 0, scale * bound, 0.0)  # without noise the bound may be infinite
     return cohort.noised(total, bound, std, "noise")
 
@@ -163,7 +163,7 @@ def descend(
     count = [quantile.split(plan.multiplier(nth))[1] for plan, nth in present]
     bound, half = state.memory["clip_norm"], torch.full_like(size, 0.5)
     votes = cohort.arithmetic.parts(quantile.votes(norms, bound, batch), half)
-    std = place(torch.tensor(count), half.device) * half
+    std = place(torch.tensor(count, dtype=torch.float32), half.device) * half
     noisy = cohort.noised(votes.sum(dim=1, keepdim=True), half, std, "count")[:, 0]
     configured, wanted = cohort.plan("clip_norm"), cohort.plan("clip_quantile")
     return after.remember(clip_norm=quantile.adapt(bound, configured, wanted, 0.5 + noisy / size))

@@ -140,6 +140,23 @@ def test_any_other_noise_would_be_noticed(spoil):
     assert std == 3.0 and alarms(spoil(sample, std), std) != set()
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_default_type_moves_no_bit(kind):
+    """As a module of the user's may set it. Kills a noise multiplier that is rounded to eight
+    digits after it was charged."""
+    plans = [dataclasses.replace(plan, noise_multiplier=1.1132, clip_norm=0.1) for plan in PLANS]
+    quantiles = [dataclasses.replace(plan, clip_quantile=0.5) for plan in plans]
+    for some in (plans, quantiles):
+        worlds, params = [cohort(some), cohort(some)], start(model())
+        expected = gradients(worlds[0], 2, params)
+        torch.set_default_dtype(kind)
+        try:
+            got = gradients(worlds[1], 2, params)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
 def test_an_empty_batch_moves_the_model_and_is_charged():
     plan = DpsgdPlan(NEVER, 1.0, 1.0, 2)
     end = local_round(DPSGD, cohort([plan]), start(model()))

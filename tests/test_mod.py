@@ -192,6 +192,19 @@ class TestWhatLeaves:
         assert np.abs(moved(bad)).max() < 0.02 * 7 and np.abs(moved(bad)).min() > 0
         assert paid(tmp_path)[0] == {Gaussian(0.01): 2}
 
+    def test_a_default_device_of_the_app_is_not_that_of_the_noise(self, tmp_path):
+        """Else a failure that may depend on records looks unlike any other reply."""
+
+        def trained(arrays: dict) -> dict:
+            torch.set_default_device("meta")
+            return arrays
+
+        try:
+            reply = app_of(ClientDpMod(tmp_path, rounds=1), trained)(message(), context())
+        finally:
+            torch.set_default_device(None)
+        assert not reply.has_error() and np.isfinite(moved(reply)).all()
+
     def test_what_an_app_says_beside_its_arrays_is_dropped(self, tmp_path):
         reply = app_of(loose(tmp_path), lambda a: a)(message(), context())
         assert list(reply.content) == ["arrays", "metrics"]

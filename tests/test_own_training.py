@@ -1,6 +1,7 @@
 """DPSGD as a call: what it releases, what it costs, what it refuses."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,26 @@ def test_only_trained_parameters_change_and_the_process_stays_as_it_was(tmp_path
         torch.set_num_threads(threads)
     same = {name for name, one in module.state_dict().items() if (one == before[name]).all()}
     assert same == {"0.weight", "seen"}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_round_without_gradients_around_it_is_as_any_other(tmp_path, mode):
+    """Kills a round that is paid for and fails."""
+    module, before = nn.Linear(6, 3), torch.is_grad_enabled()
+    weight = module.weight.detach().clone()
+    with mode():
+        dp_of(tmp_path).fit(module, X, Y)
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled() == before and (module.weight != weight).any()
+
+
+def test_threads_wait_for_each_other(tmp_path):
+    """Modules are traced by patches of the whole process. Kills a thread that sees those of
+    another."""
+    homes = [tmp_path / str(number) for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda home: dp_of(home).fit(model(), X, Y), homes))
+    assert [paid(home)[0].total() for home in homes] == [2] * 6
 
 
 def test_the_losss_gradient_is_followed(tmp_path):

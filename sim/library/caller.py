@@ -17,18 +17,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+
+from mechanisms.default_arithmetic import default_arithmetic
 
 # Loads what a run needs, under the caller's own variables.
 from sim.engines import start  # noqa: F401
 from sim.job.environment import set_variables
-
-CUDNN = {"deterministic": False, "benchmark": False, "allow_tf32": True}
-"""PyTorch's defaults of cuDNN's flags."""
-ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
-"""NumPy's default handling of floating-point errors."""
 
 _ONE_RUN = threading.RLock()
 
@@ -46,7 +42,7 @@ def lent() -> Iterator[None]:
         stack.callback(setattr, sys, "excepthook", sys.excepthook)
         stack.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
         _lend_threads(stack)
-        _lend_arithmetic(stack)
+        stack.enter_context(default_arithmetic())
         set_variables()
         yield
 
@@ -55,44 +51,6 @@ def _lend_threads(stack: ExitStack) -> None:
     threads = torch.get_num_threads()  # read first: the limit below applies to PyTorch's pool, too
     stack.enter_context(threadpool_limits(1))
     stack.callback(torch.set_num_threads, threads)
-
-
-def _lend_arithmetic(stack: ExitStack) -> None:
-    """Set dtypes, devices, precision and gradient mode to the defaults of PyTorch and NumPy."""
-    for name, value in CUDNN.items():
-        stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
-        setattr(torch.backends.cudnn, name, value)
-    stack.callback(_set_determinism, *_determinism())
-    _set_determinism(False, False, True)
-    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision("highest")
-    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-    torch.set_default_dtype(torch.float32)
-    if (device := torch.get_default_device()).type != "cpu":
-        stack.callback(torch.set_default_device, device)
-        torch.set_default_device(None)
-    for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.enable_grad())
-    stack.enter_context(np.errstate(**ERRORS))
-
-
-def _determinism() -> tuple[bool, bool, bool]:
-    """Whether kernels must be deterministic, or only warn, and whether new memory is filled."""
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
-
-
-def _set_determinism(mode: bool, warn_only: bool, fill: bool) -> None:
-    """Set what `_determinism` gives, if it is not so: that imports PyTorch's compiler."""
-    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
-    if _determinism() != (mode, warn_only, fill):
-        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
 def _signals() -> list[signal.Signals]:

@@ -1,0 +1,68 @@
+"""Arithmetic at the defaults of PyTorch and NumPy inside a program that may have set others.
+
+A default type decides how noise multipliers are rounded, and gradient mode whether there is a
+gradient: what is proved of a release is of the defaults.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+CUDNN = {"deterministic": False, "benchmark": False, "allow_tf32": True}
+"""PyTorch's defaults of cuDNN's flags."""
+ERRORS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""NumPy's default handling of floating-point errors."""
+
+_ONE_USER = threading.RLock()
+
+
+@contextmanager
+def default_arithmetic() -> Iterator[None]:
+    """Set dtypes, devices, precision and gradient mode to the defaults, and restore what was set.
+
+    Most of them are of the whole process: other threads that ask for them wait here.
+    """
+    with _ONE_USER, ExitStack() as stack:
+        _set(stack)
+        yield
+
+
+def _set(stack: ExitStack) -> None:
+    for name, value in CUDNN.items():
+        stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+        setattr(torch.backends.cudnn, name, value)
+    stack.callback(_set_determinism, *_determinism())
+    _set_determinism(False, False, True)
+    stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    torch.set_float32_matmul_precision("highest")
+    stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
+    if (device := torch.get_default_device()).type != "cpu":
+        stack.callback(torch.set_default_device, device)
+        torch.set_default_device(None)
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
+    stack.enter_context(np.errstate(**ERRORS))
+
+
+def _determinism() -> tuple[bool, bool, bool]:
+    """Whether kernels must be deterministic, or only warn, and whether new memory is filled."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+
+
+def _set_determinism(mode: bool, warn_only: bool, fill: bool) -> None:
+    """Set what `_determinism` gives, if it is not so: that imports PyTorch's compiler."""
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    if _determinism() != (mode, warn_only, fill):
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
