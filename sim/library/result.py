@@ -23,7 +23,7 @@ from sim.library.caller import lent
 from sim.library.onnx import export
 from sim.models import personal
 from sim.phases.build import model_of
-from sim.showing import audit
+from sim.showing import audit, wording
 from sim.showing.audit import Audit
 from sim.showing.ledger import spent
 from sim.showing.report import write_report
@@ -199,5 +199,6 @@ class Result:
         """Folder, state, rounds, accuracy and epsilon."""
         state = "finished" if self.finished else "not finished"
         accuracy = "none" if self.accuracy is None else f"{self.accuracy:.4f}"
-        numbers = f"{len(self.rounds)} rounds, accuracy {accuracy}, epsilon {self.epsilon:.4g}"
+        spent = wording.epsilon(self.epsilon, infinite="inf")
+        numbers = f"{len(self.rounds)} rounds, accuracy {accuracy}, epsilon {spent}"
         return f"Result({str(self.folder)!r}: {state}, {numbers})"
