@@ -61,7 +61,8 @@ class Training:
 
     def cohort(self, allowed: Allowance, data: "GroupData", start: torch.Tensor) -> Cohort:
         """The allowed clients as a cohort, for a local round from the model ``start [P]``."""
-        steps = place(torch.tensor([float(plan.steps) for plan in allowed.plans]), data.x.device)
+        steps = torch.tensor([plan.steps for plan in allowed.plans], dtype=torch.float32)
+        steps = place(steps, data.x.device)
         return Cohort(
             gradients=self.gradients,
             data=data.of(allowed.clients),

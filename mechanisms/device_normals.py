@@ -26,7 +26,8 @@ class DeviceNormals:
         """The next draws, float32 ``[K, size]``."""
         if not self._ahead or self._ahead[-1].shape[1] != size:
             steps = STEPS_AHEAD if size <= SMALL else 1
-            rows = torch.empty(len(self._generators), steps, size, device=self._device)
+            shape = len(self._generators), steps, size
+            rows = torch.empty(shape, dtype=torch.float32, device=self._device)
             for generator, row in zip(self._generators, rows, strict=True):
                 row.normal_(generator=generator)
             self._ahead = list(rows.unbind(1))[::-1]

@@ -83,7 +83,7 @@ def start(cohort: Cohort, params: torch.Tensor) -> LocalState:
     none = torch.zeros(len(plans), dtype=torch.int64, device=params.device)
     return state.remember(
         level=none,
-        alpha_max=torch.tensor([p.own.agd_largest for p in plans]).to(state.taken),
+        alpha_max=state.taken.new_tensor([p.own.agd_largest for p in plans]),
         peak=torch.zeros_like(state.taken),
         moves=none,
         measured=none,

@@ -29,6 +29,7 @@ def moving(strategy: Strategy, first: float, wanted: float) -> Strategy:
     """
 
     configured = torch.tensor([first], dtype=torch.float64)
+    quantile = torch.tensor([wanted], dtype=torch.float32)
 
     def init(params: np.ndarray) -> ServerState:
         return {**strategy.init(params), NAME: np.array([first], dtype=np.float32)}
@@ -38,7 +39,7 @@ def moving(strategy: Strategy, first: float, wanted: float) -> Strategy:
     ) -> tuple[ServerState, np.ndarray]:
         bound = torch.from_numpy(state[NAME]).double()
         within = 1.0 - mean[-1] / (math.sqrt(SHARE) * bound)
-        following = adapt(bound, configured, torch.tensor([wanted]), within).float()
+        following = adapt(bound, configured, quantile, within).float()
         own = {name: one for name, one in state.items() if name != NAME}
         after, params = strategy.aggregate(own, params, mean[:-1] / math.sqrt(1.0 - SHARE))
         return {**after, NAME: following.numpy()}, params

@@ -122,7 +122,11 @@ def _alike(x: Tensor, y: Tensor, length: int, shown: Shown) -> bool:
     """Whether made-up records give the same bits at any place in a pass of `length` records."""
     records = wave(x.new_empty(len(x), length, *x.shape[2:], dtype=torch.float32))
     if x.is_floating_point():
-        sizes = torch.tensor(_SIZES).repeat(-(-length // len(_SIZES)))[:length].to(x)
+        sizes = (
+            torch.tensor(_SIZES, dtype=torch.float32)
+            .repeat(-(-length // len(_SIZES)))[:length]
+            .to(x)
+        )
         records = records.to(x) * sizes.view(-1, *[1] * (x.dim() - 2))
     else:
         records = (records > 0).to(x.dtype)
